@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from gpuscope.device.device import Device
 from gpuscope.record.annotate import annotate
 from gpuscope.runs.workers import Worker
+from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.function import FunctionHandle
 
 LOOK_NS = 50_000_000
@@ -206,7 +207,8 @@ class Driving:
 
 
 def _runs_python(worker: Worker) -> bool:
-    return isinstance(worker.handle, FunctionHandle)
+    """Whether its calls run Python of the user's: a collective's is a short call of PyTorch's."""
+    return isinstance(worker.handle, FunctionHandle) and not isinstance(worker.handle, Collective)
 
 
 def _dues(workers: Iterable[Worker]) -> Iterator[int]:

@@ -238,13 +238,13 @@ class Runner:
         )  # fmt: skip
         driving.warm_up()
         if not self.stop.is_set():
-            began_ns = self.device.now_ns()
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
             with self._recorded(self.recordings[setting.name], options), _no_collection():
                 self._begin_serving()
+                began_ns = self.device.now_ns()
                 driving.drive()
-            if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 took_ns = self.device.now_ns() - began_ns
+            if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 self._measure_alone(setting, number, took_ns)
         self._close_made()
 
@@ -376,17 +376,17 @@ class Runner:
     def _alone(self, setting: str, worker: Worker, took_ns: int) -> None:
         """Record one workload alone; a background for as long as it ran with the others.
 
-        A GPU under a power cap slows down when it is busy for long: a burst would be a
-        flattering reference.
+        A GPU under a power cap slows down while it is busy: a shorter run would be too fast a
+        reference, a longer one too slow.
         """
         if self.stop.is_set():
             return
-        reported_ns = self.device.now_ns()
-        until_ns = reported_ns + (took_ns if worker.spec.background else 0)
         phase = f"{worker.handle.name} alone"
         self._report(setting, self.round, phase)
         done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
+            reported_ns = self.device.now_ns()  # only now: a recording takes time to begin
+            until_ns = reported_ns + (took_ns if worker.spec.background else 0)
             while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
                 if self.stop.is_set():
                     break

@@ -16,6 +16,7 @@ import gpuscope as gs
 from gpuscope.device import select
 from gpuscope.figures.style import OKABE_ITO, partition_colours
 from gpuscope.record import recorder
+from gpuscope.record.recorder import Recording
 
 
 @pytest.fixture
@@ -173,6 +174,35 @@ def test_alone_is_recorded_apart(gpu):
     without = gs.run(loaded(alone_repeats=0), gpu)
     assert without["shared"].metadata.solo == {}
     assert {row["gain"] for row in without.comparison.to_pylist()} == {None}
+
+
+def test_a_background_runs_alone_as_long_as_with_the_others_however_slow_a_recording_begins(
+    gpu, monkeypatch
+):
+    """Its rates are compared: a GPU under a power cap slows down the longer it is busy."""
+
+    class Slow(Recording):
+        def start(self):
+            super().start()
+            gpu.backend.wait_until_ns(gpu.now_ns() + 50_000_000)
+
+        def stop(self):
+            gpu.backend.wait_until_ns(gpu.now_ns() + 50_000_000)
+            super().stop()
+
+    monkeypatch.setattr("gpuscope.runs.runner.Recording", Slow)
+    described = {
+        "name": "short", "alone_repeats": 1, "streams": {"s": {}, "b": {}},
+        "workloads": {
+            "short": {"kind": "spin", "duration_us": 2000, "stream": "s", "repeats": 5},
+            "load": {"kind": "spin", "duration_us": 500, "stream": "b", "background": True},
+        },
+    }  # fmt: skip
+    trace = gs.run(described, gpu)["default"]
+    durations = np.subtract(*map(trace.where(kind="kernel").array, ("end_ns", "start_ns")))
+    together = int(np.sum(durations < 1_000_000))
+    assert 20 <= together <= 30
+    assert trace.metadata.solo["load"].n == pytest.approx(together, abs=5)
 
 
 @pytest.mark.parametrize("as_what", ["dict", "experiment", "toml", "json"])

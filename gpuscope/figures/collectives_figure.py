@@ -68,7 +68,7 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     >>> result = gs.runs.sweep(plan, {"partitions.comm": [8, 16]}, gpu)
     >>> figure = gs.figures.collectives(result, collective="sum")
     >>> [round(time_us) for time_us in figure.data[0].y]
-    [911, 632]
+    [917, 630]
     """
     points = [*_points(result, collective, beside)]
     if not any(point.sm_count is not None for point in points):

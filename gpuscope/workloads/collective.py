@@ -333,10 +333,9 @@ class _Communicator:
 
         Where an exception ends this rank, the others do not come: it stays for the process's end.
         """
-        group, self._group = self._group, None
-        failed = sys.exc_info()[1] is not None
-        if group is not None and not failed and self._torch.distributed.is_initialized():
-            self._torch.distributed.destroy_process_group(group)
+        group, self._group, distributed = self._group, None, self._torch.distributed
+        if group is not None and sys.exc_info()[1] is None and distributed.is_initialized():
+            distributed.destroy_process_group(group)
 
 
 def _leave(distributed: Torch) -> None:

@@ -33,28 +33,26 @@ POWER_FOLLOWS_NS = 45_000_000
 """How slowly the power that counts follows what is drawn: an H200 computes at its highest clock
 for so long before the power cap slows it down."""
 
-COLLECTIVE_LATENCY_NS = 10_000
-"""What a collective of two ranks takes beside moving its bytes: about what nccl-tests shows for
-messages of a few bytes over NVLink. Only 128 MiB were measured."""
-
 COLLECTIVE_STEP_NS = 2_000
-"""So much longer for each rank more: a ring has more steps."""
-
-COLLECTIVE_BYTES_PER_US = (
-    (1, 19_000), (8, 148_960), (16, 215_800), (32, 280_200), (64, 296_940), (132, 297_600),
-)  # fmt: skip
-"""SMs → bytes a µs that cross a rank's link: an all-reduce of 128 MiB on two H200s (NCCL 2.28,
-without NVLink multicast) took 911 µs on 8 SMs, 632 on 16, 489 on 32, 462 on 64 and 461 on all,
-less the latency. One SM was not measured: an eighth of what eight reach."""
+"""How much longer a collective takes for each rank beyond two: a ring has more steps."""
 
 COLLECTIVE_BLOCKS = 24
-"""Thread blocks, each on an SM of its own: the channels that NCCL uses over an H200's NVLink.
-On fewer SMs several blocks share one, which the measured times hold."""
+COLLECTIVE_BLOCK_BYTES = 8 << 10
+"""NCCL's kernel has a thread block for so many bytes, at most one for each channel of an H200's
+NVLink. Each block has an SM of its own: on fewer SMs they run in waves."""
+
+COLLECTIVE_LOW_LATENCY_BYTES = 1 << 20
+COLLECTIVE_LOW_LATENCY = 4_560, 7_100, 130_800
+COLLECTIVE_SIMPLE = 16_790, 19_350, 291_200
+"""NCCL's protocols, for up to so many bytes and for more: nanoseconds of latency of a wave, and
+bytes a µs that a block and a link move. Fitted to 117 all-reduces of 4 KiB to 128 MiB on 8 to 132
+SMs of two H200s (NCCL 2.28, without NVLink multicast): 2 % off at the median, 12 % at most."""
 
 COLLECTIVE_MEMORY = 3.0
 """Bytes that a rank moves in device memory for each that crosses its link: a ring's step reads what
 it sends and what it adds to, and writes what came."""
 
-COLLECTIVE_STALL = 0.3
-"""How much longer a collective takes while others use all of the memory bandwidth. Seen beside
-4096³ GEMMs on two H200s: 524 µs in place of 489 on 32 SMs, 769 in place of 632 on 16."""
+COLLECTIVE_STALL_LATENCY = 2.0
+COLLECTIVE_STALL = 0.25
+"""How much longer the latency of a collective and its moving of bytes take while others use all of
+the memory bandwidth. From all-reduces beside 4096³ GEMMs on two H200s."""

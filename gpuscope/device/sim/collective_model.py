@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.sim import assumed
@@ -27,14 +26,21 @@ def collective_cost(
 
     Notes
     -----
-    A latency, and the bytes of the bus at the bandwidth that so many SMs reach: measured with two
-    ranks, interpolated over the logarithm of the count, and taken to hold for more ranks.
+    NCCL's blocks run in waves of one on each SM. A wave takes a latency, and its bytes at the
+    bandwidth of its blocks or of the link, whichever is less. Fitted to two ranks, and taken to
+    hold for more.
     """
-    counts, rates = zip(*assumed.COLLECTIVE_BYTES_PER_US, strict=True)
-    rate = float(np.interp(np.log(sm_count), np.log(counts), rates))
-    latency_ns = assumed.COLLECTIVE_LATENCY_NS + assumed.COLLECTIVE_STEP_NS * (world_size - 2)
-    took_ns = latency_ns + round(1000 * bus_bytes / rate)
-    blocks = min(assumed.COLLECTIVE_BLOCKS, sm_count)
+    blocks = min(assumed.COLLECTIVE_BLOCKS, math.ceil(bus_bytes / assumed.COLLECTIVE_BLOCK_BYTES))
+    is_small = bus_bytes <= assumed.COLLECTIVE_LOW_LATENCY_BYTES
+    protocol = assumed.COLLECTIVE_LOW_LATENCY if is_small else assumed.COLLECTIVE_SIMPLE
+    latency_ns, of_block, of_link = protocol
+    waiting_ns = moving_ns = 0.0
+    for first in range(0, blocks, sm_count):
+        wave = min(sm_count, blocks - first)
+        waiting_ns += latency_ns + assumed.COLLECTIVE_STEP_NS * (world_size - 2)
+        moving_ns += 1000 * bus_bytes * wave / blocks / min(of_link, wave * of_block)
+    took_ns = round(waiting_ns + moving_ns)
+    stall = assumed.COLLECTIVE_STALL_LATENCY * waiting_ns + assumed.COLLECTIVE_STALL * moving_ns
     moved = int(assumed.COLLECTIVE_MEMORY * bus_bytes)
     most = profile.constants["device_copy_bytes_per_us"] * took_ns // 1000
-    return KernelCost(blocks, took_ns, min(moved, most), stall=assumed.COLLECTIVE_STALL)
+    return KernelCost(min(blocks, sm_count), took_ns, min(moved, most), stall=stall / took_ns)

@@ -6,9 +6,10 @@
 Each rank has a GPU; on one GPU they share it, which NCCL takes from 2.30 on (``--nccl`` loads
 another one than PyTorch's, such as that of PyPI's ``nvidia-nccl-cu13``, or one compressed by xz).
 Both launch the same collectives in an order drawn by chance, one after the other: handles of all
-kinds, each with a communicator of its own, and all-reduces of the program's own. NCCL logs of each
-operation its communicator and its number there (``NCCL_DEBUG=INFO``). What the trace takes for one
-collective has to be the same operation on both ranks.
+kinds, each with a communicator of its own, and all-reduces of the program's own. NCCL logs each
+operation with its communicator (``NCCL_DEBUG=INFO``), in the order in which it takes them. What the
+trace takes for one collective has to be the operation of one number in one communicator on both
+ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 OWN = "the program's own"
 RANKS = 2
 NBYTES = 1 << 16
-_CALL = re.compile(r"NCCL INFO (\w+): opCount (\w+) .*? comm (\w+) ")
+_CALL = re.compile(r"NCCL INFO (\w+): opCount \w+ .*? comm (\w+) ")
+"""NCCL 2.28 gives 0 as every operation's count: it is counted here."""
 _COMMUNICATOR = re.compile(r" comm (\w+) rank \d+ nRanks \d+ .*?commId (\w+)", re.IGNORECASE)
 _NAMES = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
           "AlltoAll": "all_to_all", "AllToAll": "all_to_all"}  # fmt: skip
@@ -62,6 +65,7 @@ def take_part(folder: Path, calls: int) -> None:
     from gpuscope.device.cuda import driver
 
     rank, count = int(os.environ["RANK"]), len(driver.gpus())
+    torch.cuda.set_device(rank % count)
     gpu = gs.open_device(f"cuda:{rank % count}", quiet=True)
     right = {}
     with ExitStack() as stack:
@@ -78,13 +82,13 @@ def take_part(folder: Path, calls: int) -> None:
             out = handle.execute(stream=streams[kind])
             handle.wait()
             right[kind] = bool(np.allclose(gpu.to_host(out), expected(kind, xs, rank), atol=1e-6))
-        own = torch.ones(NBYTES // 4, device=f"cuda:{rank % count}")
+        own = torch.ones(NBYTES // 4, device="cuda")
 
         def launch(name: str) -> None:
             if name in handles:
                 handles[name].execute(stream=streams[name])
                 return
-            with gs.CallerStreamGuard(streams[name]):
+            with gs.CallerStreamGuard(streams[name], bind=True):
                 torch.distributed.all_reduce(own)
 
         launch(OWN)
@@ -146,20 +150,23 @@ def both_ranks(folder: Path, calls: int, limit_s: float) -> list[Path]:
 
 
 def operations(text: str) -> list[tuple[str, str, int]]:
-    """Return the kind, the communicator and the number there of each operation that NCCL logged.
+    """Return the kind, the communicator and the number there of each operation in NCCL's log.
 
     An all-to-all may be logged as its transfers: one to each rank, and one from each.
     """
     known = dict(_COMMUNICATOR.findall(text))
     found: list[tuple[str, str, int]] = []
+    counts: Counter[str] = Counter()
     transfers = 0
-    for name, number, communicator in _CALL.findall(text):
+    for name, pointer in _CALL.findall(text):
         if name in ("Send", "Recv"):
             transfers += 1
             if transfers % (2 * RANKS) != 1:
                 continue
         kind = _NAMES.get(name, "all_to_all" if name in ("Send", "Recv") else name)
-        found.append((kind, known.get(communicator, communicator), int(number, 16)))
+        communicator = known.get(pointer, pointer)
+        found.append((kind, communicator, counts[communicator]))
+        counts[communicator] += 1
     return found
 
 
@@ -173,9 +180,11 @@ def judged(folder: Path, logs: list[Path], calls: int) -> list[dict[str, Any]]:
     by_rank: dict[int, list[Any]] = {rank: [] for rank in range(RANKS)}
     for part in parts(merged)[0]:
         by_rank[of_process[part.process]].append(part)
+    kernels = merged.where(kind="kernel")
+    launched = dict(zip(kernels.array("id"), kernels.array("correlation"), strict=True))
     told, unlike = {}, 0
     for rank, log in enumerate(logs):
-        own = sorted(by_rank[rank], key=lambda part: part.start_ns)
+        own = sorted(by_rank[rank], key=lambda part: launched[part.kernel])
         logged = operations(log.read_text("utf-8", "replace"))[-len(own) :]
         if len(logged) != len(own):
             raise SystemExit(f"NCCL logged {len(logged)} operations of rank {rank}, not {len(own)}")

@@ -629,19 +629,20 @@ def forecast_picture(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-MEASURED_US = {8: (911, None), 16: (632, 769), 32: (489, 524), 64: (462, None)}
-"""SMs → µs of an all-reduce of 128 MiB, alone and beside 4096³ GEMMs: two H200s, NCCL 2.28, without
-NVLink multicast, 2026-11-22. On the whole GPU 461 and 555."""
+Rows = list[dict[str, Any]]
 
 
-def all_reduce_table(rows: list[dict[str, Any]]) -> list[str]:
-    """What a simulated all-reduce takes by size and SMs, alone and beside GEMMs."""
-    sms = list(dict.fromkeys(row["sms"] for row in rows))
-    sizes = list(dict.fromkeys(row["size"] for row in rows))
-    at = {(row["size"], row["sms"], row["beside_gemm"]): row for row in rows}
+def all_reduce_table(measured: Rows, simulated: Rows) -> list[str]:
+    """What an all-reduce takes by size and SMs, alone and beside GEMMs, and as simulated."""
+    sms = list(dict.fromkeys(row["sms"] for row in measured))
+    sizes = list(dict.fromkeys(row["size"] for row in measured))
+    at, of_model = (
+        {(row["size"], row["sms"], row["beside_gemm"]): row for row in rows}
+        for rows in (measured, simulated)
+    )
     lines = [
-        f"| SMs | {' | '.join(sizes)} | bus GB/s at {sizes[-1]} | measured at 128 MiB |",
-        f"| --- |{' --- |' * (len(sizes) + 2)}",
+        f"| SMs | {' | '.join(sizes)} | bus GB/s at {sizes[-1]} |",
+        f"| --- |{' --- |' * (len(sizes) + 1)}",
     ]
     for count in sms:
         cells = []
@@ -650,11 +651,32 @@ def all_reduce_table(rows: list[dict[str, Any]]) -> list[str]:
             kept = f"{beside['gemm_keeps']:.0%}"
             cells.append(f"{alone['time_us']:,.0f} → {beside['time_us']:,.0f} ({kept})")
         last = [at[sizes[-1], count, beside]["bus_gb_per_s"] for beside in (False, True)]
-        known = (461, 555) if not count.isdecimal() else MEASURED_US.get(int(count))
-        told = "–" if known is None else " → ".join("–" if us is None else str(us) for us in known)
-        cells += [f"{last[0]:.0f} → {last[1]:.0f}", told]
+        cells.append(f"{last[0]:.0f} → {last[1]:.0f}")
         lines.append(f"| {count} | {' | '.join(cells)} |")
-    return lines
+
+    def told(*, beside: bool) -> str:
+        off = sorted(
+            abs(of_model[key]["time_us"] / row["time_us"] - 1)
+            for key, row in at.items()
+            if key[2] is beside
+        )
+        return f"{off[len(off) // 2]:.0%} off at the median and {off[-1]:.0%} at most"
+
+    points = {
+        few: max(
+            abs(100 * (of_model[key]["gemm_keeps"] - row["gemm_keeps"]))
+            for key, row in at.items()
+            if key[2] and (key[1] == "8") is few
+        )
+        for few in (True, False)
+    }
+    said = prose(
+        f"On two simulated H200s the times alone are {told(beside=False)},",
+        f"those beside GEMMs {told(beside=True)}.",
+        f"What GEMMs keep is up to {points[True]:.0f} points off beside 8 SMs, and up to",
+        f"{points[False]:.0f} beside more.",
+    )
+    return [*lines, "", *said]
 
 
 def queue_table(facts: dict[str, Any]) -> list[str]:
@@ -726,9 +748,8 @@ def queue_picture(efficiency: dict[str, dict[str, float]]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def all_reduce_picture(rows: list[dict[str, Any]]) -> str:
+def all_reduce_picture(measured: Rows, simulated: Rows) -> str:
     """Time of an all-reduce of 128 MiB over SMs, and what GEMMs beside it keep, as SVG."""
-    mine = [row for row in rows if row["size"] == "128 MiB" and row["sms"].isdecimal()]
     width, height, left, top, panel, tall = 760, 300, 60, 40, 290, 200
     size = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12"'
     lines = [
@@ -750,38 +771,33 @@ def all_reduce_picture(rows: list[dict[str, Any]]) -> str:
                 f'text-anchor="middle">{count}</text>'
             )
 
-    def drawn(at: int, points: list[tuple[int, float]], most: float, color: str, dash: str) -> None:
+    def drawn(at: int, rows: Rows, key: str, most: float, *, beside: bool) -> None:
+        color = "#E08A2E" if beside else "#4C5B6B"
         places = [
-            (at + panel * count / 68, top + tall * (1 - value / most)) for count, value in points
+            (at + panel * int(row["sms"]) / 68, top + tall * (1 - row[key] / most))
+            for row in rows
+            if row["size"] == "128 MiB" and row["sms"].isdecimal() and row["beside_gemm"] is beside
         ]
+        if rows is measured:
+            dots = "".join(
+                f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4.5" fill="{color}"/>' for x, y in places
+            )
+            lines.append(dots)
+            return
         path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
-        lines.append(
-            f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2" '
-            f'stroke-dasharray="{dash}"/>'
-        )
-
-    def marked(at: int, points: list[tuple[int, float]], most: float, color: str) -> None:
-        for count, value in points:
-            x, y = at + panel * count / 68, top + tall * (1 - value / most)
-            lines.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4.5" fill="{color}"/>')
+        lines.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
 
     right = left + panel + 90
     axes(left, "all-reduce of 128 MiB, µs", 1200, ",.0f")
     axes(right, "what 4096³ GEMMs keep of their rate", 1, ".0%")
-    for number, (beside, color, dash) in enumerate(
-        ((False, "#4C5B6B", ""), (True, "#E08A2E", "5 3"))
-    ):
-        of = [row for row in mine if row["beside_gemm"] is beside]
-        drawn(left, [(int(row["sms"]), row["time_us"]) for row in of], 1200, color, dash)
-        seen = [(count, us[number]) for count, us in MEASURED_US.items() if us[number] is not None]
-        marked(left, seen, 1200, color)
-        if beside:
-            drawn(right, [(int(row["sms"]), row["gemm_keeps"]) for row in of], 1, color, dash)
-            marked(right, [(32, 178 / 251)], 1, color)
+    for rows in (simulated, measured):
+        drawn(left, rows, "time_us", 1200, beside=False)
+        drawn(left, rows, "time_us", 1200, beside=True)
+        drawn(right, rows, "gemm_keeps", 1, beside=True)
     lines += [
-        f'<text x="{left}" y="{height - 12}">lines: simulated,',
+        f'<text x="{left}" y="{height - 12}">dots: measured on two H200s,',
         '<tspan fill="#4C5B6B">alone</tspan> and <tspan fill="#B86A15">beside GEMMs</tspan>;',
-        "dots: measured on two H200s; below: SMs of the sum's partition</text>",
+        "lines: simulated; below: SMs of the sum's partition</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -1006,10 +1022,13 @@ def pages() -> dict[Path, str]:
     forecasts = json.loads((RESULTS / "what_if.json").read_text("utf-8"))
     found[simulator] = between(text, "forecast table", forecast_table(forecasts))
     found[ROOT / "docs" / "images" / "forecast.svg"] = forecast_picture(forecasts)
-    sums = json.loads((RESULTS / "all_reduce_simulated.json").read_text("utf-8"))["rows"]
+    sums = [
+        json.loads((RESULTS / f"all_reduce{kind}.json").read_text("utf-8"))["rows"]
+        for kind in ("", "_simulated")
+    ]
     howto = ROOT / "docs" / "howto" / "all_reduce.md"
-    found[howto] = between(howto.read_text("utf-8"), "all-reduce table", all_reduce_table(sums))
-    found[ROOT / "docs" / "images" / "all_reduce.svg"] = all_reduce_picture(sums)
+    found[howto] = between(howto.read_text("utf-8"), "all-reduce table", all_reduce_table(*sums))
+    found[ROOT / "docs" / "images" / "all_reduce.svg"] = all_reduce_picture(*sums)
     queue = json.loads((RESULTS / "scale_out_queue.json").read_text("utf-8"))
     several = ROOT / "docs" / "howto" / "several_gpus.md"
     found[several] = between(several.read_text("utf-8"), "queue table", queue_table(queue))

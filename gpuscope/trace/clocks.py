@@ -15,8 +15,16 @@ from gpuscope.errors import AlignmentError
 RATE = 500e-6
 """By how much one clock may gain on another: a system's clock is disciplined by at most this."""
 _PASSES = 6
+"""Each pass puts the times on the lines of the one before, and finds what these still lack: less
+than 1 ns after two to six."""
 _STEPS = 20_000
+"""Projections at most. A few are enough, unless bounds contradict each other in a ring."""
+_OVER_RELAXED = 1.2
+"""How far beyond a constraint's border a step goes, over the way to it: 1 to 2 converge."""
 _DONE_NS = 0.25
+"""By how much constraints may be violated in the end: times are whole ns."""
+_CONTRADICTS_NS = 1.0
+"""Bounds of two clocks contradict each other only where they do by more than times are rounded."""
 _ROUNDED_NS = 2
 """Lines add whole ns to each of two times, and begin with whole ns."""
 
@@ -157,7 +165,10 @@ def _constraints(
 
 
 def _lower_hull(at: Array, most: Array) -> Array:
-    """Return the points that no line may be above, without those that others imply."""
+    """Return the points that no line may be above, without those that others imply.
+
+    The lower convex hull, by Andrew's monotone chain.
+    """
     points = np.column_stack([at, most])[np.lexsort((most, at))]
     hull: list[tuple[float, float]] = []
     for x, y in points.tolist():
@@ -177,6 +188,9 @@ def _solve(
 ) -> tuple[Array, Array]:
     """Return each clock's offset at the beginning and the end, and the errors of each two.
 
+    The bounds of two clocks also follow from those of each with a third: shortest paths, by Floyd
+    and Warshall.
+
     Parameters
     ----------
     gained
@@ -185,32 +199,35 @@ def _solve(
         How much one may gain on another in all.
     """
     count = len(gained)
-    bounds = np.full((2, count, count), np.inf)  # how far the second may be ahead of the first
-    bounds[:, range(count), range(count)] = 0
+    most = np.full((2, count, count), np.inf)
+    """At the beginning and the end: how far the second clock may be ahead of the first."""
+    most[:, range(count), range(count)] = 0
     for one, other in rows:
         if one < other:
             more = gained[other] - gained[one]
             corners = _feasible(rows[one, other], rows[other, one], -drift - more, drift - more)
             if not len(corners):
                 raise _contradiction(rows, one, other, names)
-            bounds[:, one, other] = corners.max(axis=0)
-            bounds[:, other, one] = -corners.min(axis=0)
+            most[:, one, other] = corners.max(axis=0)
+            most[:, other, one] = -corners.min(axis=0)
     for via in range(count):
-        bounds = np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :])
-    clash = np.argwhere(np.diagonal(bounds, axis1=1, axis2=2) < -1)
+        most = np.minimum(most, most[:, :, via, None] + most[:, None, via, :])
+    clash = np.argwhere(np.diagonal(most, axis1=1, axis2=2) < -_CONTRADICTS_NS)
     if len(clash):
-        end, one = clash[0].tolist()  # on a cycle of negative length, with another clock
-        around = bounds[end, one] + bounds[end, :, one]
+        end, one = clash[0].tolist()  # and another clock, on a cycle of negative length
+        around = most[end, one] + most[end, :, one]
         around[one] = np.inf
         raise _contradiction(rows, one, int(np.argmin(around)), names)
-    offsets = ((bounds[:, 0, :] - bounds[:, :, 0]) / 2).T
+    offsets = ((most[:, 0, :] - most[:, :, 0]) / 2).T
     offsets = _obeying(rows, offsets, gained, drift, names)
     ahead = offsets.T[:, None, :] - offsets.T[:, :, None]
-    return offsets, np.maximum(bounds - ahead, bounds.swapaxes(1, 2) + ahead).max(axis=0)
+    return offsets, np.maximum(most - ahead, most.swapaxes(1, 2) + ahead).max(axis=0)
 
 
 def _feasible(above: Array, below: Array, least: float, most: float) -> Array:
     """Return the corners of all lines (first, last) that obey two clocks' constraints.
+
+    Each constraint clips a polygon, as Sutherland and Hodgman (1974) do.
 
     Parameters
     ----------
@@ -256,19 +273,18 @@ def _obeying(
 
     The relaxation of Agmon and of Motzkin and Schoenberg (1954).
     """
-    pairs = [(one, other, *row) for (one, other), some in rows.items() for row in some]
-    pairs += [(one, other, np.nan, drift - gained[other] + gained[one]) for one, other in rows]
-    earlier, later = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    at, most = (np.array([pair[side] for pair in pairs]) for side in (2, 3))
-    weights = np.column_stack([1 - at, at])
-    weights[np.isnan(at)] = -1, 1
+    limits = [(*pair, 1 - at, at, most) for pair, some in rows.items() for at, most in some]
+    limits += [(*pair, -1, 1, drift + gained[pair[0]] - gained[pair[1]]) for pair in rows]
+    earlier, later = np.array([limit[:2] for limit in limits]).T
+    weights, most = np.hsplit(np.array([limit[2:] for limit in limits]), [2])
+    # The first clock does not move.
     sizes = (weights**2).sum(axis=1) * ((earlier > 0).astype(int) + (later > 0))
     for _ in range(_STEPS):
-        beyond = ((offsets[later] - offsets[earlier]) * weights).sum(axis=1) - most
+        beyond = ((offsets[later] - offsets[earlier]) * weights).sum(axis=1) - most[:, 0]
         worst = int(np.argmax(beyond / np.sqrt(sizes)))
         if beyond[worst] <= _DONE_NS:
             return offsets
-        step = 1.2 * beyond[worst] / sizes[worst] * weights[worst]
+        step = _OVER_RELAXED * beyond[worst] / sizes[worst] * weights[worst]
         offsets = offsets.copy()
         offsets[later[worst]] -= step
         offsets[earlier[worst]] += step

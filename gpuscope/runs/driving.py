@@ -64,6 +64,8 @@ class Driving:
         self._halted = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._slow = {worker.stream.name for worker in workers if _runs_python(worker)}
+        self.launched_ns = 0
+        """When the last thread that launches launched no more: what was queued ran on."""
         self.has_threads = bool(self._slow) and not device.is_simulated
         """Whether streams have threads of their own."""
 
@@ -148,6 +150,7 @@ class Driving:
                     self._nap(foreground, LOOK_NS if not background else NAP_NS)
                 elif self.has_threads:
                     time.sleep(0)  # others may run
+            self.launched_ns = max(self.launched_ns, self._device.now_ns())
             for worker in workers:
                 worker.finish()
 

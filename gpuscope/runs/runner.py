@@ -243,9 +243,8 @@ class Runner:
                 self._begin_serving()
                 began_ns = self.device.now_ns()
                 driving.drive()
-                took_ns = self.device.now_ns() - began_ns
             if self.records and self.experiment.alone_repeats and not self.stop.is_set():
-                self._measure_alone(setting, number, took_ns)
+                self._measure_alone(setting, number, driving.launched_ns - began_ns)
         self._close_made()
 
     def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
@@ -377,23 +376,23 @@ class Runner:
         """Record one workload alone; a background for as long as it ran with the others.
 
         A GPU under a power cap slows down while it is busy: a shorter run would be too fast a
-        reference, a longer one too slow.
+        reference, a longer one too slow. Ranks call a collective equally often.
         """
         if self.stop.is_set():
             return
         phase = f"{worker.handle.name} alone"
         self._report(setting, self.round, phase)
-        done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
             reported_ns = self.device.now_ns()  # only now: a recording takes time to begin
             until_ns = reported_ns + (took_ns if worker.spec.background else 0)
-            while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
-                if self.stop.is_set():
-                    break
-                worker.top_up()
-                worker.wait_one()
-                done += 1
+            for launched in itertools.count():
                 now_ns = self.device.now_ns()
+                is_enough = launched >= self.experiment.alone_repeats and now_ns >= until_ns
+                if is_enough or self.stop.is_set():
+                    break
+                if not worker.has_room:
+                    worker.wait_one()
+                worker.issue()
                 if now_ns - reported_ns > LOOK_NS:
                     reported_ns = now_ns
                     self._report(setting, self.round, phase)

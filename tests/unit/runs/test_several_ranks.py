@@ -263,3 +263,20 @@ def test_the_command_line_runs_and_summarises_it(tmp_path):
     told = CliRunner().invoke(app, ["summary", str(tmp_path / "trace-default.parquet"), "--json"])
     (row,) = json.loads(told.stdout)["collectives"]
     assert (row["group"], row["ranks"], row["n"]) == ("sum", 2, 6)
+
+
+def test_ranks_call_a_collective_equally_often_alone():
+    """However many calls each rank may have in flight, by the pace that it learnt."""
+    run = gs.run(
+        {
+            "name": "unequal", "devices": ["sim:h200", "sim:h200"], "seed": 4, "alone_repeats": 3,
+            "streams": {"s": {}},
+            "workloads": {
+                "reduce": {
+                    "kind": "all_reduce", "nbytes": "1 MiB", "stream": "s", "repeats": 4,
+                    "max_queued": 8, "arrival": "fixed", "rate_hz": 20,
+                },
+            },
+        }
+    )  # fmt: skip
+    assert not gs.analysis.collectives(run["default"]).unmatched

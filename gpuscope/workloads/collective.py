@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -224,6 +224,10 @@ class Collective(FunctionHandle[NativeArray]):
         """Queue the collective on the chosen stream; returns the array that it writes."""
         return super().execute(stream=stream)
 
+    def _finish_collected(self) -> None:
+        self._communicator = None  # ranks collect at different times: it stays until they end
+        super()._finish_collected()
+
     def _finish_closing(self) -> None:
         super()._finish_closing()
         if self._communicator is not None:
@@ -275,6 +279,9 @@ class _Computing:
 class _Communicator:
     """A communicator of NCCL, by ``torch.distributed``, and one collective in it."""
 
+    has_failed: ClassVar[bool] = False
+    """Whether an exception left some undestroyed: then all are."""
+
     def __init__(
         self,
         device: Device,
@@ -284,14 +291,11 @@ class _Communicator:
         element: ElementType,
     ) -> None:
         self._torch = _torch()
-        self._device = device
-        with self._current():
+        self._gpu = device.info.index
+        with self._torch.cuda.device(self._gpu):
             self._out, self._x = (self._tensor(array, element) for array in (out, x))
         self._kind = kind
         self._group: Torch = None
-
-    def _current(self) -> Any:
-        return self._torch.cuda.device(self._device.info.index)
 
     def _tensor(self, array: NativeArray, element: ElementType) -> Torch:
         """Return an array as PyTorch's; by its bytes, as DLPack does not know all types."""
@@ -301,7 +305,7 @@ class _Communicator:
     def make(self) -> None:
         """Make the communicator, by a first call: NCCL connects the ranks then."""
         torch, distributed = self._torch, self._torch.distributed
-        with self._current():
+        with torch.cuda.device(self._gpu):
             if not distributed.is_initialized():
                 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
                 distributed.init_process_group("nccl")
@@ -331,16 +335,22 @@ class _Communicator:
     def close(self) -> None:
         """Destroy the communicator, which waits for the other ranks to do so.
 
-        Where an exception ends this rank, the others do not come: it stays for the process's end.
+        Where an exception ends this rank, the others do not come: it stays until the process ends.
         """
         group, self._group, distributed = self._group, None, self._torch.distributed
-        if group is not None and sys.exc_info()[1] is None and distributed.is_initialized():
+        if group is not None and distributed.is_initialized() and not self.rank_failed():
             distributed.destroy_process_group(group)
+
+    @classmethod
+    def rank_failed(cls) -> bool:
+        """Whether an exception ends this rank now, has ended the program, or did at a close."""
+        cls.has_failed |= (sys.exc_info()[1] or getattr(sys, "last_value", None)) is not None
+        return cls.has_failed
 
 
 def _leave(distributed: Torch) -> None:
-    """Destroy all communicators at the interpreter's end, unless an exception ended it."""
-    if distributed.is_initialized() and getattr(sys, "last_value", None) is None:
+    """Destroy all communicators at the interpreter's end, unless this rank failed."""
+    if distributed.is_initialized() and not _Communicator.rank_failed():
         distributed.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """How long all-reduces take on partitions of several sizes, alone and beside GEMMs, on two GPUs.
 
-    python benchmarks/all_reduce.py [--devices cuda:0,cuda:1] [--repeats 30] [--out FILE]
+    python benchmarks/all_reduce.py [--devices cuda:0,cuda:1] [--repeats 100] [--out FILE]
     python benchmarks/all_reduce.py --devices sim:h200,sim:h200
 
 A row for each size of the message, number of SMs, and alone or beside 4096³ float16 GEMMs on the

@@ -655,12 +655,12 @@ def all_reduce_table(measured: Rows, simulated: Rows) -> list[str]:
         lines.append(f"| {count} | {' | '.join(cells)} |")
 
     def told(*, beside: bool) -> str:
-        off = sorted(
+        off = [
             abs(of_model[key]["time_us"] / row["time_us"] - 1)
             for key, row in at.items()
             if key[2] is beside
-        )
-        return f"{off[len(off) // 2]:.0%} off at the median and {off[-1]:.0%} at most"
+        ]
+        return f"{statistics.median(off):.0%} off at the median and {max(off):.0%} at most"
 
     points = {
         few: max(
@@ -771,29 +771,29 @@ def all_reduce_picture(measured: Rows, simulated: Rows) -> str:
                 f'text-anchor="middle">{count}</text>'
             )
 
-    def drawn(at: int, rows: Rows, key: str, most: float, *, beside: bool) -> None:
+    def drawn(at: int, key: str, most: float, *, beside: bool) -> None:
         color = "#E08A2E" if beside else "#4C5B6B"
-        places = [
-            (at + panel * int(row["sms"]) / 68, top + tall * (1 - row[key] / most))
-            for row in rows
-            if row["size"] == "128 MiB" and row["sms"].isdecimal() and row["beside_gemm"] is beside
-        ]
-        if rows is measured:
-            dots = "".join(
-                f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4.5" fill="{color}"/>' for x, y in places
-            )
-            lines.append(dots)
-            return
-        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
+        line, dots = (
+            [
+                (at + panel * int(row["sms"]) / 68, top + tall * (1 - row[key] / most))
+                for row in rows
+                if row["size"] == "128 MiB"
+                and row["sms"].isdecimal()
+                and row["beside_gemm"] is beside
+            ]
+            for rows in (simulated, measured)
+        )
+        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in line)
         lines.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        for x, y in dots:
+            lines.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4.5" fill="{color}"/>')
 
     right = left + panel + 90
     axes(left, "all-reduce of 128 MiB, µs", 1200, ",.0f")
     axes(right, "what 4096³ GEMMs keep of their rate", 1, ".0%")
-    for rows in (simulated, measured):
-        drawn(left, rows, "time_us", 1200, beside=False)
-        drawn(left, rows, "time_us", 1200, beside=True)
-        drawn(right, rows, "gemm_keeps", 1, beside=True)
+    drawn(left, "time_us", 1200, beside=False)
+    drawn(left, "time_us", 1200, beside=True)
+    drawn(right, "gemm_keeps", 1, beside=True)
     lines += [
         f'<text x="{left}" y="{height - 12}">dots: measured on two H200s,',
         '<tspan fill="#4C5B6B">alone</tspan> and <tspan fill="#B86A15">beside GEMMs</tspan>;',

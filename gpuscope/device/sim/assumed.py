@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 PENDING_LAUNCHES = 1024
 """Work that a stream holds before the next launch blocks the host: what CUDA drivers are
 seen to do."""
@@ -38,15 +40,13 @@ COLLECTIVE_STEP_NS = 2_000
 
 COLLECTIVE_BLOCKS = 24
 COLLECTIVE_BLOCK_BYTES = 8 << 10
-"""NCCL's kernel has a thread block for so many bytes, at most one for each channel of an H200's
-NVLink. Each block has an SM of its own: on fewer SMs they run in waves."""
+"""NCCL's kernel has a thread block for so many bytes that cross a rank's link, at most one for each
+channel of an H200's NVLink. Each block has an SM of its own: on fewer SMs they run in waves."""
 
-COLLECTIVE_LOW_LATENCY_BYTES = 1 << 20
-COLLECTIVE_LOW_LATENCY = 4_560, 7_100, 130_800
-COLLECTIVE_SIMPLE = 16_790, 19_350, 291_200
-"""NCCL's protocols, for up to so many bytes and for more: nanoseconds of latency of a wave, and
-bytes a µs that a block and a link move. Fitted to 117 all-reduces of 4 KiB to 128 MiB on 8 to 132
-SMs of two H200s (NCCL 2.28, without NVLink multicast): 2 % off at the median, 12 % at most."""
+COLLECTIVE_PROTOCOLS = (1 << 20, 4_560, 7_100, 130_800), (math.inf, 16_790, 19_350, 291_200)
+"""NCCL's protocols: the most bytes that cross the link, a wave's latency in ns, and bytes a µs that
+a block and a link move. Fitted to 117 times of all-reduces on two H200s
+(``tests/data/all_reduce_h200.json``): 2 % off at the median, 12 % at most."""
 
 COLLECTIVE_MEMORY = 3.0
 """Bytes that a rank moves in device memory for each that crosses its link: a ring's step reads what

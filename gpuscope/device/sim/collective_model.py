@@ -27,13 +27,13 @@ def collective_cost(
     Notes
     -----
     NCCL's blocks run in waves of one on each SM. A wave takes a latency, and its bytes at the
-    bandwidth of its blocks or of the link, whichever is less. Fitted to two ranks, and taken to
-    hold for more.
+    bandwidth of its blocks or of the link, whichever is less. Also a last wave that does not fill
+    the SMs keeps all of them busy here. Fitted to all-reduces of two ranks, and taken to hold for
+    other collectives and more ranks.
     """
     blocks = min(assumed.COLLECTIVE_BLOCKS, math.ceil(bus_bytes / assumed.COLLECTIVE_BLOCK_BYTES))
-    is_small = bus_bytes <= assumed.COLLECTIVE_LOW_LATENCY_BYTES
-    protocol = assumed.COLLECTIVE_LOW_LATENCY if is_small else assumed.COLLECTIVE_SIMPLE
-    latency_ns, of_block, of_link = protocol
+    protocols = assumed.COLLECTIVE_PROTOCOLS
+    latency_ns, of_block, of_link = next(one for most, *one in protocols if bus_bytes <= most)
     waiting_ns = moving_ns = 0.0
     for first in range(0, blocks, sm_count):
         wave = min(sm_count, blocks - first)

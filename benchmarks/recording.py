@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import sqlite3
 import statistics
@@ -30,8 +31,9 @@ from gpuscope.errors import MissingDependency
 CHUNK, CHUNKS = 6000, 20
 """Launches between two changes, and changes: 120,000 recorded launches, alternating with
 as many bare ones."""
-TURNS = 3
-"""How often a bare process and one under another recorder take turns."""
+LOOPS, LAUNCHES, TURNS = 5, 20_000, 3
+"""Of the comparison of recorders: loops of a process, launches of a loop, how often all
+recorders take their turn."""
 HERE = Path(__file__).resolve()
 Row = Callable[..., dict]
 
@@ -98,24 +100,28 @@ def recorder(mode: str, torch: Any) -> Iterator[None]:
 
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True):
             yield
-    elif mode == "proton":
+    elif mode == "Proton":
         import triton.profiler as proton
 
-        proton.activate(0)
+        proton.start(str(Path(tempfile.mkdtemp()) / "proton"), backend="cupti")
         yield
         torch.cuda.synchronize()
-        proton.deactivate(0)
+        proton.finalize()
     else:
         yield
 
 
-def child_overhead(mode: str) -> dict:
+def child_recorded(mode: str) -> dict:
+    """Record all loops of a process; whatever begins or ends the recording is not timed."""
     loop, torch = launches()
-    if mode == "proton":
-        import triton.profiler as proton
+    with recorder(mode, torch):
+        loop(100)
+        return {"us": min(loop(LAUNCHES) for _ in range(LOOPS))}
 
-        proton.start(str(Path(tempfile.mkdtemp()) / "proton"), backend="cupti")
-        proton.deactivate(0)
+
+def child_overhead(mode: str) -> dict:
+    """Alternate between launches that are recorded and launches that are not."""
+    loop, torch = launches()
     with recorder(mode, torch):
         loop(100)
     bare, recorded = [], []
@@ -128,8 +134,7 @@ def child_overhead(mode: str) -> dict:
 
 def child_program(mode: str) -> dict:
     """Run one program of many kernels; under us, say what was seen of each."""
-    loop, torch = launches()
-    us = loop(30_000)
+    _, torch = launches()
     half = torch.float16
     inputs = [torch.randn(n, n, device="cuda", dtype=half) for n in (256, 512, 1024, 2048)]
     long = torch.randn(1 << 24, device="cuda")
@@ -159,7 +164,7 @@ def child_program(mode: str) -> dict:
         torch.cuda.profiler.start()
         work()
         torch.cuda.profiler.stop()
-    return {"us": us, "seen": seen}
+    return {"seen": seen}
 
 
 def summary(names: list[Any], durations: Any) -> dict[str, Any]:
@@ -191,51 +196,53 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"min": float(low), "median": statistics.median(values), "max": float(high)}
 
 
-def overhead(row: Row) -> list[dict]:
-    goals = {"kernels": 0.8, "ids": 1.3, "runtime": 1.3, "torch.profiler": None}
-    names = {
-        "kernels": "gpuscope, kernels only",
-        "ids": "gpuscope, with launch ids",
-        "runtime": "gpuscope, with launch ids of the CUDA runtime alone",
-        "torch.profiler": "torch.profiler, CUDA only",
+def compared_recorders(row: Row) -> list[dict]:
+    """Return what each recorder adds to a launch: all in processes of their own, in turns."""
+    recorders: dict[str, tuple[str, tuple[str, ...]]] = {
+        "gpuscope, kernels only": ("kernels", ()),
+        "gpuscope, with launch ids": ("ids", ()),
+        "gpuscope, with launch ids of the CUDA runtime alone": ("runtime", ()),
+        "torch.profiler, CUDA only": ("torch.profiler", ()),
+        "Proton (Triton)": ("Proton", ()),
     }
-    rows = []
-    for mode, goal in goals.items():
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            found = child(mode)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(f"  {mode}: {error}")
-            continue
-        pairs = zip(found["recorded"], found["bare"], strict=True)
-        added = quartiles([recorded - bare for recorded, bare in pairs])
-        rows.append(row(
-            f"recording torch.mm 64³ by {names[mode]}: added a launch (median and quartiles of "
-            f"{CHUNKS} alternations of {CHUNK} launches)",
-            f"≤ {goal} µs" if goal else BESIDE, added["median"], "µs",
-            met=goal is None or added["median"] <= goal, spread=added,
-            bare_us=quartiles(found["bare"]),
-        ))  # fmt: skip
-    return [*rows, beside_proton(row)]
-
-
-def beside_proton(row: Row) -> dict:
-    """Compare with bare processes: Proton stays in its own one while it is not active."""
-    bare, recorded = [], []
-    for _ in range(TURNS):
-        bare.append(statistics.median(child("bare")["bare"]))
-        recorded.append(statistics.median(child("proton")["recorded"]))
-    return apart("Proton (Triton)", bare, recorded, row)
-
-
-def apart(who: str, bare_us: list[float], recorded_us: list[float], row: Row) -> dict:
-    """Return what a recorder adds, from processes that took turns."""
-    added = [one - other for one, other in zip(recorded_us, bare_us, strict=True)]
-    return row(
-        f"recording torch.mm 64³ by {who}: added a launch (median, least and most of {TURNS} "
-        "bare processes and as many recorded ones, in turns)", BESIDE, statistics.median(added),
-        "µs", met=True, spread=spread(added), bare_us=spread(bare_us),
-        recorded_us=spread(recorded_us),
+            under_nsys = _nsys_profile(str(_nsys.find("nsys")), Path(folder) / "report")
+            recorders["Nsight Systems (CUDA and NVTX)"] = "bare", under_nsys
+        except MissingDependency as error:
+            print(f"  not compared: {error}")
+        bare_us: list[float] = []
+        added_us: dict[str, list[float]] = {name: [] for name in recorders}
+        for _ in range(TURNS):
+            bare_us.append(child("recorded bare")["us"])
+            for name, (mode, prefix) in recorders.items():
+                try:
+                    us = child(f"recorded {mode}", prefix)["us"]
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    print(f"  {name}: {error}")
+                else:
+                    added_us[name].append(us - bare_us[-1])
+    host = row(
+        f"torch.mm 64³, not recorded: least of {LOOPS} loops of {LAUNCHES} launches (median, least "
+        f"and most of {TURNS} processes)", BESIDE, statistics.median(bare_us), "µs", met=True,
+        spread=spread(bare_us),
     )  # fmt: skip
+    goals = {"gpuscope, kernels only": 0.8, "gpuscope, with launch ids": 1.3}
+    return [host] + [
+        row(
+            f"recording torch.mm 64³ by {name}: added a launch, against the bare process of its "
+            f"turn (median, least and most of {TURNS} turns)",
+            f"≤ {goals[name]} µs" if name in goals else BESIDE, statistics.median(added), "µs",
+            met=statistics.median(added) <= goals.get(name, math.inf), spread=spread(added),
+        )
+        for name, added in added_us.items() if added
+    ]  # fmt: skip
+
+
+def _nsys_profile(nsys: str, report: Path) -> tuple[str, ...]:
+    """Return what stands before a command that Nsight Systems records."""
+    return (nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+            "--force-overwrite=true", "-o", str(report))  # fmt: skip
 
 
 def nsys_kernels(report: Path) -> dict[str, Any]:
@@ -247,19 +254,16 @@ def nsys_kernels(report: Path) -> dict[str, Any]:
     return summary([name for name, _ in found], np.array([length for _, length in found]))
 
 
-def under_nsys(nsys: str) -> tuple[dict, dict]:
+def under_nsys(nsys: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
-        said = child("program plain", (
-            nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-            "--force-overwrite=true", "-o", str(report),
-        ))  # fmt: skip
+        child("program plain", _nsys_profile(nsys, report))
         subprocess.run(
             [nsys, "export", "--type=sqlite", "--force-overwrite=true",
              f"--output={report}.sqlite", f"{report}.nsys-rep"],
             check=True, capture_output=True, timeout=120,
         )  # fmt: skip
-        return said, nsys_kernels(Path(f"{report}.sqlite"))
+        return nsys_kernels(Path(f"{report}.sqlite"))
 
 
 def beside_nsys(row: Row) -> list[dict]:
@@ -268,16 +272,10 @@ def beside_nsys(row: Row) -> list[dict]:
     except MissingDependency as error:
         print(f"  not compared: {error}")
         return []
-    ours, theirs, bare_us, nsys_us = [], [], [], []
+    ours, theirs = [], []
     for _ in range(TURNS):
-        bare_us.append(child("program plain")["us"])
         ours.append(child("program ours")["seen"])
-        said, seen = under_nsys(nsys)
-        nsys_us.append(said["us"])
-        theirs.append(seen)
-    version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
-    number = version.stdout.strip().rpartition("version ")[2]
-    rows = [apart(f"Nsight Systems {number} (CUDA and NVTX)", bare_us, nsys_us, row)]
+        theirs.append(under_nsys(nsys))
     # nsys recorded the warm-up, too: its counts are a multiple, and one before the passes.
     counts, worst = True, 0.0
     shared = set.intersection(*(set(one) for one in (*ours, *theirs)))
@@ -293,12 +291,11 @@ def beside_nsys(row: Row) -> list[dict]:
         if ours[0][name]["count"] >= 400:
             worst = max(worst, abs(difference))
             counts &= (theirs[0][name]["count"] - 1) % ours[0][name]["count"] <= 1
-    rows.append(row(
+    return [row(
         "one program under gpuscope and under nsys, in turns: largest difference of a kernel's "
         "median duration", "≤ 1 %, equal counts", worst * 100, "%", met=worst <= 0.01 and counts,
         kernels=compared, equal_counts=counts,
-    ))  # fmt: skip
-    return rows
+    )]  # fmt: skip
 
 
 def decoding(gpu: Any, row: Row) -> list[dict]:
@@ -544,7 +541,7 @@ def events_figures(_gpu: Any, row: Row) -> list[dict]:
 
 def recorder_figures(_gpu: Any, row: Row) -> Iterator[dict]:
     """Return what recorders add to a launch, ours and others, each when it is there."""
-    yield from overhead(row)
+    yield from compared_recorders(row)
     yield from beside_nsys(row)
 
 
@@ -562,5 +559,7 @@ if __name__ == "__main__":
     if what == "events":
         said = child_events()
     else:
-        said = child_program(program[1]) if program[0] == "program" else child_overhead(what)
+        children = {"program": child_program, "recorded": child_recorded}
+        run = children.get(program[0])
+        said = run(what.partition(" ")[2]) if run else child_overhead(what)
     out.write_text(json.dumps(said))

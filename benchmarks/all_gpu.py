@@ -22,11 +22,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contracts", "recorders",
+GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contracts",
           "recording", "events", "latency", "shapes")  # fmt: skip
 """What h200.py measures."""
 BESIDE: dict[str, tuple[str, ...]] = {
     "tune": ("tune.py",),
+    "recorders": ("recorders.py",),
+    "softmax": ("softmax.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),
     "findings": ("findings.py",),

@@ -319,7 +319,6 @@ BENCHMARKS = {
     "throughput": throughput,
     "quickstart": quickstart,
     "contracts": contract_figures,
-    "recorders": lambda gpu: recording.recorder_figures(gpu, row),
     "recording": lambda gpu: recording.recording_figures(gpu, row),
     "events": lambda gpu: recording.events_figures(gpu, row),
     "observer": lambda gpu: observer.observer_figures(gpu, row),

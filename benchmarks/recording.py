@@ -1,4 +1,4 @@
-"""What recording costs and how true it is, beside other recorders: used by h200.py.
+"""What recording costs and how true it is: used by h200.py and recorders.py.
 
 python benchmarks/recording.py child MODE     one measured process, for the parent
 """
@@ -9,9 +9,7 @@ import contextlib
 import ctypes
 import gc
 import json
-import math
 import os
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -23,17 +21,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from facts import BESIDE, spread
-
-from gpuscope import _nsys
-from gpuscope.errors import MissingDependency
+from facts import spread
 
 CHUNK, CHUNKS = 6000, 20
 """Launches between two changes, and changes: 120,000 recorded launches, alternating with
 as many bare ones."""
 LOOPS, LAUNCHES, TURNS = 5, 20_000, 3
-"""Of the comparison of recorders: loops of a process, launches of a loop, how often all
-recorders take their turn."""
+"""Of the comparison of recorders (recorders.py): loops of a process, launches of a loop, turns."""
 HERE = Path(__file__).resolve()
 Row = Callable[..., dict]
 
@@ -194,108 +188,6 @@ def child(mode: str, prefix: tuple[str, ...] = ()) -> dict:
 def quartiles(values: list[float]) -> dict[str, float]:
     low, high = np.quantile(values, [0.25, 0.75])
     return {"min": float(low), "median": statistics.median(values), "max": float(high)}
-
-
-def compared_recorders(row: Row) -> list[dict]:
-    """Return what each recorder adds to a launch: all in processes of their own, in turns."""
-    recorders: dict[str, tuple[str, tuple[str, ...]]] = {
-        "gpuscope, kernels only": ("kernels", ()),
-        "gpuscope, with launch ids": ("ids", ()),
-        "gpuscope, with launch ids of the CUDA runtime alone": ("runtime", ()),
-        "torch.profiler, CUDA only": ("torch.profiler", ()),
-        "Proton (Triton)": ("Proton", ()),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            under_nsys = _nsys_profile(str(_nsys.find("nsys")), Path(folder) / "report")
-            recorders["Nsight Systems (CUDA and NVTX)"] = "bare", under_nsys
-        except MissingDependency as error:
-            print(f"  not compared: {error}")
-        bare_us: list[float] = []
-        added_us: dict[str, list[float]] = {name: [] for name in recorders}
-        for _ in range(TURNS):
-            bare_us.append(child("recorded bare")["us"])
-            for name, (mode, prefix) in recorders.items():
-                try:
-                    us = child(f"recorded {mode}", prefix)["us"]
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    print(f"  {name}: {error}")
-                else:
-                    added_us[name].append(us - bare_us[-1])
-    host = row(
-        f"torch.mm 64³, not recorded: least of {LOOPS} loops of {LAUNCHES} launches (median, least "
-        f"and most of {TURNS} processes)", BESIDE, statistics.median(bare_us), "µs", met=True,
-        spread=spread(bare_us),
-    )  # fmt: skip
-    goals = {"gpuscope, kernels only": 0.8, "gpuscope, with launch ids": 1.3}
-    return [host] + [
-        row(
-            f"recording torch.mm 64³ by {name}: added a launch, against the bare process of its "
-            f"turn (median, least and most of {TURNS} turns)",
-            f"≤ {goals[name]} µs" if name in goals else BESIDE, statistics.median(added), "µs",
-            met=statistics.median(added) <= goals.get(name, math.inf), spread=spread(added),
-        )
-        for name, added in added_us.items() if added
-    ]  # fmt: skip
-
-
-def _nsys_profile(nsys: str, report: Path) -> tuple[str, ...]:
-    """Return what stands before a command that Nsight Systems records."""
-    return (nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-            "--force-overwrite=true", "-o", str(report))  # fmt: skip
-
-
-def nsys_kernels(report: Path) -> dict[str, Any]:
-    with contextlib.closing(sqlite3.connect(report)) as base:
-        found = base.execute(
-            "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k "
-            "JOIN StringIds s ON s.id = k.demangledName"
-        ).fetchall()
-    return summary([name for name, _ in found], np.array([length for _, length in found]))
-
-
-def under_nsys(nsys: str) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report"
-        child("program plain", _nsys_profile(nsys, report))
-        subprocess.run(
-            [nsys, "export", "--type=sqlite", "--force-overwrite=true",
-             f"--output={report}.sqlite", f"{report}.nsys-rep"],
-            check=True, capture_output=True, timeout=120,
-        )  # fmt: skip
-        return nsys_kernels(Path(f"{report}.sqlite"))
-
-
-def beside_nsys(row: Row) -> list[dict]:
-    try:
-        nsys = str(_nsys.find("nsys"))
-    except MissingDependency as error:
-        print(f"  not compared: {error}")
-        return []
-    ours, theirs = [], []
-    for _ in range(TURNS):
-        ours.append(child("program ours")["seen"])
-        theirs.append(under_nsys(nsys))
-    # nsys recorded the warm-up, too: its counts are a multiple, and one before the passes.
-    counts, worst = True, 0.0
-    shared = set.intersection(*(set(one) for one in (*ours, *theirs)))
-    compared = {}
-    for name in sorted(shared):
-        mine = statistics.mean(one[name]["median_ns"] for one in ours)
-        other = statistics.mean(one[name]["median_ns"] for one in theirs)
-        difference = mine / other - 1
-        compared[name[:60]] = {
-            "ours_ns": mine, "nsys_ns": other, "difference": difference,
-            "ours_count": ours[0][name]["count"], "nsys_count": theirs[0][name]["count"],
-        }  # fmt: skip
-        if ours[0][name]["count"] >= 400:
-            worst = max(worst, abs(difference))
-            counts &= (theirs[0][name]["count"] - 1) % ours[0][name]["count"] <= 1
-    return [row(
-        "one program under gpuscope and under nsys, in turns: largest difference of a kernel's "
-        "median duration", "≤ 1 %, equal counts", worst * 100, "%", met=worst <= 0.01 and counts,
-        kernels=compared, equal_counts=counts,
-    )]  # fmt: skip
 
 
 def decoding(gpu: Any, row: Row) -> list[dict]:
@@ -537,12 +429,6 @@ def events_figures(_gpu: Any, row: Row) -> list[dict]:
             f"{TURNS} recordings", "≤ 2 ×", max(ratios), "×", met=max(ratios) <= 2,
             spread=spread(ratios)),
     ]  # fmt: skip
-
-
-def recorder_figures(_gpu: Any, row: Row) -> Iterator[dict]:
-    """Return what recorders add to a launch, ours and others, each when it is there."""
-    yield from compared_recorders(row)
-    yield from beside_nsys(row)
 
 
 def recording_figures(gpu: Any, row: Row) -> Iterator[dict]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gpuscope._checks import count, require_kind
-from gpuscope._types import Array
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -28,9 +27,9 @@ def source(*files: str) -> str:
 
 
 class MemoryKernel(Handle):
-    """A kernel that reads an array of its own, ``x``, and writes another, bound by memory.
+    """A kernel that reads an array of its own, ``x``, and writes another.
 
-    The simulated GPU takes as long as for a copy of ``x``. A subclass says where the kernel is.
+    A subclass says where the kernel is, and what it costs the simulated GPU.
     """
 
     _files: tuple[str, ...]
@@ -40,7 +39,7 @@ class MemoryKernel(Handle):
         self,
         owner: Device | Partition,
         shape: int | tuple[int, ...],
-        compute: Callable[[Array], Array],
+        model: KernelModel,
         *,
         name: str,
         seed: int,
@@ -51,18 +50,9 @@ class MemoryKernel(Handle):
         """The array that it reads, on the device."""
         for context in self._contexts:
             context.own = self.device.empty(shape, "float32")
-        nbytes = self.x.nbytes
-        self._moved = 2 * nbytes
-        self._kernel = self.device.compile(
-            source(*self._files),
-            self._function,
-            model=KernelModel(
-                lambda profile, _grid, _args, sm_count: profile.copy_cost(nbytes, sm_count),
-                reads=lambda args: [args[1]],
-                writes=lambda args: args[0],
-                compute=compute,
-            ),
-        )
+        self._moved = 2 * self.x.nbytes
+        model = replace(model, reads=lambda args: [args[1]], writes=lambda args: args[0])
+        self._kernel = self.device.compile(source(*self._files), self._function, model=model)
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
         del operands
@@ -119,9 +109,13 @@ class Copy(MemoryKernel):
         nbytes = count("nbytes", nbytes, least=1, most=2**62, error=InvalidOperand)
         require_kind("name", name, str, None)
         self._vectors = -(-nbytes // 16)
-        self.nbytes = self._vectors * 16
+        moved = self.nbytes = self._vectors * 16
+        model = KernelModel(
+            lambda profile, _grid, _args, sm_count: profile.copy_cost(moved, sm_count),
+            compute=lambda values: values,
+        )
         super().__init__(
-            owner, self._vectors * 4, lambda values: values,
+            owner, self._vectors * 4, model,
             name=name or f"{self._what} {nbytes} B", seed=seed, max_in_flight=max_in_flight,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a matrix: reductions and exponentials, bound by memory bandwidth."""
+"""A softmax over the rows of a matrix: reductions and exponentials."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscope._checks import count, require_kind
 from gpuscope._types import Array
+from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -42,8 +43,8 @@ class Softmax(MemoryKernel):
 
     Notes
     -----
-    The simulated GPU takes as long as for a copy of ``x``, which is an assumption: it was not
-    measured.
+    The simulated GPU takes as long as an H100 was seen to take alone, interpolated between measured
+    sizes and SM counts; ``docs/simulator.md`` states the error.
 
     Examples
     --------
@@ -73,8 +74,12 @@ class Softmax(MemoryKernel):
         columns = count("columns", columns, least=1, most=_LIMIT, error=InvalidOperand)
         require_kind("name", name, str, None)
         self.rows, self.columns = rows, columns
+        model = KernelModel(
+            lambda profile, _grid, _args, sm_count: profile.softmax_cost(rows, columns, sm_count),
+            compute=_softmax,
+        )
         super().__init__(
-            owner, (rows, columns), _softmax,
+            owner, (rows, columns), model,
             name=name or f"softmax {rows}x{columns}", seed=seed, max_in_flight=max_in_flight,
         )  # fmt: skip
 

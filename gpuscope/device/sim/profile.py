@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
+from gpuscope.device.sim import softmax_model
 from gpuscope.device.sim.assumed import GEMM_MISSES, GEMM_STALLS
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, alignment, choose, durations, grid
 from gpuscope.device.sim.jitter import Speeds
@@ -192,9 +193,18 @@ class Profile:
         by side reach no more. So its bytes count by what they keep the memory busy for.
         """
         block_ns = self._copy_ns(nbytes, sm_count)
+        return KernelCost(sm_count, block_ns, self._kept_busy(nbytes, block_ns))
+
+    def softmax_cost(self, rows: int, columns: int, sm_count: int) -> KernelCost:
+        """Cost of a softmax over the rows of a float32 matrix: see ``sim/softmax_model.py``."""
+        block_ns = max(1, round(softmax_model.duration_us(rows, columns, sm_count) * 1000))
+        moved = self._kept_busy(rows * columns * 4, block_ns)
+        return KernelCost(min(rows, sm_count), block_ns, moved)
+
+    def _kept_busy(self, nbytes: int, block_ns: int) -> int:
+        """Return the bytes that count of a kernel over ``nbytes``, read and written."""
         busy_ns = self._copy_ns(_LARGE, self.layout.sm_count) * nbytes // _LARGE
-        rate = self.constants["device_copy_bytes_per_us"]
-        return KernelCost(sm_count, block_ns, rate * min(busy_ns, block_ns) // 1000)
+        return self.constants["device_copy_bytes_per_us"] * min(busy_ns, block_ns) // 1000
 
     def _copy_ns(self, nbytes: int, sm_count: int) -> int:
         copy = self.file.copy_kernel

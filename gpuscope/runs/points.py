@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -132,11 +134,12 @@ class Points:
             make_folder(self._folder)
         self._unsaved: dict[int, Rows] = {}
         self._journal: _Journal | None = None
-        self._finished = self._there().numbers
+        self.finished = self._there().numbers
+        """Numbers of the measurements that need not be made, or not again."""
 
     def is_finished(self, number: int) -> bool:
         """Whether a measurement need not be made, or not again."""
-        return number in self._finished
+        return number in self.finished
 
     def add(self, number: int, rows: Rows, *, whole: bool = True) -> None:
         """Keep the rows of a measurement; in the folder, if it need not be made again."""
@@ -150,12 +153,15 @@ class Points:
                     self._journal = _Journal(path, self._schema)
                 self._journal.write(self._table(rows))
             except OSError as error:
+                if self._journal is not None:
+                    self._journal.close()
+                    self._journal = None
                 raise GpuscopeError(
                     f"cannot save point {number} in {self._folder.name!r}: {error}. The same call "
                     "goes on from what is there"
                 ) from error
             del self._unsaved[number]
-        self._finished.add(number)
+        self.finished.add(number)
         if self._journal is not None and self._journal.length >= _PART:
             self.seal()
 
@@ -318,7 +324,11 @@ def saved(folder: Path, prefix: str) -> Saved | None:
         try:
             for journal in sorted(folder.glob(f"{prefix}-*.arrows")):
                 with _readable(journal):
-                    table = _journaled(journal)
+                    table, is_whole = _journaled(journal)
+                    if not is_whole:
+                        with _of_the_dead(journal) as is_dead:  # else it is being written
+                            if is_dead:
+                                warnings.warn(_damaged(journal, table), stacklevel=4)
                     if table is None or not len(table):
                         continue
                     facts.append(_facts(table.schema))
@@ -373,39 +383,85 @@ class _Journal:
         self._file = pa.OSFile(str(hidden), "wb")
         self._stream = pa.ipc.new_stream(self._file, schema)
         hidden.rename(path)
+        self._path = path
         self.length = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append the rows of one point."""
-        self._stream.write_table(table)
+        """Append the rows of one point; where that fails, the file stays as it was."""
+        nbytes = self._file.tell()
+        try:
+            self._stream.write_table(table)
+        except OSError:
+            os.truncate(self._path, nbytes)
+            raise
         self.length += 1
 
     def close(self) -> None:
-        """End it, which frees the lock."""
-        for one in (self._stream, self._file, self._lock):
-            one.close()
+        """End it, which frees the lock. All points are in the file, also where this fails."""
+        for stream in (self._stream, self._file, self._lock):
+            with suppress(OSError):  # a full disk
+                stream.close()
 
 
-def _journaled(path: Path) -> pa.Table | None:
-    """Return the points of a journal, each once, but not what a killed process wrote in part."""
+def _journaled(path: Path) -> tuple[pa.Table | None, bool]:
+    """Return the points of a journal, each once, and whether all of it could be read.
+
+    What a killed process wrote in part cannot be read, as little as what was damaged later.
+    """
     batches: dict[int, pa.RecordBatch] = {}
-    with pa.OSFile(str(path)) as file, suppress(pa.ArrowInvalid, StopIteration):
-        reader = pa.ipc.open_stream(file)
-        while True:
-            try:
+    with pa.OSFile(str(path)) as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+        except (pa.ArrowInvalid, OSError, StopIteration):
+            return None, not file.size()
+        try:
+            while True:
                 batch = reader.read_next_batch()
-            except (pa.ArrowInvalid, OSError, StopIteration):
-                return pa.Table.from_batches(batches.values(), reader.schema)
-            batches.setdefault(batch.column("number")[0].as_py(), batch)
-    return None
+                batches.setdefault(batch.column("number")[0].as_py(), batch)
+        except StopIteration:
+            is_whole = file.tell() == file.size()
+        except (pa.ArrowInvalid, OSError, KeyError, IndexError):
+            is_whole = False
+        return pa.Table.from_batches(batches.values(), reader.schema), is_whole
+
+
+@contextmanager
+def _of_the_dead(journal: Path) -> Iterator[bool]:
+    """Hold the lock of a journal, unless its writer lives; yields whether it is held."""
+    try:
+        lock = journal.open("r+b")
+    except OSError:
+        yield False
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
 
 
 def _seal(journal: Path) -> None:
-    """Turn a journal into a Parquet file, unless its writer lives."""
-    with suppress(OSError), journal.open("r+b") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        table = _journaled(journal)
+    """Turn a journal into a Parquet file, unless its writer lives; set it aside if damaged."""
+    with _of_the_dead(journal) as is_held:
+        if not is_held:
+            return
+        table, is_whole = _journaled(journal)
         if table is not None and len(table):
             with replacing(journal.with_suffix(".parquet")) as temporary:
                 pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-        journal.unlink()
+        if is_whole:
+            journal.unlink()
+        else:
+            warnings.warn(_damaged(journal, table), stacklevel=4)
+            journal.rename(journal.with_name(f"{journal.name}.damaged"))
+
+
+def _damaged(journal: Path, table: pa.Table | None) -> str:
+    points = 0 if table is None else len(set(table.column("number").to_pylist()))
+    return (
+        f"of {journal.name!r} in {journal.parent.name!r} {points} points can be read: what follows "
+        "is damaged, or a killed process wrote it in part. The same call measures again what is "
+        "missing; the file is set aside then, as one that ends in .damaged"
+    )

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import queue
+import stat
 import threading
 import time
 import warnings
@@ -95,16 +96,19 @@ def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
 def _lock_file(uuid: str) -> int:
     path = _LOCKS / f"gpuscope-{uuid}.lock"
     try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # another user may have made anything
         try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # another user may have made it
+            lock = os.open(path, flags)
         except FileNotFoundError:
-            made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o444)
-            os.fchmod(made, 0o444)
-            return made
+            lock = os.open(path, flags | os.O_CREAT, 0o444)
+            os.fchmod(lock, 0o444)
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            return lock
+        os.close(lock)
+        why = "it is no file"
     except OSError as error:
-        raise GpuscopeError(
-            f"cannot open the lock of GPU {uuid}, {str(path)!r}: {error.strerror}. Remove it"
-        ) from error
+        why = str(error.strerror)
+    raise GpuscopeError(f"cannot open the lock of GPU {uuid}, {str(path)!r}: {why}. Remove it")
 
 
 @dataclass(frozen=True)
@@ -214,8 +218,10 @@ class Team:
         """Do jobs, and yield each key once with what its job made or raised, as they end.
 
         A job whose worker is lost is done again, at most three times; then its error is a
-        ``WorkerLost``. Where no job ends for long, those that are left are begun again elsewhere,
-        and the first result counts. Jobs that have not begun are cancelled when the caller leaves.
+        ``WorkerLost``, as is that of all that are left when the executor takes no more jobs or
+        Dask's scheduler is gone. Where no job ends for long, those that are left are begun again
+        elsewhere, and the first result counts. Jobs that have not begun are cancelled when the
+        caller leaves.
 
         Parameters
         ----------
@@ -239,7 +245,9 @@ class Team:
             left[key] += 1
             try:
                 future = self.executor.submit(_perform, jobs[key], self.name, left[key])
-            except RuntimeError as error:  # as executors raise once they are shut down or broken
+            except Exception as error:  # as executors raise once they are shut down or broken
+                if not (isinstance(error, RuntimeError) or _has_ended(self.executor)):
+                    raise
                 raise WorkerLost(f"the executor takes no more jobs: {error}") from error
             futures[future] = key
             future.add_done_callback(ended.put)
@@ -249,9 +257,7 @@ class Team:
                 begin(key)
             return key not in futures.values()
 
-        try:
-            for key in jobs:
-                begin(key)
+        def ends() -> Iterator[tuple[_Key, _T | GpuscopeError]]:
             longest_s, last_s = math.inf, time.monotonic()  # no patience is known yet
             while left and not stop.is_set():
                 if time.monotonic() - last_s > max(_PATIENCE_S, _PATIENCE * longest_s):
@@ -261,6 +267,8 @@ class Team:
                 try:
                     future = ended.get(timeout=_POLL_S)
                 except queue.Empty:
+                    if _has_ended(self.executor):
+                        raise WorkerLost("the scheduler is gone, and with it all workers") from None
                     continue
                 key = futures.pop(future)
                 if key not in left:
@@ -274,6 +282,14 @@ class Team:
                     done = len(jobs) - len(left)
                     viewer(Progress(label(key), 0, done, len(jobs), recording=None))
                 yield key, outcome.made
+
+        try:
+            for key in jobs:
+                begin(key)
+            try:
+                yield from ends()
+            except WorkerLost as error:  # of the executor: no job can be begun again
+                yield from ((key, error) for key in left)
         finally:
             for future in futures:
                 future.cancel()
@@ -294,6 +310,12 @@ class Team:
                 "by a reference"
             )
         return outcome
+
+
+def _has_ended(executor: Executor) -> bool:
+    """Whether an executor of Dask has given up its scheduler: then its futures never end."""
+    client = getattr(executor, "_client", None)
+    return getattr(client, "status", None) in {"closing", "closed"}
 
 
 def _model(gpu: DeviceInfo) -> tuple[str, int, str]:

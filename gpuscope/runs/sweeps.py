@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -140,6 +141,7 @@ def sweep(
         same = place.info if measured_on is None else None
         measured = Points(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
+        _check_inside(measured.finished, len(points), path)
         mine = range(len(points))[part]
         todo = [number for number in mine if not measured.is_finished(number)]
 
@@ -180,7 +182,8 @@ def sweep(
         try:
             return as_far_as_measured(measure, result)
         except Exception:
-            measured.seal()
+            with suppress(GpuscopeError):  # a full disk: what is there stays a journal
+                measured.seal()
             raise
 
 
@@ -217,8 +220,24 @@ def load_sweep(path: str | Path) -> SweepResult:
             "was given as path"
         )
     planned = range(math.prod(map(len, found.facts["parameters"].values())))
+    _check_inside(found.numbers, len(planned), path)
     speeds = _speeds(saved(Path(path), _REFERENCE)) if found.facts["reference"] else ()
     return _result(found, planned, speeds)
+
+
+def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> None:
+    """Refuse points that the grid does not have.
+
+    Raises
+    ------
+    GpuscopeError
+        There are some.
+    """
+    if outside := sorted(number for number in numbers if not 0 <= number < length):
+        raise GpuscopeError(
+            f"{Path(path or '').name!r} holds point {outside[0]}, but the grid of its sweep has "
+            f"points 0 to {length - 1}: move the file that holds it away"
+        )
 
 
 def _result(found: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:

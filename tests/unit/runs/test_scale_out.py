@@ -332,6 +332,12 @@ def test_a_lock_that_cannot_be_is_an_error(gpus, tmp_path):
         pass
 
 
+def test_a_pipe_in_the_locks_place_is_an_error_at_once(gpus, tmp_path):
+    os.mkfifo(tmp_path / "gpuscope-GPU-0.lock")
+    with pytest.raises(GpuscopeError, match="it is no file"), locked(gpus):
+        pass
+
+
 def test_any_gpu_means_one_that_is_free(gpus, monkeypatch):
     opened = {gpu.key: type("Opened", (), {"info": gpu}) for gpu in gpus}
     monkeypatch.setattr(driver, "gpus", lambda: gpus)
@@ -638,6 +644,43 @@ def test_where_no_scheduler_answers_the_address_is_named():
         pytest.raises(GpuscopeError, match=r"no scheduler of Dask answers at '127.0.0.1:1'"),
     ):
         swept(executor="dask://127.0.0.1:1")
+
+
+SCHEDULER = """
+import sys
+from distributed import LocalCluster
+if __name__ == "__main__":
+    cluster = LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None
+    )
+    print(cluster.scheduler_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_scheduler_that_dies_ends_a_sweep_with_what_there_is(serial, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    (tmp_path / "cluster.py").write_text(SCHEDULER)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "cluster.py")], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    done = []
+
+    def kill(progress):
+        done.append(progress)
+        process.kill()
+
+    with process, dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        address = process.stdout.readline().strip()
+        with distributed.Client(address) as client:
+            result = swept(executor=client.get_executor(), viewer=kill, path=tmp_path / "points")
+        process.kill()
+    errors = [error for error in result.table.column("error").to_pylist() if error]
+    assert len(done) < len(serial.table) == len(result.table)
+    assert len(errors) >= len(result.table) - len(done) > 0
+    same(swept(path=tmp_path / "points"), serial)
 
 
 def test_a_point_that_kills_its_worker_of_dask_is_a_row_with_its_error(cluster):

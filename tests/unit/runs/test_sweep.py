@@ -407,11 +407,15 @@ gs.runs.sweep(described(), SIZES, "sim:h200", path=sys.argv[1], viewer=kill)
     (journal,) = tmp_path.iterdir()
     assert journal.suffix == ".arrows"
     assert points(load_sweep(tmp_path)) == [(8,), (7,)]
-    journal.write_bytes(journal.read_bytes()[:-9])  # it died while it wrote
-    assert points(load_sweep(tmp_path)) == [(8,)]
+    cut = journal.read_bytes()[:-9]  # it died while it wrote
+    journal.write_bytes(cut)
+    with pytest.warns(UserWarning, match="1 points can be read"):
+        assert points(load_sweep(tmp_path)) == [(8,)]
     gpu = gs.open_device("sim:h200", quiet=True)
-    whole = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    with pytest.warns(UserWarning, match="1 points can be read"):
+        whole = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
     assert sorted(kept_points(tmp_path)) == [0, 1, 2]
+    assert (tmp_path / f"{journal.name}.damaged").read_bytes() == cut
     assert whole.table.equals(gs.runs.sweep(described(), SIZES, "sim:h200").table)
 
 
@@ -464,6 +468,94 @@ def test_another_device_is_refused(gpu, tmp_path, monkeypatch):
         gs.errors.GpuscopeError, match=r"device\.name is 'NVIDIA .*' there, 'Other' now"
     ):
         gs.runs.sweep(described(), SIZES, other, path=tmp_path)
+
+
+def _journal_of(tmp_path, gpu):
+    """Return a journal of three points whose writer is gone, and its bytes."""
+    measured = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    (sealed,) = tmp_path.iterdir()
+    table = pq.read_table(sealed)
+    sealed.unlink()
+    journal = tmp_path / "point-0.arrows"
+    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        for number in range(3):
+            stream.write_table(table.filter(pc.field("number") == number))
+    assert load_sweep(tmp_path).table.equals(measured.table)
+    return journal, journal.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["second message", "first bytes", "end in the middle"])
+def test_a_damaged_journal_is_set_aside_and_said(gpu, tmp_path, damage):
+    journal, good = _journal_of(tmp_path, gpu)
+    with pa.OSFile(str(journal)) as file:
+        reader = pa.ipc.open_stream(file)
+        reader.read_next_batch()
+        at = file.tell()
+    bad = {
+        "second message": good[:at] + b"\x07" * 8 + good[at + 8 :],
+        "first bytes": b"\x07" * 16 + good[16:],
+        "end in the middle": good[:at] + b"\xff\xff\xff\xff\0\0\0\0" + good[at:],
+    }[damage]
+    journal.write_bytes(bad)
+    left = 0 if damage == "first bytes" else 1
+    with pytest.warns(UserWarning, match=f"{left} points can be read"):
+        whole = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert points(whole) == [(8,), (7,), (24,)]
+    assert (tmp_path / "point-0.arrows.damaged").read_bytes() == bad
+    assert points(load_sweep(tmp_path)) == [(8,), (7,), (24,)]
+
+
+def test_a_journal_that_nothing_was_written_to_goes(gpu, tmp_path):
+    (tmp_path / "point-0.arrows").write_bytes(b"")
+    gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+
+
+def test_points_outside_the_grid_are_refused(gpu, tmp_path):
+    journal, _ = _journal_of(tmp_path, gpu)
+    with pa.OSFile(str(journal)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    numbers = pa.array([7] * len(table), pa.int64())
+    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table.set_column(table.schema.names.index("number"), "number", numbers))
+    for use in (
+        lambda: load_sweep(tmp_path),
+        lambda: gs.runs.sweep(described(), SIZES, gpu, path=tmp_path),
+    ):
+        with pytest.raises(gs.errors.GpuscopeError, match="point 7, but the grid"):
+            use()
+
+
+def test_a_disk_that_fills_up_keeps_what_is_there_and_says_so(gpu, tmp_path, monkeypatch):
+    write = pa.ipc.RecordBatchStreamWriter.write_table
+
+    class Full:
+        """A stream of a journal on a disk with room for one point and a half."""
+
+        def __init__(self, sink, schema):
+            self.sink, self.stream, self.written = (
+                sink,
+                pa.ipc.RecordBatchStreamWriter(sink, schema),
+                0,
+            )
+
+        def write_table(self, table):
+            self.written += 1
+            if self.written > 1:
+                self.sink.write(b"\xff\xff\xff\xff half of a message")
+                raise OSError(28, "No space left on device")
+            write(self.stream, table)
+
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pa.ipc, "new_stream", Full)
+        with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 1 .*No space left"):
+            gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert points(load_sweep(tmp_path)) == [(8,)]
+    assert points(gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)) == [(8,), (7,), (24,)]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
 
 
 def test_a_damaged_point_is_named(gpu, tmp_path):

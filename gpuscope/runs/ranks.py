@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Listener
 
@@ -31,11 +31,15 @@ from gpuscope.runs.runner import Progress, Runner, Viewer
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
+from gpuscope.workloads.builtin import CollectiveSpec
 
 _LOOK_S = 0.05
 _OTHERS_S = 2.0
 """How long others may take to fail after the first rank has, so that the cause is told."""
 _PARENT_S = 1.0
+_STOP_S = 0.2
+_ASKS = 50
+"""How often in a round a collective asks the other ranks whether to stop."""
 
 
 class _Host(Meeting):
@@ -44,7 +48,7 @@ class _Host(Meeting):
     Attributes
     ----------
     stop
-        Set it to let all ranks stop before their next round.
+        Set it to let all ranks stop.
     progress
         What rank 0 tells.
     """
@@ -52,12 +56,28 @@ class _Host(Meeting):
     def __init__(self, world_size: int, stop: threading.Event) -> None:
         super().__init__(world_size)
         self.stop = stop
+        self._ends: dict[tuple[int, str, int], bool] = {}
         self.progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
 
     def next_round(self, rank: int, now_ns: int) -> tuple[bool, int]:
         """Return whether the ranks stop now, and the latest of their clocks: the same to all."""
         told = self.gather("the next round", rank, (self.stop.is_set(), now_ns))
         return any(stops for stops, _ in told), max(now_ns for _, now_ns in told)
+
+    def is_stopping(self) -> bool:
+        """Whether the ranks are to stop."""
+        return self.stop.is_set()
+
+    def ends_at(self, stage: int, workload: str, left: int) -> bool:
+        """Return whether a workload makes none of the calls left: the same to all ranks.
+
+        Parameters
+        ----------
+        stage
+            How often the rank has asked for its next round.
+        """
+        with self._changed:
+            return self._ends.setdefault((stage, workload, left), self.stop.is_set())
 
     def tell(self, progress: Progress) -> None:
         """Take the progress of rank 0."""
@@ -92,7 +112,8 @@ def run_on_ranks(
     devices
         Name of each rank's device, as :func:`gpuscope.open_device` takes it.
     stop
-        Ends the run before the next round: until then every rank makes the same calls.
+        Ends the run at once. Workloads that are collectives end where all ranks have made the same
+        calls: at the latest after a fiftieth of them.
 
     Raises
     ------
@@ -219,9 +240,13 @@ def _take_part(
         host = Elsewhere(place.address, place.key, rank)
         take_part(Ranks(rank, len(devices), host))
         device = open_device(devices[rank], jitter=jitter, quiet=True)
-        stop = threading.Event()
+        experiment, stop = Experiment(**fields), threading.Event()
+        ends = _Ends(host, experiment)
+        if not ends.every:
+            threading.Thread(target=_stop_with, args=(host, stop), daemon=True).start()
 
         def next_round() -> None:
+            ends.stage += 1
             stops, latest_ns = host.ask("next_round", rank, device.now_ns())
             if device.is_simulated:
                 device.backend.wait_until_ns(latest_ns)
@@ -232,11 +257,53 @@ def _take_part(
             host.ask("tell", replace(progress, recording=None))
 
         viewer = view if rank == 0 else None
-        return Runner(Experiment(**fields), device, viewer, stop, before_round=next_round).run()
+        return Runner(
+            experiment, device, viewer, stop, before_round=next_round,
+            ends=ends if ends.every else None,
+        ).run()  # fmt: skip
     except GpuscopeError as error:
         return error
     except Exception as error:  # noqa: BLE001 - of a library, which may not unpickle elsewhere
         return GpuscopeError(f"{type(error).__name__}: {error}")
+
+
+class _Ends:
+    """Whether a workload makes no more calls: of a collective every rank makes equally many.
+
+    Attributes
+    ----------
+    every
+        Collective → it asks the other ranks before each of so many calls.
+    stage
+        How often this rank has asked for its next round.
+    """
+
+    def __init__(self, host: Elsewhere, experiment: Experiment) -> None:
+        self.every = {
+            name: max(1, spec.repeats // _ASKS)
+            for name, spec in experiment.workloads.items()
+            if isinstance(spec, CollectiveSpec)
+        }
+        self.stage = 0
+        self._host = host
+        self._stop = threading.Event()
+        if self.every:
+            threading.Thread(target=_stop_with, args=(host, self._stop), daemon=True).start()
+
+    def __call__(self, workload: str, left: int) -> bool:
+        if workload not in self.every:
+            return self._stop.is_set()
+        if left % self.every[workload]:
+            return False
+        return bool(self._host.ask("ends_at", self.stage, workload, left))
+
+
+def _stop_with(host: Elsewhere, stop: threading.Event) -> None:
+    """Set an event when the ranks are to stop."""
+    with suppress(GpuscopeError):  # the process in which the ranks meet is gone
+        while not host.ask("is_stopping"):
+            time.sleep(_STOP_S)
+        stop.set()
 
 
 def _variables(place: _Place, rank: int, world_size: int) -> dict[str, str]:

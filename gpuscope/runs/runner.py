@@ -66,8 +66,9 @@ class Runner:
     """One run: its handles, its traces so far, its way to stop.
 
     Where a tool outside records, ``records`` is false: nothing is recorded here, nothing is run
-    alone, and ranges name the settings. ``before_round`` is called before each round of a setting,
-    and may set ``stop``.
+    alone, and ranges name the settings. ``before_round`` is called before each round of a setting
+    and before its workloads run alone, and may set ``stop``. ``ends`` is asked before each call of
+    the foreground whether a workload, which has so many calls left, makes no more.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Runner:
         *,
         records: bool = True,
         before_round: Callable[[], None] = lambda: None,
+        ends: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.experiment = experiment
         self.device = device
@@ -86,6 +88,7 @@ class Runner:
         self.stop = stop
         self.records = records
         self.before_round = before_round
+        self.ends = ends
         self.settings = experiment.resolve()
         self.total = foreground_calls(experiment) * len(self.settings)
         self.done = 0
@@ -243,6 +246,7 @@ class Runner:
                 self._begin_serving()
                 began_ns = self.device.now_ns()
                 driving.drive()
+            self.before_round()
             if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 self._measure_alone(setting, number, driving.launched_ns - began_ns)
         self._close_made()
@@ -282,6 +286,7 @@ class Runner:
                 waits_on=[handles[other] for other in spec.waits_on],
                 unguarded=None if spec.guard else self._legacy,
                 feed=feeds.get(name),
+                ends=None if self.ends is None else functools.partial(self.ends, name),
             )
             for name, spec in launching.items()
         ]

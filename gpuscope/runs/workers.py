@@ -35,6 +35,8 @@ class Worker:
         Where it launches in place of its stream, if it does without a guard.
     feed
         Says when calls are due, in place of ``left`` and the spec's arrivals.
+    ends
+        Calls left, before each of the foreground → whether to make none of them.
     limit
         Calls in flight at most: 1 until it is known how long a call takes.
     """
@@ -48,6 +50,7 @@ class Worker:
     waits_on: Sequence[Handle] = ()
     unguarded: Stream | None = None
     feed: Feed | None = None
+    ends: Callable[[int], bool] | None = None
     limit: int = field(default=1, init=False)
     finished: int = field(default=0, init=False)
     due_ns: int = field(default=0, init=False)
@@ -113,6 +116,9 @@ class Worker:
         """Launch the call that is due."""
         if self.feed is not None:
             self.feed.take()
+        elif self.ends is not None and self.ends(self.left):
+            self.left = 0
+            return
         else:
             self.left -= 1
         self.issue()

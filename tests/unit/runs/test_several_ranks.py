@@ -179,6 +179,28 @@ def test_stop_ends_all_ranks_before_the_next_round():
     assert gs.analysis.collectives(found["default"])["sum"].n < 6
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_stop_ends_the_only_round_of_collectives_with_the_same_calls_on_all_ranks(background):
+    stop = threading.Event()
+    many = {**TWO["workloads"]["sum"], "repeats": 20_000}
+    gemm = {**TWO["workloads"]["gemm"], "background": background, "repeats": 20_000}
+    plan = {**TWO, "workloads": {"sum": many, "gemm": gemm}}
+    found = gs.run(plan, stop=stop, viewer=lambda _: stop.set())
+    assert found.stopped
+    calls = [len(part.where(kind="kernel", category="sum")) for part in split(found["default"])]
+    assert calls[0] == calls[1]
+    assert 0 < calls[0] < 20_000
+
+
+def test_stop_ends_the_only_round_where_no_rank_waits_for_another():
+    stop = threading.Event()
+    gemm = {**TWO["workloads"]["gemm"], "background": False, "repeats": 50_000}
+    plan = {**TWO, "workloads": {"gemm": gemm}, "alone_repeats": 0}
+    found = gs.run(plan, stop=stop, viewer=lambda _: stop.set())
+    assert found.stopped
+    assert 0 < len(found["default"].where(kind="kernel")) < 100_000
+
+
 def test_ranks_end_when_who_started_them_is_killed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

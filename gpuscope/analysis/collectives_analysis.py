@@ -152,7 +152,8 @@ def collectives(trace: Trace) -> CollectivesResult:
     for part in found:
         if part.process in rank_of:
             by_rank[rank_of[part.process]].append(part)
-    matching = matched(by_rank, dict.fromkeys(by_rank, False))
+    clocks = {facts.rank: (0, -(-(facts.error_ns or 0) // 2)) for facts in trace.metadata.ranks}
+    matching = matched(by_rank, dict.fromkeys(by_rank, False), clocks)
     if not matching.sets:
         raise MissingEvidence(
             "the trace holds no collective of two ranks or more: run an experiment with several "

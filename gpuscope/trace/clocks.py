@@ -129,7 +129,8 @@ def _roughly(bounds: Sequence[Bound], count: int, names: Sequence[str]) -> list[
         lacking = next(clock for clock in range(count) if clock not in lines)
         raise AlignmentError(
             f"nothing tells how the clock of {names[lacking]} stands to that of {names[0]}: their "
-            "times are not of one clock, and no collective that both took part in was matched"
+            "times are not of one clock, and no collective that both took part in was matched. Let "
+            "both take part in one while they are recorded, or record them on one machine"
         )
     first = lines[0]
     return [Line(first.since_ns) if clock == 0 else lines[clock] for clock in range(count)]

@@ -16,16 +16,22 @@ from gpuscope.errors import AlignmentError
 from gpuscope.trace.columns import codes, edge_rows
 from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
+from gpuscope.trace.shifts import KernelSequence, shift_between
 
 _KINDS: Mapping[str, CollectiveKind] = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
 }  # fmt: skip
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]*)")
 """A kernel of NCCL, and what it does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)``."""
+_TIMES = ("start_ns", "end_ns")
 
 _BY_ORDER = (
     "kernels of NCCL that no handle launched are matched by their order on their streams, as "
-    "collectives of all ranks"
+    "collectives of all ranks, shifted so that none ends on a rank before it began on all"
+)
+_WHAT_TO_DO = (
+    "record all ranks from before their first collective, or launch collectives by gpuscope's "
+    "handles, which number them"
 )
 
 
@@ -47,6 +53,8 @@ class Part(NamedTuple):
         Its stream where no handle told the facts, else ``None``.
     name
         Of the kernel, without arguments.
+    what
+        Its name, its launch configuration and its bytes, as far as the row has them.
     """
 
     process: int | None
@@ -56,6 +64,7 @@ class Part(NamedTuple):
     end_ns: int
     stream: tuple[int, int] | None
     name: str
+    what: str
 
 
 Parts: TypeAlias = "dict[int, Part]"
@@ -101,7 +110,8 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     nccl = is_kernel & is_nccl(names)[name]
     ids, starts = trace.array("id"), trace.array("start_ns")
     ends = trace.array("end_ns", fill=-1)
-    process = trace.array("process", fill=-1)
+    process, nbytes = trace.array("process", fill=-1), trace.array("nbytes", fill=0)
+    config, configs = codes(spans.column("launch_config"))
 
     def part(rows: Collection[int], facts: CollectiveFacts, *, stream: bool) -> Part:
         first = min(rows, key=lambda row: int(starts[row]))
@@ -110,6 +120,7 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
             int(starts[first]), max(int(ends[row]) for row in rows),
             (int(devices[first]), int(streams[first])) if stream else None,
             str(names[name[first]]).split("(")[0],
+            f"{names[name[first]]} {configs[config[first]]} {int(nbytes[first])}",
         )  # fmt: skip
 
     streams, devices = trace.array("stream", fill=-1), trace.array("device", fill=-1)
@@ -163,13 +174,19 @@ def _of_handles(
     ]
 
 
-def matched(ranks: Mapping[int, Sequence[Part]], complete: Mapping[int, bool]) -> Matching:
+def matched(
+    ranks: Mapping[int, Sequence[Part]],
+    complete: Mapping[int, bool],
+    clocks: Mapping[int, tuple[int, int]],
+) -> Matching:
     """Find which parts of ranks are of the same collective; guess none.
 
     Parameters
     ----------
     complete
         Rank → whether its trace is known to hold all.
+    clocks
+        Rank → a number of its clock, and how far its times can be off from it, ns.
 
     Raises
     ------
@@ -192,7 +209,7 @@ def matched(ranks: Mapping[int, Sequence[Part]], complete: Mapping[int, bool]) -
             there[rank] = part
         by_stream[rank] = streams
     _check(by_facts, complete)
-    ordered, notes = _of_streams(by_stream)
+    ordered, notes = _of_streams(by_stream, clocks)
     sets = [one for one in [*by_facts.values(), *ordered] if len(one) > 1]
     return Matching(sets, sum(map(len, ranks.values())) - sum(map(len, sets)), notes)
 
@@ -228,65 +245,64 @@ def _check(by_facts: Mapping[tuple[str, int], Parts], complete: Mapping[int, boo
 
 def _of_streams(
     ranks: Mapping[int, Mapping[tuple[int, int], Sequence[Part]]],
+    clocks: Mapping[int, tuple[int, int]],
 ) -> tuple[list[Parts], tuple[str, ...]]:
-    """Match the n-th kernels of streams of which all ranks have exactly one alike."""
+    """Match kernels of streams by their order, where only one shift of it is possible."""
     with_any = [rank for rank, streams in ranks.items() if streams]
     if not with_any:
         return [], ()
-    alike = {
-        rank: _alone({stream: _names(own) for stream, own in ranks[rank].items()})
-        for rank in with_any
-    }
-    common = set.intersection(*map(set, alike.values()))
-    if not common or len(with_any) < len(ranks):
-        return [], (_difference(ranks, with_any),)
-    sets = [
-        dict(zip(with_any, same, strict=True))
-        for names in sorted(common)
-        for same in zip(*(ranks[rank][alike[rank][names]] for rank in with_any), strict=True)
-    ]
-    return sets, (_BY_ORDER,)
-
-
-def _alone(
-    streams: Mapping[tuple[int, int], tuple[str, ...]],
-) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Return names of kernels → the stream that has these, where only one has."""
-    counts = Counter(streams.values())
-    return {names: stream for stream, names in streams.items() if counts[names] == 1}
-
-
-def _difference(
-    ranks: Mapping[int, Mapping[tuple[int, int], Sequence[Part]]], with_any: Sequence[int]
-) -> str:
-    """Say why no stream of NCCL's kernels is the same on all ranks."""
-    lacking = next((rank for rank in ranks if rank not in with_any), None)
-    if lacking is not None:
-        return f"NCCL's collectives were not matched: rank {lacking} has none, others have"
-    one, other = with_any[0], with_any[1]
-    for rank in with_any[1:]:
-        other = rank
-        if {*map(_names, ranks[one].values())} != {*map(_names, ranks[rank].values())}:
-            break
-    if len(ranks[one]) > 1 or len(ranks[other]) > 1:
-        return (
-            "NCCL's collectives were not matched: which streams belong together is ambiguous "
-            f"({len(ranks[one])} of them on rank {one}, {len(ranks[other])} on rank {other})"
+    if lacking := [rank for rank in ranks if rank not in with_any]:
+        return [], (
+            f"NCCL's collectives were not matched: rank {lacking[0]} has none, others have",
         )
-    mine, theirs = (_names(next(iter(ranks[rank].values()))) for rank in (one, other))
-    at = next(
-        (place for place, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
-        min(len(mine), len(theirs)),
+    base, *others = with_any
+    notes: dict[str, None] = {}
+    sets: dict[tuple[tuple[int, int], int], Parts] = {}
+    for rank in others:
+        is_same = clocks[base][0] == clocks[rank][0]
+        apart_ns = clocks[base][1] + clocks[rank][1] if is_same else None
+        told = {
+            (one, other): shift_between(_sequence(mine), _sequence(theirs), apart_ns)
+            for one, mine in ranks[base].items()
+            for other, theirs in ranks[rank].items()
+        }
+        possible = {pair: shift for pair, (shift, count) in told.items() if count}
+        claims = Counter(other for _, other in possible)
+        for one, mine in ranks[base].items():
+            pairs = [pair for pair in possible if pair[0] == one]
+            if len(pairs) != 1 or claims[pairs[0][1]] > 1 or possible[pairs[0]] is None:
+                count = sum(told[pair][1] for pair in pairs)
+                notes[_why_not(base, rank, mine, count)] = None
+                continue
+            shift = possible[pairs[0]] or 0
+            for number, part in enumerate(ranks[rank][pairs[0][1]], shift):
+                if 0 <= number < len(mine):
+                    sets.setdefault((one, number), {base: mine[number]})[rank] = part
+    if sets:
+        notes[_BY_ORDER] = None
+    return list(sets.values()), tuple(notes)
+
+
+def _sequence(own: Sequence[Part]) -> KernelSequence:
+    starts, ends = (np.array([getattr(part, name) for part in own], np.int64) for name in _TIMES)
+    return KernelSequence([part.what for part in own], starts, ends)
+
+
+def _why_not(base: int, rank: int, own: Sequence[Part], count: int) -> str:
+    """Say why kernels of a stream of the first rank were not matched with another rank's."""
+    about = (
+        f"NCCL's collectives on a stream ({len(own):,} × {clean(own[0].name, 60)}) of rank {base}"
     )
-    said = [
-        f"{clean(names[at], 60)} on rank {rank}" if at < len(names) else f"missing on rank {rank}"
-        for rank, names in ((one, mine), (other, theirs))
-    ]
-    return f"NCCL's collectives were not matched: number {at + 1} is {' and '.join(said)}"
-
-
-def _names(own: Sequence[Part]) -> tuple[str, ...]:
-    return tuple(part.name for part in own)
+    if not count:
+        return (
+            f"{about} were not matched with rank {rank}'s: however they are shifted, kernels "
+            "differ or their times contradict each other. If the recordings overlap, "
+            f"{_WHAT_TO_DO}"
+        )
+    return (
+        f"{about} were not matched with rank {rank}'s: which are the same is ambiguous, as "
+        f"{count:,} ways to shift them are possible. To tell, {_WHAT_TO_DO}"
+    )
 
 
 def _named(facts: CollectiveFacts) -> str:

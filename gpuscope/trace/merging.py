@@ -85,11 +85,16 @@ def merge(traces: Sequence[Trace]) -> Trace:
         require_kind("one of traces", trace, Trace)
     ranks = ranked(traces)
     found = {rank.facts.rank: parts(rank.trace) for rank in ranks}
+    clock_of = _clocks(ranks)
     matching = matched(
         {number: own for number, (own, _) in found.items()},
         {rank.facts.rank: rank.trace.metadata.complete for rank in ranks},
+        {
+            rank.facts.rank: (clock, rank.slack_ns)
+            for rank, clock in zip(ranks, clock_of, strict=True)
+        },
     )
-    _align(ranks, matching)
+    _align(ranks, clock_of, matching)
     unmatched = matching.unmatched + sum(others for _, others in found.values())
     spans = [_on_one_clock(rank) for rank in ranks]
     edges = [rank.trace.edges for rank in ranks]
@@ -143,17 +148,20 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
 
 
 # -- clocks ----------------------------------------------------------------------------------
-def _align(ranks: Sequence[Rank], matching: Matching) -> None:
-    """Put all ranks on the first one's clock, and state their errors."""
-    clock_of: list[int] = []
-    members: list[list[Rank]] = []
+def _clocks(ranks: Sequence[Rank]) -> list[int]:
+    """Return rank → the number of its clock, from 0 in the order of the ranks."""
     known: dict[tuple[str, str], int] = {}
-    for rank in ranks:
-        key = (rank.trace.metadata.time_base, rank.facts.clock or rank.name)
-        clock_of.append(known.setdefault(key, len(known)))
-        if clock_of[-1] == len(members):
-            members.append([])
-        members[clock_of[-1]].append(rank)
+    return [
+        known.setdefault((rank.trace.metadata.time_base, rank.facts.clock or rank.name), len(known))
+        for rank in ranks
+    ]
+
+
+def _align(ranks: Sequence[Rank], clock_of: Sequence[int], matching: Matching) -> None:
+    """Put all ranks on the first one's clock, and state their errors."""
+    members: list[list[Rank]] = [[] for _ in range(max(clock_of) + 1)]
+    for rank, clock in zip(ranks, clock_of, strict=True):
+        members[clock].append(rank)
     clocks = {rank.facts.rank: clock for rank, clock in zip(ranks, clock_of, strict=True)}
     bounds = _bounds(ranks, clocks, matching)
     reach = []

@@ -89,6 +89,13 @@ def ranked(traces: Sequence[Trace]) -> list[Rank]:
             f"rank {rank} is of a world of {one} ranks, rank {another} of one of {other}: these "
             "are not traces of one run"
         )
+    for place, own in enumerate(facts):
+        if own.rank >= own.world_size:
+            raise InvalidArgument(
+                f"traces[{place}] is of rank {own.rank} in a world of {own.world_size}, whose "
+                f"ranks are 0 to {own.world_size - 1}: give it its own, as in "
+                "trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
+            )
     ordered = sorted(zip(facts, traces, strict=True), key=lambda pair: pair[0].rank)
     partitions = Counter(name for trace in traces for name in _partitions(trace))
     taken = _Taken()

@@ -166,10 +166,7 @@ class ConfinementResult(Result):
 
 
 def _listed(escapes: tuple[Escape, ...]) -> str | None:
-    said = [
-        f"{one.kernel} ×{one.kernels} → {one.where}, {one.time_ns / 1e6:.4g} ms"
-        for one in escapes[:_NAMED]
-    ]
+    said = [one.told for one in escapes[:_NAMED]]
     if len(escapes) > _NAMED:
         said.append(f"and {len(escapes) - _NAMED} more")
     return "; ".join(said) or None

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gpuscope._text import duration
 from gpuscope._types import Array
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.projection import launched_inside, pairs
@@ -139,6 +140,8 @@ class Escape:
         ``"outside any partition (stream 7)"``.
     kernels
         How many of them escaped, wholly or in part.
+    given
+        How many of that name were given to the partition.
     blocks
         Thread blocks seen outside; ``None`` if blocks were not recorded.
     time_ns
@@ -149,8 +152,16 @@ class Escape:
     where: str
     evidence: str
     kernels: int
+    given: int
     blocks: int | None
     time_ns: float
+
+    @property
+    def told(self) -> str:
+        """What escaped, how many of how many, to where and for how long."""
+        of = "all" if self.kernels == self.given else f"of {self.given:,}"
+        took = duration(self.time_ns)
+        return f"{self.kernel} ×{self.kernels:,} ({of}) → {self.where}, {took}"
 
 
 @dataclass(frozen=True)
@@ -329,6 +340,8 @@ def _escapes(
     kernels = np.bincount(group[whole], minlength=len(first))
     total_blocks = np.bincount(group, blocks, len(first))
     total_ns = np.bincount(group, ns, len(first))
+    given, of_name = combined(work.target + 1, name[work.rows])
+    given = np.bincount(of_name, minlength=len(given))
     words = list(number)
     found: dict[int, list[Escape]] = {}
     for index, part in enumerate(first):
@@ -338,6 +351,7 @@ def _escapes(
             where=words[where[part]],
             evidence=evidence_kind(trace, by_blocks=seen),
             kernels=int(kernels[index]),
+            given=int(given[of_name[kernel[part]]]),
             blocks=int(total_blocks[index]) if seen else None,
             time_ns=float(total_ns[index]),
         )

@@ -190,10 +190,7 @@ def verdict_on(result: ConfinementResult) -> Finding:
 
 def _escaped(part: PartitionConfinement) -> str:
     share = part.escaped_ns / part.time_ns
-    what = ", ".join(
-        f"{one.kernel} ×{one.kernels:,} → {one.where}, {duration(one.time_ns)}"
-        for one in part.escapes[:_NAMED]
-    )
+    what = ", ".join(one.told for one in part.escapes[:_NAMED])
     more = len(part.escapes) - _NAMED
     what += f", and {more} more" if more > 0 else ""
     of = f"of the time of the work given to {part.partition}"

@@ -133,7 +133,7 @@ def _lines(partition: PartitionConfinement) -> list[str]:
 def _escape_line(found: Escape, partition: PartitionConfinement) -> str:
     blocks = "" if found.blocks is None else f" ({found.blocks:,} blocks)"
     return (
-        f"<b>{escape(found.kernel, 36)}</b> ×{found.kernels:,}{blocks} → "
+        f"<b>{escape(found.kernel, 36)}</b> ×{found.kernels:,} of {found.given:,}{blocks} → "
         f"{escape(found.where, 44)}: {duration(found.time_ns)}, "
         f"{_share(found.time_ns / partition.time_ns)}"
     )

@@ -223,13 +223,9 @@ def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -
     else:
         share = f"{1 - partition.fraction:.1%} of the time of its work"
         said = f"✗ {name}: {share} ({work}) ran elsewhere: "
-        said += "; ".join(
-            f"{html.text(escape.kernel, 60)} ×{escape.kernels:,} → {html.text(escape.where, 60)}, "
-            f"{duration(escape.time_ns)}"
-            for escape in partition.escapes[:_NAMED]
-        )
+        said += "; ".join(html.text(one.told, 160) for one in partition.escapes[:_NAMED])
         more = len(partition.escapes) - _NAMED
-        said += f", and {more} more." if more > 0 else "."
+        said += f"; and {more} more." if more > 0 else "."
     said += f" <small>Evidence: {html.text(evidence)}.</small>"
     return said + "".join(f" <small>{html.text(note)}.</small>" for note in partition.notes)
 

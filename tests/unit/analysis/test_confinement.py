@@ -453,7 +453,7 @@ def test_rows_say_it_in_words():
     assert first["evidence"] == "resident (2 blocks: 0.9) + allocated (2 kernels: 0.9615)"
     assert first["escaping SM ids"] == "2"
     assert second["confinement"] == 0.0
-    assert "lib 4 ×1 → outside any partition (stream 7), 1.4e-05 ms" in second["escaping kernels"]
+    assert "lib 4 ×1 (all) → outside any partition (stream 7), 14 ns" in second["escaping kernels"]
     assert second["escaping kernels"].endswith("and 2 more")
     assert "<script" not in judged(mixed())._repr_html_()
 
@@ -555,3 +555,17 @@ def test_a_million_blocks_take_about_a_second():
     assert time.process_time() - began_s < 10  # about 0.5 s; machines of CI are slow
     assert sum(escape.blocks or 0 for escape in one.escapes) == 50
     assert one.escaping_sm_ids == (2,)
+
+
+def test_an_escape_says_of_how_many_kernels_of_its_name_it_is():
+    rows = [
+        *(kernel("p", None, 0, 10, "norm") for _ in range(3)), kernel("p", "p", 0, 900, "gemm"),
+        kernel("p", "p", 0, 10, "copy"), kernel("p", None, 0, 10, "copy"),
+        kernel("q", "q", 0, 10, "norm"),
+    ]  # fmt: skip
+    result = judged(rows)
+    counts = {one.kernel: (one.kernels, one.given) for one in result["p"].escapes}
+    assert counts == {"norm": (3, 3), "copy": (1, 2)}
+    told = result.rows()[0]["escaping kernels"]
+    assert "norm ×3 (all) →" in told
+    assert "copy ×1 (of 2) →" in told

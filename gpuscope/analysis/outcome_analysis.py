@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from gpuscope._checks import door
 from gpuscope._text import clean, duration
+from gpuscope.analysis.headline import RATES, Change, Headline, headline
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import of_slowest_rank
 from gpuscope.trace.metadata import Description
@@ -15,13 +17,6 @@ from gpuscope.trace.run import Run, incomplete, is_of_requests
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""
-BETTER = 0.9
-"""A latency of at most this share of another is called better."""
-_SAME = 1.1
-"""Latencies by less than this factor apart are equal, as p99 of an H200's repeated runs differ by
-up to 17 %: then the setting that costs less counts."""
-_NAMED = 3
-"""Settings that a sentence names."""
 _COMMON = frozenset(
     {"kind", "stream", "repeats", "warmup", "background", "max_queued", "rate_hz", "arrival",
      "waits_on", "guard", "dtype", "sm_count_target"}
@@ -30,11 +25,12 @@ _COMMON = frozenset(
 
 @door(run=Run)
 def outcome(run: Run) -> str:
-    """Say in one sentence what was won and what it cost.
+    """Say in one sentence by how much the settings of a run differ, and what that cost.
 
-    The setting with the lowest latency of a workload that is not in the background is compared
-    with the first one that carves nothing, by p99 where every setting has one, else by p50. Where
-    requests are served, the one with the highest goodput is. Of several ranks the slowest counts.
+    It is about the largest difference that is not within noise, for the better or the worse, as
+    compared with the first setting that carves nothing. Which setting is told is decided by the
+    latencies of workloads that are timed (p99 where every setting has one, else p50) and by the
+    goodput of requests; where these do not differ, by rates. Of several ranks the slowest counts.
 
     Examples
     --------
@@ -47,56 +43,18 @@ def outcome(run: Run) -> str:
     >>> gs.analysis.outcome(gs.run(one, gpu))  # doctest: +ELLIPSIS
     'Simulated: p50 of w is 1... µs on the whole GPU.'
     """
-    rows = of_slowest_rank(run.comparison.to_pylist())
-    background = background_of(run.experiment)
-    served = [row for row in rows if is_of_requests(row)]
-    timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
-    found = [
-        _Comparison.of(run, [row for row in timed if row["workload"] == name], rows, background)
-        for name in dict.fromkeys(row["workload"] for row in timed)
-    ]
-    words = max(found, key=lambda one: one.factor).words if found else _together(rows)
-    if served:
-        words = _of_requests(
-            run, [row for row in served if row["workload"] == served[0]["workload"]]
-        )
-    if missing := incomplete(run.traces):
-        words = f"{words.removesuffix('.')}; {missing}."
     if forecast := next(filter(None, (one.metadata.forecast for one in run.values())), ""):
         return clean(forecast)
+    rows = {
+        (row["workload"], row["setting"]): row
+        for row in of_slowest_rank(run.comparison.to_pylist())
+    }
+    about = headline(run)
+    words = _compared(run, rows, about) if about is not None else _alone(run, [*rows.values()])
+    if missing := incomplete(run.traces):
+        words = f"{words.removesuffix('.')}; {missing}."
     simulated = any(trace.is_simulated for trace in run.traces.values())
     return clean(f"Simulated: {words}" if simulated else words)
-
-
-def _of_requests(run: Run, mine: list[Row]) -> str:
-    """Say which setting serves requests best, or without an SLO how each token came."""
-    plain = (row for row in mine if not run[row["setting"]].metadata.partitions)
-    base = next(plain, mine[0])
-    name = base["workload"]
-    slo = run.experiment.get("workloads", {}).get(name, {}).get("slo") or {}
-    if any(row["goodput_per_s"] is None for row in mine):
-        return "; ".join(
-            f"{name} in “{row['setting']}”: p50 of TTFT {duration(1e6 * row['ttft_p50_ms'])}, "
-            f"{row['requests_per_s']:.3g} requests/s"
-            for row in mine[:_NAMED]
-        ) + ". State an slo to compare goodput."  # fmt: skip
-    limits = " and ".join(f"{what[:4].strip('_').upper()} ≤ {slo[what]:g} ms" for what in slo)
-    best = max(mine, key=lambda row: row["goodput_per_s"])
-    before, after = (row["goodput_per_s"] for row in (base, best))
-    goodput = f"goodput of {name} ({limits})"
-    met = "{:.0f} %".format
-    shares = [met(100 * row["goodput_per_s"] / row["requests_per_s"]) for row in (base, best)]
-    if len(mine) == 1:
-        return f"{goodput} is {after:.3g} requests/s: {shares[1]} of the requests meet it."
-    if after < _SAME * before:
-        return (
-            f"no setting raises the {goodput} by a tenth: {before:.3g} → {after:.3g} requests/s "
-            "at best."
-        )
-    return (
-        f"{goodput} {before:.3g} → {after:.3g} requests/s (“{best['setting']}” against "
-        f"“{base['setting']}”): {shares[1]} of the requests meet it, not {shares[0]}."
-    )
 
 
 def background_of(experiment: Description) -> list[str]:
@@ -105,91 +63,133 @@ def background_of(experiment: Description) -> list[str]:
     return [name for name, facts in described.items() if facts.get("background")]
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """A workload's best setting beside its first one: by which factor, and in words."""
+_Rows: TypeAlias = Mapping[tuple[str, str], Row]
+"""Workload and setting → row of a comparison."""
 
-    factor: float
-    words: str
 
-    @classmethod
-    def of(
-        cls, run: Run, mine: list[Row], rows: list[Row], background: Sequence[str]
-    ) -> _Comparison:
-        mark = "p99" if all(row["latency_p99_us"] is not None for row in mine) else "p50"
-        column = f"latency_{mark}_us"
-        plain = (row for row in mine if not run[row["setting"]].metadata.partitions)
-        base = next(plain, mine[0])
-        least = min(row[column] for row in mine)
-        costs = {
-            row["setting"]: dict(_kept(rows, row["setting"], background))
-            or dict(_kept_of(run, rows, row["setting"], base["setting"], background))
-            for row in mine
-        }
-        near = (row for row in mine if row[column] <= _SAME * least)
-        best = max(near, key=lambda row: min(costs[row["setting"]].values(), default=1.0))
-        what = f"{mark} of {base['workload']}"
-        cost = _cost(costs[best["setting"]], costs[base["setting"]], base["setting"])
-        where = _place(run, best)
-        factor = base[column] / best[column] if best[column] else 1.0
-        if len({row["setting"] for row in mine}) == 1:
-            return cls(1.0, f"{what} is {duration(1e3 * base[column])} {where}{cost}.")
-        before, after = duration(1e3 * base[column]), duration(1e3 * best[column])
-        if before.split(" ")[1] == after.split(" ")[1]:
-            before = before.split(" ")[0]
-        if best[column] > BETTER * base[column]:
-            return cls(
-                factor,
-                f"no setting shortens the {what} by a tenth: {before} → {after} {where} at "
-                f"best{cost}.",
-            )
-        named = f"“{best['setting']}” against “{base['setting']}”"
-        return cls(factor, f"{what} {before} → {after} {where} ({named}){cost}.")
+def _compared(run: Run, rows: _Rows, about: Headline) -> str:
+    """Say what a headline says."""
+    change, best = about.change, about.best
+    named = f"(“{change.setting}” against “{change.base}”)"
+    by = _by(change) if change.column in RATES else ""
+    parts = [f"{_told(run, rows, change)}{by} {named}{_met(rows, change)}"]
+    if math.isinf(change.noise):
+        parts = [f"too few calls to tell a difference from noise: {parts[0]}"]
+    elif change.within_noise:
+        parts = [f"no difference beyond noise ({100 * change.noise:.0f} %): {parts[0]}"]
+    parts += [_told(run, rows, one) for one in about.beside]
+    if best is not None:
+        parts.append(f"best in “{best.setting}”: {_told(run, rows, best)}")
+    shares = [one for one in (change, *about.beside) if one.column == RATES[0]]
+    greatest = max((max(one.before, one.after) for one in shares), default=0.0)
+    return f"{'; '.join(parts)}{_above_one(greatest)}.{_no_slo(change)}"
+
+
+def _told(run: Run, rows: _Rows, change: Change) -> str:
+    """Say one change: of what, from what to what, by how much, and where."""
+    name, column = change.workload, change.column
+    if column == RATES[0]:
+        kept = f"{name} keeps {100 * change.after:.0f} % of its rate alone"
+        return f"{kept} ({100 * change.before:.0f} % in “{change.base}”)"
+    if column in RATES:
+        share = change.after / change.before if change.before else math.inf
+        return f"{name} keeps {100 * share:.0f} % of its rate in “{change.base}”"
+    what, before, after = _quantity(run, change)
+    if before.split(" ")[1] == after.split(" ")[1]:
+        before = before.split(" ")[0]
+    where = _place(run, rows[name, change.setting])
+    return f"{what} {before} → {after}{_by(change)}{f', {where}' if where else ''}"
+
+
+def _by(change: Change) -> str:
+    """Say by how much a number differs, and in which direction; nothing where that is no share."""
+    if not change.before or change.before == change.after:
+        return ""
+    ratio = change.after / change.before
+    is_time = change.column.endswith(("_us", "_ms"))
+    words = ("longer", "shorter") if is_time else ("higher", "lower")
+    return f", {100 * abs(ratio - 1):.3g} % {words[ratio < 1]}"
+
+
+def _quantity(run: Run, change: Change) -> tuple[str, str, str]:
+    """Return what a latency or a goodput is called, and its values in words."""
+    name, column, values = change.workload, change.column, (change.before, change.after)
+    if column == "goodput_per_s":
+        before, after = (f"{value:.3g} requests/s" for value in values)
+        return _goodput(run, name), before, after
+    what, mark, unit = column.split("_")
+    before, after = (duration(value * {"us": 1e3, "ms": 1e6}[unit]) for value in values)
+    return f"{mark} of {'' if what == 'latency' else f'{what.upper()} of '}{name}", before, after
+
+
+def _goodput(run: Run, name: str) -> str:
+    slo = run.experiment.get("workloads", {}).get(name, {}).get("slo") or {}
+    limits = " and ".join(f"{what[:4].strip('_').upper()} ≤ {slo[what]:g} ms" for what in slo)
+    return f"goodput of {name} ({limits})"
+
+
+def _met(rows: _Rows, change: Change) -> str:
+    """Say of a goodput which share of the requests meets the SLO."""
+    if change.column != "goodput_per_s":
+        return ""
+    before, after = (_share_met(rows[change.workload, at]) for at in (change.base, change.setting))
+    return f": {after} of the requests meet it, not {before}" if after != before else ""
+
+
+def _share_met(row: Row) -> str:
+    return f"{100 * row['goodput_per_s'] / row['requests_per_s']:.0f} %"
+
+
+def _no_slo(change: Change) -> str:
+    return " State an slo to compare goodput." if change.column.startswith(("ttft", "tbt")) else ""
+
+
+def _above_one(share: float) -> str:
+    """Say why a rate is above that alone, if one is.
+
+    Before both run together a GPU has idled, and has some 50 ms until its power cap slows it.
+    """
+    if round(100 * share) <= 100:
+        return ""
+    return "; above 100 %: alone it is measured afterwards, when the power cap may slow a GPU more"
 
 
 def _place(run: Run, row: Row) -> str:
-    """Say where a workload ran in a setting."""
+    """Say where a workload ran in a setting; nothing of requests, which two others serve."""
+    if is_of_requests(row):
+        return ""
     if row["partition"] is None:
         return "on the whole GPU"
     count = run[row["setting"]].metadata.partition(row["partition"]).sm_count
     return f"on {count} SMs" if count else f"in {row['partition']}"
 
 
-def _kept(rows: list[Row], setting: str, background: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield background workloads, and the share that each kept of its rate alone."""
-    for row in rows:
-        share = row["share_of_alone_on_whole_gpu"]
-        if row["setting"] == setting and row["workload"] in background and share is not None:
-            yield row["workload"], share
-
-
-def _kept_of(
-    run: Run, rows: list[Row], setting: str, base: str, background: Sequence[str]
-) -> Iterator[tuple[str, float]]:
-    """Yield the same as a share of the rate in ``base``, with kernels for operations."""
-    counts = {(row["setting"], row["workload"]): row["kernels"] for row in rows}
-    for name in background:
-        before = _per_ns(run[base], counts.get((base, name), 0))
-        if before and setting != base:
-            yield name, _per_ns(run[setting], counts.get((setting, name), 0)) / before
-
-
-def _per_ns(trace: Trace, kernels: int) -> float:
-    """Return kernels / time recorded."""
-    length = sum(high - low for low, high in trace.metadata.windows_ns)
-    return kernels / length if length else 0.0
-
-
-def _cost(kept: Mapping[str, float], before: Mapping[str, float], base: str) -> str:
-    """Say what each background keeps; ``before`` is known where that is of its rate alone."""
-    if not kept:
-        return ""
+def _alone(run: Run, rows: list[Row]) -> str:
+    """Say what a single setting gave."""
+    served = [row for row in rows if is_of_requests(row)]
+    background = background_of(run.experiment)
+    timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
+    if served:
+        row = served[0]
+        if row["goodput_per_s"] is None:
+            return (
+                f"{row['workload']} in “{row['setting']}”: p50 of TTFT "
+                f"{duration(1e6 * row['ttft_p50_ms'])}, {row['requests_per_s']:.3g} requests/s. "
+                "State an slo to compare goodput."
+            )
+        goodput = f"{_goodput(run, row['workload'])} is {row['goodput_per_s']:.3g} requests/s"
+        return f"{goodput}: {_share_met(row)} of the requests meet it."
+    if not timed:
+        return _together(rows)
+    row = timed[0]
+    mark = "p99" if row["latency_p99_us"] is not None else "p50"
+    words = f"{mark} of {row['workload']} is {duration(1e3 * row[f'latency_{mark}_us'])}"
+    loads = (row for row in rows if row["workload"] in background)
+    kept = {row["workload"]: row[RATES[0]] for row in loads if row[RATES[0]] is not None}
     shares = " and ".join(f"{name} keeps {100 * share:.0f} %" for name, share in kept.items())
     rate = "its rate" if len(kept) == 1 else "their rates"
-    if not before:
-        return f"; {shares} of {rate} in “{base}”"
-    then = " and ".join(f"{100 * before[name]:.0f} %" for name in kept if name in before)
-    return f"; {shares} of {rate} alone" + (f" ({then} in “{base}”)" if kept != before else "")
+    cost = f"; {shares} of {rate} alone{_above_one(max(kept.values()))}" if kept else ""
+    return f"{words} {_place(run, row)}{cost}."
 
 
 def _together(rows: list[Row]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import pyarrow as pa
+
 from gpuscope import analysis, figures
 from gpuscope._text import safe
+from gpuscope.analysis.headline import changes
 from gpuscope.analysis.outcome_analysis import (
-    BETTER,
     WON,
     background_of,
     describe_settings,
@@ -304,19 +306,20 @@ def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
 
 
 def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
-    seen = {row["setting"]: row for row in rows if row["workload"] == workload}
-    if plain not in seen or raised not in seen:
-        return None
-    for mark in ("p99", "p50"):
-        before, after = (seen[name][f"latency_{mark}_us"] for name in (plain, raised))
-        if before and after:
-            helped = "helps" if after < BETTER * before else "does not help"
-            where = "Simulated, stream" if run.traces[raised].is_simulated else "Stream"
-            return (
-                f"{where} priority alone {helped}: the {mark} latency of {workload} is "
-                f"{duration(after * 1e3)} in “{raised}”, and {duration(before * 1e3)} in “{plain}”."
-                " Priority chooses among blocks that wait; it takes no SM from those that run."
-            )
+    both = {name: run[name] for name in (plain, raised)}
+    mine = [row for row in rows if row["workload"] == workload and row["setting"] in both]
+    table = pa.Table.from_pylist(mine)
+    for change in changes(Run(both, table, run.experiment)):
+        helped = "helps" if change.is_better else "harms"
+        if change.within_noise:
+            helped = f"does not help: beside noise of {100 * change.noise:.0f} %"
+        where = "Simulated, stream" if run.traces[raised].is_simulated else "Stream"
+        return (
+            f"{where} priority alone {helped}: the {change.column[8:11]} latency of {workload} is "
+            f"{duration(change.after * 1e3)} in “{raised}”, and {duration(change.before * 1e3)} in "
+            f"“{plain}”. Priority chooses among blocks that wait; it takes no SM from those that "
+            "run."
+        )
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,19 +12,18 @@ from gpuscope import analysis
 from gpuscope._text import format_value
 from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
+from gpuscope.analysis.headline import latency_spreads, noise_of
+from gpuscope.analysis.outcome_analysis import WON
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, is_of_requests
 from gpuscope.widgets import html
 
-WON = 1.2
-"""A gain from here on is throughput won by running together."""
 CLOSE_UP_NS = 3_000_000
 """What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
-_SAME = 0.02
-"""Changes by less than this share are no news."""
 _NONE = 0.0005
+"""Changes by less than this share are not told."""
 _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
     "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
@@ -56,8 +56,8 @@ class Summary:
     experiment
         The experiment that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, and those of
-        :func:`_longest`.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, those of
+        :func:`_longest`, and ``spreads``, as of :func:`latency_spreads`.
     confinement
         Or ``None``, and ``unconfined`` says why.
     incomplete
@@ -100,7 +100,9 @@ def summarise(run: Run) -> Summary:
         setting=setting,
         experiment=run.experiment,
         rows=tuple(
-            row | _longest(trace, row["workload"])
+            row
+            | _longest(trace, row["workload"])
+            | {"spreads": latency_spreads(trace, row["workload"])}
             for row in run.comparison.to_pylist()
             if row["setting"] == setting
         ),
@@ -402,18 +404,23 @@ def _told(value: object, other: object) -> str:
     return "–" if value is None or isinstance(value, Mapping) else str(value)
 
 
-def _measured(run: Summary) -> dict[tuple[str, str], tuple[float, int]]:
-    """Return of what and what → its value, and whether more is better."""
-    found: dict[tuple[str, str], tuple[float | None, int]] = {}
+def _measured(run: Summary) -> dict[tuple[str, str], tuple[float, int, float]]:
+    """Return of what and what → its value, whether more is better, and the share of its noise."""
+    found: dict[tuple[str, str], tuple[float | None, int, float]] = {}
     for row in run.rows:
         for column, (what, unit, better) in _MEASURES.items():
             if not (row["workload"] in run.background and column.startswith("latency")):
-                found[row["workload"], f"{what} ({unit})"] = (row[column], better)
+                noise = noise_of(column, row["spreads"].get(column, 0.0))
+                found[row["workload"], f"{what} ({unit})"] = (row[column], better, noise)
     for name in ("overlap", "gain") if run.rows else ():
-        found["all", name] = (run.rows[0][name], 0)
+        found["all", name] = (run.rows[0][name], 0, 0.0)
     for part in run.confinement.partitions if run.confinement is not None else ():
-        found[part.partition, "confinement"] = (part.fraction, 1)
-    return {key: (value, better) for key, (value, better) in found.items() if value is not None}
+        found[part.partition, "confinement"] = (part.fraction, 1, 0.0)
+    return {
+        key: (value, better, noise)
+        for key, (value, better, noise) in found.items()
+        if value is not None
+    }
 
 
 def _rows(runs: list[Summary]) -> Iterator[list[str]]:
@@ -423,21 +430,21 @@ def _rows(runs: list[Summary]) -> Iterator[list[str]]:
         base = measured[0].get(key)
         cells = []
         for index, one in enumerate(measured):
-            value, better = one.get(key, (None, 0))
+            value, better, noise = one.get(key, (None, 0, 0.0))
             cell = "–" if value is None else f"<b>{format_value(float(value))}</b>"
             if index and value is not None and base is not None:
                 share = (value - base[0]) / base[0] if base[0] else None
-                cell += f" <small>{_judged(share, better)}</small>"
+                cell += f" <small>{_judged(share, better, math.hypot(noise, base[2]))}</small>"
             cells.append(cell)
         yield [html.text(key[0], 40), html.text(key[1]), *cells]
 
 
-def _judged(share: float | None, better: int) -> str:
+def _judged(share: float | None, better: int, noise: float) -> str:
     if share is None:
         return "–"
     if abs(share) < _NONE:
         return "the same"
-    if abs(share) < _SAME:
-        return f"{share:+.1%}"
+    if abs(share) <= noise:
+        return f"{share:+.1%}, within noise"
     word = "" if not better else " better" if share * better > 0 else " worse"
     return f"{share:+.1%}{word}"

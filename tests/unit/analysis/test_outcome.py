@@ -6,6 +6,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import analysis
+from gpuscope.analysis.headline import headline
 from gpuscope.analysis.outcome_analysis import describe_settings, describe_workload
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -62,8 +63,8 @@ def test_the_sentence_says_what_was_won_and_what_it_cost():
         }
     )
     assert analysis.outcome(run) == (
-        "p99 of small 9 → 3 µs on 16 SMs (“16 | rest” against “shared”); load keeps 40 % of its "
-        "rate alone (50 % in “shared”)."
+        "p99 of small 9 → 3 µs, 66.7 % shorter, on 16 SMs (“16 | rest” against “shared”); load "
+        "keeps 40 % of its rate alone (50 % in “shared”)."
     )
 
 
@@ -83,7 +84,10 @@ def test_what_won_nothing_is_not_called_a_win():
     run = run_of(
         {"shared": trace_of(latency_us=9), "16": trace_of(latency_us=9, partitions=CARVED)}
     )
-    assert analysis.outcome(run).startswith("no setting shortens the p99 of small by a tenth")
+    about = headline(run)
+    assert about.change.within_noise
+    assert about.change.size == 0
+    assert "no difference beyond noise" in analysis.outcome(run)
 
 
 def test_below_1000_calls_the_median_counts():

@@ -153,7 +153,7 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     first = body.partition("<h2>")[0]
     headline = re.search('<p class="headline">(.*?)</p>', first)[1].replace("\xa0", " ")
     assert headline.startswith(
-        "p99 of small 35 → 9 µs on 16 SMs (“16 | rest” against “shared”); load"
+        "p99 of small 35 → 9 µs, 74.3 % shorter, on 16 SMs (“16 | rest” against “shared”); load"
     )
     assert "of its rate alone" in headline
     assert "<dt>small</dt>" in first

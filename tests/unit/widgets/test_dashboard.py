@@ -445,7 +445,7 @@ def test_without_a_guard_the_verdict_is_an_escape_with_its_name(dashboard):
     assert "Confinement: ESCAPED" in said
     assert "✗" in said
     assert "100.0% of the time of its work" in said
-    assert "gemm_float16_512x512x512 ×20 → outside any partition" in said
+    assert "gemm_float16_512x512x512 ×20 (all) → outside any partition" in said
 
 
 def test_the_next_run_says_what_changed_and_what_that_did(dashboard):

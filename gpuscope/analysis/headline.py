@@ -66,7 +66,9 @@ class Change:
     @property
     def is_better(self) -> bool:
         """Whether the number is better in ``setting``: of times the smaller one is."""
-        return (self.after < self.before) == self.column.endswith(("_us", "_ms"))
+        if self.column.endswith(("_us", "_ms")):
+            return self.after < self.before
+        return self.after > self.before
 
     @property
     def within_noise(self) -> bool:

@@ -50,17 +50,12 @@ def replacing(path: Path) -> Iterator[Path]:
     GpuscopeError
         The folder does not exist or the file could not be written.
     """
-    try:
+    with _refusing(path):
         is_stream = _is_stream(path)
         target = path if is_stream else Path(os.path.realpath(path))
         parent = Path(tempfile.gettempdir()) if is_stream else target.parent
         _remove_stale(parent, target.name)
         folder, lock = _claimed_folder(parent, target.name)
-    except (OSError, ValueError) as error:
-        raise GpuscopeError(
-            f"cannot write {path.name!r}: {_why(error)}. Choose a folder that exists and can be "
-            "written, with room left, and a name that is no folder's."
-        ) from error
     try:
         temporary = folder / path.name
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -82,6 +77,45 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def check_new(path: Path, *, replace: bool = False) -> None:
+    """Refuse a path before work begins whose result could not be written there.
+
+    Parameters
+    ----------
+    replace
+        Whether the user said that a file that is there may be lost.
+
+    Raises
+    ------
+    GpuscopeError
+        The folder does not exist or cannot be written, or a file is there that may not be replaced.
+    """
+    with _refusing(path):
+        if _is_stream(path):
+            return
+        target = Path(os.path.realpath(path))
+        if target.exists() and not replace:
+            raise GpuscopeError(
+                f"{path.name!r} is there already and was left as it is: choose another name, or "
+                "say --force to replace it"
+            )
+        folder, lock = _claimed_folder(target.parent, target.name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Say of what keeps a file from being written what to do about it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise GpuscopeError(
+            f"cannot write {path.name!r}: {_why(error)}. Choose a folder that exists and can be "
+            "written, with room left, and a name that is no folder's."
+        ) from error
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:

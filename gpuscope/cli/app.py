@@ -157,3 +157,4 @@ def say_json(facts: object) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from gpuscope._files import check_new
 from gpuscope._optional import needed_for
-from gpuscope.cli.app import Json, app, say_json, say_result, say_written
+from gpuscope.cli import FAILED
+from gpuscope.cli.app import Force, Json, app, say, say_json, say_result, say_written
 
 
 @app.command("grade")
@@ -31,23 +33,30 @@ def grade_command(
             help="How many notebooks at a time, here or on workers of Dask; two, if not given.",
         ),
     ] = None,
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Run the notebooks that a class handed in; table first answers and which checks failed.
 
     Each runs in a process of its own, with your rights: run no code that you do not trust. The
     lesson is run as it was given out, with the learner's exercises and added cells: a check that
-    was changed does not count.
+    was changed does not count. After Ctrl-C the table has what was graded until then.
 
     Example: gpuscope grade handed_in --lessons notebooks --out grades.csv
     """
     with needed_for("gpuscope grade"):
         from gpuscope.learn import Limits, grade  # noqa: PLC0415 - needs the extra `notebook`
+    check_new(out, replace=force)
     limits = Limits(seconds, cell_seconds, round(memory_gb * 1e9))
     grades = grade(folder, lessons, gpu=gpu, limits=limits, executor=workers)
+    if not as_json:
+        say_result(grades)
     written = grades.to_csv(out)
     if as_json:
-        say_json({"notebooks": grades.rows(), "table": str(written)})
+        facts = {"stopped": grades.stopped, "notebooks": grades.rows(), "table": str(written)}
+        say_json(facts)
     else:
-        say_result(grades)
         say_written([written])
+    if grades.stopped:
+        say("stopped early: what is not graded says so in the table")
+        raise typer.Exit(FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -23,14 +24,15 @@ class Order:
     ----------
     cells
         Id and source of each.
-    path
-        Takes a line for each check, as soon as it is known.
+    descriptor
+        Of an open file, which has no name that a notebook could reach: takes a line for each
+        check, as soon as it is known.
     """
 
     cells: list[tuple[str, str]]
     cell_seconds: float
     memory_bytes: int
-    path: str
+    descriptor: int
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,28 @@ def run(order: Order) -> None:
     signal.signal(signal.SIGALRM, too_long)
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     raised: list[str] = []
-    with Path(order.path).open("ab", buffering=0) as out:
+    with os.fdopen(order.descriptor, "wb", buffering=0) as out:
         for cell, source in order.cells:
             signal.setitimer(signal.ITIMER_REAL, order.cell_seconds)
             ran = shell.run_cell(source)  # type: ignore[no-untyped-call]  # IPython's
             signal.setitimer(signal.ITIMER_REAL, 0)
             error = ran.error_before_exec or ran.error_in_exec
             if error is not None:
-                raised.append(f"cell {cell} raised {type(error).__name__}: {error}")
+                raised.append(f"cell {cell} raised {_told(error)}")
             if isinstance(ran.result, Feedback):
-                reason = "; ".join([*raised, ran.result.found])
-                check = Checked(ran.result.result.name, ran.result.result.verdict, reason)
+                # Lone surrogates cannot be written as UTF-8.
+                reason = "; ".join([*raised, ran.result.found]).encode(errors="backslashreplace")
+                check = Checked(ran.result.result.name, ran.result.result.verdict, reason.decode())
                 out.write(msgspec.json.encode(check) + b"\n")
                 raised.clear()
+
+
+def _told(error: BaseException) -> str:
+    """Name an error; its own text, which may be a learner's code, may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return type(error).__name__
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -29,14 +30,31 @@ from gpuscope.learn.graded import Checked, Order
 from gpuscope.learn.outcome import RESULTS, Result
 from gpuscope.runs.scale_out import executor_of
 
-Cell: TypeAlias = Mapping[str, Any]
-"""Of a notebook's JSON: nbformat's, version 4."""
-
 _MOST_BYTES = 100_000_000
 """Of a notebook; a lesson with all its figures has some 5 MB."""
 _AT_ONCE = 2
+_STOPPED = "grading was stopped"
 _POLL_S = 0.2
 _ASKS = {"predict": "prediction", "check": "exercise", "quiz": "exercise"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a notebook (nbformat 4), as far as grading reads it.
+
+    Attributes
+    ----------
+    id
+        ``None`` where it is no text.
+    results
+        What its saved outputs tell.
+    """
+
+    id: str | None
+    source: str
+    is_code: bool
+    is_exercise: bool
+    results: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,8 @@ class Grades(Table):
     ----------
     grades
         In the order of the notebooks and of what they ask.
+    stopped
+        Whether grading was stopped early: what was not graded says so.
 
     Examples
     --------
@@ -96,6 +116,7 @@ class Grades(Table):
     """
 
     grades: tuple[Grade, ...] = ()
+    stopped: bool = False
 
     def _rows(self) -> list[Row]:
         rows: list[Row] = []
@@ -175,7 +196,8 @@ def grade(
     Each runs in a process of its own, bounded in time and memory, but with your rights: it is
     no sandbox for code that you do not trust. What runs is the lesson as it was given out, with
     the learner's exercises and the cells that the learner added in their places: checks that a
-    learner changed do not count. Predictions and quizzes are read from the saved outputs.
+    learner changed do not count. Predictions and quizzes are read from the saved outputs. Whatever
+    a notebook holds, the others are graded; after Ctrl-C the result has what was graded until then.
 
     Parameters
     ----------
@@ -195,6 +217,8 @@ def grade(
     ------
     NotFound
         There are no notebooks in one of the folders.
+    TraceFormatError
+        A lesson is no notebook.
 
     Examples
     --------
@@ -205,15 +229,47 @@ def grade(
     gpuscope.errors.NotFound: there are no notebooks in 'handed_in': name the folder of what ...
     """
     submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
+    for book in given_out:
+        try:
+            _cells(book)
+        except TraceFormatError as error:
+            raise TraceFormatError(f"the lesson {book.name!r} cannot be graded: {error}") from error
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
-    stop = threading.Event()
+    stop, graded = threading.Event(), dict[Path, Future[list[Grade]]]()
     with executor_of(executor or f"processes:{_AT_ONCE}", ThreadPoolExecutor) as own:
         here = isinstance(own, ThreadPoolExecutor)  # an event goes to no other process
         try:
-            graded = list(own.map(partial(run, stop=stop) if here else run, submitted))
+            for path in submitted:
+                graded[path] = own.submit(partial(run, stop=stop) if here else run, path)
+            wait_for_all(graded.values())
+        except KeyboardInterrupt:
+            stop.set()
+            for future in graded.values():
+                future.cancel()
+            if here:
+                wait_for_all(graded.values())
         finally:
             stop.set()
-    return Grades(grades=tuple(one for several in graded for one in several))
+        every = [_grades_of(graded.get(path), _blank(path, Path(folder))) for path in submitted]
+    stopped = any(grade.reason == _STOPPED for grades in every for grade in grades)
+    return Grades(grades=tuple(one for grades in every for one in grades), stopped=stopped)
+
+
+def _blank(path: Path, folder: Path) -> Grade:
+    inside = path.relative_to(folder)
+    return Grade(inside.parent.name or inside.stem, str(inside), "")
+
+
+def _grades_of(future: Future[list[Grade]] | None, blank: Grade) -> list[Grade]:
+    """Return what grading one notebook gave, or one grade that says why it gave nothing."""
+    if future is None or future.cancelled() or not future.done():
+        return [replace(blank, reason=_STOPPED)]
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, KeyboardInterrupt):  # of a process that Ctrl-C met, too
+        return [replace(blank, reason=_STOPPED)]
+    return [replace(blank, reason=f"it could not be graded: {type(error).__name__}: {error}")]
 
 
 def grade_notebook(
@@ -234,9 +290,7 @@ def grade_notebook(
     stop
         Once it is set, the notebook is stopped.
     """
-    inside = path.relative_to(folder)
-    learner = inside.parent.name or inside.stem
-    blank = Grade(learner, str(inside), "")
+    blank = _blank(path, folder)
     try:
         cells = _cells(path)
     except TraceFormatError as error:
@@ -292,7 +346,7 @@ def _notebooks(folder: Path) -> list[Path]:
 
 
 def _cells(path: Path) -> list[Cell]:
-    """Return a notebook's cells, each with its source as one text.
+    """Read the cells of a notebook.
 
     Raises
     ------
@@ -300,48 +354,76 @@ def _cells(path: Path) -> list[Cell]:
         It is no notebook.
     """
     try:
+        if not path.is_file():
+            raise TraceFormatError("it is no file that can be read")
         if path.stat().st_size > _MOST_BYTES:
             raise TraceFormatError(f"it has more than {_MOST_BYTES:,} bytes: clear its outputs")
-        cells = msgspec.json.decode(path.read_bytes())["cells"]
-        return [{**cell, "source": "".join(cell["source"])} for cell in cells]
-    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        return list(map(_cell, msgspec.json.decode(path.read_bytes())["cells"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise TraceFormatError(f"it is no notebook of Jupyter ({type(error).__name__})") from error
 
 
-def _is_exercise(cell: Cell) -> bool:
-    return "exercise" in cell.get("metadata", {}).get("tags", ())
+def _cell(raw: Any) -> Cell:
+    """Read a cell: without its source it is none; whatever else is malformed is left out."""
+    source = raw["source"]
+    if not isinstance(source, str | list):
+        raise TypeError(source)
+    tags, outputs = _mapping(raw.get("metadata")).get("tags"), raw.get("outputs")
+    name = raw.get("id")
+    return Cell(
+        id=name if isinstance(name, str) else None,
+        source="".join(source),
+        is_code=raw.get("cell_type") == "code",
+        is_exercise=isinstance(tags, list) and "exercise" in tags,
+        results=tuple(
+            result
+            for output in (outputs if isinstance(outputs, list) else ())
+            for result in _results(_mapping(_mapping(output).get("data")).get(RESULTS, ()))
+        ),
+    )
 
 
-def _exercises(cells: Sequence[Cell]) -> set[object]:
-    return {cell.get("id") for cell in cells if _is_exercise(cell)}
+def _mapping(raw: object) -> Mapping[str, Any]:
+    return raw if isinstance(raw, dict) else {}
+
+
+def _results(told: object) -> list[Result]:
+    try:
+        return msgspec.convert(told, list[Result])
+    except msgspec.ValidationError:
+        return []
+
+
+def _exercises(cells: Sequence[Cell]) -> set[str]:
+    return {cell.id for cell in cells if cell.is_exercise and cell.id is not None}
 
 
 def _merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """Return id and source of a lesson's code, with the exercises and cells of a learner."""
-    written = {cell.get("id"): cell["source"] for cell in cells}
-    known = {cell["id"] for cell in lesson}
-    added: dict[object, list[tuple[str, str]]] = {}
-    before: object = None
+    written = {cell.id: cell.source for cell in cells}
+    known = {cell.id for cell in lesson if cell.id is not None}
+    added: dict[str | None, list[tuple[str, str]]] = {}
+    before: str | None = None
     for cell in cells:
-        if cell.get("id") in known:
-            before = cell["id"]
-        elif cell["cell_type"] == "code":
-            added.setdefault(before, []).append(("added", cell["source"]))
+        if cell.id in known:
+            before = cell.id
+        elif cell.is_code:
+            added.setdefault(before, []).append(("added", cell.source))
     merged = added.get(None, [])
     for cell in lesson:
-        if cell["cell_type"] == "code":
-            own = written.get(cell["id"]) if _is_exercise(cell) else None
-            merged.append((cell["id"], cell["source"] if own is None else own))
-        merged += added.get(cell["id"], [])
+        if cell.is_code:
+            own = written.get(cell.id) if cell.is_exercise else None
+            merged.append((cell.id or "", cell.source if own is None else own))
+        merged += added.get(cell.id, []) if cell.id is not None else []
     return merged
 
 
 def _asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:
     """Yield method and name of all that a lesson asks: predict, check and quiz."""
     for cell in lesson:
-        if cell["cell_type"] != "code" or cell["source"].startswith("%"):
+        if not cell.is_code or cell.source.startswith("%"):
             continue
-        for node in ast.walk(ast.parse(cell["source"])):
+        for node in ast.walk(ast.parse(cell.source)):
             match node:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name("lesson"), attr=method),
@@ -352,31 +434,28 @@ def _asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:
 
 def _answers(cells: Sequence[Cell]) -> dict[str, Result]:
     """Return the results that a notebook's saved outputs tell, by name; the last of each."""
-    results: dict[str, Result] = {}
-    for cell in cells:
-        for output in cell.get("outputs", ()):
-            told = output.get("data", {}).get(RESULTS, ())
-            with suppress(msgspec.ValidationError):
-                results |= {one.name: one for one in msgspec.convert(told, list[Result])}
-    return results
+    return {result.name: result for cell in cells for result in cell.results}
 
 
 def _run(
     cells: list[tuple[str, str]], limits: Limits, stop: threading.Event | None, *, gpu: bool
 ) -> tuple[dict[str, Checked], str]:
     """Run cells in a process; returns the checks that were reached, and how it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        order, checks = Path(folder, "order.json"), Path(folder, "checks.json")
-        asked = Order(cells, limits.cell_seconds, limits.memory_bytes, str(checks))
+    with (
+        # What a notebook leaves there may be what nobody can remove, or still grow.
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as checks,
+    ):
+        order = Path(folder, "order.json")
+        asked = Order(cells, limits.cell_seconds, limits.memory_bytes, checks.fileno())
         order.write_bytes(msgspec.json.encode(asked))
-        checks.touch()
         environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
         if not gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         process = subprocess.Popen(  # noqa: S603 - Python itself
             [sys.executable, "-m", "gpuscope.learn.graded", str(order)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd=folder, start_new_session=True, env=environment,
+            cwd=folder, start_new_session=True, env=environment, pass_fds=(checks.fileno(),),
         )  # fmt: skip
         try:
             ending = _wait(process, limits.seconds, stop)
@@ -384,10 +463,10 @@ def _run(
             with suppress(ProcessLookupError):  # whatever it started, too
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        lines = checks.read_bytes().splitlines()
+        lines = os.pread(checks.fileno(), _MOST_BYTES, 0).splitlines()
     reached: dict[str, Checked] = {}
-    with suppress(msgspec.DecodeError):  # it may have been stopped in the midst of a line
-        for line in lines:
+    for line in lines:
+        with suppress(ValueError, RecursionError):  # stopped in its midst, or written by a notebook
             check = msgspec.json.decode(line, type=Checked)
             reached[check.name] = check
     return reached, ending
@@ -398,7 +477,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Even
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if stop is not None and stop.is_set():
-            return "grading was stopped"
+            return _STOPPED
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(_POLL_S)
             return f"its process ended with exit status {code}" if code else "it was not reached"

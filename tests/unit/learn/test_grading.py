@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope.cli.commands import app
-from gpuscope.errors import InvalidArgument, NotFound
+from gpuscope.errors import GpuscopeError, InvalidArgument, NotFound, TraceFormatError
+from gpuscope.learn import grading
 from gpuscope.learn.grading import Limits, grade, grade_notebook
 from gpuscope.learn.outcome import RESULTS
 
@@ -233,3 +234,167 @@ def test_a_lesson_that_was_solved(tmp_path):
     assert {grade.lesson for grade in grades} == {name}
     assert {grade.verdict for grade in grades} == {"solved"}
     assert len(grades) == len(solved)
+
+
+# -- whatever a notebook holds -----------------------------------------------------------------
+def altered(path, change):
+    """Write a solved notebook after ``change`` made something of its JSON."""
+    book(path)
+    notebook = json.loads(path.read_text())
+    change(notebook)
+    path.write_text(json.dumps(notebook))
+
+
+def set_in(*keys, value):
+    def change(notebook):
+        inside = notebook["cells"]
+        for key in keys[:-1]:
+            inside = inside[key]
+        inside[keys[-1]] = value
+
+    return change
+
+
+ODD_VALUES = [None, 7, -1.5, True, "text", [], [7], [None], [["a"]], {}, {"a": 7}]
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+def test_a_malformed_field_costs_nobody_a_grade(folders, value):
+    places = {
+        "metadata": (-1, "metadata"), "tags": (-1, "metadata", "tags"), "outputs": (-1, "outputs"),
+        "output": (-1, "outputs", 0), "data": (-1, "outputs", 0, "data"),
+        "results": (-1, "outputs", 0, "data", RESULTS), "id": (-1, "id"), "type": (-1, "cell_type"),
+    }  # fmt: skip
+    for name, keys in places.items():
+        book(folders[0] / name / "one.ipynb", outputs=[{"data": {RESULTS: []}}])
+        path = folders[0] / name / "one.ipynb"
+        notebook = json.loads(path.read_text())
+        set_in(*keys, value=value)(notebook)
+        path.write_text(json.dumps(notebook))
+    read = {name: grading._cells(folders[0] / name / "one.ipynb") for name in places}
+    for name, cells_read in read.items():
+        assert [one.source for one in cells_read if one.is_exercise][:1] == [RIGHT], name
+        assert grading._answers(cells_read) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000, b'{"cells": ' + b"[" * 100_000, '{"cells": "ü"}'.encode("latin-1"),
+        b'{"cells": [7]}', b'{"cells": [null]}', b'{"cells": [{"source": 7}]}',
+        b'{"cells": [{"source": {"a": "b"}}]}', b'{"cells": [{"source": [7]}]}', b"",
+        b'{"cells": [{"source": "\\ud800"}]}', b"null", b"\x00" * 100,
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_not_graded_and_all_else_is(folders, text):
+    book(folders[0] / "ada" / "one.ipynb")
+    (folders[0] / "bob.ipynb").write_bytes(text)
+    found = graded(folders)
+    assert found["ada"].verdict == "solved"
+    assert found["bob"].verdict == "not graded"
+    assert "it is no notebook of Jupyter" in found["bob"].reason
+
+
+def test_a_solved_notebook_with_odd_fields_is_graded(folders):
+    odd = {"id": ["unhashable"], "cell_type": "code", "source": "x = 1", "metadata": None}
+    altered(folders[0] / "ada.ipynb", lambda notebook: notebook["cells"].insert(1, odd))
+    assert graded(folders)["ada"].verdict == "solved"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "import os, pathlib\nfor one in pathlib.Path().iterdir(): os.remove(one)",
+        "import os\nos.mkdir('checks.json')",
+        "import pathlib\npathlib.Path('checks.json').write_bytes(b'\\xff' * 100)",
+        "import os, shutil\nshutil.rmtree(os.getcwd())",
+    ],
+)
+def test_a_notebook_cannot_take_its_checks_away(folders, task):
+    book(folders[0] / "ada.ipynb", f"{task}\n{RIGHT}")
+    assert graded(folders)["ada"].verdict == "solved"
+
+
+def test_errors_whose_texts_fail_or_cannot_be_written_are_told(folders):
+    fails = "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd"
+    book(folders[0] / "ada.ipynb", fails)
+    book(folders[0] / "bob.ipynb", 'raise ValueError("\\ud800")')
+    found = graded(folders)
+    assert "cell task raised Odd" in found["ada"].reason
+    assert "raised ValueError: \\ud800" in found["bob"].reason
+
+
+def test_an_error_in_grading_one_notebook_costs_no_other(folders, monkeypatch):
+    book(folders[0] / "ada.ipynb")
+    book(folders[0] / "bob.ipynb")
+    run = grading._run
+
+    def fails_once(cells, *arguments, **options):
+        if calls.setdefault("first", cells) is cells:
+            raise OSError(28, "No space left on device")
+        return run(cells, *arguments, **options)
+
+    calls = {}
+    monkeypatch.setattr(grading, "_run", fails_once)
+    verdicts = sorted(grade.verdict for grade in graded(folders).values())
+    assert verdicts == ["not graded", "solved"]
+
+
+def test_a_lesson_that_is_no_notebook_is_named_before_anything_is_graded(folders):
+    book(folders[0] / "ada.ipynb")
+    (folders[1] / "02_broken.ipynb").write_text("no JSON")
+    with pytest.raises(TraceFormatError, match=r"the lesson '02_broken.ipynb'"):
+        grade(*folders)
+
+
+# -- stopped, and written ----------------------------------------------------------------------
+def interrupted(folders, monkeypatch, *options):
+    """Grade by the command; Ctrl-C comes once the first notebook is graded."""
+    for name in ("ada", "bob", "cyd", "dan"):
+        task = RIGHT if name == "ada" else "import time\ntime.sleep(600)"
+        book(folders[0] / f"{name}.ipynb", task)
+    wait = grading.wait_for_all
+
+    def waits(futures):
+        monkeypatch.setattr(grading, "wait_for_all", wait)
+        wait(list(futures)[:1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grading, "wait_for_all", waits)
+    arguments = ["grade", str(folders[0]), "--lessons", str(folders[1]), *options]
+    return CliRunner().invoke(app, arguments)
+
+
+def test_after_ctrl_c_the_table_has_what_was_graded(folders, tmp_path, monkeypatch):
+    out = tmp_path / "grades.csv"
+    told = interrupted(folders, monkeypatch, "--out", str(out))
+    assert told.exit_code == 1, told.output
+    with out.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    verdicts = {row["learner"]: row["verdict"] for row in rows if row["name"] in ("double", "")}
+    assert verdicts["ada"] == "solved"
+    assert verdicts.keys() == {"ada", "bob", "cyd", "dan"}
+    assert {row["reason"] for row in rows if row["learner"] == "dan"} == {"grading was stopped"}
+
+
+def test_where_a_table_cannot_be_written_nothing_is_graded(folders, tmp_path, monkeypatch):
+    book(folders[0] / "ada.ipynb")
+    monkeypatch.setattr("gpuscope.learn.grade", lambda *_, **__: pytest.fail("it was graded"))
+    old = tmp_path / "grades.csv"
+    old.write_text("mine")
+    arguments = ["grade", str(folders[0]), "--lessons", str(folders[1]), "--out"]
+    for out in (tmp_path / "missing" / "g.csv", tmp_path, old):
+        told = CliRunner().invoke(app, [*arguments, str(out)])
+        assert isinstance(told.exception, GpuscopeError)
+    assert "--force" in str(told.exception)
+    assert old.read_text() == "mine"
+
+
+def test_a_table_is_replaced_when_told(folders, tmp_path):
+    book(folders[0] / "ada.ipynb")
+    out = tmp_path / "grades.csv"
+    out.write_text("mine")
+    arguments = ["grade", str(folders[0]), "--lessons", str(folders[1]), "--out", str(out)]
+    told = CliRunner().invoke(app, [*arguments, "--force"])
+    assert told.exit_code == 0, told.output
+    assert "solved" in out.read_text("utf-8")

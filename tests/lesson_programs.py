@@ -28,6 +28,7 @@ def gpu_time_ns(stream, handle):
         "read": [
             ("an event after the copy", "stream.synchronize()", "stream.record().synchronize()"),
             ("it asks until the stream is done", "stream.synchronize()", "while not stream.is_done:\n        pass"),
+            ("it returns a number of NumPy", "float(page[0])", "page[0]"),
         ],
     },
     "02": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
 import subprocess
@@ -10,14 +9,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,34 +25,15 @@ from gpuscope.analysis.result import Result as Table
 from gpuscope.analysis.result import Row
 from gpuscope.errors import NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
-from gpuscope.learn.outcome import RESULTS, Result
+from gpuscope.learn.handed_in import ASKS, answers, asked, exercises, merged, read_cells
+from gpuscope.learn.outcome import Result
 from gpuscope.runs.scale_out import executor_of
 
-_MOST_BYTES = 100_000_000
-"""Of a notebook; a lesson with all its figures has some 5 MB."""
+_MOST_BYTES = 10_000_000
+"""Of what the checks of a notebook say."""
 _AT_ONCE = 2
 _STOPPED = "grading was stopped"
 _POLL_S = 0.2
-_ASKS = {"predict": "prediction", "check": "exercise", "quiz": "exercise"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a notebook (nbformat 4), as far as grading reads it.
-
-    Attributes
-    ----------
-    id
-        ``None`` where it is no text.
-    results
-        What its saved outputs tell.
-    """
-
-    id: str | None
-    source: str
-    is_code: bool
-    is_exercise: bool
-    results: tuple[Result, ...]
 
 
 @dataclass(frozen=True)
@@ -231,7 +210,7 @@ def grade(
     submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
     for book in given_out:
         try:
-            _cells(book)
+            read_cells(book)
         except TraceFormatError as error:
             raise TraceFormatError(f"the lesson {book.name!r} cannot be graded: {error}") from error
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
@@ -292,21 +271,21 @@ def grade_notebook(
     """
     blank = _blank(path, folder)
     try:
-        cells = _cells(path)
+        cells = read_cells(path)
     except TraceFormatError as error:
         return [replace(blank, reason=str(error))]
-    ids = _exercises(cells)
-    books = {book.name: _cells(book) for book in lessons}
-    shared = {name: len(ids & _exercises(book)) for name, book in books.items()}
+    ids = exercises(cells)
+    books = {book.name: read_cells(book) for book in lessons}
+    shared = {name: len(ids & exercises(book)) for name, book in books.items()}
     lesson = max(shared, key=shared.__getitem__)
     if not shared[lesson]:
         return [replace(blank, reason="it has no cell of any lesson's exercises")]
-    answers = _answers(cells)
-    checked, ending = _run(_merged(books[lesson], cells), limits, stop, gpu=gpu)
+    given = answers(cells)
+    checked, ending = _run(merged(books[lesson], cells), limits, stop, gpu=gpu)
     blank = replace(blank, lesson=lesson)
     return [
-        _graded(replace(blank, name=name, kind=_ASKS[method]), method, answers, checked, ending)
-        for method, name in _asked(books[lesson])
+        _graded(replace(blank, name=name, kind=ASKS[method]), method, given, checked, ending)
+        for method, name in asked(books[lesson])
     ]
 
 
@@ -343,98 +322,6 @@ def _notebooks(folder: Path) -> list[Path]:
             "and that of the lessons"
         )
     return paths
-
-
-def _cells(path: Path) -> list[Cell]:
-    """Read the cells of a notebook.
-
-    Raises
-    ------
-    TraceFormatError
-        It is no notebook.
-    """
-    try:
-        if not path.is_file():
-            raise TraceFormatError("it is no file that can be read")
-        if path.stat().st_size > _MOST_BYTES:
-            raise TraceFormatError(f"it has more than {_MOST_BYTES:,} bytes: clear its outputs")
-        return list(map(_cell, msgspec.json.decode(path.read_bytes())["cells"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise TraceFormatError(f"it is no notebook of Jupyter ({type(error).__name__})") from error
-
-
-def _cell(raw: Any) -> Cell:
-    """Read a cell: without its source it is none; whatever else is malformed is left out."""
-    source = raw["source"]
-    if not isinstance(source, str | list):
-        raise TypeError(source)
-    tags, outputs = _mapping(raw.get("metadata")).get("tags"), raw.get("outputs")
-    name = raw.get("id")
-    return Cell(
-        id=name if isinstance(name, str) else None,
-        source="".join(source),
-        is_code=raw.get("cell_type") == "code",
-        is_exercise=isinstance(tags, list) and "exercise" in tags,
-        results=tuple(
-            result
-            for output in (outputs if isinstance(outputs, list) else ())
-            for result in _results(_mapping(_mapping(output).get("data")).get(RESULTS, ()))
-        ),
-    )
-
-
-def _mapping(raw: object) -> Mapping[str, Any]:
-    return raw if isinstance(raw, dict) else {}
-
-
-def _results(told: object) -> list[Result]:
-    try:
-        return msgspec.convert(told, list[Result])
-    except msgspec.ValidationError:
-        return []
-
-
-def _exercises(cells: Sequence[Cell]) -> set[str]:
-    return {cell.id for cell in cells if cell.is_exercise and cell.id is not None}
-
-
-def _merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return id and source of a lesson's code, with the exercises and cells of a learner."""
-    written = {cell.id: cell.source for cell in cells}
-    known = {cell.id for cell in lesson if cell.id is not None}
-    added: dict[str | None, list[tuple[str, str]]] = {}
-    before: str | None = None
-    for cell in cells:
-        if cell.id in known:
-            before = cell.id
-        elif cell.is_code:
-            added.setdefault(before, []).append(("added", cell.source))
-    merged = added.get(None, [])
-    for cell in lesson:
-        if cell.is_code:
-            own = written.get(cell.id) if cell.is_exercise else None
-            merged.append((cell.id or "", cell.source if own is None else own))
-        merged += added.get(cell.id, []) if cell.id is not None else []
-    return merged
-
-
-def _asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:
-    """Yield method and name of all that a lesson asks: predict, check and quiz."""
-    for cell in lesson:
-        if not cell.is_code or cell.source.startswith("%"):
-            continue
-        for node in ast.walk(ast.parse(cell.source)):
-            match node:
-                case ast.Call(
-                    func=ast.Attribute(value=ast.Name("lesson"), attr=method),
-                    args=[ast.Constant(str(name)), *_],
-                ) if method in _ASKS:
-                    yield method, name
-
-
-def _answers(cells: Sequence[Cell]) -> dict[str, Result]:
-    """Return the results that a notebook's saved outputs tell, by name; the last of each."""
-    return {result.name: result for cell in cells for result in cell.results}
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import gpuscope as gs
 from gpuscope.cli.commands import app
 from gpuscope.errors import GpuscopeError, InvalidArgument, NotFound, TraceFormatError
-from gpuscope.learn import grading
+from gpuscope.learn import grading, handed_in
 from gpuscope.learn.grading import Limits, grade, grade_notebook
 from gpuscope.learn.outcome import RESULTS
 
@@ -237,49 +238,45 @@ def test_a_lesson_that_was_solved(tmp_path):
 
 
 # -- whatever a notebook holds -----------------------------------------------------------------
-def altered(path, change):
-    """Write a solved notebook after ``change`` made something of its JSON."""
-    book(path)
+def altered(path, keys, value):
+    """Write a notebook whose last cell has another value in one place."""
+    book(path, outputs=[{"data": {RESULTS: []}}])
     notebook = json.loads(path.read_text())
-    change(notebook)
+    inside = notebook["cells"][-1]
+    for key in keys[:-1]:
+        inside = inside[key]
+    inside[keys[-1]] = value
     path.write_text(json.dumps(notebook))
 
 
-def set_in(*keys, value):
-    def change(notebook):
-        inside = notebook["cells"]
-        for key in keys[:-1]:
-            inside = inside[key]
-        inside[keys[-1]] = value
+PLACES = [
+    ("metadata",),
+    ("metadata", "tags"),
+    ("outputs",),
+    ("outputs", 0),
+    ("outputs", 0, "data"),
+    ("outputs", 0, "data", RESULTS),
+    ("id",),
+    ("cell_type",),
+]
 
-    return change
+
+@pytest.mark.parametrize("value", [None, 7, True, "text", [], [7], [["a"]], {}, {"a": 7}], ids=repr)
+def test_what_is_malformed_beside_an_exercise_is_left_out(tmp_path, value):
+    for keys in PLACES:
+        altered(tmp_path / "one.ipynb", keys, value)
+        read = handed_in.read_cells(tmp_path / "one.ipynb")
+        assert [one.source for one in read if one.is_exercise] == [RIGHT], keys
+        assert handed_in.answers(read) == {}
 
 
-ODD_VALUES = [None, 7, -1.5, True, "text", [], [7], [None], [["a"]], {}, {"a": 7}]
-
-
-@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
-def test_a_malformed_field_costs_nobody_a_grade(folders, value):
-    places = {
-        "metadata": (-1, "metadata"),
-        "tags": (-1, "metadata", "tags"),
-        "outputs": (-1, "outputs"),
-        "output": (-1, "outputs", 0),
-        "data": (-1, "outputs", 0, "data"),
-        "results": (-1, "outputs", 0, "data", RESULTS),
-        "id": (-1, "id"),
-        "type": (-1, "cell_type"),
-    }
-    for name, keys in places.items():
-        book(folders[0] / name / "one.ipynb", outputs=[{"data": {RESULTS: []}}])
-        path = folders[0] / name / "one.ipynb"
-        notebook = json.loads(path.read_text())
-        set_in(*keys, value=value)(notebook)
-        path.write_text(json.dumps(notebook))
-    read = {name: grading._cells(folders[0] / name / "one.ipynb") for name in places}
-    for name, cells_read in read.items():
-        assert [one.source for one in cells_read if one.is_exercise][:1] == [RIGHT], name
-        assert grading._answers(cells_read) == {}
+def test_notebooks_with_malformed_fields_are_graded(folders):
+    for name, keys in (("ada", ("metadata",)), ("bob", ("outputs",)), ("cyd", ("id",))):
+        altered(folders[0] / f"{name}.ipynb", keys, ["a"] if name == "cyd" else None)
+    found = graded(folders)
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        ("ada", "bob", "cyd"), "solved"
+    )
 
 
 UNREADABLE = [
@@ -302,18 +299,20 @@ def test_what_cannot_be_read_is_not_graded_and_all_else_is(folders):
     book(folders[0] / "ada" / "one.ipynb")
     for number, text in enumerate(UNREADABLE):
         (folders[0] / f"bad {number}.ipynb").write_bytes(text)
+    os.mkfifo(folders[0] / "pipe.ipynb")
+    (folders[0] / "dangling.ipynb").symlink_to("nowhere.ipynb")
+    with (folders[0] / "huge.ipynb").open("wb") as huge:
+        huge.truncate(10**9)
     found = graded(folders)
     assert found.pop("ada").verdict == "solved"
+    assert {one.verdict for one in found.values()} == {"not graded"}
+    reasons = {name: found.pop(name).reason for name in ("pipe", "dangling", "huge")}
+    assert reasons["pipe"] == "it is no file"
+    assert reasons["dangling"] == "it cannot be read (FileNotFoundError)"
+    assert reasons["huge"].startswith("it has more than")
     assert len(found) == len(UNREADABLE)
-    for grade_of_bad in found.values():
-        assert grade_of_bad.verdict == "not graded"
-        assert "it is no notebook of Jupyter" in grade_of_bad.reason
-
-
-def test_a_solved_notebook_with_odd_fields_is_graded(folders):
-    odd = {"id": ["unhashable"], "cell_type": "code", "source": "x = 1", "metadata": None}
-    altered(folders[0] / "ada.ipynb", lambda notebook: notebook["cells"].insert(1, odd))
-    assert graded(folders)["ada"].verdict == "solved"
+    for one in found.values():
+        assert "it is no notebook of Jupyter" in one.reason
 
 
 def test_a_notebook_cannot_take_its_checks_away(folders):

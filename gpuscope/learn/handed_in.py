@@ -1,0 +1,135 @@
+"""A notebook that was handed in, or a lesson: its cells, what they ask, and what was answered."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuscope.errors import TraceFormatError
+from gpuscope.learn.outcome import RESULTS, Result
+
+ASKS = {"predict": "prediction", "check": "exercise", "quiz": "exercise"}
+"""Method of a lesson → kind of what it asks."""
+_MOST_BYTES = 100_000_000
+"""Of a notebook; a lesson with all its figures has some 5 MB."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a notebook (nbformat 4), as far as grading reads it.
+
+    Attributes
+    ----------
+    id
+        ``None`` where it is no text.
+    results
+        What its saved outputs tell.
+    """
+
+    id: str | None
+    source: str
+    is_code: bool
+    is_exercise: bool
+    results: tuple[Result, ...]
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """Read the cells of a notebook.
+
+    Raises
+    ------
+    TraceFormatError
+        It is no notebook.
+    """
+    try:
+        is_file, size = path.is_file(), path.stat().st_size
+    except OSError as error:
+        raise TraceFormatError(f"it cannot be read ({type(error).__name__})") from error
+    if not is_file:  # a pipe or a device has no end
+        raise TraceFormatError("it is no file")
+    if size > _MOST_BYTES:
+        raise TraceFormatError(f"it has more than {_MOST_BYTES:,} bytes: clear its outputs")
+    try:
+        return list(map(_cell, msgspec.json.decode(path.read_bytes())["cells"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise TraceFormatError(f"it is no notebook of Jupyter ({type(error).__name__})") from error
+
+
+def _cell(raw: Any) -> Cell:
+    """Read a cell: without its source it is none; whatever else is malformed is left out."""
+    source = raw["source"]
+    if not isinstance(source, str | list):
+        raise TypeError(source)
+    tags, outputs = _mapping(raw.get("metadata")).get("tags"), raw.get("outputs")
+    name = raw.get("id")
+    return Cell(
+        id=name if isinstance(name, str) else None,
+        source="".join(source),
+        is_code=raw.get("cell_type") == "code",
+        is_exercise=isinstance(tags, list) and "exercise" in tags,
+        results=tuple(
+            result
+            for output in (outputs if isinstance(outputs, list) else ())
+            for result in _results(_mapping(_mapping(output).get("data")).get(RESULTS, ()))
+        ),
+    )
+
+
+def _mapping(raw: object) -> Mapping[str, Any]:
+    return raw if isinstance(raw, dict) else {}
+
+
+def _results(told: object) -> list[Result]:
+    try:
+        return msgspec.convert(told, list[Result])
+    except msgspec.ValidationError:
+        return []
+
+
+def exercises(cells: Sequence[Cell]) -> set[str]:
+    """Return the ids of the cells that a learner is to write."""
+    return {cell.id for cell in cells if cell.is_exercise and cell.id is not None}
+
+
+def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """Return id and source of a lesson's code, with the exercises and cells of a learner."""
+    written = {cell.id: cell.source for cell in cells}
+    known = {cell.id for cell in lesson if cell.id is not None}
+    added: dict[str | None, list[tuple[str, str]]] = {}
+    before: str | None = None
+    for cell in cells:
+        if cell.id in known:
+            before = cell.id
+        elif cell.is_code:
+            added.setdefault(before, []).append(("added", cell.source))
+    every = added.get(None, [])
+    for cell in lesson:
+        if cell.is_code:
+            own = written.get(cell.id) if cell.is_exercise else None
+            every.append((cell.id or "", cell.source if own is None else own))
+        every += added.get(cell.id, []) if cell.id is not None else []
+    return every
+
+
+def asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+    """Yield method and name of all that a lesson asks: predict, check and quiz."""
+    for cell in lesson:
+        if not cell.is_code or cell.source.startswith("%"):
+            continue
+        for node in ast.walk(ast.parse(cell.source)):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("lesson"), attr=method),
+                    args=[ast.Constant(str(name)), *_],
+                ) if method in ASKS:
+                    yield method, name
+
+
+def answers(cells: Sequence[Cell]) -> dict[str, Result]:
+    """Return the results that a notebook's saved outputs tell, by name; the last of each."""
+    return {result.name: result for cell in cells for result in cell.results}

@@ -136,10 +136,12 @@ def _of_column(run: Run, workload: str, column: str, rows: dict[str, Row]) -> It
     values = {name: row[column] for name, row in rows.items() if row[column] is not None}
     plain = (name for name in values if not run[name].metadata.partitions)
     base = next(plain, next(iter(values), ""))
+    if len(values) < 2:
+        return
+    spreads = {name: _spread(run[name], rows[name], column) for name in values}
     for setting, after in values.items():
         if setting != base:
-            spreads = (_spread(run[name], rows[name], column) for name in (base, setting))
-            noise = noise_of(column, *spreads)
+            noise = noise_of(column, spreads[base], spreads[setting])
             yield Change(workload, column, base, setting, values[base], after, noise)
 
 

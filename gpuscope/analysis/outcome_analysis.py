@@ -77,7 +77,9 @@ def _compared(run: Run, rows: _Rows, about: Headline) -> str:
         parts = [f"too few calls to tell a difference from noise: {parts[0]}"]
     elif change.within_noise:
         parts = [f"no difference beyond noise ({100 * change.noise:.0f} %): {parts[0]}"]
-    parts += [_told(run, rows, one) for one in about.beside]
+    for one in about.beside:
+        note = " (within noise)" if one.size and one.within_noise else ""
+        parts.append(f"{_told(run, rows, one)}{note}")
     if best is not None:
         parts.append(f"best in “{best.setting}”: {_told(run, rows, best)}")
     shares = [one for one in (change, *about.beside) if one.column == RATES[0]]

@@ -56,7 +56,8 @@ def grade_command(
         facts = {"stopped": grades.stopped, "notebooks": grades.rows(), "table": str(written)}
         say_json(facts)
     else:
+        if grades.stopped:
+            say("stopped early: what is not graded says so in the table")
         say_written([written])
     if grades.stopped:
-        say("stopped early: what is not graded says so in the table")
         raise typer.Exit(FAILED)

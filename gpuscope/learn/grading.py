@@ -226,7 +226,8 @@ def grade(
             for future in graded.values():
                 future.cancel()
             if here:
-                wait_for_all(graded.values())
+                with suppress(KeyboardInterrupt):  # who is impatient gets the table, too
+                    wait_for_all(graded.values())
         finally:
             stop.set()
         every = [_grades_of(graded.get(path), _blank(path, Path(folder))) for path in submitted]

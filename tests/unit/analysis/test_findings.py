@@ -76,8 +76,7 @@ def test_an_escape_says_how_much_where_to_and_what_to_do():
     verdict = analysis.confinement_verdict(build(rows, partitions=TWO))
     assert verdict.is_problem
     assert verdict.text == (
-        "ESCAPED: 50 % of the time of the work given to a ran elsewhere: norm ×1 (all) → b, "
-        "100 ns."
+        "ESCAPED: 50 % of the time of the work given to a ran elsewhere: norm ×1 (all) → b, 100 ns."
     )
     assert "norm was launched on a stream of b: give it a stream of a." in verdict.advice
 

@@ -90,6 +90,18 @@ def test_what_won_nothing_is_not_called_a_win():
     assert "no difference beyond noise" in analysis.outcome(run)
 
 
+def test_what_differs_beside_it_within_noise_says_so():
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=9, flop=100 * 10**7),
+            "16": trace_of(latency_us=3, flop=97 * 10**7, partitions=CARVED),
+        }
+    )
+    (load,) = headline(run).beside
+    assert load.within_noise
+    assert analysis.outcome(run).endswith("(50 % in “shared”) (within noise).")
+
+
 def test_below_1000_calls_the_median_counts():
     run = run_of({"shared": trace_of(latency_us=9, calls=20)})
     assert analysis.outcome(run).startswith(

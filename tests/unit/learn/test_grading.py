@@ -380,8 +380,9 @@ def interrupted(folders, monkeypatch, *options):
 
 def test_after_ctrl_c_the_table_has_what_was_graded(folders, tmp_path, monkeypatch):
     out = tmp_path / "grades.csv"
-    told = interrupted(folders, monkeypatch, "--out", str(out))
+    told = interrupted(folders, monkeypatch, "--out", str(out), "--json")
     assert told.exit_code == 1, told.output
+    assert json.loads(told.output)["stopped"]
     with out.open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     verdicts = {row["learner"]: row["verdict"] for row in rows if row["name"] in ("double", "")}

@@ -308,8 +308,8 @@ def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
 def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
     both = {name: run[name] for name in (plain, raised)}
     mine = [row for row in rows if row["workload"] == workload and row["setting"] in both]
-    table = pa.Table.from_pylist(mine)
-    for change in changes(Run(both, table, run.experiment)):
+    mine.sort(key=lambda row: bool(row["setting"] == raised))  # compared with the first
+    for change in changes(Run(both, pa.Table.from_pylist(mine), run.experiment)):
         helped = "helps" if change.is_better else "harms"
         if change.within_noise:
             helped = f"does not help: beside noise of {100 * change.noise:.0f} %"

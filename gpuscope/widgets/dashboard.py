@@ -26,6 +26,7 @@ from gpuscope.runs.runner import Progress
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html, layout, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
+from gpuscope.widgets.compared import side_by_side
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
 from gpuscope.widgets.live import LatestWins
@@ -382,7 +383,7 @@ class Dashboard:
         *_, shown = compared.values()
         self.verdicts.value = results.won(compared) + self._cards
         self.results.value = results.numbers(shown) + (
-            results.compared(compared) if len(compared) > 1 else ""
+            side_by_side(compared) if len(compared) > 1 else ""
         )
         self._keep()
 

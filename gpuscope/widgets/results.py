@@ -1,9 +1,8 @@
-"""Results of a run: verdicts, the numbers behind them, and runs side by side."""
+"""Results of a run: verdicts, the numbers behind them, and what several runs won."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from gpuscope import analysis
 from gpuscope._text import format_value
 from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
-from gpuscope.analysis.headline import latency_spreads, noise_of
+from gpuscope.analysis.headline import latency_spreads
 from gpuscope.analysis.outcome_analysis import WON
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
@@ -22,26 +21,11 @@ from gpuscope.widgets import html
 
 CLOSE_UP_NS = 3_000_000
 """What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
-_NONE = 0.0005
-"""Changes by less than this share are not told."""
 _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
     "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
 )
 _NAMED = 3
-_MEASURES = {
-    "latency_p50_us": ("latency p50", "µs", -1),
-    "latency_p99_us": ("latency p99", "µs", -1),
-    "kernel_median_us": ("median kernel time", "µs", -1),
-    "calls_per_s": ("calls", "1/s", 1),
-    "tflop_per_s": ("throughput", "TFLOP/s", 1),
-    "gb_per_s": ("bytes", "GB/s", 1),
-    "ttft_p50_ms": ("TTFT p50", "ms", -1),
-    "tbt_p50_ms": ("TBT p50", "ms", -1),
-    "requests_per_s": ("requests", "1/s", 1),
-    "goodput_per_s": ("goodput", "1/s", 1),
-}
-"""Column of a comparison → what it is, its unit, and whether more is better."""
 _UNITS = {"calls_per_s": "calls/s", "tflop_per_s": "TFLOP/s", "gb_per_s": "GB/s"}
 
 
@@ -346,105 +330,3 @@ def won(runs: Mapping[str, Summary]) -> str:
     rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
     told = {label: run.told for label, run in runs.items()}
     return html.note(analysis.outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))
-
-
-# -- side by side -------------------------------------------------------------------------
-def compared(runs: Mapping[str, Summary]) -> str:
-    """Return two or more runs side by side as HTML, each against the first.
-
-    Parameters
-    ----------
-    runs
-        What to call each → its summary.
-    """
-    (first, base), *others = runs.items()
-    lines = []
-    for label, run in others:
-        changed = list(_changes(base.experiment, run.experiment))
-        more = f"; and {len(changed) - 8} more" if len(changed) > 8 else ""
-        words = f"changed: {'; '.join(changed[:8])}{more}" if changed else "the same experiment"
-        if base.provenance != run.provenance:
-            words += f"; {run.provenance}, not {base.provenance}"
-        lines.append(html.text(f"{label} against {first}: {words}.", 2000))
-    stopped = [label for label, run in runs.items() if run.stopped]
-    if stopped:
-        lines.append(html.text(f"Not run to the end: {', '.join(stopped)}."))
-    columns = [("of", "left"), ("what", "left")]
-    columns += [(html.text(label, 60), "right") for label in runs]
-    return (
-        '<div class="gpuscope-differences" style="line-height:1.5;overflow-x:auto">'
-        f"<b>Side by side</b><br>{'<br>'.join(lines)}"
-        f"{html.table(columns, _rows(list(runs.values())))}</div>"
-    )
-
-
-def _changes(before: object, now: object, path: str = "") -> Iterator[str]:
-    """Say field by field what differs between two descriptions."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*before, *now]):
-            if path or key != "settings":  # their names are made of the partitions
-                inside = f"{path}.{key}" if path else str(key)
-                yield from _changes(before.get(key), now.get(key), inside)
-    elif before is None and isinstance(now, Mapping):
-        yield f"{path}: added"
-    elif now is None and isinstance(before, Mapping):
-        yield f"{path}: removed"
-    elif before != now:
-        yield f"{path}: {_told(before, now)} → {_told(now, before)}"
-
-
-def _told(value: object, other: object) -> str:
-    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
-    if value is None and isinstance(other, bool):
-        value = not other
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not value and isinstance(other, list):
-        return "none"
-    return "–" if value is None or isinstance(value, Mapping) else str(value)
-
-
-def _measured(run: Summary) -> dict[tuple[str, str], tuple[float, int, float]]:
-    """Return of what and what → its value, whether more is better, and the share of its noise."""
-    found: dict[tuple[str, str], tuple[float | None, int, float]] = {}
-    for row in run.rows:
-        for column, (what, unit, better) in _MEASURES.items():
-            if not (row["workload"] in run.background and column.startswith("latency")):
-                noise = noise_of(column, row["spreads"].get(column, 0.0))
-                found[row["workload"], f"{what} ({unit})"] = (row[column], better, noise)
-    for name in ("overlap", "gain") if run.rows else ():
-        found["all", name] = (run.rows[0][name], 0, 0.0)
-    for part in run.confinement.partitions if run.confinement is not None else ():
-        found[part.partition, "confinement"] = (part.fraction, 1, 0.0)
-    return {
-        key: (value, better, noise)
-        for key, (value, better, noise) in found.items()
-        if value is not None
-    }
-
-
-def _rows(runs: list[Summary]) -> Iterator[list[str]]:
-    """Return of each number its value in every run, and how far that is from the first's."""
-    measured = [_measured(run) for run in runs]
-    for key in dict.fromkeys(key for one in measured for key in one):
-        base = measured[0].get(key)
-        cells = []
-        for index, one in enumerate(measured):
-            value, better, noise = one.get(key, (None, 0, 0.0))
-            cell = "–" if value is None else f"<b>{format_value(float(value))}</b>"
-            if index and value is not None and base is not None:
-                share = (value - base[0]) / base[0] if base[0] else None
-                cell += f" <small>{_judged(share, better, math.hypot(noise, base[2]))}</small>"
-            cells.append(cell)
-        yield [html.text(key[0], 40), html.text(key[1]), *cells]
-
-
-def _judged(share: float | None, better: int, noise: float) -> str:
-    if share is None:
-        return "–"
-    if abs(share) < _NONE:
-        return "the same"
-    if abs(share) <= noise:
-        return f"{share:+.1%}, within noise"
-    word = "" if not better else " better" if share * better > 0 else " worse"
-    return f"{share:+.1%}{word}"

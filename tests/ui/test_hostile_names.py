@@ -22,6 +22,7 @@ from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets import html as dashboard
 from gpuscope.widgets import results
+from gpuscope.widgets.compared import side_by_side
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 import nsight_files as nsight
@@ -318,7 +319,7 @@ def test_a_run_with_such_names_does_not_act(browser_page, tmp_path):
         "report": html_report(run, tmp_path / "r.html", title=NAMES[0]).read_text("utf-8"),
         "verdicts of the dashboard": results.verdicts(summary, dict.fromkeys(NAMES, "#123456")),
         "numbers of the dashboard": results.numbers(summary),
-        "runs of the dashboard": results.compared({NAMES[0]: summary, NAMES[1]: summary}),
+        "runs of the dashboard": side_by_side({NAMES[0]: summary, NAMES[1]: summary}),
         "timeline": figures.timelines(run.traces).to_html(include_plotlyjs=True),
         **{f"{name}: {what}": content for what, content in outputs(trace).items()},
     }

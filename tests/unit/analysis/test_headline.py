@@ -15,7 +15,7 @@ from gpuscope.analysis.headline import changes, headline
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, results
+from gpuscope.widgets import compared, html, results
 from gpuscope.widgets.pins import beside
 
 OF_RATES = "share_of_alone_on_whole_gpu"
@@ -317,3 +317,22 @@ def test_a_dashboards_runs_without_their_rows_say_the_same():
     assert html.note(words) == results.won(summaries)
     change = headline(beside(runs)).change
     assert str(change.setting) in words
+
+
+@pytest.mark.parametrize(
+    ("column", "before", "after", "word"),
+    [
+        ("latency_p50_us", 40.0, 110.0, "+175.0% worse"),
+        ("latency_p50_us", 40.0, 20.0, "-50.0% better"),
+        ("latency_p50_us", 40.0, 41.0, "+2.5%, within noise"),
+        ("latency_p99_us", 40.0, 48.0, "+20.0%, within noise"),
+        ("goodput_per_s", 100.0, 50.0, "-50.0% worse"),
+        ("goodput_per_s", 0.0, 50.0, "–"),
+        ("", 1.0, 0.99, "-1.0% worse"),
+        ("", 1.0, 1.0, "the same"),
+    ],
+)
+def test_side_by_side_what_is_within_noise_is_called_so(column, before, after, word):
+    better = -1 if column.startswith("latency") else 1
+    base, now = ((value, better, column, 0.0) for value in (before, after))
+    assert compared._judged(base, now) == word

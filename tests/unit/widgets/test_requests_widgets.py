@@ -9,6 +9,7 @@ from gpuscope.errors import InvalidExperiment
 from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets import results
 from gpuscope.widgets.as_code import gpuscope_code
+from gpuscope.widgets.compared import side_by_side
 from gpuscope.widgets.presets import PRESETS
 
 PRESET = PRESETS["requests: prefill | decode"]
@@ -72,7 +73,7 @@ def test_a_card_judges_requests():
     assert f"({seen.met:.0%} meet the SLO)" in shown
     assert f"(n = {seen.tbt_n:,})" in shown
     assert "chat" not in results.numbers(now)  # its numbers are on the card
-    assert "goodput (1/s)" in results.compared({"a": now, "b": now})
+    assert "goodput (1/s)" in side_by_side({"a": now, "b": now})
 
 
 def test_code_judges_requests():

@@ -317,3 +317,22 @@ def test_a_folder_that_is_not_there_is_named(run, tmp_path):
 def test_the_same_run_gives_the_same_file(run, tmp_path):
     one, two = html_report(run, tmp_path / "1.html"), html_report(run, tmp_path / "2.html")
     assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("plain_us", "raised_us", "said"),
+    [(40, 9, "helps"), (9, 40, "harms"), (40, 39, "does not help")],
+)
+@pytest.mark.parametrize("order", [("plain", "raised"), ("raised", "plain")])
+def test_what_priority_alone_did_is_compared_with_the_setting_without_it(
+    tmp_path, plain_us, raised_us, said, order
+):
+    took_us = {"plain": plain_us, "raised": raised_us}
+    run = make_run(
+        {name: make_trace(calls=1000, latency_ns=took_us[name] * 1000) for name in order}
+    )
+    run.experiment["settings"] = {"plain": {}, "raised": {"streams": {"s": {"priority": -1}}}}
+    page = html_report(run, tmp_path / "r.html").read_text("utf-8").replace("\xa0", " ")
+    line = re.search(r"priority alone (.*?)Priority chooses", page)[1]
+    assert line.startswith(said)
+    assert re.search(rf"{raised_us}\S* µs in “raised”, and {plain_us}\S* µs in “plain”", line), line

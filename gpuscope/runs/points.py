@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypedDict
 
@@ -17,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpuscope._files import make_folder, replacing
+from gpuscope._files import make_folder
 from gpuscope._text import clean
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import COLUMNS
@@ -25,6 +23,7 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import GpuscopeError
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.grid import Point, Value
+from gpuscope.runs.journals import Journal, damaged, journaled, of_the_dead, seal
 from gpuscope.trace.run import Run
 
 Rows: TypeAlias = list[Row]
@@ -133,7 +132,7 @@ class Points:
         if self._folder is not None:
             make_folder(self._folder)
         self._unsaved: dict[int, Rows] = {}
-        self._journal: _Journal | None = None
+        self._journal: Journal | None = None
         self.finished = self._there().numbers
         """Numbers of the measurements that need not be made, or not again."""
 
@@ -150,7 +149,7 @@ class Points:
             try:
                 if self._journal is None:
                     path = self._folder / f"{self._prefix}-{secrets.token_hex(4)}.arrows"
-                    self._journal = _Journal(path, self._schema)
+                    self._journal = Journal(path, self._schema)
                 self._journal.write(self._table(rows))
             except OSError as error:
                 if self._journal is not None:
@@ -172,7 +171,7 @@ class Points:
             mine.close()
         if self._folder is not None:
             for path in self._folder.glob(f"{self._prefix}-*.arrows"):
-                _seal(path)
+                seal(path)
 
     def all(self) -> Saved:
         """Return all rows, in memory: those of this process, and what is in the folder by now."""
@@ -324,11 +323,11 @@ def saved(folder: Path, prefix: str) -> Saved | None:
         try:
             for journal in sorted(folder.glob(f"{prefix}-*.arrows")):
                 with _readable(journal):
-                    table, is_whole = _journaled(journal)
+                    table, is_whole = journaled(journal)
                     if not is_whole:
-                        with _of_the_dead(journal) as is_dead:  # else it is being written
+                        with of_the_dead(journal) as is_dead:  # else it is being written
                             if is_dead:
-                                warnings.warn(_damaged(journal, table), stacklevel=4)
+                                warnings.warn(damaged(journal, table), stacklevel=4)
                     if table is None or not len(table):
                         continue
                     facts.append(_facts(table.schema))
@@ -369,99 +368,3 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path.name!r} in {path.parent.name!r} holds no readable points of a sweep ({error}): "
             "move it away, and its points are measured again"
         ) from error
-
-
-# -- journals -------------------------------------------------------------------------------
-class _Journal:
-    """A stream of Arrow's to which each point is appended; locked while its writer lives."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        hidden = path.with_name(f".{path.name}")
-        self._lock = hidden.open("xb")
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._file = pa.OSFile(str(hidden), "wb")
-        self._stream = pa.ipc.new_stream(self._file, schema)
-        hidden.rename(path)
-        self._path = path
-        self.length = 0
-
-    def write(self, table: pa.Table) -> None:
-        """Append the rows of one point; where that fails, the file stays as it was."""
-        nbytes = self._file.tell()
-        try:
-            self._stream.write_table(table)
-        except OSError:
-            os.truncate(self._path, nbytes)
-            raise
-        self.length += 1
-
-    def close(self) -> None:
-        """End it, which frees the lock. All points are in the file, also where this fails."""
-        for stream in (self._stream, self._file, self._lock):
-            with suppress(OSError):  # a full disk
-                stream.close()
-
-
-def _journaled(path: Path) -> tuple[pa.Table | None, bool]:
-    """Return the points of a journal, each once, and whether all of it could be read.
-
-    What a killed process wrote in part cannot be read, as little as what was damaged later.
-    """
-    batches: dict[int, pa.RecordBatch] = {}
-    with pa.OSFile(str(path)) as file:
-        try:
-            reader = pa.ipc.open_stream(file)
-        except (pa.ArrowInvalid, OSError, StopIteration):
-            return None, not file.size()
-        try:
-            while True:
-                batch = reader.read_next_batch()
-                batches.setdefault(batch.column("number")[0].as_py(), batch)
-        except StopIteration:
-            is_whole = file.tell() == file.size()
-        except (pa.ArrowInvalid, OSError, KeyError, IndexError):
-            is_whole = False
-        return pa.Table.from_batches(batches.values(), reader.schema), is_whole
-
-
-@contextmanager
-def _of_the_dead(journal: Path) -> Iterator[bool]:
-    """Hold the lock of a journal, unless its writer lives; yields whether it is held."""
-    try:
-        lock = journal.open("r+b")
-    except OSError:
-        yield False
-        return
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
-
-
-def _seal(journal: Path) -> None:
-    """Turn a journal into a Parquet file, unless its writer lives; set it aside if damaged."""
-    with _of_the_dead(journal) as is_held:
-        if not is_held:
-            return
-        table, is_whole = _journaled(journal)
-        if table is not None and len(table):
-            with replacing(journal.with_suffix(".parquet")) as temporary:
-                pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-        if is_whole:
-            journal.unlink()
-        else:
-            warnings.warn(_damaged(journal, table), stacklevel=4)
-            journal.rename(journal.with_name(f"{journal.name}.damaged"))
-
-
-def _damaged(journal: Path, table: pa.Table | None) -> str:
-    points = 0 if table is None else len(set(table.column("number").to_pylist()))
-    return (
-        f"of {journal.name!r} in {journal.parent.name!r} {points} points can be read: what follows "
-        "is damaged, or a killed process wrote it in part. The same call measures again what is "
-        "missing; the file is set aside then, as one that ends in .damaged"
-    )

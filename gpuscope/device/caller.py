@@ -188,7 +188,7 @@ def _check_stream(stream: object) -> None:
 
 
 class _PythonGuard:
-    """What ``Guard`` of ``_fastpath.c`` does, where that is not compiled."""
+    """What ``Guard`` of ``_guards.c`` does, where that is not compiled."""
 
     __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
 

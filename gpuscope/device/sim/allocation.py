@@ -124,8 +124,9 @@ class SimMemory(SimHost):
         shape, dtype = array.shape, array.dtype
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
-            kept = value if isinstance(value, SimArray) else np.array(value, dtype)
-            fits = np.broadcast_shapes(kept.shape, shape) == shape
+            kept = np.array(() if isinstance(value, SimArray) else value, dtype)
+            found = value.shape if isinstance(value, SimArray) else kept.shape
+            fits = np.broadcast_shapes(found, shape) == shape
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:

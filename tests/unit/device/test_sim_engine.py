@@ -994,7 +994,10 @@ def test_a_model_that_computes_another_number_of_values_is_refused(device, whole
     source, result = gpu.asarray(np.ones(1000)), gpu.asarray(np.zeros(2000))
     kernel = gpu.compile("", "wrong", model=model)
     target = gpu.empty(1000, "float64") if whole else result[:1000]
-    with gpu.create_stream() as stream, pytest.raises(InvalidOperand, match=r"KernelModel\.compute"):
+    with (
+        gpu.create_stream() as stream,
+        pytest.raises(InvalidOperand, match=r"KernelModel\.compute"),
+    ):
         stream.launch(kernel, source, target, grid=1, block=32)
         gpu.to_host(target)
 

@@ -218,6 +218,19 @@ def test_guards_of_two_interpreters_leave_each_other_alone():
 
 
 @needs_compiled
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="all interpreters share one lock")
+def test_it_loads_in_an_interpreter_with_a_lock_of_its_own():
+    isolated = "" if sys.version_info >= (3, 13) else "isolated=True"
+    load = "import gpuscope._fastpath as module; module.Workspace(1, 2, 3, 4)"
+    run_beside(f"""
+{{interpreters}}
+other = interpreters.create({isolated})
+assert interpreters.run_string(other, {load!r}) is None
+interpreters.destroy(other)
+""")
+
+
+@needs_compiled
 def test_each_load_of_the_module_has_a_state_of_its_own():
     def load():
         path = _compiled.fastpath.__file__

@@ -60,7 +60,7 @@ def compile_to(root: Path) -> str:
     include = f"-I{sysconfig.get_paths()['include']}"
     texts = [path.read_bytes() for path in sorted((ROOT / "gpuscope").glob("_*.[ch]"))]
     crc = f"-DSOURCE_CRC={zlib.crc32(b''.join(texts))}u"  # gpuscope asks for it
-    options = ["-O2", "-fPIC", "-pthread", "-fvisibility=hidden", *shared, include, crc]
+    options = ["-O3", "-fPIC", "-pthread", "-fvisibility=hidden", *shared, include, crc]
     for target, units in MODULES.items():
         sources = [str(ROOT / "gpuscope" / f"_{unit}.c") for unit in units]
         if why_not := run([*command, *options, *sources, "-o", str(root / target), "-ldl"]):

@@ -46,7 +46,7 @@ help:
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/ (OFFLINE=1 too)'
 	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
 	@echo 'make lite        a JupyterLite site with the lessons, to run in a browser, in site/lite/'
-	@echo 'make fuzz        20,000 damaged traces a format, property tests on EXAMPLES=2000'
+	@echo 'make fuzz        20,000 damaged traces a format, C with sanitizers, property tests on EXAMPLES=2000'
 	@echo 'make lock        write scripts/locked.txt, the versions that CI installs'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'

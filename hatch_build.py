@@ -32,7 +32,7 @@ class FastPath(BuildHookInterface):
         if why_not:
             self.app.display_warning(f"gpuscope without its compiled launch path: {why_not}")
         elif self._folder is not None:
-            build_data["force_include"] |= {str(at / made): made for made in MODULES.values()}
+            build_data["force_include"] |= {str(at / made): made for made in MODULES}
             build_data.update(pure_python=False, infer_tag=True)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

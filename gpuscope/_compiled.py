@@ -20,9 +20,9 @@ def _load() -> tuple[ModuleType | None, str]:
         module = importlib.import_module("gpuscope._fastpath")
     except ImportError as error:
         return None, f"it is not compiled ({error})"
-    source = Path(__file__).with_name("_fastpath.c")
-    if source.exists() and zlib.crc32(source.read_bytes()) != module.source_crc:
-        return None, "it was compiled from another _fastpath.c"
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("_*.[ch]"))]
+    if sources and zlib.crc32(b"".join(sources)) != module.source_crc:
+        return None, "it was compiled from other sources"
     return module, ""
 
 

@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
-int
+__attribute__((visibility("default"))) int
 InitializeInjection(void)
 {
     int (*is_up)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");

@@ -1,5 +1,5 @@
-"""Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c`, and what
-tells `gpuscope record` that a program is about to use CUDA, `_injection.c`.
+"""Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c` and the units
+of it, and what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`.
 
     python scripts/compile_fastpath.py     into the checkout
 
@@ -21,11 +21,12 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_UNITS = ("fastpath", "guards", "ranges", "products", "operands", "events", "launches")
 MODULES = {
-    "gpuscope/_fastpath.c": f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}",
-    "gpuscope/_injection.c": "gpuscope/_injection.so",
+    f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}": _UNITS,
+    "gpuscope/_injection.so": ("injection",),
 }
-"""Source → where what is compiled of it belongs, in the checkout and in a wheel."""
+"""Where what is compiled belongs, in the checkout and in a wheel → sources, ``gpuscope/_*.c``."""
 
 
 def compiler() -> list[str] | None:
@@ -42,7 +43,7 @@ def compiler() -> list[str] | None:
 
 def compile_to(root: Path) -> str:
     """Compile into a folder like the checkout's; returns why that was not possible, or ``""``."""
-    for target in MODULES.values():
+    for target in MODULES:
         (root / target).parent.mkdir(exist_ok=True)
         (root / target).unlink(missing_ok=True)
     if os.environ.get("GPUSCOPE_PURE") == "1":
@@ -57,12 +58,12 @@ def compile_to(root: Path) -> str:
     macos = ["-bundle", "-undefined", "dynamic_lookup"]
     shared = macos if sys.platform == "darwin" else ["-shared"]
     include = f"-I{sysconfig.get_paths()['include']}"
-    for source, target in MODULES.items():
-        crc = zlib.crc32((ROOT / source).read_bytes())  # gpuscope asks for it
-        options = ["-O2", "-fPIC", "-pthread", *shared, include, f"-DSOURCE_CRC={crc}u"]
-        if why_not := run(
-            [*command, *options, str(ROOT / source), "-o", str(root / target), "-ldl"]
-        ):
+    texts = [path.read_bytes() for path in sorted((ROOT / "gpuscope").glob("_*.[ch]"))]
+    crc = f"-DSOURCE_CRC={zlib.crc32(b''.join(texts))}u"  # gpuscope asks for it
+    options = ["-O3", "-fPIC", "-pthread", "-fvisibility=hidden", *shared, include, crc]
+    for target, units in MODULES.items():
+        sources = [str(ROOT / "gpuscope" / f"_{unit}.c") for unit in units]
+        if why_not := run([*command, *options, *sources, "-o", str(root / target), "-ldl"]):
             return why_not
     return ""
 
@@ -78,7 +79,7 @@ def run(words: list[str]) -> str:
 
 def main() -> int:
     why_not = compile_to(ROOT)
-    compiled = f"compiled {', '.join(MODULES.values())}"
+    compiled = f"compiled {', '.join(MODULES)}"
     print(f"gpuscope launches in Python: {why_not}" if why_not else compiled)
     return 0
 

@@ -1,12 +1,16 @@
-"""Try the readers of traces on damaged files, and the property tests on many more examples.
+"""Try the readers of traces on damaged files, C with sanitizers, and the property tests at length.
 
     python scripts/fuzz.py [EXAMPLES [MUTANTS]] [--seed SEED] [--only FORMAT] [--mutants-only]
+    python scripts/fuzz.py --c-only
 
 Of each format, MUTANTS (20,000) files are damaged, in one process a format. Each that loads is
 analysed, summarised, drawn, exported to every format and loaded again (tests/trace_chain.py);
 one in 16 is made HTML pages of, too, which take as long as all the rest. A trace that equals one
 that went that way already does not go again. What was done is kept in .hypothesis/mutants/ beside
 the files that failed: the next call tries those first and goes on where this one stopped.
+
+C is compiled with gcc's address and undefined-behaviour sanitizers into a folder like the package;
+its tests and tests/try_fastpath.py run on that.
 
 EXAMPLES (2,000) are those of each property test; tests that fix their own number keep it. What
 fails is kept in .hypothesis/ and tried first by the next ordinary test run.
@@ -19,14 +23,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from compile_fastpath import compile_to  # beside this file
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / ".hypothesis" / "mutants"
 FORMATS = ("parquet", "json", "gzip", "sqlite")
+C_TESTS = (
+    "device/test_compiled_products.py", "record/test_noted_launches.py", "device/test_guard.py",
+    "record/test_nvtx.py",
+)  # fmt: skip
+C_ROUNDS = 1000
 
 
 def mutate(forms: list[str], seed: int, most: int) -> int:
@@ -57,6 +69,39 @@ def mutate(forms: list[str], seed: int, most: int) -> int:
     return failed
 
 
+def sanitized(seed: int) -> int:
+    """Run what tries the C part on a build with sanitizers; returns how many runs failed."""
+    flags = "-g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover"
+    library = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+    tests = [str(ROOT / "tests" / "unit" / path) for path in C_TESTS]
+    runs = [
+        [str(ROOT / "tests" / "try_fastpath.py"), str(seed), str(C_ROUNDS)],
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "gpuscope"
+        with mock.patch.dict(os.environ, CC=f"gcc {flags}"):
+            why_not = compile_to(Path(folder))
+        if why_not:
+            print(f"C with sanitizers: {why_not}")
+            return 1
+        for path in (ROOT / "gpuscope").iterdir():
+            if path.suffix != ".so":
+                (package / path.name).symlink_to(path)
+        environment = os.environ | {
+            "LD_PRELOAD": library,
+            "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "tests")]),
+            "PYTHONMALLOC": "malloc",  # Python's own would hide what is used after it was freed
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much behind; references are counted
+        }
+        loaded = "import sys, gpuscope._compiled as c; sys.exit(c.fastpath is None)"
+        return sum(
+            subprocess.run([sys.executable, "-P", *words], env=environment, check=False).returncode
+            != 0
+            for words in [["-c", loaded], *runs]
+        )
+
+
 def properties(examples: int) -> int:
     """Run the property tests."""
     settings.register_profile(
@@ -82,11 +127,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=FORMATS, action="append")
     parser.add_argument("--mutants-only", action="store_true")
+    parser.add_argument("--c-only", action="store_true")
     given = parser.parse_args()
+    if given.c_only:
+        return int(sanitized(given.seed) > 0)
     failed = mutate(given.only or list(FORMATS), given.seed, given.mutants)
     if given.mutants_only:
         return int(failed > 0)
     os.environ["GPUSCOPE_MUTATIONS"] = str(given.mutants)
+    failed += sanitized(given.seed)
     return properties(given.examples) or int(failed > 0)
 
 

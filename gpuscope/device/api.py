@@ -163,8 +163,9 @@ class KernelModel:
         ``reads(args)`` → the arrays that it reads; ``writes(args)`` → the array that it
         overwrites, or ``None``.
     compute
-        Values of the arrays read → new value of the array written. Of a collective: number of a
-        rank, and the values that each rank read → new value there, in C order.
+        Values of the arrays read → new value of the array written, as many elements as that has:
+        else reading it raises InvalidOperand. Of a collective: number of a rank, and the values
+        that each rank read → new value there, in C order.
     joint
         ``joint(args)`` → what a launch of a collective has in common with that on other ranks. It
         reads one array and overwrites the whole of another, or that one.

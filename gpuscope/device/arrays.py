@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from gpuscope._checks import count, given
 from gpuscope._text import clean
-from gpuscope._types import DType
+from gpuscope._types import Array, DType
 from gpuscope.device.dtypes import DTYPES, did_you_mean, dtype_name
 from gpuscope.errors import InvalidOperand
 
@@ -61,6 +62,29 @@ def as_dtype(dtype: npt.DTypeLike | None) -> DType:
             f"device computes with; use {found.newbyteorder('=').name}"
         )
     return found
+
+
+def fitted(values: npt.ArrayLike, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Return what a kernel's model computed as the array that it writes.
+
+    Raises
+    ------
+    InvalidOperand
+        It is no numbers, or not as many.
+    """
+    try:
+        made = np.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidOperand(
+            f"KernelModel.compute returned {given(values)}, which cannot be made {dtype.name} "
+            f"({clean(error, 100)}): return the new values of the array written"
+        ) from error
+    if made.size != math.prod(shape):
+        raise InvalidOperand(
+            f"KernelModel.compute returned {made.size} values, in shape {made.shape}, for an array "
+            f"of shape {shape}: return {math.prod(shape)}"
+        )
+    return made.reshape(shape)
 
 
 def require_array(

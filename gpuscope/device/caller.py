@@ -6,7 +6,8 @@ separate things live here. The *caller stream* is a selection made with
 *current stream* is a per-thread, per-device registry that a launch sets while it runs.
 
 Both live in one slot per process, kept beside the modules: it survives a reload of this
-module, and a second copy of the package under another name reads and writes the same.
+module, and a second copy of the package under another name reads and writes the same. A second
+interpreter in the process has modules, and so a slot, of its own.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _check_stream(stream: object) -> None:
 
 
 class _PythonGuard:
-    """What ``Guard`` of ``_fastpath.c`` does, where that is not compiled."""
+    """What ``Guard`` of ``_guards.c`` does, where that is not compiled."""
 
     __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
 

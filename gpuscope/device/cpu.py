@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuscope._types import Array, DType
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
+from gpuscope.device.arrays import fitted
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
@@ -199,7 +200,7 @@ class CpuBackend(Backend):
         model = kernel.model
         target = model.writes(args) if model is not None else None
         if model is not None and target is not None and model.compute is not None:
-            target[...] = model.compute(*model.reads(args))
+            target[...] = fitted(model.compute(*model.reads(args)), target.shape, target.dtype)
         self._did("kernel", kernel.name, correlation, start_ns)
 
     def matmul(

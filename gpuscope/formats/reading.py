@@ -90,6 +90,8 @@ def _recognised(name: str, head: bytes) -> Format | None:
     Otherwise built-in formats come first, so that no plugin takes their files.
     """
     named = of_suffix(name)
+    if named is not None and not named.origin and named.recognise and named.recognise(head):
+        return named  # and no plugin is imported
     matching: list[Format] = []
     for known in known_formats():
         if known.recognise is None or (known.origin and matching and known is not named):

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import TypeVar
 
+from gpuscope._optional import declared
 from gpuscope.errors import ExportError, GpuscopeError
 from gpuscope.formats.builtin import BUILT_IN
 from gpuscope.formats.format import Format
@@ -22,9 +22,9 @@ GROUP = "gpuscope.formats"
 def _plugged() -> tuple[tuple[Format, ...], tuple[str, ...]]:
     """Return the formats of plugins, in the order of their names, and why others are not there."""
     formats: list[Format] = []
-    problems: list[str] = []
+    entries, problems = declared(GROUP)
     owners = {suffix: known.name for known in BUILT_IN for suffix in known.suffixes}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in sorted(entries, key=lambda entry: entry.name):
         package = "" if entry.dist is None else f" of package {entry.dist.name!r}"
         origin = f"plugin {entry.name!r}{package}"
         try:
@@ -87,8 +87,15 @@ def suffixes(way: str = "write") -> str:
 
 
 def of_suffix(name: str) -> Format | None:
-    """Return the format that the end of a file's name says: the longest suffix wins."""
+    """Return the format that the end of a file's name says: the longest suffix wins.
+
+    Plugins are imported only if one may have a longer suffix than the built-in formats.
+    """
     name = name.lower()
+    end = name[name.find(".", 1) :]
+    for known in BUILT_IN:
+        if end in known.suffixes:
+            return known
     owners = {
         suffix: known
         for known in known_formats()

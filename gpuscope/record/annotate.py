@@ -38,7 +38,7 @@ def range_of(name: str) -> _Range:
 
 
 class _PythonRange:
-    """What ``Range`` of ``_fastpath.c`` does, where that is not compiled."""
+    """What ``Range`` of ``_ranges.c`` does, where that is not compiled."""
 
     __slots__ = ("_open", "_pushed", "_range")
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Annotated
 
 from pydantic import PlainValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from gpuscope._checks import closest, given
+from gpuscope._optional import declared
 from gpuscope._text import clean
 from gpuscope.errors import InvalidExperiment
 from gpuscope.workloads.builtin import BUILT_IN, PYTHON
@@ -27,15 +28,16 @@ GROUP = "gpuscope.workloads"
 
 
 @functools.cache
-def _entries() -> dict[str, EntryPoint]:
-    """Return what other packages declare, by name; loads none of it."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def _declared() -> tuple[dict[str, EntryPoint], list[str]]:
+    """Return what other packages declare, by name, and what cannot be read; loads none of it."""
+    entries, problems = declared(GROUP)
+    return {entry.name: entry for entry in entries}, problems
 
 
 @functools.cache
 def _loaded(name: str) -> type[WorkloadSpec] | str:
     """Return a kind of another package; or, where that is broken, what is wrong."""
-    entry = _entries()[name]
+    entry = _declared()[0][name]
     try:
         spec: type[WorkloadSpec] = entry.load()
         wrong = _wrong(name, spec)
@@ -43,7 +45,7 @@ def _loaded(name: str) -> type[WorkloadSpec] | str:
         wrong = f"{type(error).__name__}: {error}"
     if not wrong:
         return spec
-    package = entry.dist.name if entry.dist is not None else entry.module
+    package = entry.dist.name if entry.dist is not None else entry.value
     return clean(
         f"the kind {name!r} of the package {package!r} ({entry.value}) cannot be used: "
         f"{wrong}. Mend or uninstall the package"
@@ -75,7 +77,7 @@ def find_kind(name: str) -> type[WorkloadSpec] | None:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if name not in _entries():
+    if name not in _declared()[0]:
         return None
     spec = _loaded(name)
     if isinstance(spec, str):
@@ -92,18 +94,20 @@ def kinds() -> dict[str, type[WorkloadSpec]]:
     >>> [*gs.workloads.kinds()][:3]
     ['gemm', 'copy', 'spin']
     """
-    others = {name: _loaded(name) for name in _entries() if name not in BUILT_IN}
+    others = {name: _loaded(name) for name in _declared()[0] if name not in BUILT_IN}
     return {**BUILT_IN, **{name: spec for name, spec in others.items() if isinstance(spec, type)}}
 
 
 def broken_kinds() -> list[str]:
-    """Return what is wrong with each kind of another package that cannot be used."""
-    return [words for name in _entries() if isinstance(words := _loaded(name), str)]
+    """Return what is wrong with each kind, or package, that cannot be used."""
+    entries, problems = _declared()
+    broken = [words for name in entries if isinstance(words := _loaded(name), str)]
+    return [*broken, *map(clean, problems)]
 
 
 def forget_kinds() -> None:
     """Look for other packages' kinds anew: something was installed since."""
-    _entries.cache_clear()
+    _declared.cache_clear()
     _loaded.cache_clear()
 
 
@@ -115,7 +119,8 @@ def _of_its_kind(value: object) -> WorkloadSpec:
         raise PydanticCustomError("dict_type", "should be a table")
     kind = value.get("kind")
     name = PYTHON if str(kind).partition(":")[0] == PYTHON else str(kind)
-    words = f"{str(kind)!r} is no kind of workload{closest(name, kinds())}"
+    others = [other for other in _declared()[0] if other not in BUILT_IN]
+    words = f"{str(kind)!r} is no kind of workload{closest(name, [*BUILT_IN, *others])}"
     if kind is None:
         words = "missing"
     else:
@@ -124,7 +129,8 @@ def _of_its_kind(value: object) -> WorkloadSpec:
                 return spec.model_validate(value)
         except InvalidExperiment as error:
             words = str(error)
-    allowed = ", ".join(repr(spec.kind_spelling()) for spec in kinds().values())
+    spellings = [*(spec.kind_spelling() for spec in BUILT_IN.values()), *others]
+    allowed = ", ".join(map(repr, spellings))
     raise PydanticCustomError("kind", "{words}", {"words": f"{words}; allowed: {allowed}"})
 
 

@@ -74,7 +74,7 @@ def _destroy(handles: list[int]) -> None:
 
 
 class _Gemms:
-    """What ``_fastpath.c`` does of GEMMs, where that is not compiled."""
+    """What ``_products.c`` does of GEMMs, where that is not compiled."""
 
     class Workspace:
         """What the GEMMs of one stream compute in, one after the other.

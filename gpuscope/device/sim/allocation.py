@@ -12,7 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope._checks import given
 from gpuscope._types import Array, DType
+from gpuscope.device.arrays import fitted
 from gpuscope.device.calls import Call
 from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
 from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
@@ -21,7 +23,7 @@ from gpuscope.device.sim.host import Pace, SimHost
 from gpuscope.device.sim.memory import Buffer, Drawn, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.ops import CopyOp, Effect, SimStream
 from gpuscope.device.stream import Stream
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidOperand
 
 Assigning: TypeAlias = Callable[
     [SimArray, tuple[SimArray, ...]], AbstractContextManager[Call | None]
@@ -119,13 +121,22 @@ class SimMemory(SimHost):
         """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""
         legacy = self.engine.legacy
         cost = self.profile.copy_cost(array.nbytes, legacy.sms.bit_count())
-        sources: tuple[SimArray, ...] = ()
-        if isinstance(value, SimArray):
-            sources = (value,)
-            effect = Write(array, sources, lambda values: values)
-        else:
-            kept, shape = np.array(value), array.shape
-            effect = Write(array, (), lambda: np.broadcast_to(kept, shape))
+        shape, dtype = array.shape, array.dtype
+        sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
+        try:
+            kept = np.array(() if isinstance(value, SimArray) else value, dtype)
+            found = value.shape if isinstance(value, SimArray) else kept.shape
+            fits = np.broadcast_shapes(found, shape) == shape
+        except (TypeError, ValueError):  # no numbers, or another shape
+            fits = False
+        if not fits:
+            raise InvalidOperand(
+                f"{given(value)} cannot be assigned to {array!r}: give numbers of a shape that "
+                f"broadcasts to {shape}"
+            )
+        effect = Write(
+            array, sources, lambda *values: np.broadcast_to(values[0] if values else kept, shape)
+        )
         with self.assigning(array, sources) as call, self._lock:
             number = 0 if call is None else call.correlation
             call_ns = self._cost["launch_call_ns"]
@@ -255,8 +266,10 @@ def computed(
         bound = [(source, source.buffer.version) for source in on_device]
         return lambda: np.copyto(
             destination,
-            values(*(source.view_of(version.value()) for source, version in bound)),
-            casting="unsafe",
-        )
+            fitted(
+                values(*(source.view_of(version.value()) for source, version in bound)),
+                destination.shape, destination.dtype,
+            ),
+        )  # fmt: skip
 
     return start

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope._types import Array, DType
+from gpuscope.device.arrays import fitted
 from gpuscope.device.memory import Block
 from gpuscope.device.raw import Shape
 from gpuscope.errors import InvalidOperand
@@ -308,7 +309,7 @@ class Write:
 
     def _values(self, *flats: Array) -> Array:
         views = [array.view_of(flat) for array, flat in zip(self._sources, flats, strict=True)]
-        return np.asarray(self._compute(*views), dtype=self._destination.dtype)
+        return fitted(self._compute(*views), self._destination.shape, self._destination.dtype)
 
     def _whole(self, *flats: Array) -> Array:
         return self._destination.flat(self._values(*flats))

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.device.arrays import fitted
 from gpuscope.device.ranks import Begun, Brought, Joint, Place
 from gpuscope.device.sim.memory import Drawn, Result, SimArray, Version
 
@@ -75,8 +76,7 @@ class Together:
         out, buffer = self._destination, self._destination.buffer
 
         def whole(*values: Array) -> Array:
-            made = np.asarray(self._compute(mine.rank, *values), out.dtype)
-            return out.flat(made)
+            return out.flat(fitted(self._compute(mine.rank, *values), out.shape, out.dtype))
 
         buffer.version = Version(whole, inputs, mine)
 

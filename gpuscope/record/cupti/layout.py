@@ -21,7 +21,7 @@ KERNEL, MARKER, MARKER_DATA, OVERHEAD, PEER_COPY = 10, 12, 13, 17, 22
 CUDA_EVENT, STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 36, 37, 38, 39, 51
 """Numbers of ``CUpti_ActivityKind``; KERNEL is CONCURRENT_KERNEL, which serialises nothing."""
 NOTED_DRIVER, NOTED_RUNTIME = 0x1000 + DRIVER, 0x1000 + RUNTIME
-"""Launches that were noted by ``_fastpath.c`` in CUPTI's place."""
+"""Launches that were noted by ``_launches.c`` in CUPTI's place."""
 
 OLDEST = 28
 """``CUPTI_API_VERSION`` of CUDA 12.9; from 13.0 on it reads 130000 and more."""

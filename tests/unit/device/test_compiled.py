@@ -15,7 +15,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import _compiled
-from gpuscope.device import diagnose
+from gpuscope.device import caller, diagnose
 
 ROOT = Path(__file__).parents[3]
 COMPILE = ROOT / "scripts" / "compile_fastpath.py"
@@ -41,7 +41,7 @@ def test_it_compiles_without_a_warning(compiling, tmp_path, monkeypatch):
     flags = "-Wall -Wextra -Werror -Wno-cast-function-type -Wno-missing-field-initializers"
     monkeypatch.setenv("CC", f"{compiling.compiler()[0]} {flags}")
     assert compiling.compile_to(tmp_path) == ""
-    assert all((tmp_path / target).exists() for target in compiling.MODULES.values())
+    assert all((tmp_path / target).exists() for target in compiling.MODULES)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_without_any_compiler_it_says_so(compiling, tmp_path, monkeypatch):
 @needs_compiled
 def test_a_module_of_another_source_is_not_used(monkeypatch):
     monkeypatch.setattr(_compiled.fastpath, "source_crc", 0)
-    assert _compiled._load() == (None, "it was compiled from another _fastpath.c")
+    assert _compiled._load() == (None, "it was compiled from other sources")
 
 
 def test_pure_leaves_it_out(monkeypatch):
@@ -150,5 +150,100 @@ def test_a_thread_that_ends_inside_a_guard_leaves_nothing_behind():
     thread.start()
     thread.join()
     del stream, thread
-    gs.device.caller.guards_of_threads()
+    caller.guards_of_threads()
     assert gone() is None
+
+
+@needs_compiled
+def test_nothing_that_python_can_reach_crashes_it_or_keeps_references():
+    command = [sys.executable, "-X", "faulthandler", str(ROOT / "tests" / "try_fastpath.py")]
+    done = subprocess.run([*command, "0", "30"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- other interpreters -----------------------------------------------------------------------
+BESIDE = """
+{interpreters}
+from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
+
+other = interpreters.create()
+enter = '''
+from gpuscope import _compiled
+from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
+
+assert _compiled.fastpath is not None, _compiled.why_not
+assert get_caller_stream() is None
+guard = CallerStreamGuard(3)
+guard.__enter__()
+'''
+leave = '''
+assert get_caller_stream() == 3
+guard.__exit__(None, None, None)
+assert get_caller_stream() is None
+'''
+interpreters.run_string(other, enter)
+assert get_caller_stream() is None
+with CallerStreamGuard(5):
+    assert get_caller_stream() == 5
+    interpreters.run_string(other, leave)
+    assert get_caller_stream() == 5
+interpreters.destroy(other)
+with CallerStreamGuard(6):
+    assert get_caller_stream() == 6
+assert get_caller_stream() is None
+"""
+INTERPRETERS = next(
+    (
+        name
+        for name in ("_interpreters", "_xxsubinterpreters")
+        if importlib.util.find_spec(name) is not None
+    ),
+    None,
+)
+needs_interpreters = pytest.mark.skipif(INTERPRETERS is None, reason="no other interpreters here")
+
+
+def run_beside(program: str) -> None:
+    text = program.format(interpreters=f"import {INTERPRETERS} as interpreters")
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiled
+@needs_interpreters
+def test_guards_of_two_interpreters_leave_each_other_alone():
+    run_beside(BESIDE)
+
+
+@needs_compiled
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="all interpreters share one lock")
+def test_it_loads_in_an_interpreter_with_a_lock_of_its_own():
+    isolated = "" if sys.version_info >= (3, 13) else "isolated=True"
+    load = "import gpuscope._fastpath as module; module.Workspace(1, 2, 3, 4)"
+    run_beside(f"""
+{{interpreters}}
+other = interpreters.create({isolated})
+assert interpreters.run_string(other, {load!r}) is None
+interpreters.destroy(other)
+""")
+
+
+@needs_compiled
+def test_each_load_of_the_module_has_a_state_of_its_own():
+    def load():
+        path = _compiled.fastpath.__file__
+        spec = importlib.util.spec_from_file_location("gpuscope._fastpath", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    first, second = load(), load()
+    assert first is not second
+    assert first.Guard is not second.Guard is not _compiled.fastpath.Guard
+    first.serve_guards(caller.process_slot(), lambda: None, lambda _: [], tuple)
+    with pytest.raises(RuntimeError, match="not served yet"):
+        second.Guard(5)
+    with gs.CallerStreamGuard(5):
+        assert gs.get_caller_stream() == 5

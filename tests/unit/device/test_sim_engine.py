@@ -33,7 +33,7 @@ from gpuscope.device.sim.ops import (
     Wait,
     Wave,
 )
-from gpuscope.errors import GpuscopeError, StreamError
+from gpuscope.errors import GpuscopeError, InvalidOperand, StreamError
 
 LATENCY = 4
 GAP = 2
@@ -975,6 +975,61 @@ def test_nothing_is_computed_that_nobody_reads(gpu):
     assert computed == []
     assert gpu.to_host(read).tolist() == gpu.to_host(read).tolist() == [2.0]
     assert computed == [1]
+
+
+@pytest.mark.parametrize("device", ["sim:h200", "cpu"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "wrong", [lambda v: v[:3], lambda v: 1.0, lambda v: np.tile(v, 2), lambda v: v[:0],
+              lambda v: ["x"] * 1000, lambda v: [[1], [2, 3]]],
+)  # fmt: skip
+def test_a_model_that_computes_another_number_of_values_is_refused(device, whole, wrong):
+    gpu = open_device(device, quiet=True)
+    model = KernelModel(
+        cost=lambda _profile, _grid, _args, _sms: KernelCost(1, 1000),
+        reads=lambda args: [args[0]],
+        writes=lambda args: args[1],
+        compute=wrong,
+    )
+    source, result = gpu.asarray(np.ones(1000)), gpu.asarray(np.zeros(2000))
+    kernel = gpu.compile("", "wrong", model=model)
+    target = gpu.empty(1000, "float64") if whole else result[:1000]
+    with (
+        gpu.create_stream() as stream,
+        pytest.raises(InvalidOperand, match=r"KernelModel\.compute"),
+    ):
+        stream.launch(kernel, source, target, grid=1, block=32)
+        gpu.to_host(target)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], "text", [[1], [2, 3]], None.__class__])
+def test_values_that_do_not_fit_are_not_assigned(gpu, wrong):
+    array = gpu.asarray(np.ones(1000))
+    with pytest.raises(InvalidOperand, match="cannot be assigned"):
+        array[...] = wrong
+    with pytest.raises(InvalidOperand, match="cannot be assigned"):
+        array[:500] = gpu.asarray(np.ones(3))
+    assert gpu.to_host(array).tolist() == [1.0] * 1000
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_assigned_arrays_are_broadcast(gpu, whole):
+    array, row = gpu.asarray(np.zeros((3, 2))), gpu.asarray([[5.0, 6.0]])
+    array[... if whole else slice(0, 2)] = row
+    assert gpu.to_host(array)[:2].tolist() == [[5.0, 6.0]] * 2
+
+
+def test_a_model_may_compute_its_values_in_another_shape(gpu):
+    model = KernelModel(
+        cost=lambda _profile, _grid, _args, _sms: KernelCost(1, 1000),
+        reads=lambda args: [args[0]],
+        writes=lambda args: args[1],
+        compute=np.ravel,
+    )
+    source, result = gpu.asarray([[1.0, 2.0], [3.0, 4.0]]), gpu.empty((2, 2), "float64")
+    with gpu.create_stream() as stream:
+        stream.launch(gpu.compile("", "flat", model=model), source, result, grid=1, block=32)
+    assert gpu.to_host(result).tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_a_long_chain_of_updates_is_computed_without_recursion(gpu):

@@ -219,6 +219,29 @@ def test_one_that_cannot_be_used_is_named(odd, tmp_path, expression, words):
     assert len(problems()) == 1
 
 
+def test_no_plugin_is_imported_for_files_of_built_in_formats(odd, tmp_path):
+    odd("declare('.odd', write=lambda trace, path, step: path.write_text('odd'))")
+    path = gs.export(a_trace(), tmp_path / "trace.parquet")
+    assert len(gs.load_trace(path)) == 2
+    assert "odd_format" not in sys.modules
+    assert gs.export(a_trace(), tmp_path / "trace.odd").read_text() == "odd"
+    assert "odd_format" in sys.modules
+
+
+@pytest.mark.parametrize("text", ["[group]\nno value\n", "\xff\xfe"])
+def test_malformed_entry_points_of_a_package_break_nothing(plugin, tmp_path, monkeypatch, text):
+    installed = tmp_path / "other" / "odd_package-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-package\nVersion: 1\n")
+    (installed / "entry_points.txt").write_bytes(text.encode("latin-1"))
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    registry.forget_plugins()
+    path = gs.export(a_trace(), tmp_path / "x.lines")
+    assert len(gs.load_trace(path)) == 1
+    (words,) = registry.problems()
+    assert "the package 'odd-package' cannot be read" in words
+
+
 def test_an_entry_point_to_nothing_is_named(odd, tmp_path):
     odd("3", entry='odd = "odd_format:NONE"')
     still_good(tmp_path)

@@ -169,6 +169,40 @@ def test_a_broken_package_is_named_and_takes_nothing_down(
     assert what in broken
 
 
+def test_a_kind_is_imported_only_where_it_is_named(tmp_path, monkeypatch, forgotten):
+    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', "Odd = 3")
+    spin = {"kind": "spin", "blocks": 1, "duration_us": 5, "stream": "s"}
+    gs.run(described(**spin), gs.open_device("sim:h200", quiet=True))
+    for unknown in ("spim", "od", None, 3):
+        with pytest.raises(InvalidExperiment, match=r"allowed: .*'odd'") as refused:
+            described(**{**spin, "kind": unknown})
+        assert (" (did you mean 'odd'?)" in str(refused.value)) == (unknown == "od")
+    assert "broken" not in sys.modules
+    with pytest.raises(InvalidExperiment, match="is no subclass"):
+        described(**{**spin, "kind": "odd"})
+    assert "broken" in sys.modules
+
+
+MALFORMED = ["[group]\nno value\n", "\xff\xfe", "[gpuscope.workloads]\nodd = not a reference!\n"]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_malformed_entry_points_of_a_package_break_nothing(
+    plugin, tmp_path, monkeypatch, forgotten, text
+):
+    installed = tmp_path / "other" / "odd_package-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-package\nVersion: 1\n")
+    (installed / "entry_points.txt").write_bytes(text.encode("latin-1"))
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    registry.forget_kinds()
+    assert described(**GEMM).workloads["w"].m == 8
+    assert gs.runs.Experiment.from_toml(FILL).workloads["w"].value == 2.5
+    (words,) = registry.broken_kinds()
+    assert "the package 'odd-package'" in words
+    assert "Mend or uninstall the package" in words
+
+
 def test_a_kind_of_ours_cannot_be_replaced(tmp_path, monkeypatch, forgotten):
     entry_point(tmp_path, monkeypatch, 'gemm = "broken:Odd"', "Odd = 3")
     assert gs.workloads.kinds()["gemm"] is registry.BUILT_IN["gemm"]

@@ -24,6 +24,8 @@ from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
 from gpuscope.analysis.escapes import Escape as Escape
+from gpuscope.analysis.explanation import Explanation as Explanation
+from gpuscope.analysis.explanation import explain as explain
 from gpuscope.analysis.findings_analysis import Finding as Finding
 from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
 from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
@@ -47,15 +49,14 @@ from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
 from gpuscope.analysis.outcome_analysis import outcome as outcome
+from gpuscope.analysis.part import Part as Part
+from gpuscope.analysis.parts import parts as parts
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
 from gpuscope.analysis.prediction_analysis import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
-from gpuscope.analysis.reasons import Explanation as Explanation
-from gpuscope.analysis.reasons import Reason as Reason
-from gpuscope.analysis.reasons import explain as explain
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import traitlets
 
 from gpuscope._threads import start
-from gpuscope.analysis.reasons import explain
+from gpuscope.analysis.explanation import explain
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import clean, duration

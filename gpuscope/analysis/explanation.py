@@ -23,7 +23,7 @@ _IN_WORDS = {
     "graph order": "behind {label} of its graph",
     "legacy default stream": "behind {label} in {stream} (the legacy default stream's order)",
     "SMs held": "waiting for SMs held by {label} on {place}{others}",
-    "priority": "waiting for SMs held by {label} on {place}{others}, which its priority let go first",
+    "priority": "waiting for SMs held by {label} on {place}{others}, first by its priority",
     "copy engine": "waiting for the copy engine, taken by {label} on {place}{others}",
     "request queue": "in the queue of requests",
     "collective": "waiting for {rank} to begin {label}",

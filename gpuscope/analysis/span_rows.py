@@ -27,12 +27,12 @@ class _Sorted:
 
     def of(self, value: int) -> Ints:
         """Return the rows that have a value, in the trace's order."""
-        low, high = (int(np.searchsorted(self._values, value, side)) for side in ("left", "right"))
-        return self._order[low:high]
+        low = self._values.searchsorted(value)
+        return self._order[low : self._values.searchsorted(value, "right")]
 
 
 class SpanRows:
-    """The columns of a trace as arrays, and rows found by them; it does not keep the trace alive."""
+    """The columns of a trace as arrays, and rows found by them. Keeps no trace alive."""
 
     def __init__(self, trace: Trace) -> None:
         self.spans, self.edges, self.metadata = trace.spans, trace.edges, trace.metadata
@@ -86,7 +86,7 @@ class SpanRows:
     def text(self, name: str, row: int) -> str | None:
         """Return a row's value in a text column."""
         code, known = self._codes(name)
-        return known[code[row]]
+        return known[int(code[row])]
 
     def number(self, name: str, row: int) -> int | None:
         """Return a row's value in a column of whole numbers."""
@@ -121,30 +121,31 @@ class SpanRows:
     # -- edges --------------------------------------------------------------------------------
     @cached_property
     def _arrows(self) -> tuple[Ints, Ints, Ints, list[str | None]]:
-        """Edges by where they lead, as rows from and to, codes of kinds, and these."""
+        """Edges as rows from and to, codes of kinds, and these."""
         before, after = (
             match(self.edges.column(name).to_numpy().astype(np.int64), self.ids)
             for name in ("from", "to")
         )
         code, kinds = codes(self.edges.column("kind"))
-        known = np.flatnonzero((before >= 0) & (after >= 0))
-        order = known[np.argsort(after[known], kind="stable")]
-        return before[order], after[order], code[order], kinds
+        known = (before >= 0) & (after >= 0)
+        return before[known], after[known], code[known], kinds
+
+    @cached_property
+    def _by_end(self) -> _Sorted:
+        return _Sorted(self._arrows[1])
 
     def linked(self, row: int, kind: str) -> list[int]:
         """Return the rows that edges of a kind say come before a row."""
-        before, after, code, kinds = self._arrows
-        low, high = (int(np.searchsorted(after, row, side)) for side in ("left", "right"))
-        if low == high or kind not in kinds:
-            return []
-        found: list[int] = before[low:high][code[low:high] == kinds.index(kind)].tolist()
-        return found
+        before, _, code, kinds = self._arrows
+        return [
+            int(before[edge]) for edge in self._by_end.of(row).tolist() if kinds[code[edge]] == kind
+        ]
 
     def edges_of(self, *wanted: str) -> tuple[Ints, Ints]:
         """Return the rows that edges of some kinds lead from and to."""
         before, after, code, kinds = self._arrows
-        mine = np.array([kind in wanted for kind in kinds])[code]
-        return before[mine], after[mine]
+        chosen = np.array([kind in wanted for kind in kinds])[code]
+        return before[chosen], after[chosen]
 
     @cached_property
     def _launches(self) -> tuple[_Sorted, Ints]:
@@ -154,8 +155,8 @@ class SpanRows:
     def launched(self, call: int) -> list[int]:
         """Return the work that a call launched."""
         calls, work = self._launches
-        found: list[int] = work[calls.of(call)].tolist()
-        return found
+        launched: list[int] = work[calls.of(call)].tolist()
+        return launched
 
     def call(self, row: int) -> int | None:
         """Return the call that launched a row: of several, the innermost."""
@@ -169,7 +170,8 @@ class SpanRows:
         if self.graphs[row] < 0 or correlation < 0 or not self.is_work[row]:
             return np.array([row])
         same = self.same("correlation", correlation)
-        return same[self.is_work[same] & (self.graphs[same] == self.graphs[row])]
+        launch: Ints = same[self.is_work[same] & (self.graphs[same] == self.graphs[row])]
+        return launch
 
     def followed(self, row: int, kind: str) -> list[int]:
         """Return the work that edges of a kind say must end before a row starts.
@@ -229,9 +231,7 @@ class SpanRows:
         for low, high in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
             ends = self.ends[order[low:high]]
             is_latest = ends == np.maximum.accumulate(ends)
-            latest[low:high] = np.maximum.accumulate(
-                np.where(is_latest, np.arange(low, high), low)
-            )
+            latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
         return place, latest
 
     def in_order(self, row: int) -> list[int]:

@@ -75,7 +75,7 @@ class WorkParts:
                 cause = int(rows.ids[work])
                 found.append(Part(kind, at, end, cause))
                 at = end
-        return found + self._from_ready(row, at, cause)
+        return found + self._from_ready(row, at, cause, constants)
 
     def _waits(self, row: int) -> dict[int, PartKind]:
         """Return the work that had to end before, and by which rule."""
@@ -93,13 +93,14 @@ class WorkParts:
                 found.setdefault(work, kind)
         return found
 
-    def _from_ready(self, row: int, since: int, cause: int | None) -> list[Part]:
+    def _from_ready(
+        self, row: int, since: int, cause: int | None, constants: tuple[int, int] | None
+    ) -> list[Part]:
         """Say what held work back once all that it had to follow had ended."""
         rows = self.rows
         start, queued = int(rows.starts[row]), int(rows.queued[row])
         if since >= start:
             return []
-        constants = self.times.constants(row)
         if constants is None:
             ready = self.times.ready_ns(row, since)
         else:
@@ -124,7 +125,7 @@ class WorkParts:
         return [Part(kind, since, start, int(self.rows.ids[holder]), others)]
 
     def _held(self, row: int, since: int, start: int) -> list[Part]:
-        """Cover [since, start) with others that had what this needs, told from the end backwards."""
+        """Cover [since, start) with others that had what this needs, from its end backwards."""
         if since >= start:
             return []
         rows = self.rows

@@ -82,7 +82,7 @@ class Outcome:
     rule
         The rule that explains it.
     explanation
-        Why the span in question started, or ended, when it did.
+        What the time of the span in question consists of.
     figure
         The timeline, or ``None`` where there is no trace to draw.
     then

@@ -105,7 +105,9 @@ def test_an_event_then_the_sms_in_words(gpu):
     held = work(trace, category="gemm")[0]
     assert found.parts[3].span == held["id"]
     assert found.parts[3].end_ns == held["end_ns"]
-    by_size = sorted(zip(found.parts, found.words, strict=True), key=lambda one: -one[0].duration_ns)
+    by_size = sorted(
+        zip(found.parts, found.words, strict=True), key=lambda one: -one[0].duration_ns
+    )
     told = ", ".join(f"{duration(part.duration_ns)} {words}" for part, words in by_size)
     total = duration(row["end_ns"] - found.parts[0].start_ns)
     assert str(found) == (
@@ -466,9 +468,7 @@ def test_what_follows_a_graphs_launch_follows_its_last_node():
         ],
         [(0, 2, "event wait"), (0, 3, "graph"), (5, 3, "event wait")],
     )
-    assert [
-        part.span for part in gs.analysis.parts(trace, 2) if part.kind == "event wait"
-    ] == [1]
+    assert [part.span for part in gs.analysis.parts(trace, 2) if part.kind == "event wait"] == [1]
     for node in (3, 4):  # what the launch waited for, each of its nodes did
         found = {part.kind: part.span for part in gs.analysis.parts(trace, node)}
         assert found["graph order"] == 1

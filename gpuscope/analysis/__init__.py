@@ -50,7 +50,6 @@ from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
 from gpuscope.analysis.outcome_analysis import outcome as outcome
 from gpuscope.analysis.part import Part as Part
-from gpuscope.analysis.parts import parts as parts
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
 from gpuscope.analysis.prediction_analysis import prediction as prediction
@@ -63,5 +62,6 @@ from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
+from gpuscope.analysis.trace_parts import parts as parts
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
 from gpuscope.analysis.tuning_analysis import Tuning as Tuning

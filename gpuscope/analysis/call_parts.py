@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from gpuscope.analysis.part import Part, filled
@@ -12,26 +14,26 @@ from gpuscope.errors import MissingEvidence
 HOST = ("api", "sync", "event", "handle", "range", "mark")
 
 
-def handle_parts(work: WorkParts, row: int) -> list[Part]:
+def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[Part]:
     """Return the parts of a handle's call: those of its work that ended last.
 
     From entering ``execute()`` until the host saw it done. Where that work waited for other work
-    of the call, the parts are of that.
+    of the call, or for ``own``, the parts are of that.
     """
     rows = work.rows
     start, end = int(rows.starts[row]), rows.end_ns(row)
-    launched = _launched(rows, row)
+    launched = launched_inside(rows, row)
     if not launched:
         raise MissingEvidence(
             f"no work in the trace is linked to the launch calls of handle call {rows.ids[row]}: "
             "record with launch ids, profile(launch_ids=True), which is the default"
         )
     last = max(launched, key=lambda place: (int(rows.ends[place]), -place))
-    path = work.path(last, {int(rows.ids[place]) for place in launched})
+    path = work.path(last, {int(rows.ids[place]) for place in (*launched, *own)})
     return filled(path, start, end, "launch call", "not looking")
 
 
-def _launched(rows: SpanRows, row: int) -> list[int]:
+def launched_inside(rows: SpanRows, row: int) -> list[int]:
     """Return the work that the calls inside a row launched, at whatever depth."""
     launched: list[int] = []
     inside, seen = [row], {row}

@@ -9,8 +9,8 @@ from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown
 from gpuscope.analysis.part import ORDER, Part
-from gpuscope.analysis.parts import trace_parts
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
+from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.trace.model import Trace
 
 _MOST = 6
@@ -66,7 +66,9 @@ class Explanation:
     >>> kernel = gs.learn.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 50_000, grid=1, block=32)
-    >>> print(gs.analysis.explain(recording.trace, gs.learn.find(recording.trace, "spin")))
+    >>> found = gs.analysis.explain(recording.trace, gs.learn.find(recording.trace, "spin"))
+    >>> str(found).partition(": ")[2]  # doctest: +ELLIPSIS
+    '... from its launch call to its end: 50 µs running, ... µs in the launch call, ...'
     """
 
     span: int

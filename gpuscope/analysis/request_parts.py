@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from gpuscope._types import Ints
-from gpuscope.analysis.call_parts import handle_parts
+from gpuscope.analysis.call_parts import handle_parts, launched_inside
 from gpuscope.analysis.part import Part, filled
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.work_parts import WorkParts
@@ -80,20 +80,32 @@ class RequestParts:
 
     def _served(self, calls: Ints, serving: Ints, since: int, until: int) -> list[Part]:
         """Return the parts of [since, until), in which calls served a request, one by one."""
+        if not len(calls):
+            return [Part("unexplained", since, until)] if since < until else []
         rows = self._work.rows
-        parts: list[Part] = []
-        at = since
-        for call in calls.tolist():
-            start, end = int(rows.starts[call]), min(int(rows.ends[call]), until)
-            if start > at:
-                ahead = serving[(rows.starts[serving] < start) & (rows.ends[serving] > at)]
-                last = ahead[np.argmax(rows.ends[ahead])] if len(ahead) else None
-                cause = None if last is None else int(rows.ids[last])
-                parts.append(Part("request queue", at, start, cause, max(0, len(ahead) - 1)))
-            if end > max(at, start):
-                inner = handle_parts(self._work, call)
-                parts += filled(inner, max(at, start), end, "launch call", "not looking")
-                at = end
-        if at < until:
-            parts.append(Part("not looking" if len(calls) else "unexplained", at, until))
-        return parts
+        own = {place for call in calls.tolist() for place in launched_inside(rows, call)}
+        stretches: list[list[Part]] = []
+        at = until
+        for call in calls[::-1].tolist():
+            start, end = max(int(rows.starts[call]), since), min(int(rows.ends[call]), at)
+            if end < at:
+                after = (
+                    Part("not looking", end, at) if at == until else self._queue(serving, end, at)
+                )
+                stretches.append([after])
+            if start < end:
+                inner = handle_parts(self._work, call, own)
+                stretches.append(filled(inner, start, end, "launch call", "not looking"))
+            at = min(at, start)
+        if since < at:
+            stretches.append([self._queue(serving, since, at)])
+        return [part for stretch in reversed(stretches) for part in stretch]
+
+    def _queue(self, serving: Ints, since: int, until: int) -> Part:
+        """Return the part before a call: which calls for others were made then, the last named."""
+        rows = self._work.rows
+        ahead = serving[(rows.starts[serving] < until) & (rows.ends[serving] > since)]
+        if not len(ahead):
+            return Part("request queue", since, until)
+        last = int(ahead[np.argmax(rows.ends[ahead])])
+        return Part("request queue", since, until, int(rows.ids[last]), len(ahead) - 1)

@@ -1,0 +1,232 @@
+"""The parts of every span's time add up to it, to the ns: of any program, and of recordings."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from program_runner import Runner
+from programs import programs
+from span_parts import check_every_span, kinds_told
+
+import gpuscope as gs
+from gpuscope.analysis import Part
+from gpuscope.trace.columns import is_open
+from gpuscope.workloads.spin import Spin
+
+DATA = Path(__file__).parents[2] / "data"
+RECORDINGS = sorted(
+    path
+    for folder in (
+        DATA / "recordings", DATA / "what_if", Path(gs.__file__).parent / "learn" / "recordings",
+        Path(gs.__file__).parent / "workloads" / "recordings",
+    )
+    for path in folder.glob("*.parquet")
+)  # fmt: skip
+"""Recordings, most of them of GPUs; `benchmarks/parts.py` writes more."""
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(programs())
+def test_parts_add_up_on_every_span_of_any_program(program):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gs.profile(gpu) as recording:
+        Runner(gpu, program).run()
+    trace = recording.trace
+    spans, _ = kinds_told(trace, check_every_span(trace))
+    for kind, count in trace.kind_counts().items():
+        assert spans[kind] == count, "every span has parts"
+
+
+def test_parts_add_up_on_every_call_of_a_program_that_waits_in_every_way():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    seen = Counter()
+    for seed in range(6):
+        with gs.profile(gpu) as recording:
+            _calls(gpu, seed)
+        told = check_every_span(recording.trace)
+        spans, parts = kinds_told(recording.trace, told)
+        counts = recording.trace.where(~is_open(recording.trace)).kind_counts()
+        for kind in ("handle", "kernel", "memcpy", "host function"):
+            assert spans[kind] == counts[kind]
+        seen += parts
+    missing = {"launch call", "on the way", "stream order", "event wait", "graph order", "SMs held",
+               "copy engine", "running", "not looking", "host"} - seen.keys()  # fmt: skip
+    assert not missing
+
+
+def _calls(gpu, seed):
+    """Run handles on partitions, a graph, copies, and a host that polls an event."""
+    spin = Spin(gpu, duration_ns=60_000 + 1_000 * seed, blocks=132, name="spin", max_in_flight=4)
+    host, arrays = gpu.empty_pinned(1 << 20), [gpu.empty(1 << 20) for _ in range(2)]
+    with gpu.carve({"a": 16, "b": 24}) as partitions:
+        one, two = (partitions[name].create_stream(name=name) for name in "ab")
+        whole = gpu.create_stream(name="whole")
+        gemm = gs.Gemm(gpu, m=512, n=512, k=512, name="gemm", max_in_flight=4)
+        out, left, right = gpu.empty((64, 64)), gpu.random((128, 128)), gpu.random((64, 64))
+        with whole.capture() as graph:
+            gs.mm_out(out, left[::2, ::2], right, stream=whole)
+            whole.host_call(lambda: None)
+        for _ in range(3):
+            gpu.synchronize()
+            for stream, array in zip((whole, one), arrays, strict=True):
+                stream.copy(array, host)
+            for stream in (whole, one, two):
+                gemm.execute(stream=stream)
+                spin.execute(stream=stream)
+            graph.launch(stream=whole)
+            two.wait(whole.record())
+            gs.mm_out(out, left[::2, ::2], right, stream=two)
+            event = two.record()
+            while not event.is_done:
+                gpu.backend.wait_until_ns(gpu.now_ns() + 700)
+        gpu.synchronize()
+        gemm.wait()
+        spin.wait()
+        for handle in (gemm, spin, graph):
+            handle.close()
+        for stream in (one, two, whole):
+            stream.close()
+
+
+SERVING = {
+    "name": "serving", "rounds": 2, "alone_repeats": 0,
+    "partitions": {"p": "rest", "d": 32},
+    "streams": {"p": {"partition": "p"}, "d": {"partition": "d"}},
+    "workloads": {
+        "prefill": {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "p"},
+        "decode": {"kind": "gemm", "m": 64, "n": 2048, "k": 2048, "stream": "d"},
+        "chat": {"kind": "requests", "prefill": "prefill", "decode": "decode", "batch": 4,
+                 "repeats": 40, "arrival": "poisson", "rate_hz": 2000.0, "prompt_chunks": [1, 3],
+                 "output_tokens": [1, 6, 9]},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def served(request):
+    """A trace of requests whose prompts are read by one call at a time, or two in flight."""
+    experiment = copy.deepcopy(SERVING)
+    experiment["workloads"]["prefill"]["max_queued"] = request.param
+    (trace,) = gs.run(experiment, "sim:h200").values()
+    return trace
+
+
+def test_parts_of_requests_are_of_the_calls_that_served_them(served):
+    trace = served
+    told = check_every_span(trace)
+    rows = {row["id"]: row for row in trace.spans.to_pylist()}
+    requests = sorted(
+        (row for row in rows.values() if row["name"].startswith("request ")),
+        key=lambda row: int(row["name"].split()[1]),
+    )
+    assert len(requests) == 40
+    tokens = [1, 6, 9]
+    for number, row in enumerate(requests):
+        ran = {part.span for part in told[row["id"]] if part.kind == "running"}
+        calls = Counter(rows[span]["category"] for span in ran)
+        assert calls["prefill"] == [1, 3][number % 2]
+        assert calls["decode"] == tokens[number % 3] - 1
+        assert "unexplained" not in [part.kind for part in told[row["id"]]]
+    assert any(part.kind == "request queue" for row in requests for part in told[row["id"]])
+
+
+def test_parts_of_requests_of_a_forecast(served):
+    forecast = gs.what_if(served, partitions={"p": 96, "d": "rest"})["forecast"]
+    told = check_every_span(forecast)
+    names = zip(forecast.array("id").tolist(), forecast.texts("name"), strict=True)
+    requests = [told[span] for span, name in names if name.startswith("request ")]
+    queued = served.metadata.experiment["workloads"]["prefill"]["max_queued"]
+    assert len(requests) == (40 if queued == 1 else 0), "two in flight are not served anew"
+    assert all(part.kind != "unexplained" for parts in requests for part in parts)
+
+
+def test_parts_of_collectives_wait_for_the_rank_that_began_last():
+    run = gs.run(
+        {
+            "name": "reduce", "devices": ["cuda:0", "cuda:1"], "alone_repeats": 0,
+            "streams": {"c": {}, "g": {}},
+            "workloads": {
+                "reduce": {"kind": "all_reduce", "nbytes": "1 MiB", "stream": "c", "repeats": 30},
+                "gemm": {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024, "stream": "g",
+                         "background": True, "max_queued": 4},
+            },
+        },
+        "sim:h200",
+    )  # fmt: skip
+    (trace,) = run.values()
+    told = check_every_span(trace)
+    kinds = dict(zip(trace.array("id").tolist(), trace.texts("kind"), strict=True))
+    waited = Counter(
+        kinds[span] for span, parts in told.items() for part in parts if part.kind == "collective"
+    )
+    assert waited["kernel"] > 0
+    assert waited["handle"] > 0
+
+
+def test_the_launch_call_of_a_slow_call_is_a_part_of_it():
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+    load = Spin(gpu, duration_ns=150_000, blocks=132, name="load")
+    small = Spin(gpu, duration_ns=58_900, name="small")
+    with (
+        gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording,
+    ):  # fmt: skip
+        load.execute(stream=one)
+        small.execute(stream=two)
+        small.wait()
+    trace = recording.trace
+    call = gs.learn.find(trace, "small", kind="handle")
+    kernel = gs.learn.find(trace, "small", kind="kernel")
+    held = gs.learn.find(trace, "load", kind="kernel")
+    found = gs.analysis.explain(trace, call)
+    assert [(part.kind, part.span) for part in found.parts if part.kind != "not looking"] == [
+        ("launch call", trace.where(kind="api", category="small").array("id").tolist()[0]),
+        ("on the way", found.parts[0].span), ("SMs held", held), ("running", kernel),
+    ]  # fmt: skip
+    (row,) = trace.where(kind="handle", category="small").spans.to_pylist()
+    (work,) = trace.where(kind="kernel", category="small").spans.to_pylist()
+    assert found.parts[0].duration_ns == work["queued_ns"] - row["start_ns"] > 0
+    assert sum(part.duration_ns for part in found.parts) == row["end_ns"] - row["start_ns"]
+    sizes = sorted((part.duration_ns for part in found.parts), reverse=True)
+    told = [gs.analysis.explanation.duration(size) for size in sizes]
+    said = str(found)
+    places = [said.index(f" {size} ", 40) for size in told]
+    assert places == sorted(places), "the largest first"
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_parts_add_up_on_every_span_of_recordings(path):
+    trace = gs.load_trace(path)
+    told = check_every_span(trace)
+    spans, _ = kinds_told(trace, told)
+    assert spans["kernel"] > 0
+
+
+def test_there_are_recordings_of_a_gpu():
+    assert any(not gs.load_trace(path).is_simulated for path in RECORDINGS)
+
+
+def test_a_part_of_a_call_that_waited_for_its_own_work_is_of_that_work():
+    rows = [
+        {"kind": "handle", "name": "h", "start_ns": 100, "end_ns": 2_000},
+        {"kind": "api", "name": "a", "start_ns": 110, "end_ns": 150, "parent": 0},
+        {"kind": "api", "name": "b", "start_ns": 150, "end_ns": 200, "parent": 0},
+        {"kind": "kernel", "name": "k", "start_ns": 300, "end_ns": 900, "queued_ns": 150,
+         "stream": 1, "device": 0},
+        {"kind": "kernel", "name": "l", "start_ns": 910, "end_ns": 1_900, "queued_ns": 200,
+         "stream": 1, "device": 0},
+    ]  # fmt: skip
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(
+        name for row in rows for name in row)}  # fmt: skip
+    trace = gs.trace.Trace.from_columns(
+        {"id": list(range(5)), "source": ["host"] * 5, **columns},
+        {"from": [1, 2], "to": [3, 4], "kind": ["launch", "launch"]},
+    )
+    assert gs.analysis.parts(trace, 0) == (
+        Part("launch call", 100, 200, 2), Part("on the way", 200, 300, 1),
+        Part("running", 300, 900, 3), Part("on the way", 900, 910, 3),
+        Part("running", 910, 1_900, 4), Part("not looking", 1_900, 2_000),
+    )  # fmt: skip

@@ -122,3 +122,17 @@ def kinds_told(trace, told):
     kind = dict(zip(trace.array("id").tolist(), trace.texts("kind"), strict=True))
     spans = Counter(kind[span] for span in told)
     return spans, Counter(part.kind for parts in told.values() for part in parts)
+
+
+def calls_of_requests(trace, told):
+    """Return of each request, in their order, how many calls of each workload ran for it."""
+    rows = {row["id"]: row for row in trace.spans.to_pylist()}
+    requests = sorted(
+        (row for row in rows.values() if is_request(row)),
+        key=lambda row: int(row["name"].split()[1]),
+    )
+    calls = []
+    for row in requests:
+        ran = {part.span for part in told[row["id"]] if part.kind == "running"}
+        calls.append(Counter(rows[span]["category"] for span in ran))
+    return calls

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from parts_program import CHUNKS, SERVING, TOKENS, waits
 from program_runner import Runner
 from programs import programs
-from span_parts import check_every_span, kinds_told
+from span_parts import calls_of_requests, check_every_span, kinds_told
 
 import gpuscope as gs
 from gpuscope.analysis import Part
@@ -26,7 +27,7 @@ RECORDINGS = sorted(
     )
     for path in folder.glob("*.parquet")
 )  # fmt: skip
-"""Recordings, most of them of GPUs; `benchmarks/parts.py` writes more."""
+"""Recordings, most of them of GPUs; `scripts/make_part_recordings.py` writes more."""
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
@@ -42,68 +43,14 @@ def test_parts_add_up_on_every_span_of_any_program(program):
 
 
 def test_parts_add_up_on_every_call_of_a_program_that_waits_in_every_way():
-    gpu = gs.open_device("sim:h200", quiet=True)
-    seen = Counter()
-    for seed in range(6):
-        with gs.profile(gpu) as recording:
-            _calls(gpu, seed)
-        told = check_every_span(recording.trace)
-        spans, parts = kinds_told(recording.trace, told)
-        counts = recording.trace.where(~is_open(recording.trace)).kind_counts()
-        for kind in ("handle", "kernel", "memcpy", "host function"):
-            assert spans[kind] == counts[kind]
-        seen += parts
+    trace = waits(gs.open_device("sim:h200", quiet=True))
+    spans, parts = kinds_told(trace, check_every_span(trace))
+    ended = trace.where(~is_open(trace)).kind_counts()
+    for kind in ("handle", "kernel", "memcpy", "host function", "sync"):
+        assert spans[kind] == ended[kind]
     missing = {"launch call", "on the way", "stream order", "event wait", "graph order", "SMs held",
-               "copy engine", "running", "not looking", "host"} - seen.keys()  # fmt: skip
-    assert not missing
-
-
-def _calls(gpu, seed):
-    """Run handles on partitions, a graph, copies, and a host that polls an event."""
-    spin = Spin(gpu, duration_ns=60_000 + 1_000 * seed, blocks=132, name="spin", max_in_flight=4)
-    host, arrays = gpu.empty_pinned(1 << 20), [gpu.empty(1 << 20) for _ in range(2)]
-    with gpu.carve({"a": 16, "b": 24}) as partitions:
-        one, two = (partitions[name].create_stream(name=name) for name in "ab")
-        whole = gpu.create_stream(name="whole")
-        gemm = gs.Gemm(gpu, m=512, n=512, k=512, name="gemm", max_in_flight=4)
-        out, left, right = gpu.empty((64, 64)), gpu.random((128, 128)), gpu.random((64, 64))
-        with whole.capture() as graph:
-            gs.mm_out(out, left[::2, ::2], right, stream=whole)
-            whole.host_call(lambda: None)
-        for _ in range(3):
-            gpu.synchronize()
-            for stream, array in zip((whole, one), arrays, strict=True):
-                stream.copy(array, host)
-            for stream in (whole, one, two):
-                gemm.execute(stream=stream)
-                spin.execute(stream=stream)
-            graph.launch(stream=whole)
-            two.wait(whole.record())
-            gs.mm_out(out, left[::2, ::2], right, stream=two)
-            event = two.record()
-            while not event.is_done:
-                gpu.backend.wait_until_ns(gpu.now_ns() + 700)
-        gpu.synchronize()
-        gemm.wait()
-        spin.wait()
-        for handle in (gemm, spin, graph):
-            handle.close()
-        for stream in (one, two, whole):
-            stream.close()
-
-
-SERVING = {
-    "name": "serving", "rounds": 2, "alone_repeats": 0,
-    "partitions": {"p": "rest", "d": 32},
-    "streams": {"p": {"partition": "p"}, "d": {"partition": "d"}},
-    "workloads": {
-        "prefill": {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "p"},
-        "decode": {"kind": "gemm", "m": 64, "n": 2048, "k": 2048, "stream": "d"},
-        "chat": {"kind": "requests", "prefill": "prefill", "decode": "decode", "batch": 4,
-                 "repeats": 40, "arrival": "poisson", "rate_hz": 2000.0, "prompt_chunks": [1, 3],
-                 "output_tokens": [1, 6, 9]},
-    },
-}  # fmt: skip
+               "copy engine", "legacy default stream", "running", "not looking", "host"}  # fmt: skip
+    assert not missing - parts.keys()
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -116,22 +63,15 @@ def served(request):
 
 
 def test_parts_of_requests_are_of_the_calls_that_served_them(served):
-    trace = served
-    told = check_every_span(trace)
-    rows = {row["id"]: row for row in trace.spans.to_pylist()}
-    requests = sorted(
-        (row for row in rows.values() if row["name"].startswith("request ")),
-        key=lambda row: int(row["name"].split()[1]),
-    )
-    assert len(requests) == 40
-    tokens = [1, 6, 9]
-    for number, row in enumerate(requests):
-        ran = {part.span for part in told[row["id"]] if part.kind == "running"}
-        calls = Counter(rows[span]["category"] for span in ran)
-        assert calls["prefill"] == [1, 3][number % 2]
-        assert calls["decode"] == tokens[number % 3] - 1
-        assert "unexplained" not in [part.kind for part in told[row["id"]]]
-    assert any(part.kind == "request queue" for row in requests for part in told[row["id"]])
+    told = check_every_span(served)
+    _, parts = kinds_told(served, told)
+    assert parts["request queue"] > 0
+    assert "unexplained" not in parts
+    calls = calls_of_requests(served, told)
+    assert len(calls) == 40
+    for number, made in enumerate(calls):
+        assert made["prefill"] == CHUNKS[number % len(CHUNKS)]
+        assert made["decode"] == TOKENS[number % len(TOKENS)] - 1
 
 
 def test_parts_of_requests_of_a_forecast(served):

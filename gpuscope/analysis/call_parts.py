@@ -30,7 +30,9 @@ def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[P
         )
     last = max(launched, key=lambda place: (int(rows.ends[place]), -place))
     path = work.path(last, {int(rows.ids[place]) for place in (*launched, *own)})
-    return filled(path, start, end, "launch call", "not looking")
+    call = rows.call(last)
+    cause = None if call is None else int(rows.ids[call])
+    return filled(path, start, end, "launch call", "not looking", cause)
 
 
 def launched_inside(rows: SpanRows, row: int) -> list[int]:

@@ -64,20 +64,26 @@ def cut(parts: Iterable[Part], start_ns: int, end_ns: int) -> Iterator[Part]:
 
 
 def filled(
-    parts: Iterable[Part], start_ns: int, end_ns: int, before: PartKind, after: PartKind
+    parts: Iterable[Part],
+    start_ns: int,
+    end_ns: int,
+    before: PartKind,
+    after: PartKind,
+    cause: int | None = None,
 ) -> list[Part]:
     """Return parts of exactly [start, end): what they leave at both ends is ``before``, ``after``.
 
-    A part of that kind that is there already becomes longer.
+    Where the first is of the kind ``before`` already, it becomes longer. ``cause`` is the span
+    that caused what is added before them.
     """
-    found = list(cut(parts, start_ns, end_ns))
-    first = found[0].start_ns if found else end_ns
-    last = found[-1].end_ns if found else end_ns
-    if start_ns < first:
-        if found and found[0].kind == before:
-            found[0] = replace(found[0], start_ns=start_ns)
+    inside = list(cut(parts, start_ns, end_ns))
+    first_ns = inside[0].start_ns if inside else end_ns
+    last_ns = inside[-1].end_ns if inside else end_ns
+    if start_ns < first_ns:
+        if inside and inside[0].kind == before:
+            inside[0] = replace(inside[0], start_ns=start_ns)
         else:
-            found.insert(0, Part(before, start_ns, first))
-    if last < end_ns:
-        found.append(Part(after, last, end_ns))
-    return found
+            inside.insert(0, Part(before, start_ns, first_ns, cause))
+    if last_ns < end_ns:
+        inside.append(Part(after, last_ns, end_ns))
+    return inside

@@ -23,23 +23,24 @@ class WorkParts:
     def __init__(self, trace: Trace) -> None:
         self.rows = SpanRows(trace)
         self.times = LaunchTimes(self.rows)
+        self._rivals: dict[tuple[str | int | None, ...], tuple[Ints, Ints]] = {}
 
     def parts(self, row: int) -> list[Part]:
         """Return the parts of the time of a piece of work, in order."""
         rows = self.rows
         start, end = int(rows.starts[row]), int(rows.ends[row])
-        found = self._until_start(row)
+        parts = self._until_start(row)
         if end == OPEN:
-            return found
+            return parts
         at = start
         for last in sorted(rows.linked(row, "collective"), key=lambda last: int(rows.starts[last])):
             begun = min(int(rows.starts[last]), end)
             if begun > at:
-                found.append(Part("collective", at, begun, int(rows.ids[last])))
+                parts.append(Part("collective", at, begun, int(rows.ids[last])))
                 at = begun
         if end > at:
-            found.append(Part("running", at, end, int(rows.ids[row])))
-        return found
+            parts.append(Part("running", at, end, int(rows.ids[row])))
+        return parts
 
     def is_told(self, row: int) -> bool:
         """Whether the trace tells when work was launched or what came before it."""
@@ -49,7 +50,7 @@ class WorkParts:
         rows = self.rows
         start, queued = int(rows.starts[row]), int(rows.queued[row])
         waits = self._waits(row)
-        found: list[Part] = []
+        parts: list[Part] = []
         cause = None
         if queued >= 0:
             call = rows.call(row)
@@ -57,7 +58,7 @@ class WorkParts:
             at = max(min(queued, start), since)
             cause = None if call is None else int(rows.ids[call])
             if at > since:
-                found.append(Part("launch call", since, at, cause))
+                parts.append(Part("launch call", since, at, cause))
         elif waits:
             last = max(waits, key=lambda work: int(rows.ends[work]))
             at, cause = min(int(rows.ends[last]), start), int(rows.ids[last])
@@ -73,15 +74,15 @@ class WorkParts:
             end = min(int(rows.ends[work]), start)
             if end > at:
                 cause = int(rows.ids[work])
-                found.append(Part(kind, at, end, cause))
+                parts.append(Part(kind, at, end, cause))
                 at = end
-        return found + self._from_ready(row, at, cause, constants)
+        return parts + self._from_ready(row, at, cause, constants)
 
     def _waits(self, row: int) -> dict[int, PartKind]:
         """Return the work that had to end before, and by which rule."""
         rows = self.rows
         legacy: PartKind = "legacy default stream"
-        found: dict[int, PartKind] = {}
+        waits: dict[int, PartKind] = {}
         rules: tuple[tuple[PartKind, list[int]], ...] = (
             ("event wait", rows.followed(row, "event wait")),
             ("graph order", rows.inside(row) + rows.followed(row, "graph")),
@@ -90,8 +91,8 @@ class WorkParts:
         )
         for kind, works in rules:
             for work in works:
-                found.setdefault(work, kind)
-        return found
+                waits.setdefault(work, kind)
+        return waits
 
     def _from_ready(
         self, row: int, since: int, cause: int | None, constants: tuple[int, int] | None
@@ -129,16 +130,16 @@ class WorkParts:
         if since >= start:
             return []
         rows = self.rows
-        holders = self._holders(row)
+        holders = self._holders(row, since)
         starts, ends = rows.starts[holders], np.minimum(rows.ends[holders], start)
         kind: PartKind = "copy engine" if rows.kind(row) == "memcpy" else "SMs held"
-        found: list[Part] = []
+        parts: list[Part] = []
         at = start
         while at > since:
             there = (starts < at) & (ends >= at)
             if not there.any():
                 before = max(int(ends[ends < at].max(initial=since)), since)
-                found.append(Part("unexplained", before, at))
+                parts.append(Part("unexplained", before, at))
                 at = before
                 continue
             released = there & (ends == at) & (rows.ends[holders] == at)
@@ -147,42 +148,49 @@ class WorkParts:
             place = int(best[np.lexsort((starts[best], rows.ends[holders[best]]))[0]])
             begin = max(int(starts[place]), since)
             others = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
-            found.append(Part(kind, begin, at, int(rows.ids[holders[place]]), others))
+            parts.append(Part(kind, begin, at, int(rows.ids[holders[place]]), others))
             at = begin
-        return found[::-1]
+        return parts[::-1]
 
-    def _holders(self, row: int) -> Ints:
-        """Return the rows that may have had what a row needs: its SMs or its copy engine."""
-        rows = self.rows
-        kind = rows.kind(row)
-        mine = rows.is_work & (rows.devices == rows.devices[row])
-        mine &= (rows.ids != rows.ids[row]) & (rows.starts < rows.starts[row])
-        if kind == "kernel":
-            return np.flatnonzero(mine & rows.having("kind", ("kernel",)) & self._sharing(row))
+    def _holders(self, row: int, since: int) -> Ints:
+        """Return the rows that may have had, after ``since``, the SMs or the engine of a row."""
+        rows, start = self.rows, self.rows.starts[row]
+        if rows.kind(row) not in ("kernel", "memcpy"):
+            return np.zeros(0, np.int64)
+        needed = tuple(rows.text(name, row) for name in ("kind", "partition", "copy_kind"))
+        key = (*needed, int(rows.devices[row]))
+        if key not in self._rivals:
+            places = np.flatnonzero(self._may_rival(row))
+            places = places[np.argsort(rows.starts[places], kind="stable")]
+            self._rivals[key] = places, np.maximum.accumulate(rows.ends[places])
+        places, latest_end = self._rivals[key]
+        begun = places[latest_end.searchsorted(since) : rows.starts[places].searchsorted(start)]
+        if needed[0] == "memcpy":
+            begun = begun[rows.ends[begun] <= start]
+        others: Ints = begun[begun != row]
+        return others
+
+    def _may_rival(self, row: int) -> Bools:
+        """Row → whether it needs a copy engine, or SMs, that a row needs too."""
+        rows, kind = self.rows, self.rows.kind(row)
+        alike: Bools = rows.having("kind", (kind,)) & (rows.devices == rows.devices[row])
         if kind == "memcpy":
-            mine &= rows.having("kind", ("memcpy",)) & (rows.ends <= rows.starts[row])
             direction = rows.text("copy_kind", row)
             if direction is not None:
-                mine &= rows.having("copy_kind", (direction, None))
-            return np.flatnonzero(mine)
-        return np.zeros(0, np.int64)
-
-    def _sharing(self, row: int) -> Bools:
-        """Row → whether it ran on SMs that this row's partition has too."""
-        partition = self.rows.text("partition", row)
+                alike &= rows.having("copy_kind", (direction, None))
+            return alike
+        partition = rows.text("partition", row)
         if partition is None:
-            return np.ones(len(self.rows.ids), bool)
-        metadata = self.rows.metadata
-        own = set(metadata.partition(partition).sm_ids)
-        sharing: list[str | None] = [partition, None]
-        for name, facts in metadata.partitions.items():
-            if own & set(facts.sm_ids):
-                sharing.append(name)
-        return self.rows.having("partition", sharing)
+            return alike
+        own = set(rows.metadata.partition(partition).sm_ids)
+        partitions = rows.metadata.partitions.items()
+        sharing = [name for name, facts in partitions if own & set(facts.sm_ids)]
+        alike &= rows.having("partition", (*sharing, partition, None))
+        return alike
 
     def path(self, row: int, own: set[int]) -> list[Part]:
         """Return the parts of work, where it waited for work of ``own``, by id, those of that."""
-        found: list[Part] = []
+        parts: list[Part] = []
         pending, left = self.parts(row), own - {int(self.rows.ids[row])}
         while pending:
             part = pending.pop()
@@ -194,5 +202,5 @@ class WorkParts:
             if inner and inner[0].start_ns == part.start_ns and inner[-1].end_ns == part.end_ns:
                 pending += inner
             else:
-                found.append(part)
-        return found[::-1]
+                parts.append(part)
+        return parts[::-1]

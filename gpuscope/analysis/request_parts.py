@@ -54,7 +54,9 @@ class RequestParts:
             for key in ("prefill", "decode")
         )
         arrival = int(rows.starts[row])
-        first, *_ = tokens = [arrival + token_ns for token_ns in self._facts[row].tokens_ns]
+        end = rows.end_ns(row)
+        tokens = sorted(min(arrival + token_ns, end) for token_ns in self._facts[row].tokens_ns)
+        first = tokens[0]
         earlier = [token for token in self._first_tokens[workload, process] if token < first]
         ends = rows.ends[prefill]
         prompt = prefill[(ends > max(earlier, default=-1)) & (ends > arrival) & (ends <= first)]
@@ -64,7 +66,7 @@ class RequestParts:
             last = int(np.searchsorted(rows.ends[decode], then, "right")) - 1
             steps = decode[last : last + 1] if last >= 0 else decode[:0]
             parts += self._served(steps[rows.ends[steps] > token], serving, token, then)
-        return list(filled(parts, arrival, rows.end_ns(row), "unexplained", "unexplained"))
+        return filled(parts, arrival, end, "unexplained", "unexplained")
 
     def _calls(self, workload: object, process: int) -> Ints:
         """Return the calls of a workload in the order of their ends."""

@@ -15,7 +15,10 @@ from span_parts import calls_of_requests, check_every_span, kinds_told
 
 import gpuscope as gs
 from gpuscope.analysis import Part
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace import Trace
 from gpuscope.trace.columns import is_open
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.workloads.spin import Spin
 
 DATA = Path(__file__).parents[2] / "data"
@@ -159,14 +162,38 @@ def test_a_part_of_a_call_that_waited_for_its_own_work_is_of_that_work():
         {"kind": "kernel", "name": "l", "start_ns": 910, "end_ns": 1_900, "queued_ns": 200,
          "stream": 1, "device": 0},
     ]  # fmt: skip
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(
-        name for row in rows for name in row)}  # fmt: skip
-    trace = gs.trace.Trace.from_columns(
-        {"id": list(range(5)), "source": ["host"] * 5, **columns},
-        {"from": [1, 2], "to": [3, 4], "kind": ["launch", "launch"]},
-    )
+    trace = build(rows, {"from": [1, 2], "to": [3, 4], "kind": ["launch", "launch"]})
     assert gs.analysis.parts(trace, 0) == (
         Part("launch call", 100, 200, 2), Part("on the way", 200, 300, 1),
         Part("running", 300, 900, 3), Part("on the way", 900, 910, 3),
         Part("running", 910, 1_900, 4), Part("not looking", 1_900, 2_000),
     )  # fmt: skip
+
+
+def build(rows, edges=None, **metadata):
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns |= {"id": list(range(len(rows))), "source": ["host"] * len(rows)}
+    return Trace.from_columns(columns, edges, TraceMetadata(**metadata))
+
+
+def test_spans_that_are_not_there_and_rows_that_contradict_themselves():
+    request = {"kind": "range", "name": "request 0", "category": "chat", "start_ns": 100,
+               "end_ns": 500, "payload": '{"tokens_ns":[300,50,9000]}'}  # fmt: skip
+    calls = [
+        {"kind": "handle", "name": name, "category": name, "start_ns": 90, "end_ns": 200,
+         "parent": parent}
+        for name, parent in (("p", 2), ("d", 1))
+    ]  # fmt: skip
+    served = {"workloads": {"chat": {"prefill": "p", "decode": "d"}}}
+    trace = build([request, *calls], experiment=served)
+    for span in (-1, 3):
+        with pytest.raises(MissingEvidence, match="no row"):
+            gs.analysis.parts(trace, span)
+    with pytest.raises(MissingEvidence, match="launch ids"):
+        gs.analysis.parts(trace, 0)
+    with pytest.raises(MissingEvidence, match="which workloads served"):
+        gs.analysis.parts(trace.with_metadata(experiment={"workloads": ["chat"]}), 0)
+    parts = gs.analysis.parts(build([request], experiment=served), 0)
+    assert parts == (Part("unexplained", 100, 150), Part("unexplained", 150, 400),
+                     Part("unexplained", 400, 500))  # fmt: skip

@@ -47,12 +47,8 @@ class RequestParts:
         """Return the parts of the time of a request, in order."""
         rows = self._work.rows
         workload, process = rows.text("category", row), int(rows.processes[row])
-        described = (rows.metadata.experiment or {}).get("workloads", {})
-        plan: Description = described.get(workload, {}) if isinstance(described, dict) else {}
-        prefill, decode = (
-            self._calls(plan.get(key) if isinstance(plan, dict) else None, process)
-            for key in ("prefill", "decode")
-        )
+        plan: Description = (rows.metadata.experiment or {}).get("workloads", {}).get(workload, {})
+        prefill, decode = (self._calls(plan.get(key), process) for key in ("prefill", "decode"))
         arrival = int(rows.starts[row])
         end = rows.end_ns(row)
         tokens = sorted(min(arrival + token_ns, end) for token_ns in self._facts[row].tokens_ns)

@@ -193,7 +193,7 @@ def test_spans_that_are_not_there_and_rows_that_contradict_themselves():
     with pytest.raises(MissingEvidence, match="launch ids"):
         gs.analysis.parts(trace, 0)
     with pytest.raises(MissingEvidence, match="which workloads served"):
-        gs.analysis.parts(trace.with_metadata(experiment={"workloads": ["chat"]}), 0)
+        gs.analysis.parts(trace.with_metadata(experiment={"workloads": {}}), 0)
     parts = gs.analysis.parts(build([request], experiment=served), 0)
     assert parts == (Part("unexplained", 100, 150), Part("unexplained", 150, 400),
                      Part("unexplained", 400, 500))  # fmt: skip

@@ -79,21 +79,16 @@ def parts(trace: Trace, span: int) -> tuple[Part, ...]:
     The parts are in order, each begins where the one before it ends, and each lasts at least 1 ns:
     together they are one interval, to the ns.
 
-    ====================  ======================================================================
-    span                  interval
-    ====================  ======================================================================
-    kernel, copy, memset, from entering the innermost call that launched it to its end. If that
-    host function, node   call has no row, from its return; if nothing tells of it, from the end
-    of a graph            of the last work that it had to follow. A node is launched by its
-                          graph's launch. No later than its start; to its start, if its end was
-                          not seen
-    handle                from entering ``execute()`` until the host saw it done
-    sync                  from entering the call until it returned
-    request               from its arrival to its last token
-    thread block          that of its kernel
-    other call, range,    from the return of the call before on its thread, or the beginning of
-    mark                  the trace, to its end; to its start, if its end was not seen
-    ====================  ======================================================================
+    - Of a kernel, copy, memset, host function or node of a graph: from entering the innermost call
+      that launched it (a node's is its graph's launch) to its end. Without that call's row, from
+      its return; if nothing tells of it, from the end of the last work that it had to follow. It
+      begins no later than the work; where the work's end was not seen, it ends with its start.
+    - Of a handle's call: from entering ``execute()`` until the host saw it done.
+    - Of a host wait: from entering the call until it returned.
+    - Of a request: from its arrival to its last token.
+    - Of a thread block: as its kernel's.
+    - Of another call, range or mark: from the return of the call before on its thread, or the
+      beginning of the trace, to its end; where its end was not seen, to its start.
 
     Parameters
     ----------

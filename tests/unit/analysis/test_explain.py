@@ -113,7 +113,7 @@ def test_an_event_then_the_sms_in_words(gpu):
     assert str(found) == (
         f"kernel late, stream s1: {total} from its launch call to its end: {told}."
     )
-    assert found.words[1] == "waiting for an event of stream s0, behind first"
+    assert found.words[1] == "waiting for an event behind first in stream s0"
     assert found.words[3] == "waiting for SMs held by gemm on p0"
 
 

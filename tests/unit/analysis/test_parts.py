@@ -14,6 +14,7 @@ from programs import programs
 from span_parts import calls_of_requests, check_every_span, kinds_told
 
 import gpuscope as gs
+from gpuscope._text import duration
 from gpuscope.analysis import Part
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
@@ -134,7 +135,7 @@ def test_the_launch_call_of_a_slow_call_is_a_part_of_it():
     assert found.parts[0].duration_ns == work["queued_ns"] - row["start_ns"] > 0
     assert sum(part.duration_ns for part in found.parts) == row["end_ns"] - row["start_ns"]
     sizes = sorted((part.duration_ns for part in found.parts), reverse=True)
-    told = [gs.analysis.explanation.duration(size) for size in sizes]
+    told = [duration(size) for size in sizes]
     said = str(found)
     places = [said.index(f" {size} ", 40) for size in told]
     assert places == sorted(places), "the largest first"

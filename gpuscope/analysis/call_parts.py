@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from gpuscope.analysis.part import Part, filled
+from gpuscope.analysis.part import Part, PartKind, filled
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
@@ -32,7 +32,8 @@ def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[P
     path = work.path(last, {int(rows.ids[place]) for place in (*launched, *own)})
     call = rows.call(last)
     cause = None if call is None else int(rows.ids[call])
-    return filled(path, start, end, "launch call", "not looking", cause)
+    after: PartKind = "not looking" if rows.ends[last] != OPEN else "unexplained"
+    return filled(path, start, end, "launch call", after, cause)
 
 
 def launched_inside(rows: SpanRows, row: int) -> list[int]:

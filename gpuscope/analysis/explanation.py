@@ -161,7 +161,11 @@ def explain(trace: Trace, span: int) -> Explanation:
     if kind == "range" and row in known.requests:
         kind = "request"
     doubts = []
-    works = [rows.position(part.span) for part in parts if part.kind == "running" and part.span]
+    works = [
+        rows.position(part.span)
+        for part in parts
+        if part.kind == "running" and part.span is not None
+    ]
     if kind in WORK or (kind == "handle" and works):
         work = row if kind in WORK else works[-1]
         is_timed = known.work.times.constants(work) is not None
@@ -212,10 +216,8 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
     if part.kind == "host":
         return f"in the host's program, after {label} returned"
     others = f" and {part.others} more" if part.others else ""
-    return _IN_WORDS[part.kind].format(
-        label=label, stream=_stream(rows, cause), place=rows.place(cause), others=others,
-        rank=_rank(rows, cause),
-    )  # fmt: skip
+    names = {"label": label, "stream": _stream(rows, cause), "place": rows.place(cause)}
+    return _IN_WORDS[part.kind].format(**names, others=others, rank=_rank(rows, cause))
 
 
 def _label(rows: SpanRows, row: int) -> str:

@@ -94,8 +94,8 @@ class LaunchTimes:
         order = np.argsort(rows.starts, kind="stable")
         latest = np.maximum.accumulate(np.where(rows.is_work, rows.ends, 0)[order])
         place = np.searchsorted(rows.starts[order], rows.starts, "left")
-        found: Ints = np.r_[0, latest][place]
-        return found
+        until: Ints = np.r_[0, latest][place]
+        return until
 
     @cached_property
     def _free_ns(self) -> Ints:

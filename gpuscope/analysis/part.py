@@ -7,14 +7,29 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 PartKind: TypeAlias = Literal[
-    "launch call", "on the way", "stream order", "event wait", "graph order",
-    "legacy default stream", "SMs held", "priority", "copy engine", "request queue", "collective",
-    "running", "not looking", "host", "unexplained",
-]  # fmt: skip
+    "launch call",
+    "on the way",
+    "stream order",
+    "event wait",
+    "graph order",
+    "legacy default stream",
+    "SMs held",
+    "priority",
+    "copy engine",
+    "request queue",
+    "collective",
+    "running",
+    "not looking",
+    "host",
+    "unexplained",
+]
 
 ORDER: tuple[PartKind, ...] = (
-    "stream order", "event wait", "graph order", "legacy default stream",
-)  # fmt: skip
+    "stream order",
+    "event wait",
+    "graph order",
+    "legacy default stream",
+)
 """Kinds of waiting for other work to end."""
 
 

@@ -67,10 +67,10 @@ class SpanRows:
     # -- values -------------------------------------------------------------------------------
     def position(self, span: int) -> int:
         """Return the place of the row with an id."""
-        found = self.same("id", span)
-        if not len(found):
+        places = self.same("id", span)
+        if not len(places):
             raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
-        return int(found[0])
+        return int(places[0])
 
     def same(self, name: str, value: int) -> Ints:
         """Return the rows with a value of a column of numbers."""
@@ -240,12 +240,12 @@ class SpanRows:
         place = int(places[row])
         if place < 0 or place == first[place]:
             return []
-        found, launch = int(order[latest[place - 1]]), self.launch_of(row)
-        if found in launch:
+        last, launch = int(order[latest[place - 1]]), self.launch_of(row)
+        if last in launch:
             before = order[first[place] : place]
             before = before[~np.isin(before, launch)]
             return [int(before[np.argmax(self.ends[before])])] if len(before) else []
-        return [found]
+        return [last]
 
     def legacy(self, row: int) -> list[int]:
         """Return the last work that the legacy default stream put before a row, if any.
@@ -260,8 +260,8 @@ class SpanRows:
             others = self._legacy
         if not others:
             return []
-        mine = self.is_work & np.isin(self.streams, others)
-        mine &= (self.devices == self.devices[row]) & (self.ends <= self.starts[row])
-        mine &= (self.queued >= 0) & (self.queued <= self.queued[row])
-        found = np.flatnonzero(mine)
-        return [int(found[np.argmax(self.ends[found])])] if len(found) else []
+        before = self.is_work & np.isin(self.streams, others)
+        before &= (self.devices == self.devices[row]) & (self.ends <= self.starts[row])
+        before &= (self.queued >= 0) & (self.queued <= self.queued[row])
+        places = np.flatnonzero(before)
+        return [int(places[np.argmax(self.ends[places])])] if len(places) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class SpanRows:
             several = np.isin(self.streams, self._legacy)
             self.streams = np.where(several, self._legacy[0], self.streams)
         windows = self.metadata.windows_ns
-        self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=0))
+        self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=OPEN))
 
     # -- values -------------------------------------------------------------------------------
     def position(self, span: int) -> int:
@@ -227,8 +228,7 @@ class SpanRows:
         place = np.full(len(self.ids), -1)
         place[order] = np.arange(len(order))
         latest = np.zeros(len(order), np.int64)
-        begins = np.unique(first)
-        for low, high in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
+        for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
             ends = self.ends[order[low:high]]
             is_latest = ends == np.maximum.accumulate(ends)
             latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))

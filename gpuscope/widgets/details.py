@@ -131,8 +131,9 @@ def rows_of_ids(trace: Trace, ids: list[int]) -> dict[int, int]:
 
 
 def _zero_ns(trace: Trace) -> int:
-    windows = trace.metadata.windows_ns
-    return int(windows[0][0]) if windows else int(trace.array("start_ns").min(initial=0))
+    """Return where the timeline's axis begins."""
+    first_ns = int(trace.array("start_ns").min())
+    return min([first_ns, *(low for low, _ in trace.metadata.windows_ns[:1])])
 
 
 def _text(name: str, span: Row) -> str:

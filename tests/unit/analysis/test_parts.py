@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from parts_program import CHUNKS, SERVING, TOKENS, waits
 from program_runner import Runner
 from programs import programs
-from span_parts import calls_of_requests, check_every_span, kinds_told
+from span_parts import HOST, WORK, calls_of_requests, check_every_span, kinds_told
 
 import gpuscope as gs
 from gpuscope._text import duration
@@ -20,6 +21,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.schema import EDGE_KINDS
 from gpuscope.workloads.spin import Spin
 
 DATA = Path(__file__).parents[2] / "data"
@@ -198,3 +200,58 @@ def test_spans_that_are_not_there_and_rows_that_contradict_themselves():
     parts = gs.analysis.parts(build([request], experiment=served), 0)
     assert parts == (Part("unexplained", 100, 150), Part("unexplained", 150, 400),
                      Part("unexplained", 400, 500))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parts_add_up_in_traces_that_contradict_themselves(seed):
+    trace = drawn_by_chance(random.Random(seed))
+    for span in check_every_span(trace):
+        gs.analysis.explain(trace, span)._repr_html_()
+
+
+def drawn_by_chance(draw):
+    """Return a trace whose kinds, times, edges, parents and payloads have nothing in common."""
+    count = draw.randint(1, 14)
+    starts = [draw.randint(0, 30) for _ in range(count)]
+
+    def some(values, share):
+        return [draw.choice(values) if draw.random() < share else None for _ in range(count)]
+
+    columns = {
+        "id": draw.sample(range(40), count),
+        "kind": [draw.choice((*WORK, *HOST, "block")) for _ in range(count)],
+        "name": ["k"] * count,
+        "source": [draw.choice(("simulated", "cupti", "events", "host")) for _ in range(count)],
+        "start_ns": starts,
+        "end_ns": [
+            start + draw.randint(0, 15) if draw.random() < 0.85 else None for start in starts
+        ],
+        "queued_ns": some(range(40), 0.7),
+        "stream": some(range(3), 0.7),
+        "device": some([0], 0.8),
+        "graph": some([1], 0.3),
+        "correlation": some(range(3), 0.7),
+        "external_correlation": some(range(3), 0.4),
+        "parent": some(range(40), 0.5),
+        "thread": some((1, 2), 0.7),
+        "partition": some("xy", 0.5),
+        "copy_kind": some(["HtoD"], 0.4),
+        "category": some(["p", "d", "chat"], 0.6),
+        "payload": some(['{"tokens_ns":[5,9]}', '{"tokens_ns":[9,1,7]}', "{}", "x"], 0.4),
+    }
+    ids = [*columns["id"], 99]
+    edges = range(draw.randint(1, 20))
+    ends = {name: [draw.choice(ids) for _ in edges] for name in ("from", "to")}
+    ends["kind"] = [draw.choice(EDGE_KINDS) for _ in edges]
+    known = {"k": {"index": 0, "launch_latency_ns": 2, "kernel_gap_ns": 1}}
+    streams = {
+        "0": {"name": "d", "legacy_default": True}, "1": {"name": "s", "blocking": True},
+        "2": {"name": "t", "blocking": True, "per_thread": True},
+    }  # fmt: skip
+    metadata = TraceMetadata(
+        simulated=draw.random() < 0.5, complete=False, notes=("drawn",), streams=streams,
+        devices=known if draw.random() < 0.6 else {},
+        partitions={"x": {"sm_ids": [0, 1]}, "y": {"sm_ids": [1, 2]}},
+        experiment={"workloads": {"chat": {"prefill": "p", "decode": "d"}}},
+    )  # fmt: skip
+    return Trace.from_columns(columns, ends, metadata)

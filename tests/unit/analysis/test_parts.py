@@ -204,7 +204,7 @@ def test_spans_that_are_not_there_and_rows_that_contradict_themselves():
 
 @pytest.mark.parametrize("seed", range(300))
 def test_parts_add_up_in_traces_that_contradict_themselves(seed):
-    trace = drawn_by_chance(random.Random(seed))
+    trace = drawn_by_chance(random.Random(seed))  # noqa: S311 - a trace, no secret
     for span in check_every_span(trace):
         gs.analysis.explain(trace, span)._repr_html_()
 

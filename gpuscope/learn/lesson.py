@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import write_csv
-from gpuscope.analysis.reasons import explain
+from gpuscope.analysis.explanation import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.figures.timeline_figure import timeline
@@ -189,8 +189,6 @@ class Lesson:
                 low, high = (since_ns + round(end * _SCALES[kind.unit]) for end in answer)
                 guess = low, high
             window = window_ns or window_of(trace, explanation, guess)
-            if explanation is not None:
-                explanation = replace(explanation, zero_ns=window[0])  # as in the picture
             figure = picture(trace, result, explanation, window, guess)
         return Outcome(result, kept, rule, explanation, figure, then)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpuscope import figures
 from gpuscope._checks import door
-from gpuscope.analysis.reasons import Explanation
+from gpuscope.analysis.explanation import Explanation
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean
@@ -82,7 +82,7 @@ class Outcome:
     rule
         The rule that explains it.
     explanation
-        Why the span in question started, or ended, when it did.
+        What the time of the span in question consists of.
     figure
         The timeline, or ``None`` where there is no trace to draw.
     then
@@ -246,13 +246,13 @@ def picture(
             line={"color": _GUESS, "width": 2, "dash": "dot"}, layer="below",
             annotation=_label("your prediction"),
         )  # fmt: skip
-    for reason in () if explanation is None else explanation.reasons:
-        width = reason.until_ns - reason.since_ns
-        if reason.kind == "launch" or width < _NARROW * (window[1] - window[0]):
+    for part in () if explanation is None else explanation.parts:
+        narrow = part.duration_ns < _NARROW * (window[1] - window[0])
+        if narrow or part.kind in ("launch call", "running"):
             continue
         figure.add_vrect(
-            x0=place(reason.since_ns), x1=place(reason.until_ns), fillcolor=INK, opacity=0.1,
-            line_width=0, layer="below", annotation=_label(reason.kind),
+            x0=place(part.start_ns), x1=place(part.end_ns), fillcolor=INK, opacity=0.1,
+            line_width=0, layer="below", annotation=_label(part.kind),
         )  # fmt: skip
     if explanation is not None:
         figure.add_vline(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import traitlets
 
 from gpuscope._threads import start
-from gpuscope.analysis.reasons import explain
+from gpuscope.analysis.explanation import explain
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import clean, duration
@@ -49,7 +49,7 @@ class Details(anywidget.AnyWidget):
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""
 
     def show(self, trace: Trace, row: int) -> None:
-        """Show a row; why it started when it did follows, as that may take a while."""
+        """Show a row; what its time consists of follows, as that may take a while."""
         facts = describe(trace, row)
         self.set_trait("facts", facts)
         span = int(trace.spans.column("id")[row].as_py())
@@ -60,9 +60,9 @@ class Details(anywidget.AnyWidget):
             explaining.run()
 
     def _explain(self, trace: Trace, span: int, facts: Facts) -> None:
-        reasons = why(trace, span)
+        explanation = why(trace, span)
         if self.facts is facts:  # else another is shown by now
-            self.set_trait("facts", {**facts, "why": reasons})
+            self.set_trait("facts", {**facts, "why": explanation})
 
     def clear(self) -> None:
         """Show nothing."""
@@ -70,7 +70,7 @@ class Details(anywidget.AnyWidget):
 
 
 def describe(trace: Trace, row: int) -> Facts:
-    """Collect what a trace knows of one span, without why it started then.
+    """Collect what a trace knows of one span, without what its time consists of.
 
     Parameters
     ----------
@@ -86,7 +86,8 @@ def describe(trace: Trace, row: int) -> Facts:
         known = clean(trace.stream_name(span["stream"]), 60)
         where += f", {known if 'stream' in known else f'stream {known}'}"
     on_device = span["stream"] is not None or span["partition"] is not None
-    said = [str(span["kind"]), _length(span), f"starts at {duration(span['start_ns'] - zero)}"]
+    begins = f"starts at {(span['start_ns'] - zero) / 1e3:,.1f} µs"
+    said = [str(span["kind"]), _length(span), begins]
     return {
         "title": clean(span["name"], 200),
         "subtitle": " · ".join([*said, *([where] if on_device else [])]),
@@ -98,7 +99,7 @@ def describe(trace: Trace, row: int) -> Facts:
 
 
 def why(trace: Trace, span: int) -> str:
-    """Say why a span started when it did, or that nothing tells."""
+    """Say what a span's time consists of, or that nothing tells."""
     try:
         return str(explain(trace, span))
     except MissingEvidence as error:
@@ -130,8 +131,9 @@ def rows_of_ids(trace: Trace, ids: list[int]) -> dict[int, int]:
 
 
 def _zero_ns(trace: Trace) -> int:
-    windows = trace.metadata.windows_ns
-    return int(windows[0][0]) if windows else int(trace.array("start_ns").min(initial=0))
+    """Return where the timeline's axis begins."""
+    first_ns = int(trace.array("start_ns").min())
+    return min([first_ns, *(low for low, _ in trace.metadata.windows_ns[:1])])
 
 
 def _text(name: str, span: Row) -> str:

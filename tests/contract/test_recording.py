@@ -140,9 +140,7 @@ def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
     behind = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "host wait"]
     assert {ids[edge["from"]] for edge in behind if edge["to"] == first} == {"60", "40"}
     assert not [edge for edge in behind if edge["to"] == second]
-    last = next(
-        one for one in gs.analysis.explain(trace, first).reasons[::-1] if one.kind == "running"
-    )
+    *_, last = (part for part in gs.analysis.parts(trace, first) if part.kind == "running")
     assert ids[last.span] == "60"
 
 

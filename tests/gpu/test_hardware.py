@@ -268,7 +268,7 @@ def test_a_blocking_stream_is_explained_by_the_legacy_default_streams_barrier(gp
         two.synchronize()
     trace = recording.trace
     rows = {row["category"]: row for row in trace.where(kind="kernel").spans.to_pylist()}
-    reasons = gs.analysis.explain(trace, rows["second"]["id"]).reasons
+    parts = gs.analysis.parts(trace, rows["second"]["id"])
     assert ("legacy default stream", rows["first"]["id"]) in [
-        (reason.kind, reason.span) for reason in reasons
+        (part.kind, part.span) for part in parts
     ]

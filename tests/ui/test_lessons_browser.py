@@ -143,7 +143,7 @@ def test_lesson_2_by_clicks_and_keys(learner):
     learner.answered("predict-same")
     learner.form("predict-same").get_by_text(f"You predict: {SAME}").wait_for()
     learner.run_until("show-same")
-    learner.is_told("show-same", "Not this time.", "waited for a before it in stream s",
+    learner.is_told("show-same", "Not this time.", "behind a in stream s",
                     "Work in one stream runs in order")  # fmt: skip
     learner.sees_a_timeline("show-same")
     expect(learner.form("predict-same").get_by_role("status")).to_have_text("Not this time.")

@@ -221,7 +221,7 @@ def test_a_click_tells_all_of_a_span_and_keys_move_the_view(open_notebook, conso
     # A click: all that is known of the span, and what it depends on.
     page.mouse.click(*bar_of(page, area, "· t"))
     details = page.get_by_role("region", name="Details of the selected span")
-    details.get_by_text("launched at").wait_for()
+    details.get_by_text("from its launch call to its end").wait_for()
     expect(details).to_contain_text("gemm_float16_2048x2048x2048")
     expect(details).to_contain_text("partition load")
     details.get_by_role("button", name=re.compile("range step")).wait_for()
@@ -502,7 +502,7 @@ def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     page = open_notebook(RECORD, SHOW, dark=dark)
     area = show(page)
     page.mouse.click(*bar_of(page, area, "· t"))
-    page.get_by_text("launched at").wait_for()
+    page.get_by_text("from its launch call to its end").wait_for()
     page.keyboard.press("w")
     painted(page)
     page.set_viewport_size({"width": 1280, "height": 1500})

@@ -159,7 +159,7 @@ def test_a_right_and_a_wrong_prediction_are_told_so(lesson, trace):
     assert "Not this time." in wrong.html()
     for words in ("You predicted: <b>at once</b>", "Outcome: <b>later</b>", "The rule: In order."):
         assert words in wrong.html()
-    assert "waited for first before it in stream s until" in wrong.html()
+    assert "behind first in stream s" in wrong.html()
     title = wrong.figure.layout.title.text
     assert "Predicted: at once. Outcome: later" in title
     assert "SIMULATED" in title
@@ -267,8 +267,8 @@ def test_kernels_of_libraries_are_explained_in_words_that_fit():
     lesson.predict("n", "How many?", Value())
     outcome = lesson.reveal("n", 1, trace=trace, why=gs.learn.find(trace, None, -1, kind="kernel"))
     said = outcome.html()
-    assert "kernel DeviceReduceSingleTileKernel, stream 7 of context 1: launched at" in said
-    assert "before it in stream 7 of context 1 until" in said
+    assert "kernel DeviceReduceSingleTileKernel, stream 7 of context 1: " in said
+    assert "in stream 7 of context 1" in said
     assert len(said) < 1500
 
 

@@ -194,6 +194,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Trace.concat": (Trace.concat, {"traces": [trace, trace]}),
         "Trace.stream_name": (trace.stream_name, {"stream": 1}),
         "analysis.explain": (analysis.explain, {"trace": trace, "span": span}),
+        "analysis.parts": (analysis.parts, {"trace": trace, "span": span}),
         "save_trace": (gs.export, {"trace": trace, "path": "a.parquet"}),
         "load_trace": (gs.load_trace, {"path": "a.parquet", "limits": None}),
         "merge": (gs.merge, {"traces": [trace, trace]}),

@@ -184,7 +184,7 @@ def test_every_analysis_and_result_is_walked():
     public = {name: one for name, one in vars(analysis).items() if not name.startswith("_")}
     functions = {name for name, one in public.items() if inspect.isfunction(one)}
     # Sentences: test_sentences_say_it, test_traces_and_explanations_say_it.
-    functions -= {"explain", "confinement_verdict", "findings_by_setting", "outcome"}
+    functions -= {"explain", "parts", "confinement_verdict", "findings_by_setting", "outcome"}
     assert functions == set(ANALYSES)
     made = {name for name, one in public.items() if isinstance(one, type)
             and hasattr(one, "note") and hasattr(one, "rows")}  # fmt: skip

@@ -53,7 +53,7 @@ WITHOUT_EXAMPLE = {
     "runs.nsight.Profile": "what nsight.profile() returns",
     "runs.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
     "runs.runner.Progress": "what viewers are given",
-    "analysis.Reason": "part of an Explanation",
+    "analysis.Part": "what parts() returns",
     "workloads.Completion": "what Handle.completion returns, in the example there",
     "workloads.FunctionHandle": "what a workload returns when it is called",
 }

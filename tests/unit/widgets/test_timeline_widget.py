@@ -31,7 +31,7 @@ from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.widgets.details import Details
+from gpuscope.widgets.details import Details, describe
 from gpuscope.widgets.plot import Plot, _bars_first
 from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.snapshot import DARK
@@ -524,9 +524,11 @@ def test_a_selected_span_shows_all_that_is_known_of_it(shown):
     facts = shown.details.facts
     assert facts["title"] == "gemm"
     assert facts["subtitle"] == (
-        "kernel · 60 µs · starts at 510 µs · partition decode (2 SMs), stream s2"
+        "kernel · 60 µs · starts at 510.0 µs · partition decode (2 SMs), stream s2"
     )
-    assert "launched at 505.0 µs" in facts["why"]
+    trace = step_trace()
+    span = int(trace.array("id")[KERNELS[5]])
+    assert facts["why"] == str(gs.analysis.explain(trace, span))
     assert ["launched by", "api cudaLaunchKernel, 4 µs", "36"] in facts["related"]
     assert ["in", "range step 5, 100 µs", "35"] in facts["related"]
     assert ["follows (event wait)", "kernel gemm, 60 µs", "32"] in facts["related"]
@@ -535,6 +537,19 @@ def test_a_selected_span_shows_all_that_is_known_of_it(shown):
     assert "selected: gemm, kernel" in status(shown)
     shown.select(None)
     assert shown.details.facts is None
+
+
+@pytest.mark.parametrize(
+    "windows_ns", [[], [[1_600_000_000_000_000_100, 1_600_000_000_009_000_000]]]
+)
+def test_details_say_when_a_span_starts_on_the_timelines_axis_to_a_tenth_of_a_us(windows_ns):
+    first_ns = 1_600_000_000_000_000_000
+    trace = Trace.from_columns(
+        {"id": [1, 2], "kind": ["range", "range"], "name": ["a", "b"], "source": ["host", "host"],
+         "start_ns": [first_ns, first_ns + 1_417_023_400], "end_ns": [first_ns + 9, None]},
+        None, TraceMetadata(windows_ns=windows_ns),
+    )  # fmt: skip
+    assert "starts at 1,417,023.4 µs" in describe(trace, 1)["subtitle"]
 
 
 def test_what_a_selected_span_depends_on_is_highlighted(shown):

@@ -1,0 +1,93 @@
+"""Parts of the time of the host: of handles' calls, of host waits, and before other calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from gpuscope.analysis.part import Part, PartKind, filled
+from gpuscope.analysis.span_rows import OPEN, SpanRows
+from gpuscope.analysis.work_parts import WorkParts
+from gpuscope.errors import MissingEvidence
+
+HOST = ("api", "sync", "event", "handle", "range", "mark")
+
+
+def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[Part]:
+    """Return the parts of a handle's call: those of its work that ended last.
+
+    From entering ``execute()`` until the host saw it done. Where that work waited for other work
+    of the call, or for ``own``, the parts are of that.
+    """
+    rows = work.rows
+    start, end = int(rows.starts[row]), rows.end_ns(row)
+    launched = launched_inside(rows, row)
+    if not launched:
+        raise MissingEvidence(
+            f"no work in the trace is linked to the launch calls of handle call {rows.ids[row]}: "
+            "record with launch ids, profile(launch_ids=True), which is the default"
+        )
+    last = max(launched, key=lambda place: (int(rows.ends[place]), -place))
+    path = work.path(last, {int(rows.ids[place]) for place in (*launched, *own)})
+    call = rows.call(last)
+    cause = None if call is None else int(rows.ids[call])
+    after: PartKind = "not looking" if rows.ends[last] != OPEN else "unexplained"
+    return filled(path, start, end, "launch call", after, cause)
+
+
+def launched_inside(rows: SpanRows, row: int) -> list[int]:
+    """Return the work that the calls inside a row launched, at whatever depth."""
+    launched: list[int] = []
+    inside, seen = [row], {row}
+    while inside:
+        call = inside.pop()
+        launched += rows.launched(call)
+        below = set(rows.same("parent", int(rows.ids[call])).tolist()) - seen
+        seen |= below
+        inside += below
+    return launched
+
+
+def wait_parts(work: WorkParts, row: int) -> list[Part]:
+    """Return the parts of a host wait, from entering the call until it returned.
+
+    Until each work that it waited for had ended, they are of that work.
+    """
+    rows = work.rows
+    start, end = int(rows.starts[row]), rows.end_ns(row)
+    parts: list[Part] = []
+    at = start
+    waited = rows.linked(row, "host wait")
+    for place in sorted(waited, key=lambda place: int(rows.ends[place])):
+        until = min(int(rows.ends[place]), end)
+        if until > at:
+            parts += filled(work.parts(place), at, until, "unexplained", "unexplained")
+            at = until
+    return filled(parts, start, end, "not looking", "not looking")
+
+
+def host_parts(rows: SpanRows, row: int) -> list[Part]:
+    """Return the parts of another call, range or mark.
+
+    From the return of the call before on its thread, or the beginning of the trace, to its end;
+    where its end was not seen, to its start.
+    """
+    start = int(rows.starts[row])
+    before = _call_before(rows, row)
+    since = min(rows.zero_ns, start) if before is None else int(rows.ends[before])
+    cause = None if before is None else int(rows.ids[before])
+    parts = [Part("host", since, start, cause)]
+    if int(rows.ends[row]) != OPEN:
+        parts.append(Part("running", start, int(rows.ends[row]), int(rows.ids[row])))
+    return [part for part in parts if part.duration_ns]
+
+
+def _call_before(rows: SpanRows, row: int) -> int | None:
+    """Return the host's row of the same thread that was the last to end before a row began."""
+    start = rows.starts[row]
+    earlier = rows.having("kind", HOST) & (rows.ends <= start) & (rows.ids != rows.ids[row])
+    if rows.threads[row] >= 0:
+        earlier &= rows.threads == rows.threads[row]
+    places = np.flatnonzero(earlier)
+    return int(places[np.argmax(rows.ends[places])]) if len(places) else None

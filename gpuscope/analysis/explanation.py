@@ -1,0 +1,275 @@
+"""Why a span took as long as it did: the parts of its time in words, the largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuscope._checks import door
+from gpuscope._tables import html_table
+from gpuscope._text import clean, duration, percent, shown
+from gpuscope.analysis.part import ORDER, Part
+from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.trace.model import Trace
+
+_MOST = 6
+"""Parts that a sentence names."""
+_IN_WORDS = {
+    "launch call": "in the launch call",
+    "on the way": "on the way to the GPU",
+    "stream order": "behind {label} in {stream}",
+    "event wait": "waiting for an event behind {label} in {stream}",
+    "graph order": "behind {label} of its graph",
+    "legacy default stream": "behind {label} in {stream} (the legacy default stream's order)",
+    "SMs held": "waiting for SMs held by {label} on {place}{others}",
+    "priority": "waiting for SMs held by {label} on {place}{others} by priority",
+    "copy engine": "waiting for the copy engine, taken by {label} on {place}{others}",
+    "request queue": "in the queue of requests",
+    "collective": "waiting for {rank} to begin {label}",
+    "running": "running",
+    "not looking": "done but not seen by the host",
+    "host": "in the host's program",
+    "unexplained": "waiting for something that this trace does not show",
+}
+_INTERVALS = {
+    "handle": "from execute() until seen done",
+    "sync": "from its call until it returned",
+    "request": "from its arrival to its last token",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a span took as long as it did, from the call that launched it on.
+
+    Attributes
+    ----------
+    span, kind, name
+        The row that is explained; the name includes its stream.
+    at_ns
+        When it started; of a host wait, a handle's call and a request, when it was over. On the
+        trace's clock, as the trace has it.
+    parts
+        What :func:`gpuscope.analysis.parts` returns.
+    words
+        Each part in words.
+    interval
+        From when to when the parts are, in words.
+    doubts
+        What is uncertain, and what evidence the trace lacks.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> found = gs.analysis.explain(recording.trace, gs.learn.find(recording.trace, "spin"))
+    >>> str(found).partition(": ")[2]  # doctest: +ELLIPSIS
+    '... from its launch call to its end: 50 µs running, ... µs in the launch call, ...'
+    """
+
+    span: int
+    kind: str
+    name: str
+    at_ns: int
+    parts: tuple[Part, ...]
+    words: tuple[str, ...]
+    interval: str
+    doubts: tuple[str, ...]
+    provenance: str
+
+    @property
+    def unexplained_ns(self) -> int:
+        """How long nothing in the trace tells what it waited for."""
+        return sum(part.duration_ns for part in self.parts if part.kind == "unexplained")
+
+    def _sums(self) -> list[tuple[str, list[Part]]]:
+        """Return the parts by their words, those that took longest first."""
+        alike: dict[str, list[Part]] = {}
+        for text, part in zip(self.words, self.parts, strict=True):
+            alike.setdefault(text, []).append(part)
+        return sorted(alike.items(), key=lambda entry: -_lasted_ns(entry[1]))
+
+    def __str__(self) -> str:
+        sums = self._sums()
+        told = [
+            f"{duration(_lasted_ns(parts))} {text}"
+            + (f" ({len(parts)} times)" if len(parts) > 1 else "")
+            for text, parts in sums[:_MOST]
+        ]
+        if rest := [part for _, parts in sums[_MOST:] for part in parts]:
+            told.append(f"{duration(_lasted_ns(rest))} in {len(rest)} other parts")
+        line = f"{self.name}: {duration(_lasted_ns(self.parts))} {self.interval}"
+        lines = [f"{line}: {', '.join(told)}." if told else f"{line}.", *self.doubts]
+        return "\n".join(map(clean, lines))
+
+    def _repr_html_(self) -> str:
+        total = _lasted_ns(self.parts)
+        rows = [
+            {
+                "part": text,
+                "for": duration(_lasted_ns(parts)),
+                "share": percent(_lasted_ns(parts) / total),
+                "times": len(parts),
+                "first after": duration(parts[0].start_ns - self.parts[0].start_ns),
+                "span": parts[0].span,
+            }
+            for text, parts in self._sums()
+        ]
+        table = html_table(["part", "for", "share", "times", "first after", "span"], rows)
+        notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
+        return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
+
+
+def _lasted_ns(parts: Sequence[Part]) -> int:
+    return sum(part.duration_ns for part in parts)
+
+
+@door(trace=Trace, span=int)
+def explain(trace: Trace, span: int) -> Explanation:
+    """Explain why a span took as long as it did: what it waited for, what it did, and how long.
+
+    Parameters
+    ----------
+    span
+        The row's ``id``.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` gives a sentence, the largest part first; ``parts`` has them in order of time.
+
+    Raises
+    ------
+    MissingEvidence
+        As :func:`gpuscope.analysis.parts` does.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.learn.case("A").trace
+    >>> gs.analysis.explain(trace, gs.learn.find(trace, "norm")).kind
+    'kernel'
+    """
+    known = trace_parts(trace)
+    rows, row = known.rows, known.explained(span)
+    parts = known.parts(row)
+    kind = rows.kind(row)
+    if kind == "range" and row in known.requests:
+        kind = "request"
+    doubts = []
+    works = [
+        rows.position(part.span)
+        for part in parts
+        if part.kind == "running" and part.span is not None
+    ]
+    if kind in WORK or (kind == "handle" and works):
+        work = row if kind in WORK else works[-1]
+        is_timed = known.work.times.constants(work) is not None
+        doubts += _doubts(rows, work, parts, is_timed=is_timed)
+    if kind == "sync" and not rows.linked(row, "host wait"):
+        doubts.append("What it waited for is not in the trace, or was nothing.")
+    if rows.metadata.incomplete:
+        doubts.append(f"What is missing may be the reason; {rows.metadata.incomplete}.")
+    return Explanation(
+        span=int(rows.ids[row]),
+        kind=rows.kind(row),
+        name=_name(rows, row, kind),
+        at_ns=int(rows.ends[row] if kind in _INTERVALS else rows.starts[row]),
+        parts=parts,
+        words=tuple(_in_words(rows, row, part) for part in parts),
+        interval=_interval(rows, row, kind),
+        doubts=tuple(doubts),
+        provenance=rows.provenance,
+    )
+
+
+def _name(rows: SpanRows, row: int, kind: str) -> str:
+    text = rows.text("category", row) or rows.text("name", row)
+    if kind == "request":
+        return f"{rows.text('name', row)} of {rows.text('category', row)}"
+    if kind == "sync":
+        return f"host wait {rows.text('name', row)}"
+    return f"{kind} {text}" + (f", {_stream(rows, row)}" if kind in WORK else "")
+
+
+def _interval(rows: SpanRows, row: int, kind: str) -> str:
+    if kind in _INTERVALS:
+        return _INTERVALS[kind]
+    until = "its start" if rows.ends[row] == OPEN else "its end"
+    since = "the call before" if kind not in WORK else "its launch call"
+    if kind in WORK and rows.queued[row] < 0:
+        since = "the end of what it followed"
+    return f"from {since} to {until}"
+
+
+def _in_words(rows: SpanRows, row: int, part: Part) -> str:
+    cause = None if part.span is None else rows.position(part.span)
+    if cause is None or cause == row:
+        return _IN_WORDS[part.kind].partition(" {")[0]
+    label = _label(rows, cause)
+    if part.kind == "running":
+        return f"{label} running"
+    if part.kind == "host":
+        return f"in the host's program, after {label} returned"
+    others = f" and {part.others} more" if part.others else ""
+    names = {"label": label, "stream": _stream(rows, cause), "place": rows.place(cause)}
+    return _IN_WORDS[part.kind].format(**names, others=others, rank=_rank(rows, cause))
+
+
+def _label(rows: SpanRows, row: int) -> str:
+    """Return a row's name for people: its workload's where it has one."""
+    name = str(rows.text("category", row) or rows.text("name", row))
+    return f"host function {name}" if rows.kind(row) == "host function" else name
+
+
+def _stream(rows: SpanRows, row: int) -> str:
+    name = rows.place(row)
+    return name if "stream" in name else f"stream {name}"
+
+
+def _rank(rows: SpanRows, row: int) -> str:
+    """Say which rank a row is of, and how well its clock agrees with the others'."""
+    rank = rows.metadata.rank(rows.number("process", row))
+    if rank is None:
+        return "another rank"
+    error = f" (clocks agree within {duration(rank.error_ns)})" if rank.error_ns else ""
+    return f"rank {rank.rank}{error}"
+
+
+def _doubts(rows: SpanRows, row: int, parts: Sequence[Part], *, is_timed: bool) -> list[str]:
+    """Say what the source of work leaves open; ``is_timed``: how long launches take is known."""
+    doubts = []
+    start, queued = int(rows.starts[row]), int(rows.queued[row])
+    if queued < 0:
+        doubts.append(
+            "When it was launched is not in the trace (record with profile(launch_ids=True)): "
+            "that may be why it did not start earlier."
+        )
+    elif start < queued:
+        doubts.append("It started before its launch call returned.")
+    for part in parts:
+        if part.kind in ORDER and part.end_ns == start and part.span is not None:
+            before = rows.position(part.span)
+            if rows.ends[before] > start:
+                label = _label(rows, before)
+                doubts.append(f"{label} seems to end later than this started, by an error.")
+    source, is_kernel = rows.text("source", row), rows.kind(row) == "kernel"
+    if source == "simulated" and (not is_kernel or is_timed):
+        return doubts
+    if late := rows.number("start_uncertainty_ns", row):
+        doubts.append(f"Its true start lies up to {duration(late)} later.")
+    if source == "events":
+        doubts.append(
+            "Bracketing events count waiting for SMs as running: who held SMs shows in longer "
+            "spans, not in later starts. Other libraries' work is not in the trace."
+        )
+    elif is_kernel:
+        doubts.append(
+            "How many SMs each kernel held is not in the trace, nor are event waits of other "
+            "libraries: who ran on these SMs at that time is a candidate, not proof."
+        )
+    return doubts

@@ -14,7 +14,7 @@ from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.forecast import Carving, Change, as_trace, described
+from gpuscope.runs.forecast import Band, Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
 from gpuscope.runs.replay import Replay
 from gpuscope.runs.served_anew import requests_of, with_copies
@@ -153,13 +153,13 @@ def _served(middle: Served, low: Served, high: Served) -> str:
     """Say how a workload's requests fare, each with its band."""
     every = (middle, low, high)
     figures = {
-        "TTFT p50 {:,.4g} ms": [(one.ttft_p50_ns or 0) / 1e6 for one in every],
-        "TBT p50 {:,.4g} ms": [(one.tbt_p50_ns or 0) / 1e6 for one in every],
-        "goodput {:,.4g}/s": [one.goodput_per_s or 0 for one in every],
+        ("TTFT p50", " ms"): [(one.ttft_p50_ns or 0) / 1e6 for one in every],
+        ("TBT p50", " ms"): [(one.tbt_p50_ns or 0) / 1e6 for one in every],
+        ("goodput", "/s"): [one.goodput_per_s or 0 for one in every],
     }
     told = [
-        f"{name.format(values[0])} (band {min(values):,.4g} to {max(values):,.4g})"
-        for name, values in figures.items()
+        f"{name} {Band.around(*values).said(unit)}"
+        for (name, unit), values in figures.items()
         if any(values)
     ]
     return f"{middle.workload}: {', '.join(told)}"

@@ -549,6 +549,7 @@ class Engine:
                 op.released_by if isinstance(op, KernelOp) else (),
                 tuple(dict.fromkeys(op.held or ())) if isinstance(op, KernelOp) else (),
                 *((op.engine, op.nbytes) if isinstance(op, CopyOp) else ()),
+                launch_config=op.launch_config if isinstance(op, KernelOp) else None,
             )
         )  # fmt: skip
 

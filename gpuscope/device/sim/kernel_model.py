@@ -26,14 +26,12 @@ _MOST_BLOCKS, _MOST_WARPS, _REGISTERS = 32, 64, 65536
 _SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
 """Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
-_PRODUCT = re.compile(r"(\d+)x(\d+)x(\d+)")
-_COPY = re.compile(r"copy (\d+) B")
+_PRODUCT = re.compile(r"gemm_(\w+)_(\d+)x(\d+)x(\d+)")
 _COPY_RATE, _REACHED = 77.0, 0.86
 """Bytes a ns that an SM moves in a copy kernel; of a device copy's rate, what kernels reach."""
 _ATTENTION = ("sdpa", "flash", "fmha", "attention")
 _SKINNY = 64
 """A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
-Known: TypeAlias = tuple[int, int, int, str] | int
 _ENGINE_WAVES = 64
 """More waves than these are simulated as so many: one more or less does not matter then."""
 
@@ -82,6 +80,34 @@ class Launch:
         registers = -(-self.registers // 8) * 8 * _WARP * warps
         room = _SHARED_BYTES // (self.shared_bytes + _SHARED_PER_BLOCK)
         return max(1, min(_MOST_BLOCKS, _MOST_WARPS // warps, _REGISTERS // registers, room))
+
+
+@dataclass(frozen=True)
+class Product:
+    """An m × n × k product, and what the library is told.
+
+    Attributes
+    ----------
+    target
+        The SM count that it is told; 0 for none, ``None`` for that of the partition, if any.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    target: int | None = None
+
+    def told(self, layout: SmLayout, sm_count: int) -> int:
+        """Return what the library is told in a partition of so many SMs; 0 for nothing."""
+        if self.target is not None or sm_count == layout.sm_count:
+            return self.target or 0
+        with_remainder = sm_count % layout.quantum_sm_count != 0
+        return sm_count_to_tell(sm_count, sm_count - layout.remainder_sm_count * with_remainder)
+
+
+Known: TypeAlias = Product | int
+"""What a kernel of ours computes: a product, or a copy of so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +175,7 @@ class RecordedKernel:
     profile
         The GPU.
     known
-        What it computes, where that is known: a product's m, n, k and dtype, or a copy's bytes.
+        What it computes, where that is known.
     scale
         How many times the work: blocks, or tiles of persistent blocks.
     """
@@ -336,9 +362,9 @@ class RecordedKernel:
             ns_per_byte = ((sm_count * _COPY_RATE) ** -p + (_REACHED * rate) ** -p) ** (1 / p)
             return KernelCost(sm_count, max(1, round(moved * ns_per_byte)), round(moved))
         assert self.known is not None  # noqa: S101 - or it would be of another kind
-        m, n, k, dtype = self.known
-        told = _told(self.profile.layout, sm_count)
-        return self.profile.gemm_cost(max(1, round(m * scale)), n, k, dtype, sm_count, told)
+        one = self.known
+        told, m = one.told(self.profile.layout, sm_count), max(1, round(one.m * scale))
+        return self.profile.gemm_cost(m, one.n, one.k, one.dtype, sm_count, told)
 
     # -- for the engine ---------------------------------------------------------------
     def cost(self, sm_count: int, *, gap_ns: int | None = None) -> KernelCost:
@@ -405,22 +431,33 @@ def _rounds(each: float, grid: int, sm_count: int) -> float:
     return math.ceil(fetched / sm_count - 0.02) + math.ceil(late / sm_count - 0.02)
 
 
-def _told(layout: SmLayout, count: int) -> int:
-    """Return what a library is told in a partition of so many SMs; 0 for nothing."""
-    if count == layout.sm_count:
-        return 0
-    with_remainder = count % layout.quantum_sm_count != 0
-    return sm_count_to_tell(count, count - layout.remainder_sm_count * with_remainder)
+def known_of(
+    name: str,
+    launched_by: str = "",
+    *,
+    nbytes: int | None = None,
+    flop_count: int | None = None,
+    target: int | None = None,
+) -> Known | None:
+    """Return what a kernel of ours computes, by its row, whatever the workload is called.
 
-
-def known_of(*texts: str | None) -> Known | None:
-    """Return what a name of ours states: ``gemm 64x32x16 float16``, ``copy 1024 B``."""
-    for text in filter(None, texts):
-        match = _PRODUCT.search(text) if text.startswith("gemm") else None
-        dtype = next((name for name in DTYPES if name in text), None)
-        if match is not None and dtype is not None:
-            return int(match[1]), int(match[2]), int(match[3]), dtype
-        match = _COPY.fullmatch(text)
-        if match is not None:
-            return int(match[1])
+    Parameters
+    ----------
+    name, launched_by
+        Of the kernel, and of the call that launched it: that of a product of ours states its
+        sizes, also where the library's kernels have other names.
+    nbytes, flop_count
+        Bytes read and written, and operations, if the row states them.
+    target
+        As in :class:`Product`.
+    """
+    if name == "copy_kernel":
+        return nbytes // 2 if nbytes else None
+    for text in (name, launched_by):
+        match = _PRODUCT.fullmatch(text)
+        if match is None or match[1] not in DTYPES:
+            continue
+        m, n, k = (int(size) for size in match.group(2, 3, 4))
+        if flop_count == 2 * m * n * k or (flop_count is None and text is name):
+            return Product(m, n, k, match[1], target)
     return None

@@ -373,10 +373,11 @@ def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array
     made_ns: dict[int, tuple[int, int]] = {}
     for place, (start_ns, end_ns) in done.calls_ns.items():
         call = found.calls[place]
-        if done.requests and call.handle is not None:  # its order may be another one
+        if call.thread[2]:  # its place among the thread's calls may be another one
             if call.row is not None:
                 made_ns[call.row] = start_ns, end_ns
-            continue
+            if done.requests:
+                continue
         mine = anchors.setdefault(call.thread[:2], {})
         mine[call.start_ns] = start_ns
         mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))

@@ -112,15 +112,19 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     found = program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, found, sm_counts)
-    factors = _fitted(found, before)
+    require_kind("graphs", graphs, list, tuple, set, frozenset)
+    others = bool(move or add_waits or drop_waits or scale or graphs)
+    is_as_it_was = not others and (
+        before.changed(partitions, rounding, streams or {}).places == before.places
+    )
+    factors = {} if is_as_it_was else _fitted(found, before)
     sent = _moved(found, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
     _scale(found, scale or {})
     _change_waits(found, trace, add_waits, drop_waits)
     grouped = _graphs(found, trace, graphs)
-    changed = bool(add_waits or drop_waits or scale or grouped or sent)
-    kept = before.untouched(after, found) if not changed else frozenset()
+    kept = before.untouched(after, found) if not others else frozenset()
     anew = requests_of(trace, found, factors, sent, grouped)
     given_changes = {
         "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
@@ -129,7 +133,9 @@ def what_if(
     changes = {name: json.loads(json.dumps(one)) for name, one in given_changes.items() if one}
 
     done = {
-        name: Replay(found, after.places, kept, factors, sent, grouped, lean, anew.rounds).play()
+        name: Replay(
+            found, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
+        ).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
     ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
@@ -267,7 +273,6 @@ def _change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Litera
 
 def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
     """Return place of a call → place of the first call of the graph that it becomes part of."""
-    require_kind("graphs", names, list, tuple, set, frozenset)
     grouped: dict[int, int] = {}
     columns = ["name", "start_ns", "end_ns", "process", "thread"]
     spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()

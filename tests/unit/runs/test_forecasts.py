@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,8 +14,10 @@ from gpuscope.device.sim.profile import Profile
 from gpuscope.runs.forecast import Band
 from gpuscope.runs.program import program
 from gpuscope.workloads import RecordedWork
+from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.copy import Copy
 
+ROOT = Path(__file__).resolve().parents[3]
 SPLIT = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
 
 
@@ -65,17 +70,15 @@ def test_what_is_outside_its_band_is_no_band():
 
 
 # -- what is known of kernels --------------------------------------------------------------
-def test_kernels_of_recordings_keep_their_launch_configuration(tmp_path):
-    experiment = gs.load_experiment("examples/split.toml").to_dict()
+def test_kernels_of_recordings_keep_their_launch_configuration():
+    experiment = tomllib.loads((ROOT / "examples" / "split.toml").read_text("utf-8"))
     experiment["workloads"]["chat"]["repeats"] = 3
     trace = gs.runs.predict(experiment)["split"]
     kernels = trace.where(kind="kernel")
     assert set(kernels.texts("launch_config")) == {
         config
         for name in ("prefill_h200", "decode_h200")
-        for config in gs.load_trace(f"gpuscope/workloads/recordings/{name}.parquet").texts(
-            "launch_config"
-        )
+        for config in gs.load_trace(RECORDINGS / f"{name}.parquet").texts("launch_config")
     }
     assert "launch configuration" not in gs.what_if(trace)["forecast"].metadata.forecast
 

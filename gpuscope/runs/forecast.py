@@ -289,13 +289,12 @@ def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple
         there = was & keep
         if not there.any():
             continue
-        before_ns = max(0, int(old_start[was].min()) - low)
-        behind_ns = max(0, high - int(old_end[was].max()))
-        low = int(start[there].min()) - before_ns
-        if moved and moved[-1][1] > low:  # the round before lasts longer
-            low = max(moved[-1][0], low)
-            moved[-1] = moved[-1][0], low
-        moved.append((low, int(max(start[there].max(), end[there].max())) + behind_ns))
+        begin_ns = int(start[there].min()) - max(0, int(old_start[was].min()) - low)
+        end_ns = int(max(start[there].max(), end[there].max()))
+        if moved and moved[-1][1] > begin_ns:  # the round before lasts longer
+            begin_ns = max(moved[-1][0], begin_ns)
+            moved[-1] = moved[-1][0], begin_ns
+        moved.append((begin_ns, end_ns + max(0, high - int(old_end[was].max()))))
     return tuple(moved)
 
 

@@ -142,7 +142,8 @@ def requests_of(
                 for turn, like in zip(every, itertools.cycle(known), strict=False):
                     usual_ns = lags_ns.get(like[0], (0,))  # copies find their thread free
                     lags_ns.setdefault(turn[0], usual_ns[-1:])
-            before = Round(make, begin_ns, before, rows_of, *enough.values(), lags_ns)
+            prefill, decode = enough.values()
+            before = Round(make, begin_ns, before, rows_of, prefill, decode, lags_ns)
             anew.rounds.append(before)
     return anew
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from gpuscope._checks import closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
@@ -18,11 +18,9 @@ from gpuscope.runs.forecast import Band, Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
 from gpuscope.runs.replay import Replay
 from gpuscope.runs.served_anew import requests_of, with_copies
+from gpuscope.runs.waits import Waits, change_waits
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
-
-Waits: TypeAlias = Sequence[tuple[int, int]]
-"""Pairs of span ids."""
 
 RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
 _ROUNDS = 6
@@ -122,7 +120,7 @@ def what_if(
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
     _scale(found, scale or {})
-    _change_waits(found, trace, add_waits, drop_waits)
+    change_waits(found, trace, add_waits, drop_waits)
     grouped = _graphs(found, trace, graphs)
     kept = before.untouched(after, found) if not others else frozenset()
     anew = requests_of(trace, found, factors, sent, grouped)
@@ -232,43 +230,6 @@ def _scale(found: Program, scale: Mapping[str, float]) -> None:
             raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
         if work.kernel is not None:
             work.kernel = work.kernel.scaled(float(factor))
-
-
-def _change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
-    by_id = {work.id: work for work in found.works}
-
-    def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
-        for number in ids:
-            if number not in by_id:
-                raise InvalidArgument(
-                    f"{name}: span {given(number)} is no finished GPU work of the trace: give the "
-                    "ids of two kernels, copies or memsets, trace.array('id')"
-                )
-        return by_id[ids[0]], by_id[ids[1]]
-
-    if isinstance(drop, str) and drop != "all":
-        raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
-    if drop == "all":
-        for work in found.works:
-            work.after.clear()
-    else:
-        for ids in drop:
-            first, then = pair("drop_waits", ids)
-            if first not in then.after:
-                waits = [
-                    (edge["from"], edge["to"])
-                    for edge in trace.edges.to_pylist()
-                    if edge["to"] == ids[1] and edge["kind"] != "launch"
-                ]
-                raise InvalidArgument(
-                    f"drop_waits: span {ids[1]} does not wait for {ids[0]} in another stream; its "
-                    f"waits are {waits}"
-                )
-            then.after.remove(first)
-    for ids in add:
-        first, then = pair("add_waits", ids)
-        if first is not then and first not in then.after:
-            then.after.append(first)
 
 
 def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:

@@ -27,8 +27,8 @@ _SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
 """Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
 _PRODUCT = re.compile(r"gemm_(\w+)_(\d+)x(\d+)x(\d+)")
-_COPY_RATE, _REACHED = 77.0, 0.86
-"""Bytes a ns that an SM moves in a copy kernel; of a device copy's rate, what kernels reach."""
+_REACHED = 0.86
+"""Of a device copy's rate, what kernels reach."""
 _ATTENTION = ("sdpa", "flash", "fmha", "attention")
 _SKINNY = 64
 """A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
@@ -357,10 +357,7 @@ class RecordedKernel:
     def _modelled(self, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of what is known to be computed, of a product with so many times m."""
         if isinstance(self.known, int):
-            rate = self.profile.constants["device_copy_bytes_per_us"] / 1000
-            p, moved = self.scaling.sharpness, 2 * self.known * scale
-            ns_per_byte = ((sm_count * _COPY_RATE) ** -p + (_REACHED * rate) ** -p) ** (1 / p)
-            return KernelCost(sm_count, max(1, round(moved * ns_per_byte)), round(moved))
+            return self.profile.copy_cost(max(1, round(self.known * scale)), sm_count)
         assert self.known is not None  # noqa: S101 - or it would be of another kind
         one = self.known
         told, m = one.told(self.profile.layout, sm_count), max(1, round(one.m * scale))

@@ -24,9 +24,9 @@ SPLIT = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
 def recorded(make, sms=None, repeats=5):
     """Record calls of a handle on so many SMs, on the whole GPU if not given."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-    home = gpu.carve({"p": sms})["p"] if sms else gpu
+    parts = gpu.carve({"p": sms}) if sms else {"p": gpu}
     handle = make(gpu)
-    with home.create_stream(name="s") as stream:
+    with parts["p"].create_stream(name="s") as stream:
         handle.execute(stream=stream)
         stream.synchronize()
         with gs.profile(gpu) as recording:

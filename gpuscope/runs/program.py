@@ -9,9 +9,10 @@ It is long because what held a piece of work is known only from all calls, waits
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -29,6 +30,13 @@ _WAITS = -1
 Host: TypeAlias = tuple[int, int]
 """Process and thread."""
 _Where: TypeAlias = frozenset[int] | str | None
+_HOSTS, _USUAL_SPREAD = 0.02, 0.15
+"""How far apart the usual speeds of a host are in two runs; the same where launches tell nothing.
+"""
+_COLD = 3.0
+"""Calls that take longer than so many usual ones, as first ones do, do not say how others vary."""
+_NINE_OF_TEN = 1.645
+"""Standard deviations within which nine of ten values of a normal distribution lie."""
 _ALIKE = 1.5
 """Kernels of one name and launch whose times alone differ by less are taken for the same work."""
 _SEEN_NS = 50_000
@@ -171,6 +179,8 @@ class Program:
         Whether a GPU ran it.
     launches_ns
         Start and end of the launches of each thread.
+    host_spread
+        How much longer or shorter the host takes, in nine of ten runs of the same program.
     """
 
     works: list[Work]
@@ -183,6 +193,7 @@ class Program:
     unexplained: int = 0
     is_measured: bool = False
     launches_ns: Mapping[Host, list[tuple[int, int]]] = field(default_factory=dict)
+    host_spread: float = 0.0
 
     def lags_ns(self, host: Host, ready_ns: int, begins_ns: int) -> tuple[int, ...]:
         """Return a call's lags: see :class:`Call`."""
@@ -247,6 +258,7 @@ def program(
         for work in call.launches:
             work.call = place
     _note_lags(found, trace.metadata.windows_ns)
+    found.host_spread = _host_spread(found.calls)
     for work in works:
         work.sm_count = known.sm_count(work.row)
         work.alone_ns = float(max(1, work.end_ns - work.start_ns))
@@ -382,6 +394,28 @@ def _note_lags(found: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
         over_ns[call.host, call.round] = max(over_ns[call.host, call.round], call.end_ns)
         if call.launches:
             launches[call.host].append((call.start_ns, call.end_ns))
+
+
+def _host_spread(calls: Iterable[Call]) -> float:
+    """Return how far apart the host's times of two runs are, from how launches of one kind vary.
+
+    The times of single launches vary independently of each other, and so half as much for four
+    times as many; a host's usual speed varies as well.
+    """
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for call in calls:
+        if call.launches:
+            alike[call.launches[0].row["name"], len(call.launches)].append(max(1, call.own_ns))
+    varied = [
+        np.minimum(np.array(took_ns) / np.median(took_ns), _COLD)
+        for took_ns in alike.values()
+        if len(took_ns) > 2
+    ]
+    if not varied:
+        return _USUAL_SPREAD
+    ratios = np.concatenate(varied)
+    single = float(ratios.std() / ratios.mean())
+    return float(np.hypot(_HOSTS, _NINE_OF_TEN * math.sqrt(2 / len(ratios)) * single))
 
 
 def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[Work]]) -> list[Work]:

@@ -24,6 +24,8 @@ long after its call, and after the work before it, a graph starts; and what a ke
 of what it takes as a launch, which finds the GPU idle."""
 _REPEATS = 0.05
 """Nine of ten kernel times repeat as closely when they are measured again."""
+_PAUSE_NS = 1_000_000
+"""A host that does not call for longer than this does something else."""
 _WAITS = -1
 """What a thread yields while it waits for work."""
 
@@ -74,7 +76,8 @@ class Replay:
     is_as_it_was
         Whether nothing was changed: work takes what it took.
     lean
-        -1: every modelled time at the lower end of its range; 0: as modelled; 1: at the upper.
+        -1: every modelled time, and the host's, at the lower end of its range; 0: as modelled;
+        1: at the upper.
     requests
         Requests whose calls are made as they need them.
     """
@@ -95,6 +98,7 @@ class Replay:
         self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
         self.begun: set[Round] = set()
         found, profile = self.found, self.found.profile
+        self.host = 1 + self.lean * found.host_spread
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
@@ -249,6 +253,10 @@ class Replay:
         now_ns = yield from self._begun(places[0], self.found.calls[places[0]].start_ns)
         yield from self._make(places, now_ns)
 
+    def _host_ns(self, time_ns: int) -> int:
+        """Return how long the host takes for what it took so long for; a pause stays as it is."""
+        return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host)
+
     def _begun(
         self, place: int, ready_ns: int, lags_ns: tuple[int, ...] | None = None
     ) -> Generator[int, None, int]:
@@ -263,7 +271,7 @@ class Replay:
             others_ns = others_ns[1:]
         for lag_ns in chain(others_ns, repeat(last_ns)):
             busy = self.busy_ns[call.host]
-            now_ns = max(ready_ns, busy[1]) + lag_ns
+            now_ns = max(ready_ns, busy[1]) + self._host_ns(lag_ns)
             yield now_ns
             later = self.busy_ns[call.host]
             if later == busy or (call.looks and later[0] == now_ns):
@@ -311,11 +319,12 @@ class Replay:
                 )
                 began_ns = began_ns if call.looks else now_ns
             if leader is not None:
-                now_ns += 0 if inside else GRAPH_LAUNCH_CALL_NS
-                now_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                took_ns = 0 if inside else GRAPH_LAUNCH_CALL_NS
+                took_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                now_ns += self._host_ns(took_ns)
                 nodes[leader] += call.launches
             elif not call.waits_for:
-                now_ns += call.own_ns
+                now_ns += self._host_ns(call.own_ns)
             if leader is None:
                 for work in call.launches:
                     self._submit(work, began_ns)
@@ -325,7 +334,7 @@ class Replay:
             for work in call.waits_for:
                 now_ns = yield from self._done(work, now_ns)
             if call.waits_for:
-                now_ns += call.own_ns
+                now_ns += self._host_ns(call.own_ns)
             self.calls_ns[place] = (began_ns, now_ns)
             if call.launches:
                 self.busy_ns[call.host] = began_ns, now_ns

@@ -155,9 +155,15 @@ _STALL = {"product": 0.25, "tiles": 0.25, "persistent": 0.35, "tile": 0.4, "atte
 _USUAL_STALL = 1.0
 """How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
 stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
-_SPREAD = {"tiles": 0.12, "tile": 0.1, "persistent": 0.15, "attention": 0.15, "many": 0.12}
-_USUAL_SPREAD = 0.3
-"""How far off nine of ten times are, per kind, by how much fewer SMs there are."""
+_SPREAD = {
+    "tiles": (0.25, 0.28), "tile": (0.21, 0.1), "persistent": (0.35, 0.32),
+    "attention": (0.2, 0.12), "many": (0.24, 0.08), "few": (0.34, 0.17), "vectorized": (0.62, 0.1),
+    "product": (0.24, 0.15), "copy": (0.05, 0.05),
+}  # fmt: skip
+"""How far off nine of ten times are, per kind, from one recording and from two, where the SMs are
+e times as many or as few: of the models of ``benchmarks/data/models.json``, and of products and
+copies of ``benchmarks/data/h200.json`` and ``h200_host.json``, each from every SM count on others.
+"""
 
 
 @dataclass(frozen=True)
@@ -237,7 +243,7 @@ class RecordedKernel:
         duration_ns = self.duration_ns(sm_count)
         if self.scale == 1.0 and sm_count in self.times_ns:
             return duration_ns, duration_ns
-        spread = _SPREAD.get(self.kind, _USUAL_SPREAD)
+        spread = _SPREAD[self.kind][len(self.times_ns) > 1]
         nearest = min(abs(math.log(sm_count / known)) for known in self.times_ns)
         spread *= min(1.0, 0.3 + nearest)
         return duration_ns / (1 + spread), duration_ns * (1 + spread)

@@ -145,8 +145,8 @@ def _known(trace: Trace) -> Callable[[Row], Known | None]:
         call = launched_by.get(row["id"], {})
         target = _target(of_row.get(call.get("parent"), {}).get("payload"))
         return known_of(
-            row["name"], call.get("name") or "", nbytes=row["nbytes"],
-            flop_count=row["flop_count"], target=target,
+            row["name"], call.get("name") or "", launch=Launch.parse(row["launch_config"]),
+            nbytes=row["nbytes"], flop_count=row["flop_count"], target=target,
         )  # fmt: skip
 
     return known

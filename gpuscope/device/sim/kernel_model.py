@@ -106,8 +106,19 @@ class Product:
         return sm_count_to_tell(sm_count, sm_count - layout.remainder_sm_count * with_remainder)
 
 
-Known: TypeAlias = Product | int
-"""What a kernel of ours computes: a product, or a copy of so many bytes."""
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax over the rows of a float32 matrix."""
+
+    rows: int
+    columns: int
+
+
+Known: TypeAlias = Product | Softmax | int
+"""What a kernel of ours computes: a product, a softmax, or a copy of so many bytes."""
+
+
+_KINDS = {Product: "product", Softmax: "softmax", int: "copy"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,7 @@ stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
 _SPREAD = {
     "tiles": (0.25, 0.28), "tile": (0.21, 0.1), "persistent": (0.35, 0.32),
     "attention": (0.2, 0.12), "many": (0.24, 0.08), "few": (0.34, 0.17), "vectorized": (0.62, 0.1),
-    "product": (0.24, 0.15), "copy": (0.05, 0.05),
+    "product": (0.24, 0.15), "softmax": (0.2, 0.15), "copy": (0.05, 0.05),
 }  # fmt: skip
 """How far off nine of ten times are, per kind, from one recording and from two, where the SMs are
 e times as many or as few: of the models of ``benchmarks/data/models.json``, and of products and
@@ -203,7 +214,7 @@ class RecordedKernel:
     def kind(self) -> str:
         """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or what is known."""
         if self.known is not None:
-            return "copy" if isinstance(self.known, int) else "product"
+            return _KINDS[type(self.known)]
         launch, name = self.launch, self.name
         if launch is None:
             return "many"
@@ -364,6 +375,9 @@ class RecordedKernel:
         """Return the cost of what is known to be computed, of a product with so many times m."""
         if isinstance(self.known, int):
             return self.profile.copy_cost(max(1, round(self.known * scale)), sm_count)
+        if isinstance(self.known, Softmax):
+            rows = max(1, round(self.known.rows * scale))
+            return self.profile.softmax_cost(rows, self.known.columns, sm_count)
         assert self.known is not None  # noqa: S101 - or it would be of another kind
         one = self.known
         told, m = one.told(self.profile.layout, sm_count), max(1, round(one.m * scale))
@@ -438,6 +452,7 @@ def known_of(
     name: str,
     launched_by: str = "",
     *,
+    launch: Launch | None = None,
     nbytes: int | None = None,
     flop_count: int | None = None,
     target: int | None = None,
@@ -449,6 +464,8 @@ def known_of(
     name, launched_by
         Of the kernel, and of the call that launched it: that of a product of ours states its
         sizes, also where the library's kernels have other names.
+    launch
+        Its configuration, if the row states it.
     nbytes, flop_count
         Bytes read and written, and operations, if the row states them.
     target
@@ -456,6 +473,9 @@ def known_of(
     """
     if name == "copy_kernel":
         return nbytes // 2 if nbytes else None
+    if name == "softmax_kernel":  # a block for each row, whose elements it reads and writes
+        rows = launch.blocks if launch is not None else 0
+        return Softmax(rows, columns) if rows and (columns := (nbytes or 0) // (8 * rows)) else None
     for text in (name, launched_by):
         match = _PRODUCT.fullmatch(text)
         if match is None or match[1] not in DTYPES:

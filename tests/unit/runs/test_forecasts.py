@@ -16,6 +16,7 @@ from gpuscope.runs.program import program
 from gpuscope.workloads import RecordedWork
 from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.softmax import Softmax
 
 ROOT = Path(__file__).resolve().parents[3]
 SPLIT = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
@@ -97,6 +98,16 @@ def test_a_copy_is_known_whatever_it_is_called(after):
 
     forecast = gs.what_if(recorded(make, 96), partitions={"p": after})["forecast"]
     assert median_ns(forecast) == pytest.approx(median_ns(recorded(make, after)), rel=0.05)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 16), (96, 24), (24, 120)])
+def test_a_softmax_is_known_whatever_it_is_called(before, after):
+    def make(gpu):
+        return Softmax(gpu, rows=2048, columns=4096, name="attention")
+
+    changes = {"partitions": {"p": after}, "streams": {"s": {"partition": "p"}}}
+    forecast = gs.what_if(recorded(make, before), **changes)["forecast"]
+    assert median_ns(forecast) == pytest.approx(median_ns(recorded(make, after)), rel=0.01)
 
 
 def test_a_second_recording_counts_for_copies_too():

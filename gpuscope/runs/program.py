@@ -29,6 +29,8 @@ _ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1
 Host: TypeAlias = tuple[int, int]
 """Process and thread."""
+Chain: TypeAlias = tuple[int, int, str]
+"""Process, thread, and the handle whose calls follow each other, if any."""
 _Where: TypeAlias = frozenset[int] | str | None
 _HOSTS, _USUAL_SPREAD = 0.02, 0.15
 """How far apart the usual speeds of a host are in two runs; the same where launches tell nothing.
@@ -114,8 +116,6 @@ class Call:
 
     Attributes
     ----------
-    thread
-        Process, thread, and the handle whose calls follow each other, if any.
     own_ns
         Host time of its own: of a launch its duration, of a wait from the end of the work to its
         return.
@@ -132,7 +132,7 @@ class Call:
         Number of its recording window.
     """
 
-    thread: tuple[int, int, str]
+    thread: Chain
     start_ns: int
     end_ns: int
     own_ns: int
@@ -180,7 +180,7 @@ class Program:
     launches_ns
         Start and end of the launches of each thread.
     host_spread
-        How much longer or shorter the host takes, in nine of ten runs of the same program.
+        Thread of calls → how much longer or shorter the host takes in nine of ten other runs.
     """
 
     works: list[Work]
@@ -193,7 +193,7 @@ class Program:
     unexplained: int = 0
     is_measured: bool = False
     launches_ns: Mapping[Host, list[tuple[int, int]]] = field(default_factory=dict)
-    host_spread: float = 0.0
+    host_spread: Mapping[Chain, float] = field(default_factory=dict)
 
     def lags_ns(self, host: Host, ready_ns: int, begins_ns: int) -> tuple[int, ...]:
         """Return a call's lags: see :class:`Call`."""
@@ -258,7 +258,10 @@ def program(
         for work in call.launches:
             work.call = place
     _note_lags(found, trace.metadata.windows_ns)
-    found.host_spread = _host_spread(found.calls)
+    threads: dict[Chain, list[Call]] = defaultdict(list)
+    for call in found.calls:
+        threads[call.thread].append(call)
+    found.host_spread = {thread: _host_spread(calls) for thread, calls in threads.items()}
     for work in works:
         work.sm_count = known.sm_count(work.row)
         work.alone_ns = float(max(1, work.end_ns - work.start_ns))
@@ -375,7 +378,7 @@ def _note_lags(found: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
     """Say how long the host took to begin each call, and to see what it looks for."""
     lows = sorted(low for low, _ in windows_ns)
     found.launches_ns = launches = defaultdict(list)
-    last: dict[tuple[int, int, str], Call] = {}
+    last: dict[Chain, Call] = {}
     over_ns: dict[tuple[Host, int], int] = defaultdict(int)
     for call in found.calls:
         call.round = bisect_right(lows, call.end_ns)
@@ -397,10 +400,10 @@ def _note_lags(found: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
 
 
 def _host_spread(calls: Iterable[Call]) -> float:
-    """Return how far apart the host's times of two runs are, from how launches of one kind vary.
+    """Return how far apart the host's median times of two runs are, as launches of one kind vary.
 
-    The times of single launches vary independently of each other, and so half as much for four
-    times as many; a host's usual speed varies as well.
+    The times of single launches vary independently of each other, and so their median half as much
+    for four times as many; a host's usual speed varies as well.
     """
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for call in calls:
@@ -415,7 +418,8 @@ def _host_spread(calls: Iterable[Call]) -> float:
         return _USUAL_SPREAD
     ratios = np.concatenate(varied)
     single = float(ratios.std() / ratios.mean())
-    return float(np.hypot(_HOSTS, _NINE_OF_TEN * math.sqrt(2 / len(ratios)) * single))
+    of_median = math.sqrt(math.pi / len(ratios))  # in each of two runs: π / 2 of a mean's variance
+    return float(np.hypot(_HOSTS, _NINE_OF_TEN * of_median * single))
 
 
 def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[Work]]) -> list[Work]:

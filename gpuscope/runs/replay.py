@@ -13,7 +13,7 @@ from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS
 from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.program import Call, Host, Program, Work, waits
+from gpuscope.runs.program import Call, Chain, Host, Program, Work, waits
 from gpuscope.runs.served_anew import Round
 from gpuscope.runs.serving import Feed, Request
 
@@ -98,7 +98,9 @@ class Replay:
         self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
         self.begun: set[Round] = set()
         found, profile = self.found, self.found.profile
-        self.host = 1 + self.lean * found.host_spread
+        self.host = {
+            thread: 1 + self.lean * spread for thread, spread in found.host_spread.items()
+        }
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
@@ -196,7 +198,7 @@ class Replay:
 
     def play(self) -> Replayed:
         """Let the threads call, and the engine run, in the order of their virtual times."""
-        places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        places: dict[Chain, list[int]] = defaultdict(list)
         for place, call in enumerate(self.found.calls):
             if place not in self.served:
                 places[call.thread].append(place)
@@ -253,9 +255,9 @@ class Replay:
         now_ns = yield from self._begun(places[0], self.found.calls[places[0]].start_ns)
         yield from self._make(places, now_ns)
 
-    def _host_ns(self, time_ns: int) -> int:
+    def _host_ns(self, call: Call, time_ns: int) -> int:
         """Return how long the host takes for what it took so long for; a pause stays as it is."""
-        return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host)
+        return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host[call.thread])
 
     def _begun(
         self, place: int, ready_ns: int, lags_ns: tuple[int, ...] | None = None
@@ -271,7 +273,7 @@ class Replay:
             others_ns = others_ns[1:]
         for lag_ns in chain(others_ns, repeat(last_ns)):
             busy = self.busy_ns[call.host]
-            now_ns = max(ready_ns, busy[1]) + self._host_ns(lag_ns)
+            now_ns = max(ready_ns, busy[1]) + self._host_ns(call, lag_ns)
             yield now_ns
             later = self.busy_ns[call.host]
             if later == busy or (call.looks and later[0] == now_ns):
@@ -321,10 +323,10 @@ class Replay:
             if leader is not None:
                 took_ns = 0 if inside else GRAPH_LAUNCH_CALL_NS
                 took_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
-                now_ns += self._host_ns(took_ns)
+                now_ns += self._host_ns(call, took_ns)
                 nodes[leader] += call.launches
             elif not call.waits_for:
-                now_ns += self._host_ns(call.own_ns)
+                now_ns += self._host_ns(call, call.own_ns)
             if leader is None:
                 for work in call.launches:
                     self._submit(work, began_ns)
@@ -334,7 +336,7 @@ class Replay:
             for work in call.waits_for:
                 now_ns = yield from self._done(work, now_ns)
             if call.waits_for:
-                now_ns += self._host_ns(call.own_ns)
+                now_ns += self._host_ns(call, call.own_ns)
             self.calls_ns[place] = (began_ns, now_ns)
             if call.launches:
                 self.busy_ns[call.host] = began_ns, now_ns

@@ -161,10 +161,12 @@ def _served(middle: Served, low: Served, high: Served) -> str:
         ("TBT p50", " ms"): [(one.tbt_p50_ns or 0) / 1e6 for one in every],
         ("goodput", "/s"): [one.goodput_per_s or 0 for one in every],
     }
+    one = 1 / middle.n  # a request more or less that meets its SLO
     told = [
-        f"{name} {Band.around(*values).said(unit)}"
+        f"{name} {Band.around(*values, *more).said(unit)}"
         for (name, unit), values in figures.items()
         if any(values)
+        for more in [(min(values) * (1 - one), max(values) * (1 + one)) if unit == "/s" else ()]
     ]
     return f"{middle.workload}: {', '.join(told)}"
 

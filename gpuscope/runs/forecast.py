@@ -353,9 +353,7 @@ def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]
     }  # fmt: skip
     return "; ".join(
         [
-            (
-                f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"
-            ),
+            (f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"),
             (
                 f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
                 f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})"

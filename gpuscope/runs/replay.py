@@ -98,9 +98,7 @@ class Replay:
         self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
         self.begun: set[Round] = set()
         found, profile = self.found, self.found.profile
-        self.host = {
-            thread: 1 + self.lean * spread for thread, spread in found.host_spread.items()
-        }
+        self.host = {thread: 1 + self.lean * spread for thread, spread in found.host_spread.items()}
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
@@ -120,6 +118,7 @@ class Replay:
         self.busy_ns: dict[Host, tuple[int, int]] = defaultdict(lambda: (0, 0))
         """Start and end of a thread's latest launch: it makes one at a time."""
         self.over_ns: dict[tuple[Host, int], int] = defaultdict(int)
+        """When a thread's latest call in a round was over, so far."""
         self.left = Counter(
             (call.host, call.round)
             for place, call in enumerate(found.calls)
@@ -312,13 +311,7 @@ class Replay:
             inside = leader is not None and leader != place
             began_ns = now_ns
             if before is not None and not inside:
-                if before.round < call.round:
-                    now_ns = yield from self._over(call.host, before.round, now_ns)
-                for work in call.waits_for if call.looks else ():
-                    now_ns = yield from self._done(work, now_ns)
-                now_ns = yield from self._begun(
-                    place, max(now_ns, call.start_ns) if call.paced else now_ns
-                )
+                now_ns = yield from self._reached(place, before, now_ns)
                 began_ns = began_ns if call.looks else now_ns
             if leader is not None:
                 took_ns = 0 if inside else GRAPH_LAUNCH_CALL_NS
@@ -346,18 +339,25 @@ class Replay:
             before = call
         return now_ns
 
+    def _reached(self, place: int, before: Call, now_ns: int) -> Generator[int, None, int]:
+        """Wait until the host begins the call after one, or sees done what it looks for."""
+        call = self.found.calls[place]
+        if before.round < call.round:
+            number = call.host, before.round
+            while self.left[number]:
+                yield _WAITS
+            now_ns = max(now_ns, self.over_ns[number])
+        for work in call.waits_for if call.looks else ():
+            now_ns = yield from self._done(work, now_ns)
+        ready_ns = max(now_ns, call.start_ns) if call.paced else now_ns
+        return (yield from self._begun(place, ready_ns))
+
     def _done(self, work: Work, now_ns: int) -> Generator[int, None, int]:
         """Wait until work is done."""
         op = self.ops[work]
         while op.done_ns is None:
             yield _WAITS
         return max(now_ns, op.done_ns)
-
-    def _over(self, host: Host, number: int, now_ns: int) -> Generator[int, None, int]:
-        """Wait until all calls of a thread in a round are over."""
-        while self.left[host, number]:
-            yield _WAITS
-        return max(now_ns, self.over_ns[host, number])
 
     def _submit(self, work: Work, now_ns: int) -> None:
         """Queue work once what is before it in its lane is queued, and what was held for it."""

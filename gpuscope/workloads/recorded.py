@@ -13,7 +13,8 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.sim.kernel_model import Known, Launch, RecordedKernel, known_of
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel
+from gpuscope.device.sim.known import Known, known_of
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
@@ -127,7 +128,7 @@ class Recorded:
 
 def _alike(row: Row, known: Known | None) -> Hashable:
     """Return what kernels of the same work share: a known one's grid hangs on its SMs."""
-    return known if known is not None else (row["name"], row["launch_config"])
+    return (known,) if known is not None else (row["name"], row["launch_config"])
 
 
 def _known(trace: Trace) -> Callable[[Row], Known | None]:
@@ -144,8 +145,9 @@ def _known(trace: Trace) -> Callable[[Row], Known | None]:
     def known(row: Row) -> Known | None:
         call = launched_by.get(row["id"], {})
         target = _target(of_row.get(call.get("parent"), {}).get("payload"))
+        launch = Launch.parse(row["launch_config"])
         return known_of(
-            row["name"], call.get("name") or "", launch=Launch.parse(row["launch_config"]),
+            row["name"], call.get("name") or "", blocks=launch.blocks if launch else 0,
             nbytes=row["nbytes"], flop_count=row["flop_count"], target=target,
         )  # fmt: skip
 

@@ -14,11 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
 from gpuscope.device.api import KernelCost
-from gpuscope.device.carve import SmLayout, sm_count_to_tell
-from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.sim.known import Known
 from gpuscope.device.sim.profile import Profile
 
 _WARP = 32
@@ -26,7 +24,6 @@ _MOST_BLOCKS, _MOST_WARPS, _REGISTERS = 32, 64, 65536
 _SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
 """Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
-_PRODUCT = re.compile(r"gemm_(\w+)_(\d+)x(\d+)x(\d+)")
 _REACHED = 0.86
 """Of a device copy's rate, what kernels reach."""
 _ATTENTION = ("sdpa", "flash", "fmha", "attention")
@@ -80,45 +77,6 @@ class Launch:
         registers = -(-self.registers // 8) * 8 * _WARP * warps
         room = _SHARED_BYTES // (self.shared_bytes + _SHARED_PER_BLOCK)
         return max(1, min(_MOST_BLOCKS, _MOST_WARPS // warps, _REGISTERS // registers, room))
-
-
-@dataclass(frozen=True)
-class Product:
-    """An m × n × k product, and what the library is told.
-
-    Attributes
-    ----------
-    target
-        The SM count that it is told; 0 for none, ``None`` for that of the partition, if any.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    target: int | None = None
-
-    def told(self, layout: SmLayout, sm_count: int) -> int:
-        """Return what the library is told in a partition of so many SMs; 0 for nothing."""
-        if self.target is not None or sm_count == layout.sm_count:
-            return self.target or 0
-        with_remainder = sm_count % layout.quantum_sm_count != 0
-        return sm_count_to_tell(sm_count, sm_count - layout.remainder_sm_count * with_remainder)
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """A softmax over the rows of a float32 matrix."""
-
-    rows: int
-    columns: int
-
-
-Known: TypeAlias = Product | Softmax | int
-"""What a kernel of ours computes: a product, a softmax, or a copy of so many bytes."""
-
-
-_KINDS = {Product: "product", Softmax: "softmax", int: "copy"}
 
 
 @dataclass(frozen=True)
@@ -214,7 +172,7 @@ class RecordedKernel:
     def kind(self) -> str:
         """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or what is known."""
         if self.known is not None:
-            return _KINDS[type(self.known)]
+            return self.known.kind
         launch, name = self.launch, self.name
         if launch is None:
             return "many"
@@ -372,16 +330,9 @@ class RecordedKernel:
         return here * self._modelled(sm_count, self.scale).alone_ns(sm_count)
 
     def _modelled(self, sm_count: int, scale: float) -> KernelCost:
-        """Return the cost of what is known to be computed, of a product with so many times m."""
-        if isinstance(self.known, int):
-            return self.profile.copy_cost(max(1, round(self.known * scale)), sm_count)
-        if isinstance(self.known, Softmax):
-            rows = max(1, round(self.known.rows * scale))
-            return self.profile.softmax_cost(rows, self.known.columns, sm_count)
+        """Return the cost of so many times what is known to be computed."""
         assert self.known is not None  # noqa: S101 - or it would be of another kind
-        one = self.known
-        told, m = one.told(self.profile.layout, sm_count), max(1, round(one.m * scale))
-        return self.profile.gemm_cost(m, one.n, one.k, one.dtype, sm_count, told)
+        return self.known.cost(self.profile, sm_count, scale)
 
     # -- for the engine ---------------------------------------------------------------
     def cost(self, sm_count: int, *, gap_ns: int | None = None) -> KernelCost:
@@ -446,41 +397,3 @@ def _rounds(each: float, grid: int, sm_count: int) -> float:
     late, tiles = grid - sm_count, 0.98 * each * grid
     fetched = max(tiles - late, float(sm_count))
     return math.ceil(fetched / sm_count - 0.02) + math.ceil(late / sm_count - 0.02)
-
-
-def known_of(
-    name: str,
-    launched_by: str = "",
-    *,
-    launch: Launch | None = None,
-    nbytes: int | None = None,
-    flop_count: int | None = None,
-    target: int | None = None,
-) -> Known | None:
-    """Return what a kernel of ours computes, by its row, whatever the workload is called.
-
-    Parameters
-    ----------
-    name, launched_by
-        Of the kernel, and of the call that launched it: that of a product of ours states its
-        sizes, also where the library's kernels have other names.
-    launch
-        Its configuration, if the row states it.
-    nbytes, flop_count
-        Bytes read and written, and operations, if the row states them.
-    target
-        As in :class:`Product`.
-    """
-    if name == "copy_kernel":
-        return nbytes // 2 if nbytes else None
-    if name == "softmax_kernel":  # a block for each row, whose elements it reads and writes
-        rows = launch.blocks if launch is not None else 0
-        return Softmax(rows, columns) if rows and (columns := (nbytes or 0) // (8 * rows)) else None
-    for text in (name, launched_by):
-        match = _PRODUCT.fullmatch(text)
-        if match is None or match[1] not in DTYPES:
-            continue
-        m, n, k = (int(size) for size in match.group(2, 3, 4))
-        if flop_count == 2 * m * n * k or (flop_count is None and text is name):
-            return Product(m, n, k, match[1], target)
-    return None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.sim.kernel_model import Product, known_of
+from gpuscope.device.sim.known import Copied, Product, known_of
 from gpuscope.device.sim.profile import Profile
 from gpuscope.runs.forecast import Band
 from gpuscope.runs.program import program
@@ -19,6 +19,7 @@ from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.softmax import Softmax
 
 ROOT = Path(__file__).resolve().parents[3]
+MEASURED = ROOT / "tests" / "data" / "what_if"
 SPLIT = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
 
 
@@ -131,7 +132,7 @@ def test_products_are_told_in_a_forecast_what_they_were_told(target, before):
 
 
 def test_what_a_kernel_computes_is_told_by_its_row_not_by_its_workload():
-    assert known_of("copy_kernel", nbytes=2048) == 1024
+    assert known_of("copy_kernel", nbytes=2048) == Copied(1024)
     assert known_of("copy_kernel") is None
     assert known_of("gemm_float16_64x32x16") == Product(64, 32, 16, "float16")
     assert known_of("nvjet", "gemm_float32_64x32x16", flop_count=65536, target=0) == Product(
@@ -141,6 +142,11 @@ def test_what_a_kernel_computes_is_told_by_its_row_not_by_its_workload():
     assert known_of("splitk", "gemm_float32_64x32x16") is None
     assert known_of("gemm_float16_64x32x16", flop_count=7) is None
     assert known_of("gemm_float16_64x32x16_mine") is None
+    measured = gs.load_trace(MEASURED / "64_68.parquet")
+    works = program(measured, Profile.load("h200"), {}).works
+    products = [work.kernel.known for work in works if work.kernel and work.row["flop_count"]]
+    assert Product(1024, 4096, 512, "float16") in products
+    assert None not in products
     misnamed = recorded(lambda gpu: Copy(gpu, nbytes=4096, name="gemm 64x64x64 float16"))
     works = program(misnamed, Profile.load("h200"), {}).works
-    assert {work.kernel.known for work in works} == {4096}
+    assert {work.kernel.known for work in works} == {Copied(4096)}

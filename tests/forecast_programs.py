@@ -136,14 +136,15 @@ def furthest(recorded: Trace, forecast: Trace) -> tuple[float, str]:
 # -- with a change -------------------------------------------------------------------------
 def waits_dropped(seed: int) -> list[Figure]:
     """Forecast a program of two or three streams without its waits."""
-    recorded, truth = _tied(seed, seed, waits=True), _tied(seed, seed + OTHER_HOST, waits=False)
+    recorded, truth = tied(seed, seed, waits=True), tied(seed, seed + OTHER_HOST, waits=False)
     if not any(edge["kind"] == "event wait" for edge in recorded.edges.to_pylist()):
         return []
     run = gs.what_if(recorded, drop_waits="all")
-    return [_figure("end, waits dropped", run, truth, _end_ns)]
+    return [_figure("end, waits dropped", run, truth, end_ns)]
 
 
-def _tied(seed: int, host: int, *, waits: bool) -> Trace:
+def tied(seed: int, host: int, *, waits: bool) -> Trace:
+    """Record a program of two or three streams, with waits between them or without."""
     rng = random.Random(seed)  # noqa: S311 - to repeat, not to hide
     one = rng.choice
     gpu = gs.open_device("sim:h200", quiet=True)
@@ -230,7 +231,8 @@ def _of_chat(trace: Trace, name: str) -> float:
     return float(getattr(gs.analysis.requests(trace)["chat"], name) or 0)
 
 
-def _end_ns(trace: Trace) -> float:
+def end_ns(trace: Trace) -> float:
+    """Return the time from the first kernel's start to the last one's end."""
     kernels = trace.where(kind="kernel")
     return float(kernels.array("end_ns").max() - kernels.array("start_ns").min())
 

@@ -83,9 +83,10 @@ def what_if(
     -------
     Run
         ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
-        and ``"forecast, high"`` its band, where nine of ten kernel times are expected.
-        Forecasts are marked as simulated. Requests are served anew: they arrive as they did, and
-        their calls are made as they need them.
+        and ``"forecast, high"`` the same with all times of kernels and of the host at the ends of
+        the ranges in which nine of ten are expected. Forecasts are marked as simulated. Requests
+        are served anew: they arrive as they did, and their calls are made as they need them. Where
+        nothing is changed, all times are those of the recording.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What gpuscope's own kernels compute, as far as the rows of a trace say it, and what that costs."""
+"""What kernels of ours compute, as far as the rows of a trace say it, and what that costs."""
 
 from __future__ import annotations
 

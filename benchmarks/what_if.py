@@ -598,7 +598,7 @@ def _worst_start(trace: Trace, again: Trace) -> float:
 
 # -- bands ---------------------------------------------------------------------------------
 PROMISED = 0.9
-BANDS_SEED, UNCHANGED, CHANGED, PLANTED = 10_000, 100, 60, 4
+BANDS_SEED, UNCHANGED, CHANGED, PLANTED = 20_000, 60, 60, 3
 """The first seed, on which nothing was chosen; how many programs of each kind are judged, and
 seeds of planted changes."""
 _LEAST_OFF = 0.01

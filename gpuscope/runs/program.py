@@ -32,7 +32,7 @@ Host: TypeAlias = tuple[int, int]
 Chain: TypeAlias = tuple[int, int, str]
 """Process, thread, and the handle whose calls follow each other, if any."""
 _Where: TypeAlias = frozenset[int] | str | None
-_HOSTS, _USUAL_SPREAD = 0.02, 0.15
+_HOSTS, _USUAL_SPREAD = 0.05, 0.15
 """How far apart the usual speeds of a host are in two runs; the same where launches tell nothing.
 """
 _COLD = 3.0

@@ -373,7 +373,8 @@ class Replay:
             if at.call in self.graphs:
                 op.queued_ns = now_ns + _GRAPH_STARTS_NS
             elif at.call is not None:
-                op.queued_ns = now_ns + at.latency_ns + (0 if at.by_stream else self._late_ns(at))
+                latency_ns = self._host_ns(self.found.calls[at.call], at.latency_ns)
+                op.queued_ns = now_ns + latency_ns + (0 if at.by_stream else self._late_ns(at))
             else:
                 op.queued_ns = now_ns if at in self.before or at in self.waits else at.start_ns
             self.engine.submit(op)

@@ -85,6 +85,26 @@ def test_kernels_of_recordings_keep_their_launch_configuration():
     assert "launch configuration" not in gs.what_if(trace)["forecast"].metadata.forecast
 
 
+def test_another_split_of_recorded_models_is_forecast():
+    experiment = tomllib.loads((ROOT / "examples" / "split.toml").read_text("utf-8"))
+    experiment["workloads"]["chat"]["repeats"] = 30
+    experiment["settings"]["64"] = {
+        "partitions": {"prefill": "rest", "decode": 64}, "streams": SPLIT,
+    }  # fmt: skip
+    run = gs.runs.predict(experiment)
+    few = gs.load_trace(RECORDINGS / "prefill_h200_24.parquet")
+    for before, decode, after in (("split", 64, "64"), ("shared", 48, "split")):
+        forecasts = gs.what_if(
+            run[before], partitions={"prefill": "rest", "decode": decode}, streams=SPLIT, second=few
+        )
+        truth, middle, *ends = (
+            gs.analysis.requests(trace)["chat"].goodput_per_s
+            for trace in (run[after], *[*forecasts.values()][1:])
+        )
+        assert middle == pytest.approx(truth, rel=0.05)
+        assert min(ends) <= truth <= max(ends)
+
+
 def test_a_recording_without_launch_configurations_does_not_get_any():
     trace = recorded(lambda gpu: gs.Gemm(gpu, m=512, n=512, k=512))
     again = recorded(lambda gpu: RecordedWork(gpu, trace))

@@ -140,7 +140,7 @@ def waits_dropped(seed: int) -> list[Figure]:
     if not any(edge["kind"] == "event wait" for edge in recorded.edges.to_pylist()):
         return []
     run = gs.what_if(recorded, drop_waits="all")
-    return [_figure("end, waits dropped", run, truth, end_ns)]
+    return [_figure("end, all waits dropped", run, truth, end_ns)]
 
 
 def tied(seed: int, host: int, *, waits: bool) -> Trace:

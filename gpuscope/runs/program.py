@@ -380,8 +380,9 @@ def _note_lags(found: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
     found.launches_ns = launches = defaultdict(list)
     last: dict[Chain, Call] = {}
     over_ns: dict[tuple[Host, int], int] = defaultdict(int)
+    rounds: dict[Host, int] = defaultdict(int)  # calls of a foreign trace may overlap
     for call in found.calls:
-        call.round = bisect_right(lows, call.end_ns)
+        call.round = rounds[call.host] = max(rounds[call.host], bisect_right(lows, call.end_ns))
         before, begins_ns = last.get(call.thread), call.start_ns
         if call.looks:
             done_ns = max(work.end_ns for work in call.waits_for)

@@ -161,7 +161,8 @@ class Gemm(Handle):
         For people, timelines and analyses; it says the sizes if not given.
     sm_count_target
         SMs that the library tunes for: ``"auto"``, those of the stream's partition;
-        a number; or ``None``, not told.
+        a number; or ``None``, not told. Traces hold it in the payload of a call's row, but for
+        ``"auto"``.
     seed
         Of its own operands: uniform values in [-0.5, 0.5), made at first use.
     max_in_flight

@@ -11,7 +11,8 @@ from gpuscope.device.carve import sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.sim.profile import Profile
 
-_PRODUCT = re.compile(r"gemm_(\w+)_(\d+)x(\d+)x(\d+)")
+_SIZE = r"([1-9]\d{0,9})"
+_PRODUCT = re.compile(rf"gemm_(\w+)_{_SIZE}x{_SIZE}x{_SIZE}")
 
 
 class Known(Protocol):

@@ -124,7 +124,11 @@ def test_a_copy_scales_as_an_h200_copies():
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_the_engine_runs_takes_that_long_alone(count):
-    for one in (kernel(), kernel(blocks=3, threads=32), kernel(known=Product(512, 512, 512, "float16"))):
+    for one in (
+        kernel(),
+        kernel(blocks=3, threads=32),
+        kernel(known=Product(512, 512, 512, "float16")),
+    ):
         cost = one.cost(count, gap_ns=7)
         waves = -(-max(cost.blocks, cost.tiles) // count)
         assert cost.alone_ns(count) == pytest.approx(one.duration_ns(count), abs=waves)

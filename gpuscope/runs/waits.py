@@ -51,7 +51,6 @@ def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal
         raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
     if drop == "all":
         for work in found.works:
-            dropped += [(first, work) for first in work.after]
             work.after.clear()
     else:
         for ids in drop:
@@ -68,8 +67,8 @@ def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal
                 )
             then.after.remove(first)
             dropped.append((first, then))
-    calls = [row for row in finished_rows(trace) if row["name"].startswith((*_RECORD, *_WAIT))]
-    host = _Host(found, calls)
+    calls = [row for row in finished_rows(trace) if row["kind"] in ("api", "event")]
+    host = _Host(found, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
     if drop == "all":
         host.drop_all()
     else:
@@ -101,7 +100,8 @@ class _Host:
         self.launches: dict[int, list[int]] = defaultdict(list)
         self.calls: dict[Host, list[Call]] = defaultdict(list)
         for call in found.calls:
-            self.calls[call.host].append(call)
+            if not call.looks:  # the others are in the order of their starts
+                self.calls[call.host].append(call)
             for stream in {work.row["stream"] for work in call.launches}:
                 self.launches[stream].append(call.start_ns)
         took_ns = [

@@ -1,6 +1,6 @@
 """How far forecasts of recorded work are from what was measured.
 
-Three parts, each judged on what it was not fitted to:
+Four parts, each judged on what it was not fitted to:
 
 - *steps*: PyTorch models recorded alone on each SM count (``data/models.json``); a step on few SMs
   from the recording on 132, and from those on 132 and 24. Constants are fitted to the other models.
@@ -8,9 +8,12 @@ Three parts, each judged on what it was not fitted to:
 - *planted*: on a GPU, programs of gpuscope's own workloads: one recording is replayed with a
   change, and the program is run with that change (``--planted``).
 
+- *bands*: on the simulated GPU, random programs (``tests/forecast_programs.py``) and planted
+  changes: how many come back as they were, and in how many bands the truth lies.
+
 Run ``python benchmarks/what_if.py`` for the first two, ``python benchmarks/what_if.py --planted``
-on a GPU for the third; both write their part of ``results/what_if.json``. ``--recordings`` writes
-two of the models as the recordings that come with the package.
+on a GPU for the third, ``--bands`` for the last; each writes its part of ``results/what_if.json``.
+``--recordings`` writes two of the models as the recordings that come with the package.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import argparse
 import datetime as dt
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -38,6 +42,9 @@ from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.softmax import Softmax
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+import forecast_programs  # noqa: E402
+
 DATA = HERE / "data" / "models.json"
 RESULTS = HERE / "results" / "what_if.json"
 WHOLE, FEW = 132, 24
@@ -530,12 +537,15 @@ def _waits(trace: Trace, first: str, then: str) -> list[tuple[int, int]]:
     ]
 
 
-def judge_planted(device: Any, seed: int, keep: Path | None) -> list[Row]:
+def judge_planted(
+    device: Any, seed: int, keep: Path | None, *, only_fresh: bool = False
+) -> list[Row]:
     """Forecast each planted change, and run it; ``keep`` takes the recordings."""
     planted, rows = Planted(device), []
     profile = device.info.key.removeprefix("sim:") if device.info.kind == "sim" else "h200"
     recorded: dict[str, Trace] = {}
-    plans = [(True, plan) for plan in fresh(seed)] + [(False, plan) for plan in fitted()]
+    plans = [(True, plan) for plan in fresh(seed)]
+    plans += [] if only_fresh else [(False, plan) for plan in fitted()]
     for judges, (kind, before, after, change) in plans:
         key = json.dumps(before)
         if key not in recorded:
@@ -586,6 +596,74 @@ def _worst_start(trace: Trace, again: Trace) -> float:
     return max(abs(starts[1][key] - start) for key, start in starts[0].items()) / end_ns(trace)
 
 
+# -- bands ---------------------------------------------------------------------------------
+PROMISED = 0.9
+BANDS_SEED, UNCHANGED, CHANGED, PLANTED = 20_000, 60, 60, 3
+"""The first seed, on which nothing was chosen; how many programs of each kind are judged, and
+seeds of planted changes."""
+_LEAST_OFF = 0.01
+
+
+def judge_unchanged() -> list[Row]:
+    """Say how far the columns of random experiments are off where nothing was changed."""
+    rows = []
+    for kind in (forecast_programs.experiment, forecast_programs.serving):
+        for seed in range(BANDS_SEED, BANDS_SEED + UNCHANGED):
+            (trace,) = gs.runs.predict(kind(seed)).traces.values()
+            off, where = forecast_programs.furthest(trace, gs.what_if(trace)["forecast"])
+            rows.append({"kind": kind.__name__, "seed": seed, "off": off, "where": where})
+    return rows
+
+
+def judge_bands() -> list[Row]:
+    """Forecast random programs with a change, and run them with it on another host."""
+    figures = []
+    for kind in (forecast_programs.waits_dropped, forecast_programs.requests_split):
+        for seed in range(BANDS_SEED, BANDS_SEED + CHANGED):
+            figures += kind(seed)
+    device = gs.open_device("sim:h200", quiet=True)
+    for seed in range(BANDS_SEED, BANDS_SEED + PLANTED):
+        for row in judge_planted(device, seed, None, only_fresh=True):
+            figures.append(
+                forecast_programs.Figure(
+                    f"end, {row['kind']}", row["forecast_us"], row["low_us"], row["high_us"],
+                    row["measured_us"],
+                )
+            )  # fmt: skip
+    for model, sms, two, figure in _bands_of_steps():
+        del model, sms
+        figures.append(replace(figure, what=f"step of a model, {1 + two} recordings"))
+    return [_of_kind(what, figures) for what in dict.fromkeys(one.what for one in figures)]
+
+
+def _of_kind(what: str, figures: list[forecast_programs.Figure]) -> Row:
+    mine = [one for one in figures if one.what == what]
+    return {
+        "what": what, "n": len(mine), "inside": sum(one.is_inside for one in mine),
+        "half_width": float(np.median([one.half_width for one in mine])),
+        "error": float(np.median([abs(one.error) for one in mine])),
+    }  # fmt: skip
+
+
+def _bands_of_steps() -> Iterator[tuple[str, int, bool, forecast_programs.Figure]]:
+    """Yield the steps of recorded models, with the bands of their kernels' ranges."""
+    for name, model in json.loads(DATA.read_text())["models"].items():
+        whole = model["sms"].index(WHOLE)
+        gaps_ns = model["step_ns"][whole] - sum(took[whole] for _, _, took in model["kernels"])
+        for two in (False, True):
+            recorded = kernels(model, SCALING, two=two)
+            for place, sms in enumerate(model["sms"]):
+                if sms == WHOLE or (two and sms == FEW):
+                    continue
+                low, high = (
+                    gaps_ns + sum(kernel.range_ns(sms)[end] for kernel in recorded)
+                    for end in (0, 1)
+                )
+                middle = gaps_ns + sum(kernel.duration_ns(sms) for kernel in recorded)
+                truth = float(model["step_ns"][place])
+                yield name, sms, two, forecast_programs.Figure("", middle, low, high, truth)
+
+
 # -- all of it -----------------------------------------------------------------------------
 def summary(rows: list[Row]) -> Row:
     """Return how many errors there are, their median without sign, p90 and largest."""
@@ -609,6 +687,7 @@ def _rounded(rows: list[Row]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--planted", action="store_true", help="planted changes, on this GPU")
+    parser.add_argument("--bands", action="store_true", help="bands, on the simulated GPU")
     parser.add_argument("--recordings", action="store_true", help="write those of the package")
     parser.add_argument("--seed", type=int, default=SEED, help="of the planted changes that judge")
     parser.add_argument("--keep", type=Path, help="folder for what --planted records")
@@ -634,6 +713,18 @@ def main() -> None:
             "rows": _rounded(rows),
         }  # fmt: skip
         print("fresh", results["planted"]["summary"], "fitted", results["planted"]["fitted"])
+    elif chosen.bands:
+        unchanged, rows = judge_unchanged(), judge_bands()
+        results["bands"] = {
+            "date": today, "promised": PROMISED, "seed": BANDS_SEED,
+            "unchanged": len(unchanged),
+            "as_they_were": sum(row["off"] <= _LEAST_OFF for row in unchanged),
+            "furthest": max(row["off"] for row in unchanged),
+            "rows": _rounded(rows),
+        }  # fmt: skip
+        for row in results["bands"]["rows"]:
+            print(row)
+        print({name: value for name, value in results["bands"].items() if name != "rows"})
     else:
         data = json.loads(DATA.read_text())
         alone = judge_steps(data["models"])

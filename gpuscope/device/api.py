@@ -169,6 +169,8 @@ class KernelModel:
     joint
         ``joint(args)`` → what a launch of a collective has in common with that on other ranks. It
         reads one array and overwrites the whole of another, or that one.
+    launch_config
+        As in traces, where it is another one than grid and block say; empty: not known.
 
     Examples
     --------
@@ -189,6 +191,12 @@ class KernelModel:
     writes: Callable[[KernelArgs], NativeArray | None] = field(default=lambda _args: None)
     compute: Callable[..., Array] | None = None
     joint: Callable[[KernelArgs], Joint] | None = None
+    launch_config: str | None = None
+
+
+def launch_config(grid: int, block: int) -> str:
+    """Return a launch configuration as traces hold it."""
+    return f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}'
 
 
 @dataclass(frozen=True)

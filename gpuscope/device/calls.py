@@ -256,6 +256,8 @@ class Activity:
         Of a kernel: bit masks of SMs, and from when to when its blocks held these, each once.
     engine, nbytes
         Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
+    launch_config
+        Of a kernel, as in traces; empty: not known; ``None``: as its call says.
     """
 
     kind: str
@@ -272,6 +274,7 @@ class Activity:
     held: tuple[tuple[int, int, int], ...] = ()
     engine: str | None = None
     nbytes: int | None = None
+    launch_config: str | None = None
 
 
 Noted: TypeAlias = "Call | Event | int | str"

@@ -17,7 +17,7 @@ import numpy as np
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.accesses import of_copy, of_launch
-from gpuscope.device.api import Kernel
+from gpuscope.device.api import Kernel, launch_config
 from gpuscope.device.arrays import require_array
 from gpuscope.device.calls import HostFunction, HostRun
 from gpuscope.device.event import Event, EventQueue, require_event
@@ -279,7 +279,7 @@ class Stream(Closing, EventQueue):
                 "launch", kernel.name, self, _intended(self),
                 flop_count=flop_count, nbytes=nbytes, blocks=blocks,
                 accesses=of_launch(kernel, args) if calls.watchers else None,
-                launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
+                launch_config=launch_config(grid, block),
             )  # fmt: skip
             try:
                 self._backend.launch(raw, kernel, grid, block, args, call.correlation)

@@ -145,6 +145,8 @@ class ActivitySource(DeviceSource):
             "end_ns": activity.end_ns,
             "source": self.name,
         }
+        if activity.launch_config is not None:
+            columns["launch_config"] = activity.launch_config or None
         if activity.engine is not None:
             columns["copy_kind"] = _COPY_KINDS[activity.engine]
         return columns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -262,18 +261,13 @@ def as_trace(
             for number, (name, priority) in carving.of.items()
         },
     }
-    _, *begins_ns = sorted(set(done.begins_ns)) or [0]
     metadata = msgspec.structs.replace(
         trace.metadata,
         simulated=True,
         forecast=forecast,
         partitions=dict(carving.partitions),
         streams=streams,
-        windows_ns=tuple(
-            (low, int(max(start[inside].max(), end[inside].max())))
-            for low, high in pairwise([int(min(start[keep])), *begins_ns, np.inf])
-            if (inside := keep & (start >= low) & (start < high)).any()
-        ),
+        windows_ns=_windows(trace, start, end, keep),
         kept=None,
         clocks={},
         solo={},
@@ -283,6 +277,27 @@ def as_trace(
     return Trace(table, Trace.from_columns({}, columns_of_edges).edges, metadata)
 
 
+def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple[int, int], ...]:
+    """Return the recording windows: as far before and behind what they recorded as they were."""
+    windows = sorted(trace.metadata.windows_ns)
+    old_start = trace.array("start_ns")
+    old_end = np.maximum(old_start, trace.array("end_ns", fill=-1))
+    of = np.searchsorted([low for low, _ in windows], old_start, "right") - 1
+    moved: list[tuple[int, int]] = []
+    for number, (low, high) in enumerate(windows):
+        was = of == number
+        there = was & keep
+        if not there.any():
+            continue
+        begin_ns = int(start[there].min()) - max(0, int(old_start[was].min()) - low)
+        end_ns = int(max(start[there].max(), end[there].max()))
+        if moved and moved[-1][1] > begin_ns:  # the round before lasts longer
+            begin_ns = max(moved[-1][0], begin_ns)
+            moved[-1] = moved[-1][0], begin_ns
+        moved.append((begin_ns, end_ns + max(0, high - int(old_end[was].max()))))
+    return tuple(moved)
+
+
 def _stream_facts(
     trace: Trace, number: int, carving: Carving, partition: str | None, priority: int
 ) -> StreamFacts:
@@ -290,11 +305,43 @@ def _stream_facts(
     return msgspec.structs.replace(known, partition=partition, priority=priority)
 
 
+@dataclass(frozen=True)
+class Band:
+    """A forecast figure, and what it lies between.
+
+    Raises
+    ------
+    ValueError
+        It does not lie between them.
+    """
+
+    forecast: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.forecast <= self.high:
+            raise ValueError(f"{self.forecast} does not lie between {self.low} and {self.high}")
+
+    @classmethod
+    def around(cls, forecast: float, *others: float) -> Band:
+        """Return the band of a figure in a forecast and in those at the ends of its ranges.
+
+        Shorter times need not make a figure smaller: of waiting requests, some meet their SLO and
+        others do not.
+        """
+        return cls(forecast, min(forecast, *others), max(forecast, *others))
+
+    def said(self, unit: str = "") -> str:
+        """Return it as text, with the unit behind the figure."""
+        return f"{self.forecast:,.4g}{unit} (band {self.low:,.4g} to {self.high:,.4g})"
+
+
 def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
     """Say what a forecast is: its end and the band, from what, and what was assumed."""
     first_ns = min(work.start_ns for work in found.works)
     was_ns = max(work.end_ns for work in found.works) - first_ns
-    middle, low, high = (f"{(end_ns - first_ns) / 1e6:,.4g}" for end_ns in ends_ns)
+    band = Band.around(*((end_ns - first_ns) / 1e6 for end_ns in ends_ns))
     kernels = [work.kernel for work in found.works if work.kernel is not None]
     two = any(len(kernel.times_ns) > 1 for kernel in kernels)
     plain = sum(kernel.launch is None and kernel.known is None for kernel in kernels)
@@ -306,10 +353,7 @@ def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]
     }  # fmt: skip
     return "; ".join(
         [
-            (
-                f"forecast: all work ends after {middle} ms (band {low} to {high}), recorded "
-                f"{was_ns / 1e6:,.4g}"
-            ),
+            (f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"),
             (
                 f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
                 f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})"
@@ -326,10 +370,11 @@ def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array
     made_ns: dict[int, tuple[int, int]] = {}
     for place, (start_ns, end_ns) in done.calls_ns.items():
         call = found.calls[place]
-        if done.requests and call.handle is not None:  # its order may be another one
+        if call.thread[2]:  # its place among the thread's calls may be another one
             if call.row is not None:
                 made_ns[call.row] = start_ns, end_ns
-            continue
+            if done.requests:
+                continue
         mine = anchors.setdefault(call.thread[:2], {})
         mine[call.start_ns] = start_ns
         mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))

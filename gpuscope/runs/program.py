@@ -9,9 +9,10 @@ It is long because what held a piece of work is known only from all calls, waits
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -26,7 +27,18 @@ from gpuscope.workloads.recorded import WORK, Recorded, Row, finished_rows
 
 _ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1
+Host: TypeAlias = tuple[int, int]
+"""Process and thread."""
+Chain: TypeAlias = tuple[int, int, str]
+"""Process, thread, and the handle whose calls follow each other, if any."""
 _Where: TypeAlias = frozenset[int] | str | None
+_HOSTS, _USUAL_SPREAD = 0.05, 0.15
+"""How far apart the usual speeds of a host are in two runs; the same where launches tell nothing.
+"""
+_COLD = 3.0
+"""Calls that take longer than so many usual ones, as first ones do, do not say how others vary."""
+_NINE_OF_TEN = 1.645
+"""Standard deviations within which nine of ten values of a normal distribution lie."""
 _ALIKE = 1.5
 """Kernels of one name and launch whose times alone differ by less are taken for the same work."""
 _SEEN_NS = 50_000
@@ -104,8 +116,6 @@ class Call:
 
     Attributes
     ----------
-    thread
-        Process, thread, and the handle whose calls follow each other, if any.
     own_ns
         Host time of its own: of a launch its duration, of a wait from the end of the work to its
         return.
@@ -115,9 +125,14 @@ class Call:
         Ids of its row, and of the handle's call that it is part of.
     paced
         Whether it begins a call that arrives at a given time.
+    lags_ns
+        How long the host takes to begin it, or to see that its work is done, from when it can:
+        one more for each launch of other calls' on its thread that came first.
+    round
+        Number of its recording window.
     """
 
-    thread: tuple[int, int, str]
+    thread: Chain
     start_ns: int
     end_ns: int
     own_ns: int
@@ -126,6 +141,18 @@ class Call:
     row: int | None = None
     handle: int | None = None
     paced: bool = False
+    lags_ns: tuple[int, ...] = (0,)
+    round: int = 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether the host does not wait, but looks again and again whether work is done."""
+        return bool(self.thread[2]) and not self.launches
+
+    @property
+    def host(self) -> Host:
+        """The thread that makes it."""
+        return self.thread[:2]
 
 
 @dataclass(eq=False)
@@ -150,6 +177,10 @@ class Program:
         Works whose launch is unknown.
     is_measured
         Whether a GPU ran it.
+    launches_ns
+        Start and end of the launches of each thread.
+    host_spread
+        Thread of calls → how much longer or shorter the host takes in nine of ten other runs.
     """
 
     works: list[Work]
@@ -161,6 +192,20 @@ class Program:
     latency_ns: int = 0
     unexplained: int = 0
     is_measured: bool = False
+    launches_ns: Mapping[Host, list[tuple[int, int]]] = field(default_factory=dict)
+    host_spread: Mapping[Chain, float] = field(default_factory=dict)
+
+    def lags_ns(self, host: Host, ready_ns: int, begins_ns: int) -> tuple[int, ...]:
+        """Return a call's lags: see :class:`Call`."""
+        launches = self.launches_ns[host]
+        number = bisect_left(launches, (ready_ns,))
+        free_ns = max(ready_ns, launches[number - 1][1] if number else 0)
+        lags: list[int] = []
+        while number < len(launches) and launches[number][0] < begins_ns:
+            lags.append(max(0, launches[number][0] - free_ns) + 1)  # that one went first
+            free_ns = max(free_ns, launches[number][1])
+            number += 1
+        return (*lags, max(0, begins_ns - free_ns))
 
 
 def program(
@@ -209,13 +254,14 @@ def program(
     paced = {name for name, plan in described.items() if plan.get("rate_hz") is not None}
     _note_polls(found, rows, paced)
     found.calls.sort(key=lambda call: (call.start_ns, call.end_ns))
-    last_ns: dict[tuple[int, int, str], int] = {}
     for place, call in enumerate(found.calls):
-        if call.thread[2] and not call.launches:  # it looks from its thread's last call on
-            call.start_ns = last_ns.get(call.thread, call.start_ns)
-        last_ns[call.thread] = call.end_ns
         for work in call.launches:
             work.call = place
+    _note_lags(found, trace.metadata.windows_ns)
+    threads: dict[Chain, list[Call]] = defaultdict(list)
+    for call in found.calls:
+        threads[call.thread].append(call)
+    found.host_spread = {thread: _host_spread(calls) for thread, calls in threads.items()}
     for work in works:
         work.sm_count = known.sm_count(work.row)
         work.alone_ns = float(max(1, work.end_ns - work.start_ns))
@@ -324,11 +370,57 @@ def _note_polls(found: Program, rows: Iterable[Row], paced: Container[str]) -> N
         thread = row["process"] or 0, row["end_thread"] or row["thread"] or 0
         done_ns = max(work.end_ns for work in works)
         if thread not in waiting and done_ns <= row["end_ns"]:
-            own_ns = row["end_ns"] - done_ns
             ended_ns, mine = row["end_ns"], (*thread, row["name"])
-            found.calls.append(
-                Call(mine, ended_ns, ended_ns, own_ns, waits_for=works, handle=number)
-            )
+            found.calls.append(Call(mine, ended_ns, ended_ns, 0, waits_for=works, handle=number))
+
+
+def _note_lags(found: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
+    """Say how long the host took to begin each call, and to see what it looks for."""
+    lows = sorted(low for low, _ in windows_ns)
+    found.launches_ns = launches = defaultdict(list)
+    last: dict[Chain, Call] = {}
+    over_ns: dict[tuple[Host, int], int] = defaultdict(int)
+    rounds: dict[Host, int] = defaultdict(int)  # calls of a foreign trace may overlap
+    for call in found.calls:
+        call.round = rounds[call.host] = max(rounds[call.host], bisect_right(lows, call.end_ns))
+        before, begins_ns = last.get(call.thread), call.start_ns
+        if call.looks:
+            done_ns = max(work.end_ns for work in call.waits_for)
+            call.start_ns = before.end_ns if before else call.start_ns
+            ready_ns, begins_ns = max(done_ns, call.start_ns), call.end_ns
+        elif before is None or call.paced:
+            ready_ns = call.start_ns
+        else:  # the next round begins when all of the thread's calls are over
+            same = before.round == call.round
+            ready_ns = before.end_ns if same else over_ns[call.host, before.round]
+        call.lags_ns = found.lags_ns(call.host, ready_ns, begins_ns)
+        last[call.thread] = call
+        over_ns[call.host, call.round] = max(over_ns[call.host, call.round], call.end_ns)
+        if call.launches:
+            launches[call.host].append((call.start_ns, call.end_ns))
+
+
+def _host_spread(calls: Iterable[Call]) -> float:
+    """Return how far apart the host's median times of two runs are, as launches of one kind vary.
+
+    The times of single launches vary independently of each other, and so their median half as much
+    for four times as many; a host's usual speed varies as well.
+    """
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for call in calls:
+        if call.launches:
+            alike[call.launches[0].row["name"], len(call.launches)].append(max(1, call.own_ns))
+    varied = [
+        np.minimum(np.array(took_ns) / np.median(took_ns), _COLD)
+        for took_ns in alike.values()
+        if len(took_ns) > 2
+    ]
+    if not varied:
+        return _USUAL_SPREAD
+    ratios = np.concatenate(varied)
+    single = float(ratios.std() / ratios.mean())
+    of_median = math.sqrt(math.pi / len(ratios))  # in each of two runs: π / 2 of a mean's variance
+    return float(np.hypot(_HOSTS, _NINE_OF_TEN * of_median * single))
 
 
 def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[Work]]) -> list[Work]:

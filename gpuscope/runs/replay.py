@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS
 from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.program import Call, Program, Work, waits
+from gpuscope.runs.program import Call, Chain, Host, Program, Work, waits
 from gpuscope.runs.served_anew import Round
 from gpuscope.runs.serving import Feed, Request
 
@@ -24,6 +24,8 @@ long after its call, and after the work before it, a graph starts; and what a ke
 of what it takes as a launch, which finds the GPU idle."""
 _REPEATS = 0.05
 """Nine of ten kernel times repeat as closely when they are measured again."""
+_PAUSE_NS = 1_000_000
+"""A host that does not call for longer than this does something else."""
 _WAITS = -1
 """What a thread yields while it waits for work."""
 
@@ -48,14 +50,11 @@ class Replayed:
         Place of a call → start and end; calls that requests did not need have none.
     requests
         Id of its row → a request that has its tokens.
-    begins_ns
-        When each round of requests began.
     """
 
     times_ns: Mapping[Work, tuple[int, int]]
     calls_ns: Mapping[int, tuple[int, int]]
     requests: Mapping[int, Request]
-    begins_ns: Collection[int]
 
 
 @dataclass(eq=False)
@@ -74,8 +73,11 @@ class Replay:
         Work → its stream, where it is not the recorded one.
     graphs
         Place of a call → place of the first call of the graph that it became part of.
+    is_as_it_was
+        Whether nothing was changed: work takes what it took.
     lean
-        -1: every modelled time at the lower end of its range; 0: as modelled; 1: at the upper.
+        -1: every modelled time, and the host's, at the lower end of its range; 0: as modelled;
+        1: at the upper.
     requests
         Requests whose calls are made as they need them.
     """
@@ -88,13 +90,15 @@ class Replay:
     graphs: Mapping[int, int] = field(default_factory=dict)
     lean: int = 0
     requests: Sequence[Round] = ()
+    is_as_it_was: bool = False
 
     def __post_init__(self) -> None:
         self.served = {place for one in self.requests for turn in one.turns for place in turn}
         self.answered: dict[int, Request] = {}
         self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
-        self.begins_ns: dict[Round, int] = {}
+        self.begun: set[Round] = set()
         found, profile = self.found, self.found.profile
+        self.host = {thread: 1 + self.lean * spread for thread, spread in found.host_spread.items()}
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
@@ -111,6 +115,15 @@ class Replay:
             for number, work in enumerate([*found.works, *found.copies])
         }
         self.calls_ns: dict[int, tuple[int, int]] = {}
+        self.busy_ns: dict[Host, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        """Start and end of a thread's latest launch: it makes one at a time."""
+        self.over_ns: dict[tuple[Host, int], int] = defaultdict(int)
+        """When a thread's latest call in a round was over, so far."""
+        self.left = Counter(
+            (call.host, call.round)
+            for place, call in enumerate(found.calls)
+            if place not in self.served
+        )
         self.before: dict[Work, Work] = {}
         self.then: dict[Work, Work] = {}
         self.queued: set[Work] = set()
@@ -144,8 +157,10 @@ class Replay:
         elif in_graph:
             gap_ns = min(gap_ns, self.found.gap_ns)
         factor = self.factors.get(work, 1.0)
-        if work.kernel is None or (kept and work.beside):
-            took_ns = float(work.end_ns - work.start_ns)
+        if work.kernel is None or (kept and work.beside) or self.is_as_it_was:
+            took_ns = float(work.took_ns)
+            if work.kernel is not None:
+                took_ns *= 1 + self.lean * _REPEATS
             if work.kernel is not None and work.kernel.scale != 1.0:
                 took_ns *= work.kernel.duration_ns(work.sm_count) / work.alone_ns
             engine = f"lane {stream.handle}"
@@ -182,7 +197,7 @@ class Replay:
 
     def play(self) -> Replayed:
         """Let the threads call, and the engine run, in the order of their virtual times."""
-        places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        places: dict[Chain, list[int]] = defaultdict(list)
         for place, call in enumerate(self.found.calls):
             if place not in self.served:
                 places[call.thread].append(place)
@@ -215,7 +230,7 @@ class Replay:
                 elif then_ns is not None:
                     heapq.heappush(due, (then_ns, number))
         times = self._times()
-        return Replayed(times, self.calls_ns, self.answered, self.begins_ns.values())
+        return Replayed(times, self.calls_ns, self.answered)
 
     def _times(self) -> Mapping[Work, tuple[int, int]]:
         """Return when work ran, that of calls that requests did not need left out."""
@@ -236,15 +251,41 @@ class Replay:
 
     def _thread(self, places: list[int]) -> Iterator[int]:
         """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
-        yield from self._make(places, self.found.calls[places[0]].start_ns)
+        now_ns = yield from self._begun(places[0], self.found.calls[places[0]].start_ns)
+        yield from self._make(places, now_ns)
+
+    def _host_ns(self, call: Call, time_ns: int) -> int:
+        """Return how long the host takes for what it took so long for; a pause stays as it is."""
+        return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host[call.thread])
+
+    def _begun(
+        self, place: int, ready_ns: int, lags_ns: tuple[int, ...] | None = None
+    ) -> Generator[int, None, int]:
+        """Wait until the host begins a call; returns when.
+
+        It launches one thing at a time: who waits for it lets go first what came first in the
+        recording, unless that is later now.
+        """
+        call = self.found.calls[place]
+        *others_ns, last_ns = call.lags_ns if lags_ns is None else lags_ns
+        if self.busy_ns[call.host][0] >= ready_ns:  # one has just gone first
+            others_ns = others_ns[1:]
+        for lag_ns in chain(others_ns, repeat(last_ns)):
+            busy = self.busy_ns[call.host]
+            now_ns = max(ready_ns, busy[1]) + self._host_ns(call, lag_ns)
+            yield now_ns
+            later = self.busy_ns[call.host]
+            if later == busy or (call.looks and later[0] == now_ns):
+                break
+        return now_ns
 
     def _serve(self, one: Round, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
         """Make a workload's calls as requests need them."""
         while one.follows is not None and not self.servings[one.follows].decode.over:
             yield _WAITS
         now_ns = max(one.begin_ns, self.engine.now_ns)
-        if one not in self.begins_ns:
-            self.begins_ns[one] = now_ns
+        if one not in self.begun:
+            self.begun.add(one)
             self.servings[one].begin(now_ns)
         for turn in turns:
             while (due_ns := feed.due_ns) is None and not feed.over:
@@ -252,7 +293,8 @@ class Replay:
             if due_ns is None:
                 return
             now_ns = max(now_ns, due_ns, self.engine.now_ns)
-            yield now_ns
+            lags_ns = one.lags_ns.get(turn[0])
+            now_ns = yield from self._begun(turn[0], now_ns, lags_ns)
             feed.take()
             now_ns = yield from self._make(turn, now_ns)
             yield now_ns
@@ -267,18 +309,17 @@ class Replay:
             call = self.found.calls[place]
             leader = self.graphs.get(place)
             inside = leader is not None and leader != place
-            if call.paced:
-                now_ns = max(now_ns, call.start_ns)
-            elif before is not None and not inside:
-                now_ns += max(0, call.start_ns - before.end_ns)
-            yield now_ns
             began_ns = now_ns
+            if before is not None and not inside:
+                now_ns = yield from self._reached(place, before, now_ns)
+                began_ns = began_ns if call.looks else now_ns
             if leader is not None:
-                now_ns += 0 if inside else GRAPH_LAUNCH_CALL_NS
-                now_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                took_ns = 0 if inside else GRAPH_LAUNCH_CALL_NS
+                took_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                now_ns += self._host_ns(call, took_ns)
                 nodes[leader] += call.launches
             elif not call.waits_for:
-                now_ns += call.own_ns
+                now_ns += self._host_ns(call, call.own_ns)
             if leader is None:
                 for work in call.launches:
                     self._submit(work, began_ns)
@@ -286,15 +327,37 @@ class Replay:
                 for work in nodes.pop(leader):
                     self._submit(work, now_ns)
             for work in call.waits_for:
-                op = self.ops[work]
-                while op.done_ns is None:
-                    yield _WAITS
-                now_ns = max(now_ns, op.done_ns)
+                now_ns = yield from self._done(work, now_ns)
             if call.waits_for:
-                now_ns += call.own_ns
+                now_ns += self._host_ns(call, call.own_ns)
             self.calls_ns[place] = (began_ns, now_ns)
+            if call.launches:
+                self.busy_ns[call.host] = began_ns, now_ns
+            number = call.host, call.round
+            self.over_ns[number] = max(self.over_ns[number], now_ns)
+            self.left[number] -= 1
             before = call
         return now_ns
+
+    def _reached(self, place: int, before: Call, now_ns: int) -> Generator[int, None, int]:
+        """Wait until the host begins the call after one, or sees done what it looks for."""
+        call = self.found.calls[place]
+        if before.round < call.round:
+            number = call.host, before.round
+            while self.left[number]:
+                yield _WAITS
+            now_ns = max(now_ns, self.over_ns[number])
+        for work in call.waits_for if call.looks else ():
+            now_ns = yield from self._done(work, now_ns)
+        ready_ns = max(now_ns, call.start_ns) if call.paced else now_ns
+        return (yield from self._begun(place, ready_ns))
+
+    def _done(self, work: Work, now_ns: int) -> Generator[int, None, int]:
+        """Wait until work is done."""
+        op = self.ops[work]
+        while op.done_ns is None:
+            yield _WAITS
+        return max(now_ns, op.done_ns)
 
     def _submit(self, work: Work, now_ns: int) -> None:
         """Queue work once what is before it in its lane is queued, and what was held for it."""
@@ -310,7 +373,8 @@ class Replay:
             if at.call in self.graphs:
                 op.queued_ns = now_ns + _GRAPH_STARTS_NS
             elif at.call is not None:
-                op.queued_ns = now_ns + at.latency_ns + (0 if at.by_stream else self._late_ns(at))
+                latency_ns = self._host_ns(self.found.calls[at.call], at.latency_ns)
+                op.queued_ns = now_ns + latency_ns + (0 if at.by_stream else self._late_ns(at))
             else:
                 op.queued_ns = now_ns if at in self.before or at in self.waits else at.start_ns
             self.engine.submit(op)

@@ -17,7 +17,7 @@ from gpuscope.analysis.requests_analysis import requests
 from gpuscope.errors import InvalidExperiment, MissingEvidence
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.program import Program, Work
-from gpuscope.runs.serving import Request, Serving, draws, share
+from gpuscope.runs.serving import Feed, Request, Serving, draws, share
 from gpuscope.trace.metadata import NO_THREAD
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.requests import RequestsSpec
@@ -40,6 +40,8 @@ class Round:
         Number of a request → id of its row.
     prefill, decode
         Calls of the two workloads, as many as the requests can need.
+    lags_ns
+        First place of a call → its lags from when the requests needed it.
     """
 
     make: Callable[[Callable[[Request], None]], Serving]
@@ -48,6 +50,7 @@ class Round:
     rows: Mapping[int, int]
     prefill: Sequence[Turn]
     decode: Sequence[Turn]
+    lags_ns: Mapping[int, tuple[int, ...]]
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -133,7 +136,14 @@ def requests_of(
             }
 
             rows_of = {number: row["id"] for number, row in there.items()}
-            before = Round(make, begin_ns, before, rows_of, *enough.values())
+            recorded = [turns[part, at] for part in counts]
+            lags_ns = _lags(make, begin_ns, rows_of, recorded, found)
+            for known, every in zip(recorded, enough.values(), strict=True):
+                for turn, like in zip(every, itertools.cycle(known), strict=False):
+                    usual_ns = lags_ns.get(like[0], (0,))  # copies find their thread free
+                    lags_ns.setdefault(turn[0], usual_ns[-1:])
+            prefill, decode = enough.values()
+            before = Round(make, begin_ns, before, rows_of, prefill, decode, lags_ns)
             anew.rounds.append(before)
     return anew
 
@@ -148,6 +158,46 @@ def _serving(
     """Return the requests of a round, as the run drew them."""
     numbers = share(spec.repeats, experiment.rounds, number)
     return Serving(spec, numbers, draws(experiment.seed, name, number), tell)
+
+
+def _lags(
+    make: Callable[[Callable[[Request], None]], Serving],
+    begin_ns: int,
+    rows: Mapping[int, int],
+    turns: Sequence[Sequence[Turn]],
+    found: Program,
+) -> dict[int, tuple[int, ...]]:
+    """Return how long the host took to begin each recorded call from when requests needed it.
+
+    The requests are served by the recording's times, as far as these go with each other.
+    """
+    serving = make(lambda _: None)
+    serving.keep(rows)
+    serving.begin(begin_ns)
+    feeds: list[Feed] = [serving.prefill, serving.decode]
+    needed_ns: list[int | None] = [begin_ns, None]
+    calls = found.calls
+    events = [(calls[turn[0]].start_ns, 1, of, turn) for of in (0, 1) for turn in turns[of]]
+    events += [(calls[turn[-1]].end_ns, 0, of, turn) for of in (0, 1) for turn in turns[of]]
+    lags_ns: dict[int, tuple[int, ...]] = {}
+    for now_ns, begins, of, turn in sorted(events):
+        if not begins:
+            if turn[0] not in lags_ns:
+                break
+            feeds[of].ended(now_ns)
+            needed_ns[of] = None
+        elif (due_ns := feeds[of].due_ns) is None or (since_ns := needed_ns[of]) is None:
+            break  # the recording lacks calls
+        else:
+            ready_ns = max(due_ns, since_ns)
+            lags_ns[turn[0]] = found.lags_ns(calls[turn[0]].host, ready_ns, now_ns)
+            feeds[of].take()
+        for one, feed in enumerate(feeds):
+            if feed.due_ns is None:
+                needed_ns[one] = None
+            elif needed_ns[one] is None:
+                needed_ns[one] = now_ns
+    return lags_ns
 
 
 def _turns(trace: Trace, found: Program, windows: Array) -> Mapping[tuple[str, int], list[Turn]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from gpuscope._checks import closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
@@ -14,15 +14,13 @@ from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.forecast import Carving, Change, as_trace, described
+from gpuscope.runs.forecast import Band, Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
 from gpuscope.runs.replay import Replay
 from gpuscope.runs.served_anew import requests_of, with_copies
+from gpuscope.runs.waits import Waits, change_waits
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
-
-Waits: TypeAlias = Sequence[tuple[int, int]]
-"""Pairs of span ids."""
 
 RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
 _ROUNDS = 6
@@ -85,9 +83,10 @@ def what_if(
     -------
     Run
         ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
-        and ``"forecast, high"`` its band, where nine of ten kernel times are expected.
-        Forecasts are marked as simulated. Requests are served anew: they arrive as they did, and
-        their calls are made as they need them.
+        and ``"forecast, high"`` the same with all times of kernels and of the host at the ends of
+        the ranges in which nine of ten are expected. Forecasts are marked as simulated. Requests
+        are served anew: they arrive as they did, and their calls are made as they need them. Where
+        nothing is changed, all times are those of the recording.
 
     Raises
     ------
@@ -112,15 +111,19 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     found = program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, found, sm_counts)
-    factors = _fitted(found, before)
+    require_kind("graphs", graphs, list, tuple, set, frozenset)
+    others = bool(move or add_waits or drop_waits or scale or graphs)
+    is_as_it_was = not others and (
+        before.changed(partitions, rounding, streams or {}).places == before.places
+    )
+    factors = {} if is_as_it_was else _fitted(found, before)
     sent = _moved(found, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
     _scale(found, scale or {})
-    _change_waits(found, trace, add_waits, drop_waits)
+    change_waits(found, trace, add_waits, drop_waits)
     grouped = _graphs(found, trace, graphs)
-    changed = bool(add_waits or drop_waits or scale or grouped or sent)
-    kept = before.untouched(after, found) if not changed else frozenset()
+    kept = before.untouched(after, found) if not others else frozenset()
     anew = requests_of(trace, found, factors, sent, grouped)
     given_changes = {
         "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
@@ -129,7 +132,9 @@ def what_if(
     changes = {name: json.loads(json.dumps(one)) for name, one in given_changes.items() if one}
 
     done = {
-        name: Replay(found, after.places, kept, factors, sent, grouped, lean, anew.rounds).play()
+        name: Replay(
+            found, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
+        ).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
     ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
@@ -153,14 +158,16 @@ def _served(middle: Served, low: Served, high: Served) -> str:
     """Say how a workload's requests fare, each with its band."""
     every = (middle, low, high)
     figures = {
-        "TTFT p50 {:,.4g} ms": [(one.ttft_p50_ns or 0) / 1e6 for one in every],
-        "TBT p50 {:,.4g} ms": [(one.tbt_p50_ns or 0) / 1e6 for one in every],
-        "goodput {:,.4g}/s": [one.goodput_per_s or 0 for one in every],
+        ("TTFT p50", " ms"): [(one.ttft_p50_ns or 0) / 1e6 for one in every],
+        ("TBT p50", " ms"): [(one.tbt_p50_ns or 0) / 1e6 for one in every],
+        ("goodput", "/s"): [one.goodput_per_s or 0 for one in every],
     }
+    one = 1 / middle.n  # a request more or less that meets its SLO
     told = [
-        f"{name.format(values[0])} (band {min(values):,.4g} to {max(values):,.4g})"
-        for name, values in figures.items()
+        f"{name} {Band.around(*values, *more).said(unit)}"
+        for (name, unit), values in figures.items()
         if any(values)
+        for more in [(min(values) * (1 - one), max(values) * (1 + one)) if unit == "/s" else ()]
     ]
     return f"{middle.workload}: {', '.join(told)}"
 
@@ -228,46 +235,8 @@ def _scale(found: Program, scale: Mapping[str, float]) -> None:
             work.kernel = work.kernel.scaled(float(factor))
 
 
-def _change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
-    by_id = {work.id: work for work in found.works}
-
-    def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
-        for number in ids:
-            if number not in by_id:
-                raise InvalidArgument(
-                    f"{name}: span {given(number)} is no finished GPU work of the trace: give the "
-                    "ids of two kernels, copies or memsets, trace.array('id')"
-                )
-        return by_id[ids[0]], by_id[ids[1]]
-
-    if isinstance(drop, str) and drop != "all":
-        raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
-    if drop == "all":
-        for work in found.works:
-            work.after.clear()
-    else:
-        for ids in drop:
-            first, then = pair("drop_waits", ids)
-            if first not in then.after:
-                waits = [
-                    (edge["from"], edge["to"])
-                    for edge in trace.edges.to_pylist()
-                    if edge["to"] == ids[1] and edge["kind"] != "launch"
-                ]
-                raise InvalidArgument(
-                    f"drop_waits: span {ids[1]} does not wait for {ids[0]} in another stream; its "
-                    f"waits are {waits}"
-                )
-            then.after.remove(first)
-    for ids in add:
-        first, then = pair("add_waits", ids)
-        if first is not then and first not in then.after:
-            then.after.append(first)
-
-
 def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
     """Return place of a call → place of the first call of the graph that it becomes part of."""
-    require_kind("graphs", names, list, tuple, set, frozenset)
     grouped: dict[int, int] = {}
     columns = ["name", "start_ns", "end_ns", "process", "thread"]
     spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()

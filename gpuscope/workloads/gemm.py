@@ -5,6 +5,7 @@ Long because a prepared product and its quick way share what they remember of th
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -160,7 +161,8 @@ class Gemm(Handle):
         For people, timelines and analyses; it says the sizes if not given.
     sm_count_target
         SMs that the library tunes for: ``"auto"``, those of the stream's partition;
-        a number; or ``None``, not told.
+        a number; or ``None``, not told. Traces hold it in the payload of a call's row, but for
+        ``"auto"``.
     seed
         Of its own operands: uniform values in [-0.5, 0.5), made at first use.
     max_in_flight
@@ -223,6 +225,9 @@ class Gemm(Handle):
         self._calls = self.device.calls
         self._next_correlation = self.device.calls.next_correlation
         self._noted_at_once = type(self)._launch is Gemm._launch  # others may tell more
+        self._told_usually = sm_count_target == "auto"
+        if not self._told_usually:
+            self.stated["payload"] = json.dumps({"sm_count_target": sm_count_target})
 
     @property
     def sm_count_target(self) -> SmCountTarget:
@@ -284,7 +289,7 @@ class Gemm(Handle):
         with self._lock:
             context: _Ready = self._latest.next
             calls = self._calls
-            recorders = calls.recorders if self._noted_at_once else ()
+            recorders = calls.recorders if self._noted_at_once and self._told_usually else ()
             if (
                 (recorders or not calls.observers)
                 and (selected is context.ready or self._moves(context, selected))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,7 +13,8 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, known_of
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel
+from gpuscope.device.sim.known import Known, known_of
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
@@ -29,8 +31,8 @@ WORK = ("kernel", "memcpy", "memset", "graph")
 
 _COLUMNS = (
     "id", "kind", "name", "start_ns", "end_ns", "process", "thread", "stream", "partition",
-    "correlation", "device", "graph", "nbytes", "copy_kind", "launch_config", "category",
-    "parent", "end_thread",
+    "correlation", "device", "graph", "nbytes", "flop_count", "copy_kind", "launch_config",
+    "category", "parent", "end_thread",
 )  # fmt: skip
 
 
@@ -79,13 +81,16 @@ class Recorded:
         self.trace = trace
         self.profile = profile
         self._sm_counts = sm_counts or {}
-        self._few: dict[tuple[str, str | None], list[tuple[int, int]]] = defaultdict(list)
-        self._taken: Counter[tuple[str, str | None]] = Counter()
-        for row in finished_rows(second) if second is not None else ():
+        self._known = _known(trace)
+        self._few: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        self._taken: Counter[Hashable] = Counter()
+        if second is None:
+            return
+        known = _known(second)
+        for row in finished_rows(second):
             if row["kind"] == "kernel":
                 took_ns = max(1, row["end_ns"] - row["start_ns"])
-                key = row["name"], row["launch_config"]
-                self._few[key].append((self._sms(second or trace, row), took_ns))
+                self._few[_alike(row, known(row))].append((self._sms(second, row), took_ns))
 
     def sm_count(self, row: Row) -> int:
         """Return how many SMs a row's partition has, or the GPU."""
@@ -100,9 +105,11 @@ class Recorded:
         """Return a kernel's time on any number of SMs, given that alone where it was recorded.
 
         To be called in the order of the starts: the n-th kernel of a name and a launch
-        configuration is the n-th such kernel of the second recording, which may be shorter.
+        configuration, or of what it is known to compute, is the n-th such kernel of the second
+        recording, which may be shorter.
         """
-        here, key = self.sm_count(row), (row["name"], row["launch_config"])
+        here, known = self.sm_count(row), self._known(row)
+        key = _alike(row, known)
         times_ns = {here: max(1.0, alone_ns)}
         there = self._few.get(key)
         if there:
@@ -115,8 +122,45 @@ class Recorded:
             Launch.parse(row["launch_config"]),
             times_ns,
             self.profile,
-            known_of(row["category"], row["name"]),
+            known,
         )
+
+
+def _alike(row: Row, known: Known | None) -> Hashable:
+    """Return what kernels of the same work share: a known one's grid hangs on its SMs."""
+    return (known,) if known is not None else (row["name"], row["launch_config"])
+
+
+def _known(trace: Trace) -> Callable[[Row], Known | None]:
+    """Return what says of a kernel's row what it computes."""
+    calls = trace.where(kind=("api", "handle")).spans
+    rows = calls.select(("id", "name", "parent", "payload")).to_pylist()
+    of_row = {row["id"]: row for row in rows}
+    launched_by = {
+        edge["to"]: of_row[edge["from"]]
+        for edge in trace.edges.to_pylist()
+        if edge["kind"] == "launch" and edge["from"] in of_row
+    }
+
+    def known(row: Row) -> Known | None:
+        call = launched_by.get(row["id"], {})
+        target = _target(of_row.get(call.get("parent"), {}).get("payload"))
+        launch = Launch.parse(row["launch_config"])
+        return known_of(
+            row["name"], call.get("name") or "", blocks=launch.blocks if launch else 0,
+            nbytes=row["nbytes"], flop_count=row["flop_count"], target=target,
+        )  # fmt: skip
+
+    return known
+
+
+def _target(payload: str | None) -> int | None:
+    """Return the SM count that a product's handle tells the library; 0 for none."""
+    try:
+        told = json.loads(payload or "null")["sm_count_target"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return told if type(told) is int and told > 0 else 0
 
 
 class RecordedWork(Handle):
@@ -198,8 +242,11 @@ class RecordedWork(Handle):
             kernel = known.kernel(row, row["end_ns"] - row["start_ns"])
             gap_ns: int | None = None if end_ns is None else max(0, row["start_ns"] - end_ns)
             end_ns = max(end_ns or 0, row["end_ns"])
-            model = KernelModel(partial(_cost, kernel, gap_ns))
-            self._kernels.append(self.device.compile("", row["name"], model=model))
+            model = KernelModel(
+                partial(_cost, kernel, gap_ns), launch_config=row["launch_config"] or ""
+            )
+            facts = {"flop_count": row["flop_count"], "nbytes": row["nbytes"]}
+            self._kernels.append((self.device.compile("", row["name"], model=model), facts))
         if graph:
             self.use_graph()
 
@@ -212,8 +259,8 @@ class RecordedWork(Handle):
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         del operands
-        for kernel in self._kernels:
-            stream.launch(kernel, grid=1, block=1)
+        for kernel, facts in self._kernels:
+            stream.launch(kernel, grid=1, block=1, **facts)
 
 
 def _cost(

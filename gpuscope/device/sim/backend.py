@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.api import Kernel, KernelCost, KernelModel
+from gpuscope.device.api import Kernel, KernelCost, KernelModel, launch_config
 from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.event import Event
@@ -302,7 +302,11 @@ class SimBackend(SimMemory):
             elif target is not None and model.compute is not None:
                 effect = computed(target, tuple(model.reads(args)), model.compute)
             call_ns = self._cost["launch_call_ns"]
-            self._queue_kernel(stream, correlation, kernel.name, effect, cost, call_ns, together)
+            config = model.launch_config
+            config = launch_config(grid, block) if config is None else config
+            self._queue_kernel(
+                stream, correlation, kernel.name, effect, cost, call_ns, together, config
+            )
 
     def matmul(
         self,

@@ -548,7 +548,9 @@ class Engine:
                 op.stream.waited if held else (), op.node, op.stream.context, tuple(after),
                 op.released_by if isinstance(op, KernelOp) else (),
                 tuple(dict.fromkeys(op.held or ())) if isinstance(op, KernelOp) else (),
-                *((op.engine, op.nbytes) if isinstance(op, CopyOp) else ()),
+                op.engine if isinstance(op, CopyOp) else None,
+                op.nbytes if isinstance(op, CopyOp) else None,
+                op.launch_config if isinstance(op, KernelOp) else None,
             )
         )  # fmt: skip
 

@@ -149,6 +149,7 @@ class SimHost(Backend):
         cost: KernelCost,
         call_ns: int,
         together: Together | None = None,
+        config: str | None = None,
     ) -> None:
         sm_count = stream.sms.bit_count()
         if (pieces := max(cost.blocks, cost.tiles)) > _MOST_WAVES * sm_count:
@@ -161,7 +162,7 @@ class SimHost(Backend):
             stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
             cost.tiles, stall=cost.stall, traffic=cost.traffic, gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
-            together=together,
+            together=together, launch_config=config,
         )  # fmt: skip
         self._jitter.draw()
         self._queue(op, call_ns)

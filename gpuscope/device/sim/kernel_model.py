@@ -14,11 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
 from gpuscope.device.api import KernelCost
-from gpuscope.device.carve import SmLayout, sm_count_to_tell
-from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.sim.known import Known
 from gpuscope.device.sim.profile import Profile
 
 _WARP = 32
@@ -26,14 +24,11 @@ _MOST_BLOCKS, _MOST_WARPS, _REGISTERS = 32, 64, 65536
 _SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
 """Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
-_PRODUCT = re.compile(r"(\d+)x(\d+)x(\d+)")
-_COPY = re.compile(r"copy (\d+) B")
-_COPY_RATE, _REACHED = 77.0, 0.86
-"""Bytes a ns that an SM moves in a copy kernel; of a device copy's rate, what kernels reach."""
+_REACHED = 0.86
+"""Of a device copy's rate, what kernels reach."""
 _ATTENTION = ("sdpa", "flash", "fmha", "attention")
 _SKINNY = 64
 """A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
-Known: TypeAlias = tuple[int, int, int, str] | int
 _ENGINE_WAVES = 64
 """More waves than these are simulated as so many: one more or less does not matter then."""
 
@@ -129,9 +124,15 @@ _STALL = {"product": 0.25, "tiles": 0.25, "persistent": 0.35, "tile": 0.4, "atte
 _USUAL_STALL = 1.0
 """How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
 stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
-_SPREAD = {"tiles": 0.12, "tile": 0.1, "persistent": 0.15, "attention": 0.15, "many": 0.12}
-_USUAL_SPREAD = 0.3
-"""How far off nine of ten times are, per kind, by how much fewer SMs there are."""
+_SPREAD = {
+    "tiles": (0.25, 0.28), "tile": (0.21, 0.1), "persistent": (0.35, 0.32),
+    "attention": (0.2, 0.12), "many": (0.24, 0.08), "few": (0.34, 0.17), "vectorized": (0.62, 0.1),
+    "product": (0.24, 0.15), "softmax": (0.2, 0.15), "copy": (0.05, 0.05),
+}  # fmt: skip
+"""How far off nine of ten times are, per kind, from one recording and from two, where the SMs are
+e times as many or as few: of the models of ``benchmarks/data/models.json``, and of products and
+copies of ``benchmarks/data/h200.json`` and ``h200_host.json``, each from every SM count on others.
+"""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class RecordedKernel:
     profile
         The GPU.
     known
-        What it computes, where that is known: a product's m, n, k and dtype, or a copy's bytes.
+        What it computes, where that is known.
     scale
         How many times the work: blocks, or tiles of persistent blocks.
     """
@@ -171,7 +172,7 @@ class RecordedKernel:
     def kind(self) -> str:
         """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or what is known."""
         if self.known is not None:
-            return "copy" if isinstance(self.known, int) else "product"
+            return self.known.kind
         launch, name = self.launch, self.name
         if launch is None:
             return "many"
@@ -211,7 +212,7 @@ class RecordedKernel:
         duration_ns = self.duration_ns(sm_count)
         if self.scale == 1.0 and sm_count in self.times_ns:
             return duration_ns, duration_ns
-        spread = _SPREAD.get(self.kind, _USUAL_SPREAD)
+        spread = _SPREAD[self.kind][len(self.times_ns) > 1]
         nearest = min(abs(math.log(sm_count / known)) for known in self.times_ns)
         spread *= min(1.0, 0.3 + nearest)
         return duration_ns / (1 + spread), duration_ns * (1 + spread)
@@ -329,16 +330,9 @@ class RecordedKernel:
         return here * self._modelled(sm_count, self.scale).alone_ns(sm_count)
 
     def _modelled(self, sm_count: int, scale: float) -> KernelCost:
-        """Return the cost of what is known to be computed, of a product with so many times m."""
-        if isinstance(self.known, int):
-            rate = self.profile.constants["device_copy_bytes_per_us"] / 1000
-            p, moved = self.scaling.sharpness, 2 * self.known * scale
-            ns_per_byte = ((sm_count * _COPY_RATE) ** -p + (_REACHED * rate) ** -p) ** (1 / p)
-            return KernelCost(sm_count, max(1, round(moved * ns_per_byte)), round(moved))
+        """Return the cost of so many times what is known to be computed."""
         assert self.known is not None  # noqa: S101 - or it would be of another kind
-        m, n, k, dtype = self.known
-        told = _told(self.profile.layout, sm_count)
-        return self.profile.gemm_cost(max(1, round(m * scale)), n, k, dtype, sm_count, told)
+        return self.known.cost(self.profile, sm_count, scale)
 
     # -- for the engine ---------------------------------------------------------------
     def cost(self, sm_count: int, *, gap_ns: int | None = None) -> KernelCost:
@@ -403,24 +397,3 @@ def _rounds(each: float, grid: int, sm_count: int) -> float:
     late, tiles = grid - sm_count, 0.98 * each * grid
     fetched = max(tiles - late, float(sm_count))
     return math.ceil(fetched / sm_count - 0.02) + math.ceil(late / sm_count - 0.02)
-
-
-def _told(layout: SmLayout, count: int) -> int:
-    """Return what a library is told in a partition of so many SMs; 0 for nothing."""
-    if count == layout.sm_count:
-        return 0
-    with_remainder = count % layout.quantum_sm_count != 0
-    return sm_count_to_tell(count, count - layout.remainder_sm_count * with_remainder)
-
-
-def known_of(*texts: str | None) -> Known | None:
-    """Return what a name of ours states: ``gemm 64x32x16 float16``, ``copy 1024 B``."""
-    for text in filter(None, texts):
-        match = _PRODUCT.search(text) if text.startswith("gemm") else None
-        dtype = next((name for name in DTYPES if name in text), None)
-        if match is not None and dtype is not None:
-            return int(match[1]), int(match[2]), int(match[3]), dtype
-        match = _COPY.fullmatch(text)
-        if match is not None:
-            return int(match[1])
-    return None

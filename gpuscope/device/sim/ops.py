@@ -203,12 +203,15 @@ class KernelOp(WaveOp):
         Tiles that are no block's own and that none has taken.
     together
         Of a collective: what it has in common with the same one on other ranks.
+    launch_config
+        As in traces; empty: not known; ``None``: as its call says.
     """
 
     kind = "kernel"
 
     tiles: int = 0
     together: Together | None = field(default=None, kw_only=True)
+    launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
     running: dict[Wave, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)

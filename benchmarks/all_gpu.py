@@ -28,6 +28,7 @@ GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contr
 BESIDE: dict[str, tuple[str, ...]] = {
     "tune": ("tune.py",),
     "recorders": ("recorders.py",),
+    "recording_programs": ("recording_programs.py",),
     "softmax": ("softmax.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import zlib
@@ -20,10 +21,28 @@ def _load() -> tuple[ModuleType | None, str]:
         module = importlib.import_module("gpuscope._fastpath")
     except ImportError as error:
         return None, f"it is not compiled ({error})"
-    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("_*.[ch]"))]
-    if sources and zlib.crc32(b"".join(sources)) != module.source_crc:
+    if not _is_of_these_sources(module.source_crc):
         return None, "it was compiled from other sources"
     return module, ""
+
+
+def _is_of_these_sources(crc: int) -> bool:
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("_*.[ch]"))]
+    return not sources or zlib.crc32(b"".join(sources)) == crc
+
+
+def library(name: str) -> ctypes.CDLL | None:
+    """Return ``_name.so`` beside this, whose calls hold no lock of Python's, if it is there."""
+    made = Path(__file__).with_name(f"_{name}.so")
+    if os.environ.get("GPUSCOPE_PURE") == "1" or not made.exists():
+        return None
+    try:
+        found = ctypes.CDLL(str(made))
+    except OSError:  # of another machine
+        return None
+    return (
+        found if _is_of_these_sources(ctypes.c_uint32.in_dll(found, "source_crc").value) else None
+    )
 
 
 fastpath, why_not = _load()

@@ -1,5 +1,6 @@
 """Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c` and the units
-of it, and what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`.
+of it, what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`, and what
+looks through CUPTI's records beside the program, `_records.c`.
 
     python scripts/compile_fastpath.py     into the checkout
 
@@ -25,6 +26,7 @@ _UNITS = ("fastpath", "guards", "ranges", "products", "operands", "events", "lau
 MODULES = {
     f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}": _UNITS,
     "gpuscope/_injection.so": ("injection",),
+    "gpuscope/_records.so": ("records",),
 }
 """Where what is compiled belongs, in the checkout and in a wheel → sources, ``gpuscope/_*.c``."""
 

@@ -112,7 +112,14 @@ def spread(found: dict[str, float]) -> str:
     return f"{number(found['median'])} ({number(found['min'])} to {number(found['max'])})"
 
 
-SOAKS = ("soak_live", "soak_live_raises", "long_recording", "memory_soak", "interrupts")
+SOAKS = (
+    "soak_live",
+    "soak_live_raises",
+    "long_recording",
+    "recording_programs",
+    "memory_soak",
+    "interrupts",
+)
 """Results of benchmarks that look for what is lost or wrong, where they were run."""
 
 

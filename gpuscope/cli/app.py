@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,8 +77,12 @@ def say_text(text: str, style: str = "") -> None:
 
 
 def complain(text: str) -> None:
-    """Print lines to where errors go."""
-    stderr.print(text)
+    """Print lines to where errors go; where that is full or nobody reads it, nowhere."""
+    try:
+        stderr.print(text)
+    except (OSError, SystemExit):  # what Rich makes of a pipe that is closed
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.__stderr__.fileno() if sys.__stderr__ else 2)
 
 
 def say_written(paths: Iterable[object]) -> None:

@@ -23,17 +23,24 @@ import typer
 from gpuscope._checks import length_ns
 from gpuscope._files import make_folder
 from gpuscope._libcupti import arrange_nvtx
+from gpuscope._text import clean
 from gpuscope.cli.app import app, complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
-from gpuscope.runs.processes import BOOTSTRAP, VARIABLE, Facts, Order, read_facts
-from gpuscope.trace.model import Trace
+from gpuscope.runs.processes import BOOTSTRAP
+from gpuscope.runs.recorded import JOURNAL, VARIABLE, Facts, Order
+from gpuscope.runs.so_far import SO_FAR, SoFar, cut_short, last_trace, read_facts
 from gpuscope.trace.store import read_parquet
 
-_LIVE_S = 2.0
+_FIRST_S, _LIVE_S = 1.0, 2.0
+_SHARE = 0.2
+"""How much of its time this process may write what there is so far."""
+_NICENESS = 5
+"""The program goes first."""
+_SHOWN, _MOST = 60, 5
 
 
 @app.command("record", context_settings={"allow_interspersed_args": False})
@@ -95,10 +102,11 @@ def record_command(
     order = Order(str(work.resolve()), device, detail, keep_ns, live)
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):
-        while live and _still_runs(process):
-            _show_so_far(work)
+        with _whatever_happens("what there is so far is not shown"):
+            _watch(process, work, live=live)
         status = process.wait()
-    _publish(work, target, suffix, process.pid, report=report)
+    with _whatever_happens(f"what was recorded is in {work}"):
+        _publish(work, target, suffix, process.pid, report=report)
     if status < 0:  # a signal ended it, and so it ends this
         with contextlib.suppress(OSError):  # that of SIGKILL is always the usual one
             signal.signal(-status, signal.SIG_DFL)
@@ -113,15 +121,30 @@ def _claimed(out: Path | None, name: str) -> tuple[Path, Path]:
     for number in itertools.count(1):
         target = named if number == 1 else named.with_name(f"{name}-{number}")
         work = target.with_name(f"{target.name}.unfinished")
-        if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-            with contextlib.suppress(FileExistsError):
-                work.mkdir()
-                return target, work
+        try:
+            if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+                with contextlib.suppress(FileExistsError):
+                    work.mkdir()
+                    return target, work
+        except (OSError, ValueError) as error:
+            raise GpuscopeError(
+                f"nothing can be written to {clean(target.name, _SHOWN)!r}: "
+                f"{getattr(error, 'strerror', None) or error}. Choose another --out"
+            ) from error
         if out is not None:
             raise GpuscopeError(
                 f"{target.name!r} or {work.name!r} is there already: choose another --out"
             )
     raise AssertionError
+
+
+@contextlib.contextmanager
+def _whatever_happens(so: str) -> Iterator[None]:
+    """Say what fails, and what follows: the exit status is the program's all the same."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - as said
+        complain(f"gpuscope: {so}: {error or type(error).__name__}")
 
 
 def _start(arguments: list[str], order: Order) -> subprocess.Popen[bytes]:
@@ -162,16 +185,25 @@ def _in_a_terminal() -> bool:
         return False
 
 
-def _still_runs(process: subprocess.Popen[bytes]) -> bool:
+def _watch(process: subprocess.Popen[bytes], work: Path, *, live: bool) -> None:
+    """Write traces of what there is so far until the program ends."""
+    so_far, pause_s = SoFar(work), _FIRST_S
+    os.nice(_NICENESS)
+    while _still_runs(process, pause_s):
+        began_s = time.monotonic()
+        kinds = so_far.write()
+        if live:
+            every = read_facts(work)[0].values()
+            for facts in every:
+                kinds += sum(map(Counter, facts.traces.values()), Counter())
+            complain(f"gpuscope: so far {_counts(kinds) or 'nothing'} in processes: {len(every)}")
+        pause_s = _LIVE_S if live else max(_FIRST_S, (time.monotonic() - began_s) / _SHARE)
+
+
+def _still_runs(process: subprocess.Popen[bytes], pause_s: float) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_LIVE_S)
+        process.wait(pause_s)
     return process.poll() is None
-
-
-def _show_so_far(work: Path) -> None:
-    every = read_facts(work)
-    kinds = sum((Counter(kinds) for facts in every for kinds in facts.traces.values()), Counter())
-    complain(f"gpuscope: so far {_counts(kinds) or 'nothing'} in processes: {len(every)}")
 
 
 def _counts(kinds: Mapping[str, int]) -> str:
@@ -180,34 +212,67 @@ def _counts(kinds: Mapping[str, int]) -> str:
 
 def _publish(work: Path, target: Path, suffix: str, program: int, *, report: bool) -> None:
     """Write what the processes left, and say so; where the program's output does not go."""
-    every, left = read_facts(work), False
-    for facts in every:
+    if not work.exists():
+        complain(f"gpuscope: the program removed {work}: what was recorded is lost")
+        return
+    every, unreadable = read_facts(work)
+    done: list[Path] = []
+    found = False
+    for path, facts in every.items():
         who = f"process {facts.pid} ({facts.name})"
         for note in facts.notes:
             complain(f"gpuscope: {who}: {note}")
+        files = _traces_of(path)
+        found |= bool(files)
         if not facts.ended and _is_alive(facts.pid):
-            complain(f"gpuscope: {who} still runs: it will write its trace to {work}")
-            left = True
+            complain(
+                f"gpuscope: {who} still runs: it will write its trace to {work}; should it be "
+                f"killed: python -m gpuscope.runs.so_far {work}"
+            )
             continue
         if not facts.ended:
             complain(f"gpuscope: {who} was killed or crashed: its trace ends before that")
-        for number, file in enumerate(facts.traces):
-            base, ending = _base(target, suffix, facts, is_program=facts.pid == program)
-            base += f"-{number + 1}" if number else ""
-            try:
-                _write(_read(work / file, facts), base, ending, report=report, title=who)
-            except GpuscopeError as error:
-                complain(f"gpuscope: {error}\ngpuscope: the trace is {work / file}")
-                left = True
-    if not any(facts.traces for facts in every):
+        base = _base(target, suffix, facts, is_program=facts.pid == program)
+        published = [
+            file for file in files if _is_published(file, facts, *base, report=report, title=who)
+        ]
+        done += [*published, *([path] if published == files else [])]
+    if not found:
         cupti = check_cupti()
         unseen = f"\ngpuscope: CUDA is not seen here: {cupti.found}: {cupti.todo}"
         complain(
             "gpuscope: nothing was recorded: no process of the program used CUDA or a device of "
             f"gpuscope{unseen * (not cupti.ok)}"
         )
-    if not left:
-        shutil.rmtree(work)
+    for path in unreadable:
+        complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
+    _clear(work, done)
+
+
+def _traces_of(facts: Path) -> list[Path]:
+    """Return the files of a process, by number: its traces, and the journals of what has none."""
+    of_number: dict[str, Path] = {}
+    for ending in (JOURNAL, ".parquet"):
+        for path in sorted(facts.parent.glob(f"{facts.stem}-*{ending}")):
+            if not path.name.endswith(SO_FAR):
+                of_number[path.stem] = path
+    return [of_number[stem] for stem in sorted(of_number, key=lambda stem: (len(stem), stem))]
+
+
+def _clear(work: Path, done: list[Path]) -> None:
+    """Remove what is done with, and the folder unless there is more in it."""
+    for path in done:
+        path.unlink(missing_ok=True)
+        path.with_suffix(JOURNAL).unlink(missing_ok=True)
+        path.with_suffix(SO_FAR).unlink(missing_ok=True)
+        for partial in work.glob(f".{path.stem}.*"):  # a killed process's
+            shutil.rmtree(partial)
+    if left := sorted(path.name for path in work.iterdir()):
+        complain(
+            f"gpuscope: {work} stays, with {', '.join(left[:_MOST])}{', …' * (len(left) > _MOST)}"
+        )
+    else:
+        work.rmdir()
 
 
 def _is_alive(pid: int) -> bool:
@@ -221,33 +286,55 @@ def _is_alive(pid: int) -> bool:
 
 
 def _base(target: Path, suffix: str, facts: Facts, *, is_program: bool) -> tuple[str, str]:
-    """Return the path of a process's trace without its suffix, and the suffix."""
+    """Return the path of a process's traces without what tells them apart, and the suffix."""
     who = f"{facts.name}-{facts.pid}"
     chosen = of_suffix(target.name)
     if chosen is None or target.is_dir():
-        make_folder(target)
         return str(target / who), suffix
     ending = next(end for end in chosen.suffixes if target.name.lower().endswith(end))
     base = str(target)[: -len(ending)]
     return base if is_program else f"{base}-{who}", ending
 
 
-def _read(path: Path, facts: Facts) -> Trace:
-    trace = read_parquet(path)
-    if facts.ended:
-        return trace
-    when = time.strftime("%H:%M:%S", time.localtime(facts.at_ns / 1e9))
-    note = f"the process was killed or crashed: what it did after {when} is not here"
-    return trace.with_metadata(complete=False, notes=(*trace.metadata.notes, note))
-
-
-def _write(trace: Trace, base: str, suffix: str, *, report: bool, title: str) -> None:
-    written = [export(trace, f"{base}{suffix}")]
-    page = Path(f"{base}.html")
-    if report and not page.exists():
-        written.append(trace_report(trace, page, title=title))
+def _is_published(
+    file: Path, facts: Facts, base: str, suffix: str, *, report: bool, title: str
+) -> bool:
+    """Write a trace, and its report, under names that nobody uses; returns whether that worked."""
+    try:
+        trace = last_trace(file) if file.suffix == JOURNAL else read_parquet(file)
+        if file.suffix != JOURNAL and not facts.ended:
+            trace = cut_short(trace, facts.at_ns)
+        make_folder(Path(base).parent)
+        path = _unused(base, suffix, with_page=report)
+        try:
+            written = [export(trace, path)]
+        except BaseException:
+            path.unlink(missing_ok=True)  # empty, and ours
+            raise
+        page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
+        if report and not page.exists():
+            written.append(trace_report(trace, page, title=title))
+    except (GpuscopeError, OSError) as error:
+        complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
+        return False
     complain(f"gpuscope: {title}: {_counts(trace.kind_counts())}")
     if trace.metadata.incomplete:
         complain(f"gpuscope: {trace.metadata.incomplete}")
-    for path in written:
-        complain(f"gpuscope: wrote {path}")
+    for one in written:
+        complain(f"gpuscope: wrote {one}")
+    return True
+
+
+def _unused(base: str, suffix: str, *, with_page: bool) -> Path:
+    """Make an empty file under a name that nobody uses, nor as a report, and return its path."""
+    for number in itertools.count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        if with_page and os.path.lexists(f"{name}.html"):
+            continue
+        path = Path(f"{name}{suffix}")
+        with contextlib.suppress(FileExistsError):
+            path.open("x").close()
+            if number > 1:
+                complain(f"gpuscope: {base}{suffix} is there already")
+            return path
+    raise AssertionError

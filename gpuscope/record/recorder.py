@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +38,7 @@ from gpuscope.record.hazard_log import HazardLog
 from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
-from gpuscope.record.source import Calibration, Options, Source, Tap
+from gpuscope.record.source import Calibration, Journal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
@@ -420,9 +421,28 @@ class Recording:
 
         ``None`` where that is not so, or some of it was read, or only the latest is kept.
         """
-        if len(self.sources) != 1 or self._kept.next or self._options.keep_ns or self.is_over:
-            return None
-        return self.sources[0].tap()
+        return self.sources[0].tap() if self._is_untouched else None
+
+    def journal(self, path: Path) -> Journal | None:
+        """Let what comes wait in a new file until it is read, by :meth:`batches` part by part.
+
+        Returns
+        -------
+        Journal or None
+            The file; ``None`` where there is no need, or only the latest is kept.
+
+        Raises
+        ------
+        OSError
+            The file cannot be made.
+        """
+        return self.sources[0].journal(path) if self._is_untouched else None
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether one source records, everything is kept, and none of it was read."""
+        kept = self._kept.next or self._options.keep_ns
+        return len(self.sources) == 1 and not kept and not self.is_over
 
     def ended(self, since: int) -> tuple[Ended, int]:
         """Return our calls that ended and are no rows yet, from a number on; and the next."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope._types import Array
 from gpuscope.device.calls import Activity, Call
@@ -16,7 +17,10 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
-from gpuscope.trace.metadata import DeviceFacts, StreamFacts
+from gpuscope.trace.metadata import DeviceFacts, StreamFacts, TraceMetadata
+
+if TYPE_CHECKING:
+    from gpuscope.record.calls import Ended
 
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
@@ -136,6 +140,16 @@ class Tap(Protocol):
         """Get no more."""
 
 
+class Journal(Protocol):
+    """Holds what a source is told in a file, until it is read, and for who looks before."""
+
+    def advance(self, calls: Ended, metadata: TraceMetadata, /) -> None:
+        """Put into it what is new."""
+
+    def close(self, *, remove: bool) -> None:
+        """Let go of it, and of the file if nobody needs that."""
+
+
 Ordered = Callable[[tuple[int, int], tuple[int, int]], bool | None]
 """Whether the second of two pieces of work, by call and stream, waits for the first; ``None``:
 perhaps."""
@@ -211,6 +225,11 @@ class Source:
 
     def tap(self) -> Tap | None:
         """Return what gets all that comes from now on, where another process can read it."""
+        return None
+
+    def journal(self, path: Path) -> Journal | None:
+        """Let what comes from now on wait in a new file; ``None`` where nothing needs that."""
+        del path
         return None
 
     def begin_reading(self) -> Callable[[], None]:

@@ -20,22 +20,23 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from gpuscope._files import write_text
+from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
 from gpuscope.device import registry
 from gpuscope.errors import GpuscopeError
+from gpuscope.runs.recorded import JOURNAL, VARIABLE, Facts, Order
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
     from gpuscope.record.recorder import Recording
+    from gpuscope.record.source import Journal
     from gpuscope.trace.model import Trace
 
-VARIABLE = "GPUSCOPE_RECORD"
 _CUDA_INJECTION = "CUDA_INJECTION64_PATH"
 """Names the library that the CUDA driver loads and calls when a process initialises it."""
 INJECTION = Path(__file__).parents[1] / "_injection.so"
@@ -43,48 +44,13 @@ BOOTSTRAP = Path(__file__).with_name("bootstrap")
 """A folder for PYTHONPATH: whoever starts Python with it runs :func:`begin`."""
 _FIRST_S = 1.0
 _SHARE, _LIVE_SHARE = 0.02, 0.1
-"""How much of its time a process may write down what it has so far."""
+"""How much of its time a process may write down what it has so far, where that takes its
+interpreter: simulated devices, and where only the latest rows are kept."""
 _PATIENCE_S = 20.0
 """How long a process that is told to terminate may take to write what it has."""
 
-
-@dataclass(frozen=True)
-class Order:
-    """What the processes of a program are to record, and into which folder."""
-
-    folder: str
-    device: Literal["auto", "cuda", "sim", "cpu"] = "auto"
-    detail: Literal["launches", "full"] = "launches"
-    keep_ns: int | None = None
-    live: bool = False
-
-
 _recorders: list[_Recorder] = []
 """This process's one, where it is to record CUDA."""
-
-
-@dataclass
-class Facts:
-    """What a process says of its recordings, in a file beside their traces.
-
-    Attributes
-    ----------
-    name
-        Of the process: its script's, ``multiprocessing``'s, or its rank.
-    ended
-        Whether it wrote everything. Otherwise its traces are of the moment ``at_ns``.
-    traces
-        File → how many rows of each kind.
-    notes
-        What could not be recorded, and why.
-    """
-
-    pid: int
-    name: str = ""
-    ended: bool = False
-    at_ns: int = 0
-    traces: dict[str, dict[str, int]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def begin() -> None:
@@ -111,12 +77,6 @@ def begin_cuda() -> None:
         recorder.begin_cuda()
 
 
-def read_facts(folder: Path) -> list[Facts]:
-    """Return what the processes of a program said so far, in the order of their beginning."""
-    files = sorted(folder.glob("*.json"), key=lambda path: path.name)
-    return [Facts(**json.loads(path.read_text("utf-8"))) for path in files]
-
-
 class _Recorder:
     """The recordings of one process."""
 
@@ -132,6 +92,10 @@ class _Recorder:
         self._key = f"{time.time_ns()}-{self._facts.pid}"
         self._recordings: dict[int, Recording] = {}
         """By the numbers of their traces."""
+        self._journals: dict[int, Journal] = {}
+        """Of those that need none of this interpreter's time to be kept: what holds their rows."""
+        self._told_calls: dict[int, int] = {}
+        """How many of our calls each journal has."""
         self._next = 1
         self._cuda: Recording | None = None
         self._thread: threading.Thread | None = None
@@ -161,6 +125,8 @@ class _Recorder:
         os.register_at_fork(after_in_child=self._forget)
         self._finish_at_exit()
         os._exit = self._before(os._exit)  # type: ignore[assignment]
+        os.execv = self._before_image(os.execv)
+        os.execve = self._before_image(os.execve)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
 
@@ -172,6 +138,38 @@ class _Recorder:
                 leave(status)
 
         return finish_and_leave
+
+    def _before_image(self, become: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """Write the traces of this process before another program takes its place."""
+
+        def write_and_become(*given: Any, **named: Any) -> NoReturn:
+            path = given[0] if given else named.get("path", "")
+            if self._over.is_set() or not os.path.exists(path):  # noqa: PTH110 - takes all that exec does
+                become(*given, **named)
+            with self._whole(), self._lock:
+                devices, cuda = self._end_all(), self._cuda is not None
+                self._facts.ended = not self._lost
+                if self._facts.name:
+                    self._tell()
+            try:
+                become(*given, **named)
+            finally:  # it was not possible: this program goes on
+                self._facts.ended, self._cuda = False, None
+                if cuda:
+                    self.begin_cuda()
+                for device in devices:
+                    self.opened(device)
+
+        return write_and_become
+
+    def _end_all(self) -> list[Device]:
+        """End every recording; returns the devices that were recorded."""
+        devices = [
+            device for recording in self._recordings.values() for device in recording.devices
+        ]
+        for number in [*self._recordings]:
+            self._end(number)
+        return devices
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         """End as a signal would have it; this thread may hold what finishing needs."""
@@ -226,9 +224,12 @@ class _Recorder:
         self._next, self._recordings[number] = number + 1, recording
         try:
             recording.start()
+            self._keep_journal(number, recording)
             recording.snapshot()
         except Exception:
             del self._recordings[number]
+            if (journal := self._journals.pop(number, None)) is not None:
+                journal.close(remove=True)
             raise
         if self._thread is None:
             self._thread = threading.Thread(
@@ -237,6 +238,13 @@ class _Recorder:
             self._thread.start()
             self._tell()
         return recording
+
+    def _keep_journal(self, number: int, recording: Recording) -> None:
+        """Let what comes wait in a file, in which others find it, if it can."""
+        path = self._folder / f"{self._key}-{number}{JOURNAL}"
+        with self._noting("what there is so far is only in memory"):
+            if journal := recording.journal(path):
+                self._journals[number] = journal
 
     @contextlib.contextmanager
     def _noting(self, what: str) -> Iterator[None]:
@@ -252,15 +260,22 @@ class _Recorder:
     # -- writing ----------------------------------------------------------------------
     def _write_regularly(self) -> None:
         """Write what there is so far, now and then, for who looks and in case of a crash."""
-        pause_s = _FIRST_S
         share = _LIVE_SHARE if self.order.live else _SHARE
-        while not self._over.wait(pause_s):
-            began_s = time.monotonic()
+        rest_s = 0.0
+        while not self._over.wait(_FIRST_S):
+            rest_s -= _FIRST_S
             with self._lock, self._noting("what there was so far was not written"):
-                for number, recording in self._recordings.items():
-                    self._write(number, recording.snapshot())
-                self._tell()
-            pause_s = max(_FIRST_S, (time.monotonic() - began_s) / share)
+                for number, journal in self._journals.items():
+                    recording, told = self._recordings[number], self._told_calls.get(number, 0)
+                    calls, self._told_calls[number] = recording.ended(told)
+                    journal.advance(calls, recording.known())
+                others = self._recordings.keys() - self._journals.keys()
+                if rest_s <= 0 and others:
+                    began_s = time.monotonic()
+                    for number in others:
+                        self._write(number, self._recordings[number].snapshot())
+                    self._tell()
+                    rest_s = (time.monotonic() - began_s) / share
 
     def _meet_gpus(self) -> None:
         """Open the GPUs on which other libraries worked, to wait for them."""
@@ -270,9 +285,19 @@ class _Recorder:
         from gpuscope.device.select import open_device  # noqa: PLC0415 - only where it is needed
 
         with self._noting("its GPU was not waited for"):
-            numbers = recording.snapshot().spans.column("device").unique().to_pylist()
-            for number in set(numbers) - {None}:
+            for number in self._read_up(recording):
                 open_device(f"cuda:{number}", quiet=True)
+
+    def _read_up(self, recording: Recording) -> set[int]:
+        """Make rows of what waits, part by part; returns the numbers of the GPUs that worked."""
+        numbers: set[int] = set()
+        seen, last_ns, now_ns = 0, 0, time.time_ns()
+        while last_ns < now_ns and (batches := recording.batches(seen)):
+            seen = batches[-1].number + 1
+            for batch in batches:
+                last_ns = max(last_ns, batch.last_ns)
+                numbers.update(batch.spans.column("device").drop_null().unique().to_pylist())
+        return numbers
 
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""
@@ -286,8 +311,7 @@ class _Recorder:
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            for number in [*self._recordings]:
-                self._end(number)
+            self._end_all()
             if not self._done and self._facts.name:  # it told of itself before
                 self._facts.ended = not self._lost
                 self._tell()
@@ -316,6 +340,9 @@ class _Recorder:
     def _end(self, number: int) -> None:
         """End a recording and write its trace; again does what is left."""
         recording = self._recordings[number]
+        if number in self._journals and recording.has_begun and not recording.is_over:
+            with self._noting("what waited was not read at once"):
+                self._read_up(recording)
         trace = self._stopped(recording)
         lost = recording.has_begun
         if trace is not None:
@@ -323,6 +350,9 @@ class _Recorder:
                 self._write(number, trace)
                 lost = False
         self._lost |= lost
+        if number in self._journals:
+            self._journals[number].close(remove=not lost)
+            del self._journals[number]
         del self._recordings[number]
 
     def _stopped(self, recording: Recording) -> Trace | None:
@@ -345,13 +375,15 @@ class _Recorder:
 
         if len(trace):
             file = f"{self._key}-{number}.parquet"
+            make_folder(self._folder)  # the program may have taken it away
             save_trace(trace, self._folder / file)
             self._facts.traces[file] = trace.kind_counts()
 
     def _tell(self) -> None:
         facts = self._facts
         facts.name, facts.at_ns = _name(), time.time_ns()
-        with contextlib.suppress(GpuscopeError):  # the folder was taken away
+        with contextlib.suppress(GpuscopeError):  # there is no room
+            make_folder(self._folder)
             write_text(self._folder / f"{self._key}.json", json.dumps(asdict(facts)))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
+from gpuscope.record.cupti.journal import JournalReader
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(gs.__file__).parents[1]
@@ -45,6 +46,35 @@ if __name__ == "__main__":
             process.join()
         print([process.exitcode for process in started])
     work(8)
+"""
+JOURNALED = """
+import os, shutil, signal, sys, time
+from alone import work
+from gpuscope.runs import processes
+
+for count in (20, 20, 20):
+    work(count)
+(recorder,) = processes._recorders
+(journal,) = recorder._journals.values()
+before = -1
+with recorder._lock:
+    while journal._end != before:  # CUPTI may hand over more
+        before = journal._end
+        time.sleep(0.3)
+        journal.advance(recorder._cuda.ended(0)[0], recorder._cuda.known())
+    shutil.copy(journal.path, "copy.journal")
+print("copied", flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+CHAIN = """
+import os, sys
+from alone import work
+
+left = int(sys.argv[1])
+work(left)
+if left > 4:
+    os.execv(sys.executable, [sys.executable, "chain.py", str(left - 1)])
 """
 OWN = """
 import cupy, signal, os
@@ -140,3 +170,63 @@ def test_gpuscope_s_own_device_joins_and_ctrl_c_keeps_the_trace(tmp_path):
     assert len(own) >= 3
     assert set(own.texts("partition")) == {"small"}
     assert len(trace.where(kind="kernel")) > len(own)  # CuPy's
+
+
+def test_another_process_makes_the_rows_that_the_program_itself_makes(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "alone.py").write_text(
+        TORCH.replace("    return x", "    torch.cuda.synchronize()")
+    )
+    (tmp_path / "journaled.py").write_text(JOURNALED)
+    status, said, traces = record(tmp_path, "--no-report", "journaled.py", "ends")
+    assert (status, said) == (0, "copied\n")
+    near = traces["journaled"]
+    far = JournalReader(tmp_path / "copy.journal").read(over=True)
+    assert near.metadata.complete, near.metadata.notes
+    columns = [
+        "kind",
+        "name",
+        "start_ns",
+        "end_ns",
+        "device",
+        "device_uuid",
+        "context",
+        "stream",
+        "thread",
+        "correlation",
+        "launch_config",
+        "queued_ns",
+        "nbytes",
+    ]
+    for kind in ("kernel", "memcpy", "memset", "range"):
+        parts = (trace.where(kind=kind) for trace in (far, near))
+        there, wanted = (sorted(part.spans.select(columns).to_pylist(), key=repr) for part in parts)
+        assert there == wanted, kind
+    assert len(far.where(kind="kernel")) >= 60
+    assert len(far.where(kind="range")) == 3
+
+
+def test_what_a_program_did_that_is_killed_is_there(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "alone.py").write_text(
+        TORCH.replace("    return x", "    torch.cuda.synchronize()")
+    )
+    (tmp_path / "journaled.py").write_text(JOURNALED)
+    status, said, traces = record(tmp_path, "--no-report", "journaled.py", "killed")
+    assert (status, said) == (-signal.SIGKILL, "copied\n")
+    trace = traces["journaled"]
+    assert "killed or crashed" in trace.metadata.incomplete
+    assert len(trace.where(kind="range")) == 3
+    assert len([name for name in trace.where(kind="kernel").texts("name") if "sin" in name]) == 60
+
+
+def test_each_image_of_an_exec_chain_leaves_its_trace(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "alone.py").write_text(TORCH)
+    (tmp_path / "chain.py").write_text(CHAIN)
+    status, _, _ = record(tmp_path, "--no-report", "chain.py", "6")
+    assert status == 0
+    traces = [gs.load_trace(path) for path in (tmp_path / "out").glob("*.parquet")]
+    assert sorted(inside(trace) for trace in traces) == [4, 5, 6]
+    for trace in traces:
+        assert trace.metadata.complete, trace.metadata.notes

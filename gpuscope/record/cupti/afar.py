@@ -123,7 +123,7 @@ class Reader:
 
     def __init__(self, facts: Facts, ask: Ask) -> None:
         self.places = Known({})
-        found = Completeness()
+        self.found = found = Completeness()
         self._records = Records(
             _Asking(facts.version, ask), facts.which, found, text=lambda at: ask("text", at, 0)
         )
@@ -138,7 +138,12 @@ class Reader:
         self.places.update(places)
 
     def rows(
-        self, buffers: list[Array], calls: Ended, partitions: Mapping[int, str | None]
+        self,
+        buffers: list[Array],
+        calls: Ended,
+        partitions: Mapping[int, str | None],
+        *,
+        over: bool = False,
     ) -> Batch:
         """Return the rows of the buffers and of our own calls.
 
@@ -146,15 +151,19 @@ class Reader:
         ----------
         partitions
             Number of a stream of ours → its partition.
+        over
+            Nothing more comes: also what waits for more becomes rows.
         """
         for raw in buffers:
             self.places.green |= self._records.read(raw)
-        rows = Rows(open_since_ns=schema.LATEST_NS)
-        ranges = self._records.ranges.rows(over=False)
+        rows = Rows(over=over, open_since_ns=schema.LATEST_NS)
+        ranges = self._records.ranges.rows(over=over)
         if ranges is not None:
             rows.batches.append(Batch(ranges))
         drain = self._links.drain_unlinked if self._which == "none" else self._links.drain
         drain(rows)
+        if over:
+            self._links.drain_syncs(rows)
         own = calls.rows(self._next, partitions)
         if own:
             self._next += len(own)

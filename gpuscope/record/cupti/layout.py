@@ -1,6 +1,6 @@
 """The layout of CUPTI's activity records, and finding them in the buffers it fills.
 
-Pure: bytes in, NumPy arrays out; no library is loaded and no GPU is needed. Records of
+Pure: bytes in, NumPy arrays out; no library of CUDA's is loaded and no GPU is needed. Records of
 different kinds lie one behind the other, each as long as its kind's layout in the version
 of libcupti that wrote it. Newer layouts append fields to older ones, so one table of
 offsets serves all versions. Source: ``cupti_activity.h`` of CUDA 12.9 and 13.0 to 13.5.
@@ -8,11 +8,14 @@ offsets serves all versions. Source: ``cupti_activity.h`` of CUDA 12.9 and 13.0 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
+from gpuscope._compiled import library
 from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 
@@ -291,3 +294,58 @@ def _read(
             else:
                 columns[name][first:stop] = views[code][(chunk + at) // width]
     return columns
+
+
+_TEXTS = ((KERNEL, "name"), (MARKER, "name"), (MARKER, "domain"))
+_DEVICES = tuple((kind, "device") for kind in (KERNEL, MEMCPY, PEER_COPY, MEMSET))
+_finder = library("records")
+_ROOM = 1 << 14
+"""So many texts of one buffer are looked for in C."""
+
+
+def texts_and_devices(buffer: Array, sizes: Mapping[int, int]) -> tuple[set[int], set[int]]:
+    """Return the addresses of texts and the numbers of devices that records hold, each once.
+
+    Parameters
+    ----------
+    buffer, sizes
+        As for :func:`find_records`.
+    """
+    if _finder is not None:
+        devices, room = np.zeros(1, np.uint64), np.empty(_ROOM, np.uint64)
+        fields = _fields_for_c(sizes)
+        count = _finder.find_texts(
+            *(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_uint64(len(buffer))),
+            *(ctypes.c_void_p(fields.ctypes.data), len(fields)),
+            *(ctypes.c_void_p(room.ctypes.data), ctypes.c_uint64(_ROOM)),
+            ctypes.c_void_p(devices.ctypes.data),
+        )
+        if count >= 0:
+            numbers = np.flatnonzero(np.unpackbits(devices.view(np.uint8), bitorder="little"))
+            return set(room[:count].tolist()), set(numbers.tolist())
+    offsets = find_records(buffer, sizes).offsets
+    found: tuple[set[int], set[int]] = set(), set()
+    for values, names in zip(found, (_TEXTS, _DEVICES), strict=True):
+        for kind, name in names:
+            if kind in offsets:
+                at, code = FIELDS[kind][name]
+                width = int(code[1])
+                whole = buffer[: len(buffer) // width * width].view(code)
+                column = pa.array(whole[(offsets[kind] + at) // width])
+                values.update(column.unique().to_pylist())
+    return found[0] - {0}, found[1]
+
+
+def _fields_for_c(sizes: Mapping[int, int]) -> Array:
+    """Return, by kind, its bytes, where it has two texts, and where its device."""
+    kinds = max(kind for kind in sizes if kind < NOTED_DRIVER) + 1
+    fields = np.zeros((kinds, 4), np.uint32)
+    for kind, nbytes in sizes.items():
+        if kind < kinds:
+            fields[kind, 0] = nbytes
+    for kind in (KERNEL, MARKER):
+        texts = [FIELDS[kind][name][0] for of, name in _TEXTS if of == kind]
+        fields[kind, 1 : 1 + len(texts)] = texts
+    for kind, name in _DEVICES:
+        fields[kind, 3] = FIELDS[kind][name][0]
+    return fields

@@ -33,12 +33,13 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint3
 
 DRIVER_API, RUNTIME_API = 1, 2
 """Numbers of ``CUpti_CallbackDomain``."""
+LAST_CALLBACK = 2000
+"""The numbers of API calls are below, in each domain."""
 _MULTIPLE_SUBSCRIBERS = 39
 _NOT_COMPATIBLE = 12
 _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
-_LAST_CALLBACK = 2000
 _NAME_BYTES = 128
 _LAUNCHES = re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)")
 
@@ -168,7 +169,7 @@ class Library:
 
     @cache  # noqa: B019 - one library lives as long as the process
     def _calls(self, domain: int, wanted: Callable[[str], bool]) -> tuple[int, ...]:
-        names = {number: self.callback_name(domain, number) for number in range(1, _LAST_CALLBACK)}
+        names = {number: self.callback_name(domain, number) for number in range(1, LAST_CALLBACK)}
         return tuple(number for number, name in names.items() if name and wanted(name))
 
     def note_launches(self, subscription: Any, *domains: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -28,6 +29,17 @@ FOREIGN_STREAM = 1_000_000_000
 _STREAMS = 1_000_000
 PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""
+
+
+class _Packed(msgspec.Struct):
+    """What :class:`Known` holds, for a file."""
+
+    uuids: dict[int, str | None]
+    green: set[int]
+    numbers: list[tuple[int, int, int]]
+    """CUPTI's numbers of context and stream, our stream."""
+    facts: dict[int, StreamFacts]
+    names: dict[int, list[tuple[int, str]]]
 
 
 class Known:
@@ -69,6 +81,22 @@ class Known:
         other._names = {context: names.copy() for context, names in self._names.copy().items()}
         return other
 
+    def packed(self) -> bytes:
+        """Return what is known by now, as bytes."""
+        known = self.copy()
+        numbers = [(*there, ours) for there, ours in known._numbers.items()]
+        facts, names = known._facts, known._names
+        return msgspec.msgpack.encode(_Packed(known._uuids, known.green, numbers, facts, names))
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Known:
+        """Return what :meth:`packed` returned."""
+        held = msgspec.msgpack.decode(packed, type=_Packed)
+        known = cls(held.uuids)
+        known.green, known._facts, known._names = held.green, held.facts, held.names
+        known._numbers = {(context, stream): ours for context, stream, ours in held.numbers}
+        return known
+
     def update(self, other: Known) -> None:
         """Take what another has learned by now."""
         green = self.green | other.green
@@ -95,7 +123,7 @@ class Known:
         codes, distinct = arrow.coded(contexts)
         devices, numbers = arrow.coded(work["device"])
         columns: dict[str, Column] = {
-            "device_uuid": arrow.text_column(devices, map(self._uuid, numbers)),
+            "device_uuid": arrow.text_column(devices, map(self.uuid, numbers)),
             "stream": self.streams_of(work),
             "partition": self._partitions_at(codes, distinct, launched),
         }
@@ -104,7 +132,8 @@ class Known:
             columns["green_context"] = arrow.nullable(contexts, ~green)
         return columns
 
-    def _uuid(self, index: int) -> str | None:
+    def uuid(self, index: int) -> str | None:
+        """Return the UUID of a GPU, if it is known."""
         return self._uuids.get(index)
 
     def streams_of(self, work: Columns) -> Ints:
@@ -177,7 +206,7 @@ class Places(Known):
         self._uuids[device.info.index] = device.info.uuid
         self._devices.append(device)
 
-    def _uuid(self, index: int) -> str | None:
+    def uuid(self, index: int) -> str | None:
         """Ask the driver about a GPU that nobody opened through us, as of a recorded program."""
         if index not in self._uuids:
             self._uuids[index] = None

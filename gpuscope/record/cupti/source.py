@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
@@ -20,6 +21,7 @@ from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, order
 from gpuscope.record.cupti.afar import BufferTap, Facts
 from gpuscope.record.cupti.collector import get_collector
+from gpuscope.record.cupti.journal import Journal, Stored
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.places import Places
@@ -31,6 +33,8 @@ from gpuscope.record.source import Calibration, Completeness, Options, Ordered, 
 _PATIENCE_S = 3.0
 """How long a recording waits for records that CUPTI does not hand over yet."""
 _NAP_S = 0.01
+_PART = 16
+"""Of what waits in a file, so many buffers are read at a time: it may not fit into memory."""
 _tags = itertools.count()
 _TAGS = 400
 _API_CALLS: Mapping[bool | str, str] = {False: "none", True: "launches", "runtime": "runtime"}
@@ -61,7 +65,8 @@ class CuptiSource(Source):
         library = self._collector.library
         counts = dict.fromkeys(("received", "dropped", "unmatched", "unread_bytes"), 0)
         self._found = Completeness(counts)
-        self._raw: dict[int, Array] = {}  # number of a buffer → its bytes
+        self._raw: dict[int, Array | Stored] = {}
+        """Number of a buffer → its bytes, or where they are in the journal."""
         self._read_out: set[int] = set()
         """Numbers of the buffers that were read."""
         self._places = Places(devices, library)
@@ -74,6 +79,7 @@ class CuptiSource(Source):
         )  # fmt: skip
         self._tag = 1 + next(_tags) % _TAGS
         self._tap: BufferTap | None = None
+        self._journal: Journal | None = None
         self._watch: ClockWatch | None = None
         self._before = (0, 0)
         self._waited = True
@@ -288,37 +294,59 @@ class CuptiSource(Source):
     # -- reading ----------------------------------------------------------------------
     def _receive(self, number: int, records: Array) -> None:
         """Keep a buffer until it is read; the collector may give one again."""
-        if number not in self._read_out:
-            self._raw[number] = records
-            if self._tap is not None:
-                self._tap.receive(number, records)
+        if number in self._read_out:
+            return
+        if number not in self._raw:
+            journal = self._journal
+            self._raw[number] = records if journal is None else journal.store(number, records)
+        if self._tap is not None:
+            self._tap.receive(number, records)
 
     def tap(self) -> BufferTap | None:
         """Return what gets every buffer that was not read yet, for a picture made elsewhere."""
         if self._tap is not None or not self.sees_ranges:  # annotate's are told here only
             return None
-        own, version = self._records, self._collector.library.version
-        facts = Facts(version, self._which, own.first, own.noted)
-        tap = BufferTap(self._collector, facts, self._places, lambda: vars(self).update(_tap=None))
+        if self._journal is not None:
+            return None
+        tap = BufferTap(
+            self._collector, self._for_readers(), self._places, lambda: vars(self).update(_tap=None)
+        )
         self._tap = tap
         for number, records in sorted(self._raw.copy().items()):
-            tap.receive(number, records)
+            tap.receive(number, self._there(records))
         return tap
+
+    def journal(self, path: Path) -> Journal:
+        """Let buffers wait in a new file until they are read."""
+        self._journal = Journal(path, self._collector, self._for_readers(), self._places)
+        return self._journal
+
+    def _for_readers(self) -> Facts:
+        """Return what another process must know to read the buffers."""
+        own = self._records
+        return Facts(self._collector.library.version, self._which, own.first, own.noted)
+
+    def _there(self, records: Array | Stored) -> Array:
+        """Return a buffer that waits, from where it does."""
+        if isinstance(records, Stored):
+            assert self._journal is not None  # noqa: S101 - it stored it
+            return self._journal.fetch(records)
+        return records
 
     def _take(self, *, forced: bool) -> None:
         """Have the collector hand over, and read what it handed."""
         self._collector.collect(forced=forced)
         self._read_buffers()
 
-    def _read_buffers(self) -> None:
-        """Read the buffers that are there, in order: each once, whatever fails."""
-        for number in sorted(self._raw.copy()):
+    def _read_buffers(self, most: int | None = None) -> None:
+        """Read the buffers that are there, or so many, in order: each once, whatever fails."""
+        for number in sorted(self._raw.copy())[:most]:
             if number in self._read_out:  # it was interrupted before it was let go
                 self._raw.pop(number, None)
                 continue
             undo = self._keep()
             try:
-                self._places.green |= self._records.read(self._raw[number])
+                self._places.green |= self._records.read(self._there(self._raw[number]))
                 self._read_out.add(number)
             except BaseException:
                 if number not in self._read_out:
@@ -335,7 +363,8 @@ class CuptiSource(Source):
         if self._records_now:
             self._places.learn_all()
             self._collector.collect(forced=False)
-        self._read_buffers()
+        waits_in_file = self._records_now and self._journal is not None
+        self._read_buffers(_PART if waits_in_file else None)
         return self._keep()
 
     def drain(self, rows: Rows) -> None:

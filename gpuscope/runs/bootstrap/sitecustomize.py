@@ -20,7 +20,10 @@ def _begin() -> None:
 
         begin()
     except Exception as error:  # noqa: BLE001 - the program runs all the same
-        sys.stderr.write(f"gpuscope: this process is not recorded: {error}\n")
+        import contextlib  # noqa: PLC0415 - only where something is wrong
+
+        with contextlib.suppress(Exception):  # it is full, or there is none
+            sys.stderr.write(f"gpuscope: this process is not recorded: {error}\n")
     finally:
         sys.path.pop()
 

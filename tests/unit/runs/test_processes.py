@@ -12,6 +12,8 @@ from interrupting import Interrupt
 
 import gpuscope as gs
 from gpuscope.runs import processes
+from gpuscope.runs.recorded import Order
+from gpuscope.runs.so_far import read_facts
 
 
 @pytest.mark.skipif(not processes.INJECTION.exists(), reason="it is not compiled")
@@ -28,7 +30,7 @@ def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
     for place in itertools.count(1):
         folder = tmp_path / str(place)
         folder.mkdir()
-        recorder = processes._Recorder(processes.Order(str(folder)))
+        recorder = processes._Recorder(Order(str(folder)))
         gpu = gs.open_device("sim:h200", quiet=True)
         recorder.opened(gpu)
         with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
@@ -37,7 +39,7 @@ def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
             recorder.finish()
         recorder.finish()  # what struck before it began
         atexit.unregister(recorder.finish)
-        (facts,) = processes.read_facts(folder)
+        (facts,) = read_facts(folder)[0].values()
         (file,) = facts.traces
         assert facts.ended, place
         assert gs.load_trace(folder / file).kind_counts()["kernel"] == 1, place

@@ -1,0 +1,275 @@
+"""Buffers that wait in a file: the trace of the recording, and what another process makes of it."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_cupti import BUFFER_BYTES, World, recorded
+from interrupting import Interrupt
+
+import gpuscope as gs
+from gpuscope.errors import TraceFormatError
+from gpuscope.record.calls import Ended
+from gpuscope.record.cupti import journal as journals
+from gpuscope.record.cupti import layout, source
+from gpuscope.record.cupti.afar import Facts, Reader
+from gpuscope.record.cupti.journal import JournalReader
+from gpuscope.record.cupti.places import Known
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+
+OF_WORK = (
+    "kind",
+    "name",
+    "start_ns",
+    "end_ns",
+    "device",
+    "device_uuid",
+    "stream",
+    "partition",
+    "context",
+    "green_context",
+    "thread",
+    "correlation",
+    "launch_config",
+    "nbytes",
+)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World(monkeypatch)
+
+
+def advance(recording, journal, calls=0):
+    """Put into the journal what is new; returns how many of our calls it has."""
+    ended, calls = recording.ended(calls)
+    journal.advance(ended, recording.known())
+    return calls
+
+
+def begun(world, path, **options):
+    recording = world.recording(**options)
+    recording.start()
+    return recording, recording.journal(path)
+
+
+def theirs(world, count=200):
+    """Work of other libraries: several kernels, copies, in ranges now and then."""
+    for number in range(count):
+        with gs.annotate(f"step {number % 3}"):
+            world.gpu.foreign(f"k{number % 7}")
+        if number % 20 == 0:
+            world.gpu.foreign_copy(100 + number)
+
+
+def as_rows(trace, columns=None):
+    """Return row → how often, whatever the rows' numbers and order."""
+    spans = trace.spans.drop_columns(["id", "parent"]) if columns is None else trace.spans
+    return sorted(spans.select(columns or spans.column_names).to_pylist(), key=repr)
+
+
+def named_edges(trace):
+    """Return kind of edge, and name and start of both its ends."""
+    of = {row["id"]: (row["name"], row["start_ns"]) for row in trace.spans.to_pylist()}
+    return sorted(
+        (edge["kind"], of[edge["from"]], of[edge["to"]]) for edge in trace.edges.to_pylist()
+    )
+
+
+@pytest.mark.parametrize("detail", ["launches", "full"])
+@pytest.mark.parametrize("notes", [True, False], ids=["noted launches", "CUPTI's"])
+def test_another_process_makes_the_same_rows_of_a_program_of_other_libraries(
+    monkeypatch, tmp_path, notes, detail
+):
+    world = World(monkeypatch, notes=notes)
+    recording, journal = begun(world, tmp_path / "a", devices=(), detail=detail)
+    reader, so_far = JournalReader(tmp_path / "a"), []
+    for _ in range(3):
+        theirs(world)
+        advance(recording, journal)
+        so_far.append(len(reader.read(over=False)))
+    far = reader.read(over=True)
+    again = JournalReader(tmp_path / "a").read(over=True)
+    near = recording.stop()
+    assert so_far[0] < so_far[1] < so_far[2]
+    assert as_rows(far) == as_rows(near) == as_rows(again)
+    assert named_edges(far) == named_edges(near)
+    assert len(near.where(kind="kernel")) == 600
+    assert near.metadata.complete
+    assert far.metadata.complete
+    assert far.metadata.counts == near.metadata.counts
+    assert (far.metadata.streams, far.metadata.devices) == (
+        near.metadata.streams,
+        near.metadata.devices,
+    )
+
+
+def test_work_on_our_streams_and_partitions_is_found_there_too(world, tmp_path):
+    with world.device.carve({"small": 16, "rest": "rest"}) as parts:
+        recording, journal = begun(world, tmp_path / "a")
+        stream = parts["small"].create_stream(name="s")
+        for _ in range(3):
+            world.launch(stream)
+            world.gpu.foreign("theirs", on=stream)
+        advance(recording, journal)
+        far = JournalReader(tmp_path / "a").read(over=True)
+        near = recording.stop()
+    work = [trace.where(kind="kernel") for trace in (far, near)]
+    assert as_rows(work[0], OF_WORK) == as_rows(work[1], OF_WORK)
+    assert set(work[0].texts("partition")) == {"small"}
+    assert far.metadata.partitions.keys() == near.metadata.partitions.keys()
+
+
+def test_nothing_waits_in_memory(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    theirs(world, 500)
+    advance(recording, journal)
+    (only,) = recording.sources
+    assert {type(waiting) for waiting in only._raw.values()} == {journals.Stored}
+    assert sum(waiting.nbytes for waiting in only._raw.values()) < (tmp_path / "a").stat().st_size
+    assert len(world.collector._arrays) <= 1, "the one that CUPTI fills"
+    (tmp_path / "a").unlink()  # as a program may do
+    assert len(recording.stop().where(kind="kernel")) == 500
+    assert recording.trace.metadata.complete
+
+
+def test_what_waits_is_read_part_by_part(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_PART", 3)
+    recording, journal = begun(world, tmp_path / "a")
+    theirs(world, 1000)
+    advance(recording, journal)
+    seen, most = 0, world.collector.sizes[layout.KERNEL]
+    while batches := recording.batches(seen):
+        seen = batches[-1].number + 1
+        rows = sum(batch.spans.num_rows for batch in batches)
+        assert 0 < rows <= 3 * max(BUFFER_BYTES // most, 1020), "3 buffers, one of noted launches"
+    assert seen > 3
+    assert len(recording.stop().where(kind="kernel")) == 1000
+    assert recording.trace.metadata.complete
+
+
+def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch):
+    recording, journal = begun(world, tmp_path / "a")
+    theirs(world, 100)
+    advance(recording, journal)
+    written, full = os.pwrite, []
+
+    def write(file, data, at):
+        if full and len(data) > 100:
+            written(file, data[:100], at)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    full.append(True)
+    theirs(world, 100)
+    with pytest.raises(OSError, match="No space left"):
+        advance(recording, journal)
+    full.clear()
+    theirs(world, 100)
+    advance(recording, journal)
+    far = JournalReader(tmp_path / "a").read(over=True)
+    assert len(recording.stop().where(kind="kernel")) == 300
+    assert recording.trace.metadata.complete
+    assert 200 <= len(far.where(kind="kernel")) < 300
+
+
+def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):
+    struck = 0
+    for place in itertools.count(1):
+        path = tmp_path / str(place)
+        recording, journal = begun(world, path)
+        theirs(world, 30)
+        with Interrupt("record/cupti/journal.py", "record/cupti/source.py", at=place) as interrupt:
+            advance(recording, journal)
+        theirs(world, 30)
+        advance(recording, journal)
+        far = JournalReader(path).read(over=True)
+        near = recording.stop()
+        assert near.metadata.complete, (place, near.metadata.notes)
+        assert len(near.where(kind="kernel")) == len(far.where(kind="kernel")) == 60, place
+        journal.close(remove=True)
+        if not interrupt.raised:
+            break
+        struck += 1
+    assert struck > 30
+
+
+def test_of_a_journal_that_was_cut_off_what_came_before_is_there(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    kernels = []
+    for _ in range(4):
+        theirs(world, 100)
+        advance(recording, journal)
+    written = (tmp_path / "a").read_bytes()
+    for nbytes in range(0, len(written), 997):
+        (tmp_path / "cut").write_bytes(written[:nbytes])
+        kernels.append(len(JournalReader(tmp_path / "cut").read(over=True).where(kind="kernel")))
+    assert kernels == sorted(kernels)
+    assert kernels[0] == 0
+    assert kernels[-1] >= 300
+    (tmp_path / "cut").write_bytes(written[:100] + bytes(range(256)) * 40 + written[100:])
+    with pytest.raises(TraceFormatError, match="the journal 'cut' cannot be read"):
+        JournalReader(tmp_path / "cut").read(over=True)
+    recording.stop()
+
+
+def test_damaged_journals_are_refused_or_read(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    theirs(world, 50)
+    advance(recording, journal)
+    recording.stop()
+    written = np.frombuffer((tmp_path / "a").read_bytes(), np.uint8)
+    rng, refused = np.random.default_rng(1), 0
+    for _ in range(60):
+        damaged = written.copy()
+        damaged[rng.integers(0, len(damaged), 3)] = rng.integers(0, 256, 3)
+        (tmp_path / "b").write_bytes(damaged.tobytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                JournalReader(tmp_path / "b").read(over=True)
+            except TraceFormatError:
+                refused += 1
+    assert refused < 60
+
+
+def test_what_a_real_libcupti_wrote_is_read_as_without_a_file(monkeypatch, tmp_path):
+    real = recorded()
+    monkeypatch.setattr(journals, "text_at", lambda address: real.texts[address])
+    library = SimpleNamespace(callback_name=lambda _, number: f"cudaLaunch{number}")
+    collector = SimpleNamespace(library=library, sizes=layout.record_sizes(real.version))
+    facts = Facts(real.version, "launches", 0, noted=False)
+    journal = journals.Journal(tmp_path / "a", collector, facts, Known({}))
+    for number, raw in enumerate(real.raw):
+        stored = journal.store(number, raw)
+        assert (journal.fetch(stored) == raw).all()
+
+    def ask(what, first, second):
+        return real.texts[first] if what == "text" else library.callback_name(first, second)
+
+    reader = Reader(facts, ask)
+    near = reader.rows(real.raw, Ended(0, [], []), {}, over=True)
+    far = JournalReader(tmp_path / "a").read(over=True)
+    assert as_rows(far) == as_rows(Trace(near.spans, near.edges, TraceMetadata()))
+    assert far.kind_counts()["kernel"] > 10
+
+
+@pytest.mark.skipif(layout._finder is None, reason="it is not compiled")
+def test_c_and_numpy_find_the_same_texts_and_devices(monkeypatch):
+    sizes = layout.record_sizes(recorded().version)
+    for raw in recorded().raw:
+        for nbytes in (len(raw), len(raw) - 30, 4, 0):
+            in_c = layout.texts_and_devices(raw[:nbytes], sizes)
+            with monkeypatch.context() as pure:
+                pure.setattr(layout, "_finder", None)
+                assert layout.texts_and_devices(raw[:nbytes], sizes) == in_c
+    assert in_c == (set(), set())
+    assert any(layout.texts_and_devices(raw, sizes)[0] for raw in recorded().raw)

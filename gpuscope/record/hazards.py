@@ -12,12 +12,13 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from gpuscope.device.accesses import Access, common
+from gpuscope.device.accesses import Access
 from gpuscope.device.graph import Node
+from gpuscope.device.overlap import Shared, common, shared_bytes
 from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
@@ -69,6 +70,8 @@ class _Piece:
 
     Attributes
     ----------
+    launched_on
+        Name of the stream that launched its graph; empty where it is no node.
     node, before
         Of a graph's node: which, and a bit mask of the nodes that it follows.
     """
@@ -78,6 +81,7 @@ class _Piece:
     span: int | None
     stream: str = "host"
     is_copy: bool = False
+    launched_on: str = ""
     node: int = 0
     before: int = 0
 
@@ -103,12 +107,21 @@ class _Entry(NamedTuple):
     freed: _Place | None = None
 
 
+class _Missing(NamedTuple):
+    """The order that two pieces lack, as :class:`HazardFact` says it."""
+
+    waits: str
+    awaits: str
+    where: Literal["work", "graph", "host", "capture"]
+    behind: str = ""
+
+
 class _Found(NamedTuple):
     fact: HazardFact
     times: int = 0
 
 
-_Group: TypeAlias = tuple[str, ...]
+_Group: TypeAlias = tuple[str, str, str, str, str, _Missing]
 
 
 @dataclass(slots=True, eq=False)
@@ -286,8 +299,12 @@ class Detector:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            stream = node.stream or work.stream or f"stream {work.queue.handle:#x}"
-            piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
+            queue = work.stream or f"stream {work.queue.handle:#x}"
+            launched_on = queue if work.graph is not None else ""
+            stream = node.stream or queue
+            piece = _Piece(
+                place, node.name, span, stream, node.is_copy, launched_on, number, before
+            )
             self._check(piece, node.accesses)
 
     def _check(self, piece: _Piece, accesses: Iterable[Access]) -> None:
@@ -327,7 +344,8 @@ class Detector:
         for shared in pairs.values():
             entry, access, *_ = max(shared, key=_weight)
             kind = _kind(entry, piece, access)
-            self._add(kind, entry.piece, piece, sorted(pair[2:] for pair in shared))
+            parts = [(entry.access, access, low, high) for entry, access, low, high in shared]
+            self._add(kind, entry.piece, piece, parts)
         if len(memory.starts) > self._most_cells:
             self._forget()
 
@@ -378,34 +396,38 @@ class Detector:
         )
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
 
-    def _add(
-        self, kind: HazardKind, first: _Piece, second: _Piece, shared: list[tuple[int, int]]
-    ) -> None:
-        """Count a hazard, of ranges of bytes in order, some of which may be there twice."""
-        names = [first.stream, second.stream]
-        group = (kind, first.name, second.name, *names)
+    def _add(self, kind: HazardKind, first: _Piece, second: _Piece, shared: list[Shared]) -> None:
+        """Count a hazard."""
+        missing = _missing(first, second)
+        group = (kind, first.name, second.name, first.stream, second.stream, missing)
         known = self._found.get(group)
         if known is None:
             if len(self._found) >= _GROUPS:
                 self._left_out += 1
                 return
-            nbytes, end = 0, 0
-            for start, stop in shared:
-                nbytes, end = nbytes + max(0, stop - max(start, end)), max(stop, end)
-            known = _Found(
-                HazardFact(
-                    kind=kind, first=first.span, second=second.span, first_name=first.name,
-                    second_name=second.name, first_stream=names[0], second_stream=names[1],
-                    address=shared[0][0], nbytes=nbytes, mend=_mend(kind, first, second),
-                )
-            )  # fmt: skip
+            address, nbytes = shared_bytes(shared)
+            fact = HazardFact(
+                kind=kind,
+                first=first.span,
+                second=second.span,
+                first_name=first.name,
+                second_name=second.name,
+                first_stream=first.stream,
+                second_stream=second.stream,
+                address=address,
+                nbytes=nbytes,
+                waits=missing.waits,
+                awaits=missing.awaits,
+                where=missing.where,
+                behind=missing.behind,
+                mend=_mend(missing, first.name, second.name),
+            )
+            known = _Found(fact)
         self._found[group] = known._replace(times=known.times + 1)
 
 
 def _same_rows(one: Access, other: Access) -> bool:
-    return (one.start, one.stop, one.step, one.width) == (
-        other.start, other.stop, other.step, other.width,
-    )  # fmt: skip
+    return one._replace(reads=other.reads, writes=other.writes) == other
 
 
 def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
@@ -426,14 +448,45 @@ def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
     return "write after write" if entry.access.writes else "write after read"
 
 
-def _mend(kind: HazardKind, first: _Piece, second: _Piece) -> str:
-    """Return the call that is missing, as code."""
-    one, other = (re.sub(r"\W", "_", piece.stream) for piece in (first, second))
-    name = second.name
-    if kind == "host access too early":
-        return f"{one}.synchronize()  # before the host's {name}"
-    if one == other:  # branches of a graph, captured on streams that it does not name
-        return f"# let {name!r} follow in the capture: consumer.wait(producer.record())"
-    if "::" in first.name and "::" in name:  # operators of PyTorch's
-        return f"{other}.wait_stream({one})  # before {name!r}"
-    return f"{other}.wait({one}.record())  # before {name!r}"
+def _missing(first: _Piece, second: _Piece) -> _Missing:
+    """Return the order that two pieces lack."""
+    one, other = first.place.queue, second.place.queue
+    assert one is not None  # noqa: S101 - memory remembers no access of the host's
+    if one == other:  # else in order, but for nodes of one launch
+        return _Missing(waits=second.stream, awaits=first.stream, where="capture")
+    awaits, waits = (piece.launched_on or piece.stream for piece in (first, second))
+    # Simulated GPUs tell a thread's default stream from other ones by its name alone.
+    of_thread = "per-thread default" in (one.kind, awaits) or _code_of(awaits) == _code_of(waits)
+    return _Missing(
+        waits=waits,
+        awaits=awaits,
+        where="host" if other is None else "graph" if second.launched_on else "work",
+        behind=first.name if of_thread else "",
+    )
+
+
+def _code_of(name: str) -> str:
+    """Return a stream's name as that of a variable."""
+    return re.sub(r"\W", "_", name)
+
+
+def _mend(missing: _Missing, first: str, second: str) -> str:
+    """Return the call that makes an order, as code."""
+    awaits, waits = _code_of(missing.awaits), _code_of(missing.waits)
+    is_torch = "::" in first and "::" in second
+    place = {
+        "work": f"before {second!r}",
+        "graph": f"before the launch of the graph with {second!r}",
+        "host": f"before the host's {second}",
+        "capture": f"in the capture, before {second!r}",
+    }[missing.where]
+    if awaits == waits and not missing.behind:  # captured on streams that nobody named
+        awaits, waits = "producer", "consumer"
+    if missing.behind:
+        call = "done.synchronize()" if missing.where == "host" else f"{waits}.wait(done)"
+        recorded = f"done = {awaits}.record() behind {missing.behind!r}, by its thread"
+        return f"{call}  # {place}; {recorded}"
+    if missing.where == "host":
+        return f"{awaits}.synchronize()  # {place}"
+    call = f"wait_stream({awaits})" if is_torch else f"wait({awaits}.record())"
+    return f"{waits}.{call}  # {place}"

@@ -179,7 +179,8 @@ class PyTorch:
         """Tell of work, or make it a node of the graph that is captured."""
         name, captured = operator.name, self._captured(queue)
         if captured is not None:
-            captured.add(queue.handle, Node(name, accesses, is_copy=operator.copies))
+            stream = f"stream {queue.handle:#x}"
+            captured.add(queue.handle, Node(name, accesses, (), operator.copies, stream))
         else:
             row = self._log.outside.add(start_ns, time.time_ns())
             self._log.note(Work(queue, name, accesses, (row,), operator.copies))

@@ -17,7 +17,7 @@ from functools import partial
 from gpuscope.device.accesses import Access, accesses_of_tensor
 from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
-from gpuscope.record import operators
+from gpuscope.record import operators, pytorch_host
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import (
     HostAccess,
@@ -29,16 +29,13 @@ from gpuscope.record.hazard_notes import (
     Work,
 )
 from gpuscope.record.operators import Operator, Tensor, Use
+from gpuscope.record.wrapped import FAILED, wrapped
 
 _Steps = list[Callable[[], None]]
 _TRACED = (
     "EventDeletion", "EventRecord", "EventWait", "MemoryAllocation", "MemoryDeallocation",
     "DeviceSynchronization", "StreamSynchronization", "EventSynchronization",
 )  # fmt: skip
-
-
-_FAILED = object()
-"""The result of a call that raised an error."""
 
 
 class _OfThread(threading.local):
@@ -105,7 +102,8 @@ class PyTorch:
                 (cuda.Event, "query", self._event_queried),
                 (cuda.Stream, "query", self._stream_queried),
             ):
-                undo.enter_context(_wrapped(owner, name, after))
+                undo.enter_context(wrapped(owner, name, after))
+            undo.enter_context(pytorch_host.watching(self._torch, self._log, self._is_page_locked))
             undo.enter_context(operators.watching(self._torch, self._dispatch))
             yield
 
@@ -209,6 +207,12 @@ class PyTorch:
             self._pinned[start] = known = weak(storage)
             self._know(tensor)
         return known is not None
+
+    def _is_page_locked(self, tensor: Tensor) -> bool:
+        """Whether a tensor is memory of the host that copies can use behind its back."""
+        with self._lock, contextlib.suppress(RuntimeError, NotImplementedError):
+            return operators.gpu_of(tensor) is None and self._is_pinned(tensor, from_now_on=True)
+        return False  # it stands for others
 
     def _keep_for(self, tensor: Library, stream: Library) -> None:
         made = self._torch.cuda.Stream(
@@ -317,7 +321,7 @@ class PyTorch:
 
     # -- graphs -----------------------------------------------------------------------
     def _capture_began(self, graph: Library, result: object, _start_ns: int) -> None:
-        if result is not _FAILED:
+        if result is not FAILED:
             with self._lock:
                 self._graphs[graph] = self._log.captures[self._current()] = Captured()
 
@@ -330,7 +334,7 @@ class PyTorch:
                     del captures[queue]
 
     def _replayed(self, graph: Library, result: object, start_ns: int) -> None:
-        if result is _FAILED:
+        if result is FAILED:
             return
         with self._lock:
             captured, queue = self._graphs.get(graph), self._current()
@@ -345,33 +349,6 @@ class PyTorch:
 def _remove(callbacks: list[Library], callback: Library) -> None:
     if callback in callbacks:
         callbacks.remove(callback)
-
-
-@contextlib.contextmanager
-def _wrapped(
-    owner: Library, name: str, after: Callable[[Library, object, int], None]
-) -> Iterator[None]:
-    """Have a method of a class tell of each call's result, or that it failed."""
-    method = getattr(owner, name)
-    own = vars(owner).get(name)
-    is_on = True
-
-    def told(self: Library, *args: object, **kwargs: object) -> object:
-        start_ns, result = time.time_ns(), _FAILED
-        try:
-            result = method(self, *args, **kwargs)
-        finally:
-            if is_on:
-                after(self, result, start_ns)
-        return result
-
-    try:
-        setattr(owner, name, told)
-        yield
-    finally:
-        is_on = False
-        if vars(owner).get(name) is told:  # else others wrapped it since: it stays, and is off
-            delattr(owner, name) if own is None else setattr(owner, name, own)
 
 
 def accesses_of(use: Use) -> Sequence[Access] | None:

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -29,6 +28,7 @@ from gpuscope.record.hazard_notes import (
     Work,
 )
 from gpuscope.record.operators import Operator, Tensor, Use
+from gpuscope.record.outside import row_of_node
 from gpuscope.record.wrapped import FAILED, wrapped
 
 _Steps = list[Callable[[], None]]
@@ -78,7 +78,6 @@ class PyTorch:
         """Address → queues given to ``record_stream``."""
         self._pinned: dict[int, Library] = {}
         """Address → memory of the host that copies use behind its back, held weakly."""
-        self._graphs: weakref.WeakKeyDictionary[Library, Captured] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -323,11 +322,11 @@ class PyTorch:
     def _capture_began(self, graph: Library, result: object, _start_ns: int) -> None:
         if result is not FAILED:
             with self._lock:
-                self._graphs[graph] = self._log.captures[self._current()] = Captured()
+                self._log.graphs[graph] = self._log.captures[self._current()] = Captured()
 
     def _capture_ended(self, graph: Library, _result: object, _start_ns: int) -> None:
         with self._lock:
-            captured, captures = self._graphs.get(graph), self._log.captures
+            captured, captures = self._log.graphs.get(graph), self._log.captures
             if captured is not None:
                 captured.end()
                 for queue in [queue for queue, its in captures.items() if its is captured]:
@@ -337,12 +336,13 @@ class PyTorch:
         if result is FAILED:
             return
         with self._lock:
-            captured, queue = self._graphs.get(graph), self._current()
+            captured, queue = self._log.graphs.get(graph), self._current()
             if captured is None or not captured.nodes:
                 self._log.note("CUDAGraph")
             else:
                 nodes = tuple(captured.nodes)
-                rows = (self._log.outside.add(start_ns, time.time_ns()),) * len(nodes)
+                row = self._log.outside.add(start_ns, time.time_ns())
+                rows = tuple([row_of_node(row, node) for node in range(len(nodes))])
                 self._log.note(Work(queue, "CUDAGraph", None, rows, graph=captured, nodes=nodes))
 
 

@@ -16,14 +16,18 @@ After = Callable[[Library, object, int], object]
 
 
 @contextlib.contextmanager
-def wrapped(owner: Library, name: str, after: After) -> Iterator[None]:
-    """Have a method of a class tell of each call's result, or that it failed."""
+def wrapped(
+    owner: Library, name: str, after: After, before: Callable[[Library], object] = id
+) -> Iterator[None]:
+    """Have a method of a class tell of each call's beginning, and of its result or failure."""
     method = getattr(owner, name)
     own = vars(owner).get(name)
     is_on = True
 
     def told(self: Library, *args: object, **kwargs: object) -> object:
         start_ns, result = time.time_ns(), FAILED
+        if is_on:
+            before(self)
         try:
             result = method(self, *args, **kwargs)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -229,22 +229,40 @@ def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
 def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Operand, ...] | None:
     """Return what a launch reads and writes; ``None`` where a pointer is given as a number.
 
-    What the kernel's model names; of other arrays, what its source declares ``const`` is read, and
-    everything else read and written.
+    What the kernel's model names, and otherwise what its source says.
     """
     reads: list[object] = []
     writes: list[object] = []
-    updates: list[object] = []
     if kernel.model is not None:
         target = kernel.model.writes(args)
         reads, writes = [*kernel.model.reads(args)], [] if target is None else [target]
     named = {id(array) for array in (*reads, *writes)}
-    for value, points_to_const in zip_longest(args, kernel.pointers[: len(args)]):
+    others = of_pointers(args, kernel.pointers[: len(args)], named)
+    return None if others is None else (*of_arrays(reads, writes), *others)
+
+
+def of_pointers(
+    args: Iterable[object], pointers: tuple[bool | None, ...], named: Container[int] = ()
+) -> tuple[Operand, ...] | None:
+    """Return what a kernel reads and writes of arrays; ``None``: a pointer is given as a number.
+
+    What its source declares ``const`` is read, everything else read and written.
+
+    Parameters
+    ----------
+    pointers
+        As :func:`pointers_of` tells them.
+    named
+        Ids of arguments to leave out.
+    """
+    reads: list[object] = []
+    updates: list[object] = []
+    for value, points_to_const in zip_longest(args, pointers):
         if points_to_const is not None and isinstance(value, int | np.integer) and value:
             return None
         if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "shape"):
             (reads if points_to_const else updates).append(value)
-    return of_arrays(reads, writes, updates)
+    return of_arrays(reads, (), updates)
 
 
 def of_arrays(

@@ -1,0 +1,237 @@
+"""What CuPy does, for who looks for hazards: its kernels' arrays, and the order that it makes.
+
+Element-wise kernels, universal functions among them, ask their arguments whether one of them takes
+the call: ``__cupy_override_elementwise_kernel__``. Of others the call itself is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
+from gpuscope.device.graph import Node
+from gpuscope.device.handles import Library
+from gpuscope.record.hazard_log import HazardLog, Streams
+from gpuscope.record.hazard_notes import HostWait, Note, Queue, Record, Wait, Work
+from gpuscope.record.wrapped import Args, Kwargs, replaced
+
+_PROTOCOL = "__cupy_override_elementwise_kernel__"
+_REDUCTIONS = (
+    "sum", "prod", "max", "min", "all", "any", "argmax", "argmin", "mean", "var", "std", "ptp",
+    "cumsum", "cumprod",
+)  # fmt: skip
+"""Methods of an array that read it and write nothing but their result."""
+_Uses = Callable[[object], tuple[Operand, ...] | None]
+"""What a call reads and writes, by its result; ``None``: not seen."""
+_pointers_of = cache(pointers_of)
+
+
+class _OfThread(threading.local):
+    inside = False
+    """Whether a call that is told of is on: what it calls in turn is part of it."""
+
+
+class CuPy:
+    """Tells of CuPy's work and order.
+
+    Parameters
+    ----------
+    cupy
+        The module.
+    log
+        Who is told.
+    streams
+        Tell which queue a stream is.
+    """
+
+    def __init__(self, cupy: Library, log: HazardLog, streams: Streams) -> None:
+        self._cupy, self._log, self._streams = cupy, log, streams
+        self._of_thread = _OfThread()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tell of what all threads call."""
+        cupy, cuda = self._cupy, self._cupy.cuda
+        (stream,) = (owner for owner in cuda.Stream.__mro__ if "synchronize" in vars(owner))
+        calls = [
+            (cupy.ReductionKernel, "__call__", self._reduction),
+            (cupy.RawKernel, "__call__", self._raw),
+            *[(cupy.ndarray, name, self._method) for name in _REDUCTIONS],
+            (cupy.ndarray, "get", self._fetched),
+            (stream, "record", self._stream_recorded),
+            (stream, "wait_event", self._waited),
+            (stream, "synchronize", self._stream_synchronized),
+            (cuda.Event, "record", self._event_recorded),
+            (cuda.Event, "synchronize", self._event_synchronized),
+            (cuda.Device, "synchronize", self._synchronized),
+        ]
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._overriding())
+            for owner, name, instead in calls:
+                undo.enter_context(replaced(owner, name, instead))
+            yield
+
+    @contextlib.contextmanager
+    def _overriding(self) -> Iterator[None]:
+        """Let arrays take the calls of element-wise kernels, and pass them on."""
+        watch, array = self, self._cupy.ndarray
+        is_on = True
+
+        class Override:
+            def __get__(self, _array: object, _owner: object) -> Callable[..., object]:
+                if not is_on or watch._of_thread.inside:
+                    raise AttributeError(_PROTOCOL)
+                return watch._elementwise
+
+        override = Override()
+        try:
+            setattr(array, _PROTOCOL, override)
+            yield
+        finally:
+            is_on = False
+            if vars(array).get(_PROTOCOL) is override:
+                delattr(array, _PROTOCOL)
+
+    # -- kernels ----------------------------------------------------------------------
+    def _elementwise(self, kernel: Library, *args: object, **kwargs: object) -> object:
+        return self._run(
+            lambda: kernel(*args, **kwargs),
+            kernel.name,
+            lambda result: self._uses(kernel, args, kwargs, result),
+            kwargs.get("stream"),
+        )
+
+    def _reduction(self, method: Library, kernel: Library, args: Args, kwargs: Kwargs) -> object:
+        return self._run(
+            lambda: method(kernel, *args, **kwargs),
+            kernel.name,
+            lambda result: self._uses(kernel, args, kwargs, result),
+            kwargs.get("stream"),
+        )
+
+    def _method(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
+        return self._run(
+            lambda: method(array, *args, **kwargs),
+            f"cupy_{method.__name__}",
+            lambda result: of_arrays([array], self._arrays(result)),
+        )
+
+    def _raw(self, method: Library, kernel: Library, args: Args, kwargs: Kwargs) -> object:
+        given = args[2] if len(args) > 2 else kwargs.get("args", ())
+        values: Args = tuple(given) if isinstance(given, list | tuple) else ()
+
+        def uses(_result: object) -> tuple[Operand, ...] | None:
+            pointers = _pointers_of(kernel.code or "", kernel.name)
+            if any(hasattr(value, "ptr") for value in values):  # memory without a size
+                return None
+            return of_pointers(values, pointers[: len(values)])
+
+        return self._run(
+            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
+        )
+
+    def _uses(
+        self, kernel: Library, args: Args, kwargs: Kwargs, result: object
+    ) -> tuple[Operand, ...]:
+        """Return what a kernel with parameters for input and output reads and writes."""
+        out = kwargs.get("out")
+        given = (*args[kernel.nin :], *(out if isinstance(out, tuple) else (out,)))
+        reads = self._arrays(args[: kernel.nin], kwargs.get("where"))
+        return of_arrays(reads, self._arrays(given) or self._arrays(result))
+
+    def _arrays(self, *values: object) -> list[object]:
+        flat = [one for value in values for one in (value if type(value) is tuple else (value,))]
+        return [value for value in flat if isinstance(value, self._cupy.ndarray)]
+
+    def _run(
+        self, call: Callable[[], object], name: str, uses: _Uses, stream: object = None
+    ) -> object:
+        """Make a call, and tell of it unless it is part of another."""
+        of_thread = self._of_thread
+        if of_thread.inside:
+            return call()
+        start_ns = time.time_ns()
+        of_thread.inside = True
+        try:
+            result = call()
+        finally:
+            of_thread.inside = False
+        operands = uses(result)
+        if operands is None:
+            return result  # CUPTI tells of it: it counts as unseen
+        accesses = accesses_of(operands)
+        if accesses:
+            library: Library = stream or self._cupy.cuda.get_current_stream()
+            queue = self._queue(library)
+            captured = self._log.captured(queue) or self._streams.captured(queue)
+            if captured is not None:
+                captured.add(queue.handle, Node(name, accesses, stream=f"stream {queue.handle:#x}"))
+            elif queue.handle and library.is_capturing():
+                self._log.note(name)  # into a graph of CuPy's, of which nobody knows
+            else:
+                row = self._log.outside.add(start_ns, time.time_ns())
+                self._log.note(Work(queue, name, accesses, (row,)))
+        return result
+
+    # -- order ------------------------------------------------------------------------
+    def _gpu(self) -> int:
+        return int(self._cupy.cuda.runtime.getDevice())
+
+    def _queue(self, stream: Library) -> Queue:
+        return self._streams.queue(self._gpu(), int(stream.ptr))
+
+    def _note(self, note: Note) -> None:
+        self._log.note(note)
+
+    def _fetched(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
+        stream = args[0] if args else kwargs.get("stream")
+        result = self._run(
+            lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
+        )
+        if args[3] if len(args) > 3 else kwargs.get("blocking", True):
+            self._note(HostWait(queue=self._queue(stream or self._cupy.cuda.get_current_stream())))
+        return result
+
+    def _stream_recorded(
+        self, method: Library, stream: Library, args: Args, kwargs: Kwargs
+    ) -> object:
+        event = method(stream, *args, **kwargs)
+        self._note(Record(self._queue(stream), event))
+        return event
+
+    def _event_recorded(
+        self, method: Library, event: Library, args: Args, kwargs: Kwargs
+    ) -> object:
+        result = method(event, *args, **kwargs)
+        stream = args[0] if args else kwargs.get("stream")
+        if stream is not None:
+            self._note(Record(self._queue(stream), event))
+        return result
+
+    def _waited(self, method: Library, stream: Library, args: Args, kwargs: Kwargs) -> object:
+        result = method(stream, *args, **kwargs)
+        self._note(Wait(self._queue(stream), args[0] if args else kwargs["event"]))
+        return result
+
+    def _stream_synchronized(
+        self, method: Library, stream: Library, args: Args, kwargs: Kwargs
+    ) -> object:
+        result = method(stream, *args, **kwargs)
+        self._note(HostWait(queue=self._queue(stream)))
+        return result
+
+    def _event_synchronized(
+        self, method: Library, event: Library, args: Args, kwargs: Kwargs
+    ) -> object:
+        result = method(event, *args, **kwargs)
+        self._note(HostWait(event))
+        return result
+
+    def _synchronized(self, method: Library, device: Library, args: Args, kwargs: Kwargs) -> object:
+        result = method(device, *args, **kwargs)
+        self._note(HostWait(device=f"cuda:{device.id}"))
+        return result

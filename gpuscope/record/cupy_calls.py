@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
+from gpuscope.device.calls import of_backend
 from gpuscope.device.graph import Node
 from gpuscope.device.handles import Library
 from gpuscope.record.hazard_log import HazardLog, Streams
@@ -83,7 +84,7 @@ class CuPy:
 
         class Override:
             def __get__(self, _array: object, _owner: object) -> Callable[..., object]:
-                if not is_on or watch._of_thread.inside:
+                if not is_on or watch._is_told():
                     raise AttributeError(_PROTOCOL)
                 return watch._elementwise
 
@@ -95,6 +96,10 @@ class CuPy:
             is_on = False
             if vars(array).get(_PROTOCOL) is override:
                 delattr(array, _PROTOCOL)
+
+    def _is_told(self) -> bool:
+        """Whether what this thread calls now is part of a call that is told of."""
+        return self._of_thread.inside or of_backend.is_calling
 
     # -- kernels ----------------------------------------------------------------------
     def _elementwise(self, kernel: Library, *args: object, **kwargs: object) -> object:
@@ -152,7 +157,7 @@ class CuPy:
     ) -> object:
         """Make a call, and tell of it unless it is part of another."""
         of_thread = self._of_thread
-        if of_thread.inside:
+        if self._is_told():
             return call()
         start_ns = time.time_ns()
         of_thread.inside = True
@@ -192,7 +197,8 @@ class CuPy:
         result = self._run(
             lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
         )
-        if args[3] if len(args) > 3 else kwargs.get("blocking", True):
+        blocks = args[3] if len(args) > 3 else kwargs.get("blocking", True)
+        if blocks and not of_backend.is_calling:
             self._note(HostWait(queue=self._queue(stream or self._cupy.cuda.get_current_stream())))
         return result
 

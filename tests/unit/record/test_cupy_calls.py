@@ -9,6 +9,7 @@ import pytest
 import stand_in_cupy
 from stand_in_cupy import PROTOCOL, Device, ElementwiseKernel, RawKernel, ReductionKernel, Stream
 
+from gpuscope.device.calls import calling_for_us
 from gpuscope.record.hazard_log import HazardLog
 from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.wrapped import replaced
@@ -173,6 +174,16 @@ def test_an_error_is_the_callers_and_did_nothing(cupy, log, monkeypatch):
     ADD(cupy.ndarray(), 1)
     log.read()
     assert log.facts().accesses == 1
+
+
+def test_what_a_call_of_ours_does_by_cupy_is_told_once(cupy, log):
+    x = cupy.ndarray()
+    with calling_for_us():
+        ADD(x, x, x)
+        x.sum()
+        x.get()
+    log.read()
+    assert log.facts().accesses == 0
 
 
 def test_fresh_memory_has_no_past(cupy, log):

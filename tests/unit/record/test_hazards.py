@@ -307,6 +307,86 @@ def branches(gpu, a, b, *, joined):
     return graph, x, y
 
 
+def graph_first(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, x)
+    graph.launch(stream=a)
+    b.copy(gpu.empty(100), x)
+
+
+def graph_first_on_the_other_side(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, x)
+    graph.launch(stream=a)
+    cap.copy(gpu.empty(100), x)
+
+
+def host_after_a_graph(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        cap.copy(host, x)
+    graph.launch(stream=a)
+    host.sum()
+
+
+def graph_second(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, gpu.empty(100), x)
+    launch(b, x)
+    graph.launch(stream=a)
+
+
+def graph_after_a_graph(gpu, a, b, cap, x, host):
+    with cap.capture() as first:
+        launch(cap, x)
+    with cap.capture() as second:
+        launch(cap, gpu.empty(100), x)
+    first.launch(stream=a)
+    second.launch(stream=b)
+
+
+def in_one_capture(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        b.wait(cap.record())
+        launch(cap, x)
+        launch(b, gpu.empty(100), x)
+        cap.wait(b.record())
+    graph.launch(stream=a)
+
+
+def two_of_one_name(gpu, a, b, cap, x, host):
+    with gpu.create_stream(name="a") as other:
+        launch(a, x)
+        launch(other, gpu.empty(100), x)
+
+
+def after_the_default_stream(gpu, a, b, cap, x, host):
+    launch(gpu.default_stream(), x)
+    launch(b, gpu.empty(100), x)
+
+
+@pytest.mark.parametrize(
+    ("act", "missing"),
+    [
+        (graph_first, ("b", "a", "work", "")),
+        (graph_first_on_the_other_side, ("cap", "a", "work", "")),
+        (host_after_a_graph, ("host", "a", "host", "")),
+        (graph_second, ("a", "b", "graph", "")),
+        (graph_after_a_graph, ("b", "a", "graph", "")),
+        (in_one_capture, ("b", "cap", "capture", "")),
+        (two_of_one_name, ("a", "a", "work", "touch")),
+        (after_the_default_stream, ("b", "per-thread default", "work", "touch")),
+    ],
+)
+def test_the_missing_order_is_of_the_streams_that_launch(act, missing):
+    def program(gpu, a, b):
+        with gpu.create_stream(name="cap") as cap:
+            act(gpu, a, b, cap, gpu.empty(100), gpu.empty_pinned(100))
+            gpu.synchronize()
+
+    (fact,) = facts_of(program)
+    assert (fact.waits, fact.awaits, fact.where, fact.behind) == missing
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_branches_of_a_graph(joined):
     def program(gpu, a, b):

@@ -14,7 +14,7 @@ from functools import cache
 
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_backend
-from gpuscope.device.graph import Node
+from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import HostWait, Note, Queue, Record, Wait, Work
@@ -79,23 +79,29 @@ class CuPy:
     @contextlib.contextmanager
     def _overriding(self) -> Iterator[None]:
         """Let arrays take the calls of element-wise kernels, and pass them on."""
-        watch, array = self, self._cupy.ndarray
+        watch, owner = self, self._cupy.ndarray
+        before: Library = vars(owner).get(_PROTOCOL)  # of another recording
         is_on = True
 
         class Override:
-            def __get__(self, _array: object, _owner: object) -> Callable[..., object]:
-                if not is_on or watch._is_told():
+            def __get__(self, array: object, owner: object) -> object:
+                if is_on and not watch._is_told():
+                    return watch._elementwise
+                if before is None:
                     raise AttributeError(_PROTOCOL)
-                return watch._elementwise
+                return before.__get__(array, owner)
 
         override = Override()
         try:
-            setattr(array, _PROTOCOL, override)
+            setattr(owner, _PROTOCOL, override)
             yield
         finally:
             is_on = False
-            if vars(array).get(_PROTOCOL) is override:
-                delattr(array, _PROTOCOL)
+            if vars(owner).get(_PROTOCOL) is override:
+                if before is None:
+                    delattr(owner, _PROTOCOL)
+                else:
+                    setattr(owner, _PROTOCOL, before)
 
     def _is_told(self) -> bool:
         """Whether what this thread calls now is part of a call that is told of."""
@@ -172,10 +178,10 @@ class CuPy:
         if accesses:
             library: Library = stream or self._cupy.cuda.get_current_stream()
             queue = self._queue(library)
-            captured = self._log.captured(queue) or self._streams.captured(queue)
+            captured = self._captured(queue)
             if captured is not None:
                 captured.add(queue.handle, Node(name, accesses, stream=f"stream {queue.handle:#x}"))
-            elif queue.handle and library.is_capturing():
+            elif _is_capturing(library):
                 self._log.note(name)  # into a graph of CuPy's, of which nobody knows
             else:
                 row = self._log.outside.add(start_ns, time.time_ns())
@@ -192,6 +198,18 @@ class CuPy:
     def _note(self, note: Note) -> None:
         self._log.note(note)
 
+    def _captured(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into, if that is another library's or ours."""
+        return self._log.captured(queue) or self._streams.captured(queue)
+
+    def _record(self, stream: Library, event: Library) -> None:
+        queue = self._queue(stream)
+        captured = self._captured(queue)
+        if captured is not None:
+            captured.record(queue.handle, event)
+        elif not _is_capturing(stream):
+            self._note(Record(queue, event))
+
     def _fetched(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
         stream = args[0] if args else kwargs.get("stream")
         result = self._run(
@@ -206,7 +224,7 @@ class CuPy:
         self, method: Library, stream: Library, args: Args, kwargs: Kwargs
     ) -> object:
         event = method(stream, *args, **kwargs)
-        self._note(Record(self._queue(stream), event))
+        self._record(stream, event)
         return event
 
     def _event_recorded(
@@ -215,12 +233,21 @@ class CuPy:
         result = method(event, *args, **kwargs)
         stream = args[0] if args else kwargs.get("stream")
         if stream is not None:
-            self._note(Record(self._queue(stream), event))
+            self._record(stream, event)
         return result
 
     def _waited(self, method: Library, stream: Library, args: Args, kwargs: Kwargs) -> object:
         result = method(stream, *args, **kwargs)
-        self._note(Wait(self._queue(stream), args[0] if args else kwargs["event"]))
+        queue, event = self._queue(stream), args[0] if args else kwargs["event"]
+        captures = self._log.captures
+        for captured in [*captures.values()]:
+            if event in captured.events:  # the stream may join by this
+                captures.setdefault(queue, captured)
+        joined = self._captured(queue)
+        if joined is not None:
+            joined.wait(queue.handle, event)
+        elif not _is_capturing(stream):
+            self._note(Wait(queue, event))
         return result
 
     def _stream_synchronized(
@@ -241,3 +268,8 @@ class CuPy:
         result = method(device, *args, **kwargs)
         self._note(HostWait(device=f"cuda:{device.id}"))
         return result
+
+
+def _is_capturing(stream: Library) -> bool:
+    """Whether a stream is captured: one may not ask the legacy default stream."""
+    return bool(stream.ptr and stream.is_capturing())

@@ -10,7 +10,9 @@ import stand_in_cupy
 from stand_in_cupy import PROTOCOL, Device, ElementwiseKernel, RawKernel, ReductionKernel, Stream
 
 from gpuscope.device.calls import calling_for_us
+from gpuscope.device.graph import Captured
 from gpuscope.record.hazard_log import HazardLog
+from gpuscope.record.hazard_notes import Queue
 from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.wrapped import replaced
 
@@ -161,6 +163,36 @@ def test_a_capture_of_cupys_own_counts_as_unseen(cupy, log):
         ADD(x, x, x)
     log.read()
     assert (log.facts().unseen, log.facts().accesses) == (1, 0)
+
+
+def test_work_in_a_graph_of_another_library_is_a_node_of_it(cupy, log):
+    """Of which two streams are captured: in order, and later not."""
+    x, y, captured = cupy.ndarray(), cupy.ndarray(), Captured()
+    log.captures[Queue("cuda:0", A.ptr)] = captured
+    with A:
+        ADD(1, 1, x)
+    B.wait_event(A.record())
+    with B:
+        ADD(x, 1, y)
+    with A:
+        ADD(y, 1, x)
+    captured.end()
+    assert [node.after for node in captured.nodes] == [(), (0,), (0,)]
+    log.read()
+    assert log.facts().accesses == 0
+
+
+def test_recordings_in_recordings_are_all_told(cupy, log):
+    x, inner = cupy.ndarray(), HazardLog()
+    with watching_libraries(inner):
+        ADD(x, x, x)
+        NORM(x)
+    ADD(x, x, x)
+    counts = []
+    for one in (log, inner):
+        one.read()
+        counts.append(one.facts().accesses)
+    assert counts == [3, 2]
 
 
 def test_an_error_is_the_callers_and_did_nothing(cupy, log, monkeypatch):

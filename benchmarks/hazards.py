@@ -24,7 +24,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from hazard_programs import Verdict, judge, what_mends_leave  # noqa: E402
 
-
 _ALONE = 3
 """So many mends of a program are tried alone, too."""
 

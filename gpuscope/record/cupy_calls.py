@@ -17,14 +17,26 @@ from gpuscope.device.calls import of_backend
 from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
 from gpuscope.record.hazard_log import HazardLog, Streams
-from gpuscope.record.hazard_notes import HostWait, Note, Queue, Record, Wait, Work
-from gpuscope.record.wrapped import Args, Kwargs, replaced
+from gpuscope.record.hazard_notes import HostWait, Queue, Record, Wait, Work
+from gpuscope.record.wrapped import Args, Instead, Kwargs, replaced
 
 _PROTOCOL = "__cupy_override_elementwise_kernel__"
-_REDUCTIONS = (
-    "sum", "prod", "max", "min", "all", "any", "argmax", "argmin", "mean", "var", "std", "ptp",
-    "cumsum", "cumprod",
-)  # fmt: skip
+_REDUCTIONS = [
+    "sum",
+    "prod",
+    "max",
+    "min",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "mean",
+    "var",
+    "std",
+    "ptp",
+    "cumsum",
+    "cumprod",
+]
 """Methods of an array that read it and write nothing but their result."""
 _Uses = Callable[[object], tuple[Operand, ...] | None]
 """What a call reads and writes, by its result; ``None``: not seen."""
@@ -63,12 +75,16 @@ class CuPy:
             (cupy.RawKernel, "__call__", self._raw),
             *[(cupy.ndarray, name, self._method) for name in _REDUCTIONS],
             (cupy.ndarray, "get", self._fetched),
-            (stream, "record", self._stream_recorded),
-            (stream, "wait_event", self._waited),
-            (stream, "synchronize", self._stream_synchronized),
-            (cuda.Event, "record", self._event_recorded),
-            (cuda.Event, "synchronize", self._event_synchronized),
-            (cuda.Device, "synchronize", self._synchronized),
+            (stream, "record", _then(lambda on, _, event: self._record(on, event))),
+            (stream, "wait_event", _then(lambda on, event, _: self._wait(on, event))),
+            (stream, "synchronize", _then(lambda on, *_: self._host_waits(queue=self._queue(on)))),
+            (cuda.Event, "record", _then(lambda event, on, _: self._record(on, event))),
+            (cuda.Event, "synchronize", _then(lambda event, *_: self._host_waits(event))),
+            (
+                cuda.Device,
+                "synchronize",
+                _then(lambda gpu, *_: self._host_waits(device=f"cuda:{gpu.id}")),
+            ),
         ]
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._overriding())
@@ -109,19 +125,19 @@ class CuPy:
 
     # -- kernels ----------------------------------------------------------------------
     def _elementwise(self, kernel: Library, *args: object, **kwargs: object) -> object:
-        return self._run(
-            lambda: kernel(*args, **kwargs),
-            kernel.name,
-            lambda result: self._uses(kernel, args, kwargs, result),
-            kwargs.get("stream"),
-        )
+        return self._reduction(type(kernel).__call__, kernel, args, kwargs)
 
     def _reduction(self, method: Library, kernel: Library, args: Args, kwargs: Kwargs) -> object:
+        """Call a kernel with parameters for input and output."""
+
+        def uses(result: object) -> tuple[Operand, ...]:
+            out = kwargs.get("out")
+            given = (*args[kernel.nin :], *(out if isinstance(out, tuple) else (out,)))
+            reads = self._arrays(args[: kernel.nin], kwargs.get("where"))
+            return of_arrays(reads, self._arrays(given) or self._arrays(result))
+
         return self._run(
-            lambda: method(kernel, *args, **kwargs),
-            kernel.name,
-            lambda result: self._uses(kernel, args, kwargs, result),
-            kwargs.get("stream"),
+            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
         )
 
     def _method(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
@@ -144,15 +160,6 @@ class CuPy:
         return self._run(
             lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
         )
-
-    def _uses(
-        self, kernel: Library, args: Args, kwargs: Kwargs, result: object
-    ) -> tuple[Operand, ...]:
-        """Return what a kernel with parameters for input and output reads and writes."""
-        out = kwargs.get("out")
-        given = (*args[kernel.nin :], *(out if isinstance(out, tuple) else (out,)))
-        reads = self._arrays(args[: kernel.nin], kwargs.get("where"))
-        return of_arrays(reads, self._arrays(given) or self._arrays(result))
 
     def _arrays(self, *values: object) -> list[object]:
         flat = [one for value in values for one in (value if type(value) is tuple else (value,))]
@@ -195,20 +202,35 @@ class CuPy:
     def _queue(self, stream: Library) -> Queue:
         return self._streams.queue(self._gpu(), int(stream.ptr))
 
-    def _note(self, note: Note) -> None:
-        self._log.note(note)
+    def _host_waits(
+        self, event: object = None, queue: Queue | None = None, device: str = ""
+    ) -> None:
+        self._log.note(HostWait(event, queue, device))
 
     def _captured(self, queue: Queue) -> Captured | None:
         """Return what a stream is being captured into, if that is another library's or ours."""
         return self._log.captured(queue) or self._streams.captured(queue)
 
     def _record(self, stream: Library, event: Library) -> None:
+        if stream is None:  # CUPTI tells which one it was
+            return
         queue = self._queue(stream)
         captured = self._captured(queue)
         if captured is not None:
             captured.record(queue.handle, event)
         elif not _is_capturing(stream):
-            self._note(Record(queue, event))
+            self._log.note(Record(queue, event))
+
+    def _wait(self, stream: Library, event: Library) -> None:
+        queue, captures = self._queue(stream), self._log.captures
+        for captured in [*captures.values()]:
+            if event in captured.events:  # the stream may join by this
+                captures.setdefault(queue, captured)
+        joined = self._captured(queue)
+        if joined is not None:
+            joined.wait(queue.handle, event)
+        elif not _is_capturing(stream):
+            self._log.note(Wait(queue, event))
 
     def _fetched(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
         stream = args[0] if args else kwargs.get("stream")
@@ -217,57 +239,19 @@ class CuPy:
         )
         blocks = args[3] if len(args) > 3 else kwargs.get("blocking", True)
         if blocks and not of_backend.is_calling:
-            self._note(HostWait(queue=self._queue(stream or self._cupy.cuda.get_current_stream())))
+            self._host_waits(queue=self._queue(stream or self._cupy.cuda.get_current_stream()))
         return result
 
-    def _stream_recorded(
-        self, method: Library, stream: Library, args: Args, kwargs: Kwargs
-    ) -> object:
-        event = method(stream, *args, **kwargs)
-        self._record(stream, event)
-        return event
 
-    def _event_recorded(
-        self, method: Library, event: Library, args: Args, kwargs: Kwargs
-    ) -> object:
-        result = method(event, *args, **kwargs)
-        stream = args[0] if args else kwargs.get("stream")
-        if stream is not None:
-            self._record(stream, event)
+def _then(tell: Callable[[Library, Library, Library], None]) -> Instead:
+    """Return what calls a method and tells of its object, its one argument and its result."""
+
+    def instead(method: Library, this: Library, args: Args, kwargs: Kwargs) -> object:
+        result = method(this, *args, **kwargs)
+        tell(this, next(iter((*args, *kwargs.values())), None), result)
         return result
 
-    def _waited(self, method: Library, stream: Library, args: Args, kwargs: Kwargs) -> object:
-        result = method(stream, *args, **kwargs)
-        queue, event = self._queue(stream), args[0] if args else kwargs["event"]
-        captures = self._log.captures
-        for captured in [*captures.values()]:
-            if event in captured.events:  # the stream may join by this
-                captures.setdefault(queue, captured)
-        joined = self._captured(queue)
-        if joined is not None:
-            joined.wait(queue.handle, event)
-        elif not _is_capturing(stream):
-            self._note(Wait(queue, event))
-        return result
-
-    def _stream_synchronized(
-        self, method: Library, stream: Library, args: Args, kwargs: Kwargs
-    ) -> object:
-        result = method(stream, *args, **kwargs)
-        self._note(HostWait(queue=self._queue(stream)))
-        return result
-
-    def _event_synchronized(
-        self, method: Library, event: Library, args: Args, kwargs: Kwargs
-    ) -> object:
-        result = method(event, *args, **kwargs)
-        self._note(HostWait(event))
-        return result
-
-    def _synchronized(self, method: Library, device: Library, args: Args, kwargs: Kwargs) -> object:
-        result = method(device, *args, **kwargs)
-        self._note(HostWait(device=f"cuda:{device.id}"))
-        return result
+    return instead
 
 
 def _is_capturing(stream: Library) -> bool:

@@ -27,7 +27,7 @@ from gpuscope.record import operators
 from gpuscope.record.hazard_log import HazardLog, Streams, queue_of
 from gpuscope.record.outside import row_of_node
 from gpuscope.record.rows import node_row
-from gpuscope.record.wrapped import After, wrapped
+from gpuscope.record.wrapped import wrapped
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
@@ -261,7 +261,7 @@ class _Watch:
         if stream is not None:
             self._count(self._replay, stream, "CUDAGraph", rows)
 
-    def replay_ends(self, torch: Library) -> None:
+    def replay_ends(self, torch: Library, *_told: object) -> None:
         """Pass on its end."""
         stream = self._current(torch)
         if stream is not None:
@@ -304,7 +304,7 @@ def _watching(watch: _Watch) -> Iterator[None]:
         undo.enter_context(observing(watch))
         if torch is not None:
             begins = partial(watch.replay_begins, torch)
-            ends: After = lambda *_: watch.replay_ends(torch)  # noqa: E731 - typed so
+            ends = partial(watch.replay_ends, torch)
             undo.enter_context(wrapped(torch.cuda.CUDAGraph, "replay", ends, begins))
             undo.enter_context(operators.watching(torch, partial(watch.dispatch, torch)))
         yield

@@ -19,6 +19,7 @@ from IPython.display import display
 from gpuscope import analysis, figures
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
+from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
@@ -192,13 +193,14 @@ def _say(words: str) -> None:
 
 
 def _show(trace: Trace, *, with_timeline: bool) -> None:
-    kinds = trace.kind_counts()
-    if not kinds.get("kernel"):
+    has_work = not trace.kind_counts().keys().isdisjoint(GPU_WORK)
+    if not has_work:
         _say(
-            f"{trace!r}\nno kernel was recorded: a simulated device has to be open before the "
-            "recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is missing)"
+            f"{trace!r}\nno work of a GPU was recorded: a simulated device has to be open before "
+            "the recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is "
+            "missing)"
         )
-    for finding in analysis.findings(trace).findings if kinds.get("kernel") else ():
+    for finding in analysis.findings(trace).findings if has_work else ():
         _say(clean(f"{finding.text}{f' → {finding.advice}' if finding.advice else ''}"))
     if with_timeline:
         display(figures.timeline(trace))

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.sim import ops
+from gpuscope.trace.metadata import HazardFact
 
 LATE_NS = 10**9
 SHAPE = (6, 4)
@@ -139,13 +141,28 @@ class Program:
         Number of the piece that is late; ``None``: none.
     polls
         What the host saw where it asked whether work was done, for it to see the same again.
+    mends
+        Hazards whose missing order the program has, as the facts say.
+    graphs
+        So many times as many graphs as by default.
     """
 
-    def __init__(self, seed: int, late: int | None = None, polls: list[bool] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        late: int | None = None,
+        polls: list[bool] | None = None,
+        *,
+        mends: Sequence[HazardFact] = (),
+        graphs: int = 1,
+    ) -> None:
         self.rng = rng = random.Random(seed)  # noqa: S311 - no secret
         self.gpu = gpu = gs.open_device("sim:h200", quiet=True)
         self.late = late
         self.known_polls = polls
+        self.mends = mends
+        self.behind: defaultdict[HazardFact, list[Any]] = defaultdict(list)
+        self.more_graphs = graphs
         self.polls: list[bool] = []
         self.pieces: list[Piece] = []
         self.coming: list[Piece] = []
@@ -260,19 +277,56 @@ class Program:
         if stream.capturing:
             assert self.captured is not None
             self.captured.append(piece)
+            self.mend("capture", piece, stream)
             yield name, number
         else:
+            self.mend("work", piece, stream)
             self.coming = [piece]
             yield name, number
             assert not self.coming, name
+            self.record_behind(piece, stream)
 
     def host(self, name: str, reads: list[Any], writes: list[Any]) -> None:
         """Note an access of the host's."""
-        now_ns = self.gpu.now_ns()
-        self.pieces.append(
-            Piece(f"NumPy's {name}", "host", self.uses(reads, writes), is_host=True,
-                  start_ns=now_ns, end_ns=now_ns)
-        )  # fmt: skip
+        piece = Piece(f"NumPy's {name}", "host", self.uses(reads, writes), is_host=True)
+        self.mend("host", piece, None)
+        piece.start_ns = piece.end_ns = self.gpu.now_ns()
+        self.pieces.append(piece)
+
+    # -- mends ----------------------------------------------------------------------------
+    def mend(self, where: str, second: Piece, stream: Any) -> None:
+        """Add the order that hazards lack in front of their second work, as their facts say.
+
+        ``stream`` is the one that launches it, or is captured with it.
+        """
+        for fact in self.mends:
+            if (
+                fact.where != where
+                or (fact.second_name, fact.second_stream) != (second.name, second.stream)
+                or (stream is not None and stream.name != fact.waits)
+            ):
+                continue
+            if fact.behind:
+                events = self.behind[fact]
+            else:
+                awaited = [
+                    one for one in (*self.streams, self.legacy)
+                    if one.name == fact.awaits and one.capturing == (where == "capture")
+                ]  # fmt: skip
+                events = [one.record() for one in awaited]
+            for event in events:
+                if stream is None:
+                    event.synchronize()
+                else:
+                    stream.wait(event)
+
+    def record_behind(self, first: Piece, stream: Any) -> None:
+        """Record the events that mends want behind a first work."""
+        for fact in self.mends:
+            if (fact.first_name, fact.first_stream, stream.name, first.name) == (
+                first.name, first.stream, fact.awaits, fact.behind,
+            ):  # fmt: skip
+                self.behind[fact].append(stream.record())
 
     def note(self, name: str, value: Any) -> None:
         """Note what the host or a host function saw."""
@@ -486,9 +540,15 @@ class Program:
             self.graphs[place] = (graph, [])
         if graph.closed:
             return
-        self.coming = [Piece(one.name, one.stream, one.uses, one.is_copy) for one in pieces]
-        graph.launch(stream=self.stream())
+        coming = [Piece(one.name, one.stream, one.uses, one.is_copy) for one in pieces]
+        stream = self.stream()
+        for piece in coming:
+            self.mend("graph", piece, stream)
+        self.coming = coming
+        graph.launch(stream=stream)
         assert not self.coming
+        for piece in coming:
+            self.record_behind(piece, stream)
 
     def do_renew(self) -> None:
         """Let go of an array, and take another."""
@@ -561,7 +621,8 @@ class Program:
             actions = [
                 (self.do_kernel, 30), (self.do_copy, 20), (self.do_record, 8), (self.do_wait, 12),
                 (self.do_synchronize, 6), (self.do_poll, 4), (self.do_host, 8),
-                (self.do_host_function, 4), (self.do_capture, 2), (self.do_graph, 6),
+                (self.do_host_function, 4), (self.do_capture, 2 * self.more_graphs),
+                (self.do_graph, 6 * self.more_graphs),
                 (self.do_renew, 4), (self.do_product, 5), (self.do_scratch, 4),
                 (self.do_close, 1), (self.do_assign, 3),
             ]  # fmt: skip
@@ -661,9 +722,10 @@ class Verdict:
         return not (self.missed or self.false or self.wrong)
 
 
-def conflict(first: Piece, second: Piece, hidden: dict[int, int]) -> dict[str, int]:
+def conflict(first: Piece, second: Piece, hidden: dict[int, int]) -> tuple[set[str], int]:
     """Return which kinds of hazard two pieces are if nothing orders them, and on how many bytes."""
-    kinds: Counter[str] = Counter()
+    kinds: set[str] = set()
+    nbytes = 0
     for base, one in first.uses.items():
         two = second.uses.get(base)
         if two is None:
@@ -683,21 +745,28 @@ def conflict(first: Piece, second: Piece, hidden: dict[int, int]) -> dict[str, i
             special = "use before a copy ended"
         for kind, mask in masks.items():
             if mask & left:
-                kinds[special or kind] += (mask & left).bit_count()
-    return kinds
+                kinds.add(special or kind)
+        nbytes += (functools.reduce(operator.or_, masks.values()) & left).bit_count()
+    return kinds, nbytes
 
 
 def races(
     seed: int, judged: Program
-) -> tuple[dict[tuple[int, int], tuple[set[str], bool]], list[str]]:
-    """Return which pairs of a program's pieces race: their kinds, and whether one hides them."""
-    found: dict[tuple[int, int], tuple[set[str], bool]] = {}
+) -> tuple[dict[tuple[int, int], tuple[set[str], int, int]], list[str]]:
+    """Return which pairs of a program's pieces race.
+
+    Their kinds; on how many bytes, of those that nothing that follows the first one hides and of
+    all.
+    """
+    found: dict[tuple[int, int], tuple[set[str], int, int]] = {}
     differ: list[str] = []
     for number, piece in enumerate(judged.pieces):
         later = judged.pieces[number + 1 :]
-        if piece.is_host or not any(conflict(piece, other, {}) for other in later):
+        if piece.is_host or not any(conflict(piece, other, {})[0] for other in later):
             continue
-        program = Program(seed, late=number, polls=judged.polls)
+        program = Program(
+            seed, late=number, polls=judged.polls, mends=judged.mends, graphs=judged.more_graphs
+        )
         program.run()
         assert [one.name for one in program.pieces] == [one.name for one in judged.pieces]
         if program.saw != judged.saw:
@@ -713,9 +782,9 @@ def races(
                         hidden[base] = hidden.get(base, 0) | covered
                 continue
             assert other.end_ns <= first.start_ns, (seed, first, other)
-            kinds = conflict(first, other, {})
+            kinds, nbytes = conflict(first, other, {})
             if kinds:
-                found[number, place] = set(kinds), not conflict(first, other, hidden)
+                found[number, place] = kinds, conflict(first, other, hidden)[1], nbytes
     return found, differ
 
 
@@ -732,11 +801,13 @@ def judge(seed: int) -> Verdict:
     most: Counter[tuple[str, ...]] = Counter()
     least: Counter[tuple[str, ...]] = Counter()
     kinds: dict[tuple[str, ...], set[str]] = {}
-    for (one, two), (how, is_hidden) in true.items():
+    sizes: dict[tuple[str, ...], list[int]] = {}
+    for (one, two), (how, open_bytes, all_bytes) in true.items():
         first, second = judged.pieces[one], judged.pieces[two]
         key = first.name, second.name, first.stream, second.stream
         most[key] += 1
-        least[key] += not is_hidden
+        least[key] += open_bytes > 0
+        sizes.setdefault(key, []).extend((open_bytes, all_bytes))
         kinds.setdefault(key, set()).update(how)
     reported: Counter[tuple[str, ...]] = Counter()
     for fact in facts.found:
@@ -744,8 +815,46 @@ def judge(seed: int) -> Verdict:
         reported[key] += fact.count
         if key in kinds and fact.kind not in kinds[key]:
             verdict.wrong.append(f"{key} is {kinds[key]}, not {fact.kind}")
+        if key in sizes and not min(sizes[key]) <= fact.nbytes <= max(sizes[key]):
+            verdict.wrong.append(f"{key} shares {sizes[key]} bytes, not {fact.nbytes}")
     verdict.missed = [f"{key}: {count - reported[key]}" for key, count in least.items()
                       if count > reported[key]]  # fmt: skip
     verdict.false = [f"{key}: {count - most[key]}" for key, count in reported.items()
                      if count > most[key]]  # fmt: skip
     return verdict
+
+
+# -- mends -----------------------------------------------------------------------------------
+def what_mends_leave(seed: int, alone: int | None = None) -> tuple[int, list[str]]:
+    """Add the missing orders that are told in a program with many graphs, and look for the races.
+
+    Each order alone has to leave no hazard of its own; all of them together, no race at all, as
+    the engine runs the program.
+
+    Parameters
+    ----------
+    alone
+        How many are tried alone; ``None``: all.
+
+    Returns
+    -------
+    tuple
+        How many hazards were told, and those that are left.
+    """
+    racy = Program(seed, graphs=5)
+    found = racy.run(hazards=True).found
+    left = []
+    for fact in found[:alone]:
+        again = Program(seed, polls=racy.polls, mends=[fact], graphs=5).run(hazards=True)
+        left += [f"alone: {one}" for one in again.found if _group(one) == _group(fact)]
+    if found:
+        mended = Program(seed, polls=racy.polls, mends=found, graphs=5)
+        left += [f"together: {one}" for one in mended.run(hazards=True).found]
+        pieces = mended.pieces
+        left += [f"{pieces[one]} and {pieces[two]}" for one, two in races(seed, mended)[0]]
+    return len(found), left
+
+
+def _group(fact: HazardFact) -> tuple[object, ...]:
+    names = fact.first_name, fact.second_name, fact.first_stream
+    return fact.kind, *names, fact.waits, fact.awaits, fact.where, fact.behind

@@ -225,6 +225,25 @@ class Tensor:
     def item(self):
         return OPERATORS["_local_scalar_dense.default"](self)
 
+    def numpy(self):
+        return OPERATORS["detach.default"](self).array
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, **_):
+        return self.array.__dlpack__()
+
+    def tolist(self):
+        return self.array.tolist()
+
+    def __repr__(self):
+        return f"tensor({self.array})"
+
+    def cpu(self):
+        return self if self.device.type == "cpu" else self.to(device="cpu")
+
     def new_empty(self, *size):
         return OPERATORS["new_empty.default"](self, list(size))
 
@@ -473,7 +492,7 @@ def _modules() -> dict[str, ModuleType]:
     )
     aten = SimpleNamespace(_unsafe_view=OPERATORS["_unsafe_view.default"])
     torch.ops = SimpleNamespace(aten=aten)
-    torch.float64 = np.float64
+    torch.Tensor, torch.float64 = Tensor, np.float64
     torch.add, torch.cat = OPERATORS["add.Tensor"], OPERATORS["cat.default"]
     torch.mm = lambda a, b, out: OPERATORS["mm.out"](a, b, out=out)
     torch._foreach_add_ = OPERATORS["_foreach_add_.Scalar"]

@@ -163,7 +163,9 @@ def confinement_verdict(trace: Trace) -> Finding:
         if trace.metadata.partitions:
             return Finding("confinement", f"Confinement cannot be judged: {error}.")
         if not trace.kind_counts().get("kernel"):
-            return Finding("confinement", "No kernel was recorded, so there is nothing to judge.")
+            return Finding(
+                "confinement", "No kernel was recorded, so there is no confinement to judge."
+            )
         return _NOT_CARVED
     return verdict_on(result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from gpuscope.device.raw import KernelArgs
 
 _PIECES = 256
-"""Into so many accesses an array falls at most; beyond, it counts by its outer bounds."""
-_ROWS = 1 << 14
+"""Into so many accesses an array falls at most; beyond, it is one, of rows that consist of rows."""
 
 
 class Access(NamedTuple):
@@ -36,6 +35,9 @@ class Access(NamedTuple):
     step, width
         Of rows that lie apart, as the columns of a matrix do: bytes from one row to the next, and
         of each; 0 where every byte between ``start`` and ``stop`` counts.
+    inner
+        Step and width of the rows that a row consists of, and so on; empty where all of its bytes
+        count.
     """
 
     start: int
@@ -44,37 +46,7 @@ class Access(NamedTuple):
     writes: bool = False
     step: int = 0
     width: int = 0
-
-    def within(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return start, count and width of its rows that reach into a range of bytes."""
-        if not self.step:
-            first, last = max(start, self.start), min(stop, self.stop)
-            return first, int(first < last), last - first
-        first = max(0, -(-(start - self.start - self.width + 1) // self.step))
-        last = min(
-            (self.stop - self.start - self.width) // self.step, (stop - 1 - self.start) // self.step
-        )
-        return self.start + first * self.step, max(0, last - first + 1), self.width
-
-
-def common(one: Access, other: Access, start: int, stop: int) -> bool:
-    """Whether two accesses have a byte in common between two addresses."""
-    if not (one.step or other.step):
-        return max(one.start, other.start, start) < min(one.stop, other.stop, stop)
-    at, count, width = one.within(start, stop)
-    other_at, other_count, other_width = other.within(start, stop)
-    if not (count and other_count):
-        return False
-    if one.step == other.step:
-        rows, apart = divmod(other_at - at, one.step)
-        near = -other_count < rows < count and apart < width
-        return near or (-other_count < rows + 1 < count and one.step - apart < other_width)
-    if count > other_count:
-        one, other, at, count, width = other, one, other_at, other_count, other_width
-    return count > _ROWS or any(
-        other.within(max(row, start), min(row + width, stop))[1] > 0
-        for row in range(at, at + count * (one.step or 1), one.step or 1)
-    )
+    inner: tuple[tuple[int, int], ...] = ()
 
 
 class Accessing(Protocol):
@@ -221,11 +193,25 @@ def ranges(
         elif apart >= step * (count - 1) + width and len(pieces) * size <= _PIECES:
             pieces = [piece + index * apart for piece in pieces for index in range(size)]
         else:
-            return (Access(address, stop, reads, writes),)
+            return (_nested(Access(address, stop, reads, writes), sorted(axes), item),)
     length = (count - 1) * step + width
     return tuple(
         Access(piece, piece + length, reads, writes, step, width if step else 0) for piece in pieces
     )
+
+
+def _nested(whole: Access, axes: Iterable[tuple[int, int]], item: int) -> Access:
+    """Return an access with rows that consist of rows; as it is where those are interleaved."""
+    levels: list[tuple[int, int]] = []
+    length = item
+    for apart, size in axes:
+        if apart < length:
+            return whole
+        if apart > length:
+            levels.insert(0, (apart, length))
+        length += (size - 1) * apart
+    (step, width), *inner = levels
+    return whole._replace(step=step, width=width, inner=tuple(inner))
 
 
 def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
@@ -243,22 +229,40 @@ def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
 def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Operand, ...] | None:
     """Return what a launch reads and writes; ``None`` where a pointer is given as a number.
 
-    What the kernel's model names; of other arrays, what its source declares ``const`` is read, and
-    everything else read and written.
+    What the kernel's model names, and otherwise what its source says.
     """
     reads: list[object] = []
     writes: list[object] = []
-    updates: list[object] = []
     if kernel.model is not None:
         target = kernel.model.writes(args)
         reads, writes = [*kernel.model.reads(args)], [] if target is None else [target]
     named = {id(array) for array in (*reads, *writes)}
-    for value, points_to_const in zip_longest(args, kernel.pointers[: len(args)]):
+    others = of_pointers(args, kernel.pointers[: len(args)], named)
+    return None if others is None else (*of_arrays(reads, writes), *others)
+
+
+def of_pointers(
+    args: Iterable[object], pointers: tuple[bool | None, ...], named: Container[int] = ()
+) -> tuple[Operand, ...] | None:
+    """Return what a kernel reads and writes of arrays; ``None``: a pointer is given as a number.
+
+    What its source declares ``const`` is read, everything else read and written.
+
+    Parameters
+    ----------
+    pointers
+        As :func:`pointers_of` tells them.
+    named
+        Ids of arguments to leave out.
+    """
+    reads: list[object] = []
+    updates: list[object] = []
+    for value, points_to_const in zip_longest(args, pointers):
         if points_to_const is not None and isinstance(value, int | np.integer) and value:
             return None
         if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "shape"):
             (reads if points_to_const else updates).append(value)
-    return of_arrays(reads, writes, updates)
+    return of_arrays(reads, (), updates)
 
 
 def of_arrays(

@@ -61,6 +61,26 @@ class _OfFunction(threading.local):
 
 
 of_function = _OfFunction()
+
+
+class _OfBackend(threading.local):
+    is_calling = False
+
+
+of_backend = _OfBackend()
+"""Whether what this thread calls of other libraries is part of a call of ours, and told of."""
+
+
+@contextlib.contextmanager
+def calling_for_us() -> Iterator[None]:
+    """Let nobody tell twice of what the block calls of another library."""
+    before, of_backend.is_calling = of_backend.is_calling, True
+    try:
+        yield
+    finally:
+        of_backend.is_calling = before
+
+
 """The run of a host function that this thread is in."""
 
 

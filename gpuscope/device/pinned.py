@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.accesses import accesses_of, of_arrays
+from gpuscope.device.accesses import Accessing, accesses_of, of_arrays
 from gpuscope.device.calls import of_function
-
-if TYPE_CHECKING:
-    from gpuscope.device.calls import CallLog
 
 _SHAPES = {
     "shape", "ndim", "size", "empty_like", "zeros_like", "ones_like", "full_like", "result_type",
@@ -35,6 +32,17 @@ Values = Callable[[], Iterable[Any]]
 """What is read or written: asked for where somebody wants to know."""
 
 
+class Told(Protocol):
+    """Who is told of uses, as a device's :class:`CallLog` is."""
+
+    @property
+    def watchers(self) -> tuple[object, ...]:
+        """Who listens."""
+
+    def tell(self, kind: str, name: str, *, accesses: tuple[Accessing, ...] = ()) -> None:
+        """Tell them of an access."""
+
+
 class PinnedArray(np.ndarray[Any, Any]):
     """A NumPy array in page-locked memory, or a view of one.
 
@@ -42,11 +50,11 @@ class PinnedArray(np.ndarray[Any, Any]):
     recorded. What reads it without NumPy, as ``memoryview``, or through ``np.asarray``, is not.
     """
 
-    calls: CallLog | None = None
+    calls: Told | None = None
 
     @classmethod
-    def over(cls, array: Array, calls: CallLog) -> PinnedArray:
-        """Return a view of page-locked memory whose uses are told to a device's watchers."""
+    def over(cls, array: Array, calls: Told | None) -> PinnedArray:
+        """Return a view of page-locked memory whose uses are told."""
         pinned = array.view(cls)
         pinned.calls = calls
         return pinned
@@ -151,8 +159,11 @@ def _method(name: str, *, writes: bool) -> Callable[..., Any]:
 
     def call(self: PinnedArray, *args: Any, **options: Any) -> Any:
         nothing, mine = tuple, lambda: (self,)
+        result = usual(_plain(self), *_all_plain(args), **options)
+        if isinstance(result, np.ndarray) and np.may_share_memory(result, _plain(self)):
+            return self.over(result, self.calls)  # a view: it looked at no value
         self._tell(name, nothing if writes else mine, mine if writes else nothing)
-        return usual(_plain(self), *_all_plain(args), **options)
+        return result
 
     call.__name__, call.__doc__ = name, usual.__doc__
     return call

@@ -43,7 +43,8 @@ CATEGORY, MARK, PUSH_POP, START_END, DOMAIN = 33, 34, 59, 60, 75
 
 _TEXTS = {"name", "value", "text", "label", "jsonText", "binaryData", "uuid", "chipName",
           "busLocation", "utcTime", "localTime", "kind", "first_name", "second_name",
-          "first_stream", "second_stream", "buffer", "mend", "status"}  # fmt: skip
+          "first_stream", "second_stream", "buffer", "mend", "status",
+          "waits", "awaits", "where", "behind"}  # fmt: skip
 _FLOATS = {"doubleValue", "floatValue"}
 
 TABLES = {

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
@@ -13,6 +14,7 @@ from gpuscope.device.accesses import Access, accesses_of
 from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Captured, Node
+from gpuscope.device.handles import Library
 from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
 from gpuscope.device.stream import Stream
@@ -55,6 +57,8 @@ class HazardLog:
         """Those of other libraries."""
         self.captures: dict[Queue, Captured] = {}
         """What streams are being captured into by other libraries."""
+        self.graphs: WeakKeyDictionary[Library, Captured] = WeakKeyDictionary()
+        """Graphs of other libraries → what was captured into them."""
 
     def note(self, note: Note | Noted) -> None:
         """Note what devices and libraries tell, in the order of the host's calls."""

@@ -7,17 +7,17 @@ vector clocks: of streams, events, graphs and the host, which counts as one thre
 from __future__ import annotations
 
 import copy
-import re
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from gpuscope.device.accesses import Access, common
+from gpuscope.device.accesses import Access
 from gpuscope.device.graph import Node
+from gpuscope.device.overlap import Shared, common, shared_bytes
 from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
@@ -29,64 +29,13 @@ from gpuscope.record.hazard_notes import (
     Wait,
     Work,
 )
+from gpuscope.record.mends import Missing, mend_of, missing_between
+from gpuscope.record.pieces import START, Piece, Place
 from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
 
 _GROUPS = 1000
 _UNSEEN_NAMES = 8
 _FEW_CELLS = 4096
-
-
-_Clock: TypeAlias = Mapping[Queue, int]
-"""Queue → how many of its pieces have ended."""
-
-
-class _Place(NamedTuple):
-    """A place in a queue's work, or in the host's: what happens before it."""
-
-    clock: _Clock
-    queue: Queue | None = None
-    number: int = 0
-
-    def joined(self, other: _Place) -> _Place:
-        """Return it with what happens before another place, too."""
-        mine, theirs = self.clock, other.clock
-        new = {} if theirs is mine else {
-            queue: number for queue, number in theirs.items()
-            if queue != self.queue and mine.get(queue, 0) < number
-        }  # fmt: skip
-        queue = other.queue
-        if queue is not None and queue != self.queue and mine.get(queue, 0) < other.number:
-            new[queue] = other.number
-        return self._replace(clock={**mine, **new}) if new else self
-
-
-_START = _Place({})
-
-
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """A piece of work, or a moment of the host's.
-
-    Attributes
-    ----------
-    node, before
-        Of a graph's node: which, and a bit mask of the nodes that it follows.
-    """
-
-    place: _Place
-    name: str
-    span: int | None
-    stream: str = "host"
-    is_copy: bool = False
-    node: int = 0
-    before: int = 0
-
-    def follows(self, first: _Piece) -> bool:
-        """Whether an earlier piece happens before it."""
-        mine, theirs = self.place, first.place
-        if mine.queue == theirs.queue:
-            return theirs.number < mine.number or bool(self.before >> first.node & 1)
-        return theirs.queue is None or mine.clock.get(theirs.queue, 0) >= theirs.number
 
 
 class _Entry(NamedTuple):
@@ -98,9 +47,9 @@ class _Entry(NamedTuple):
         The place in a queue where the memory was freed since.
     """
 
-    piece: _Piece
+    piece: Piece
     access: Access
-    freed: _Place | None = None
+    freed: Place | None = None
 
 
 class _Found(NamedTuple):
@@ -108,7 +57,7 @@ class _Found(NamedTuple):
     times: int = 0
 
 
-_Group: TypeAlias = tuple[str, ...]
+_Group: TypeAlias = tuple[str, str, str, str, str, Missing]
 
 
 @dataclass(slots=True, eq=False)
@@ -169,11 +118,11 @@ class Detector:
     """Finds hazards in notes that come in the order of the host's calls."""
 
     def __init__(self) -> None:
-        self._places: dict[Queue, _Place] = {}
-        self._host = _START
-        self._events: weakref.WeakKeyDictionary[object, _Place] = weakref.WeakKeyDictionary()
-        self._graphs: weakref.WeakKeyDictionary[object, _Place] = weakref.WeakKeyDictionary()
-        self._waits: dict[int, _Place] = {}
+        self._places: dict[Queue, Place] = {}
+        self._host = START
+        self._events: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
+        self._waits: dict[int, Place] = {}
         self._memory = _Memory()
         self._most_cells = _FEW_CELLS
         self._found: dict[_Group, _Found] = {}
@@ -219,19 +168,19 @@ class Detector:
             else:
                 self._waits[note.call] = place
         elif isinstance(note, Returned):
-            self._host = self._host.joined(self._waits.pop(note.call, _START))
+            self._host = self._host.joined(self._waits.pop(note.call, START))
         elif isinstance(note, HostAccess):
             self._accesses += 1
-            self._check(_Piece(self._host, note.name, note.span), note.accesses)
+            self._check(Piece(self._host, note.name, note.span), note.accesses)
         else:
             self._change_hands(note)
 
     # -- order ------------------------------------------------------------------------
-    def _enter(self, queue: Queue) -> _Place:
+    def _enter(self, queue: Queue) -> Place:
         """Let the next piece of a queue follow what it must; returns its place."""
         place = self._places.get(queue)
         if place is None:
-            place = _Place({}, queue)
+            place = Place({}, queue)
         place = place.joined(self._host)
         for other, its in self._places.items() if queue.kind != "non-blocking" else ():
             if (
@@ -246,19 +195,19 @@ class Detector:
         self._places[queue] = place = place._replace(number=place.number + 1)
         return place
 
-    def _awaited(self, wait: HostWait) -> _Place:
+    def _awaited(self, wait: HostWait) -> Place:
         if wait.event is not None:
-            return self._events.get(wait.event, _START)
+            return self._events.get(wait.event, START)
         if wait.graph is not None:
-            return self._graphs.get(wait.graph, _START)
+            return self._graphs.get(wait.graph, START)
         awaited, device = wait.queue, wait.device
         if awaited is not None:
-            place = self._places.get(awaited, _START)
+            place = self._places.get(awaited, START)
             if awaited.kind != "legacy default" or wait.call is None:
                 return place
             device = awaited.device  # whose blocking streams a wait for it waits for, too
         else:
-            place = _START
+            place = START
         for queue, its in self._places.items():
             if queue.device == device and (awaited is None or queue.kind != "non-blocking"):
                 place = place.joined(its)
@@ -286,11 +235,13 @@ class Detector:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            stream = node.stream or work.stream or f"stream {work.queue.handle:#x}"
-            piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
+            queue = work.stream or f"stream {work.queue.handle:#x}"
+            launched_on = queue if work.graph is not None else ""
+            stream = node.stream or queue
+            piece = Piece(place, node.name, span, stream, node.is_copy, launched_on, number, before)
             self._check(piece, node.accesses)
 
-    def _check(self, piece: _Piece, accesses: Iterable[Access]) -> None:
+    def _check(self, piece: Piece, accesses: Iterable[Access]) -> None:
         """Compare a piece's accesses with those that memory remembers, and remember them."""
         pairs: dict[int, list[tuple[_Entry, Access, int, int]]] = {}
         is_host = piece.place.queue is None
@@ -327,7 +278,8 @@ class Detector:
         for shared in pairs.values():
             entry, access, *_ = max(shared, key=_weight)
             kind = _kind(entry, piece, access)
-            self._add(kind, entry.piece, piece, sorted(pair[2:] for pair in shared))
+            parts = [(entry.access, access, low, high) for entry, access, low, high in shared]
+            self._add(kind, entry.piece, piece, parts)
         if len(memory.starts) > self._most_cells:
             self._forget()
 
@@ -339,13 +291,11 @@ class Detector:
             return
         places = memory.cover(note.start, note.stop)
         # It is no work: it stands in nobody's barrier.
-        place = (
-            _START if note.queue is None else self._places.get(note.queue, _Place({}, note.queue))
-        )
-        waited = _START
+        place = START if note.queue is None else self._places.get(note.queue, Place({}, note.queue))
+        waited = START
         for other in note.others:
-            waited = waited.joined(self._places.get(other, _START))
-        done = _Piece(waited, "", None)
+            waited = waited.joined(self._places.get(other, START))
+        done = Piece(waited, "", None)
         for cell in places:
             entries = memory.entries[cell]
             if note.queue is None:
@@ -353,7 +303,7 @@ class Detector:
             elif note.is_given:
                 entries = tuple(entry for entry in entries if entry.freed is not None)
                 for entry in entries:
-                    place = place.joined(entry.freed or _START)
+                    place = place.joined(entry.freed or START)
             else:
                 entries = tuple(
                     entry._replace(freed=place)
@@ -367,7 +317,7 @@ class Detector:
 
     def _forget(self) -> None:
         """Forget what the host knows to be done: all that comes follows it."""
-        memory, now = self._memory, _Piece(self._host, "", None)
+        memory, now = self._memory, Piece(self._host, "", None)
         places = range(len(memory.starts))
         memory.keep(
             places,
@@ -378,34 +328,38 @@ class Detector:
         )
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
 
-    def _add(
-        self, kind: HazardKind, first: _Piece, second: _Piece, shared: list[tuple[int, int]]
-    ) -> None:
-        """Count a hazard, of ranges of bytes in order, some of which may be there twice."""
-        names = [first.stream, second.stream]
-        group = (kind, first.name, second.name, *names)
+    def _add(self, kind: HazardKind, first: Piece, second: Piece, shared: list[Shared]) -> None:
+        """Count a hazard."""
+        missing = missing_between(first, second)
+        group = (kind, first.name, second.name, first.stream, second.stream, missing)
         known = self._found.get(group)
         if known is None:
             if len(self._found) >= _GROUPS:
                 self._left_out += 1
                 return
-            nbytes, end = 0, 0
-            for start, stop in shared:
-                nbytes, end = nbytes + max(0, stop - max(start, end)), max(stop, end)
-            known = _Found(
-                HazardFact(
-                    kind=kind, first=first.span, second=second.span, first_name=first.name,
-                    second_name=second.name, first_stream=names[0], second_stream=names[1],
-                    address=shared[0][0], nbytes=nbytes, mend=_mend(kind, first, second),
-                )
-            )  # fmt: skip
+            address, nbytes = shared_bytes(shared)
+            fact = HazardFact(
+                kind=kind,
+                first=first.span,
+                second=second.span,
+                first_name=first.name,
+                second_name=second.name,
+                first_stream=first.stream,
+                second_stream=second.stream,
+                address=address,
+                nbytes=nbytes,
+                waits=missing.waits,
+                awaits=missing.awaits,
+                where=missing.where,
+                behind=missing.behind,
+                mend=mend_of(missing, first.name, second.name),
+            )
+            known = _Found(fact)
         self._found[group] = known._replace(times=known.times + 1)
 
 
 def _same_rows(one: Access, other: Access) -> bool:
-    return (one.start, one.stop, one.step, one.width) == (
-        other.start, other.stop, other.step, other.width,
-    )  # fmt: skip
+    return one._replace(reads=other.reads, writes=other.writes) == other
 
 
 def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
@@ -414,7 +368,7 @@ def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
     return 2 * (access.reads and entry.access.writes) + entry.access.writes
 
 
-def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
+def _kind(entry: _Entry, second: Piece, access: Access) -> HazardKind:
     if second.place.queue is None:
         return "host access too early"
     if entry.freed is not None:
@@ -424,16 +378,3 @@ def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
     if access.reads and entry.access.writes:
         return "read after write"
     return "write after write" if entry.access.writes else "write after read"
-
-
-def _mend(kind: HazardKind, first: _Piece, second: _Piece) -> str:
-    """Return the call that is missing, as code."""
-    one, other = (re.sub(r"\W", "_", piece.stream) for piece in (first, second))
-    name = second.name
-    if kind == "host access too early":
-        return f"{one}.synchronize()  # before the host's {name}"
-    if one == other:  # branches of a graph, captured on streams that it does not name
-        return f"# let {name!r} follow in the capture: consumer.wait(producer.record())"
-    if "::" in first.name and "::" in name:  # operators of PyTorch's
-        return f"{other}.wait_stream({one})  # before {name!r}"
-    return f"{other}.wait({one}.record())  # before {name!r}"

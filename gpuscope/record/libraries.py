@@ -1,4 +1,4 @@
-"""What other libraries do while hazards are looked for: PyTorch, and CuPy's memory."""
+"""What other libraries do while hazards are looked for: PyTorch and CuPy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from gpuscope.device.handles import Library
+from gpuscope.record.cupy_calls import CuPy
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import Memory, Queue
 from gpuscope.record.operators import pytorch
@@ -23,6 +24,7 @@ def watching_libraries(log: HazardLog) -> Iterator[None]:
             undo.enter_context(PyTorch(torch, log, streams).watching())
         if cupy is not None:
             undo.enter_context(_watching_memory(cupy, log, streams))
+            undo.enter_context(CuPy(cupy, log, streams).watching())
         yield
 
 
@@ -35,6 +37,10 @@ def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterato
     homes: dict[int, Queue] = {}
     is_on = True
 
+    def made(_hook: object, *, mem_size: int, mem_ptr: int, **_: int) -> None:
+        if is_on:  # what was there before is over: the driver waited when it took it back
+            log.note(Memory(mem_ptr, mem_ptr + mem_size))
+
     def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
         if is_on:
             homes[mem_ptr] = streams.queue(device_id, int(cupy.cuda.get_current_stream().ptr))
@@ -45,7 +51,8 @@ def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterato
             log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
 
     methods = {
-        "name": f"gpuscope {id(homes)}", "malloc_postprocess": given, "free_preprocess": freed,
+        "name": f"gpuscope {id(homes)}", "alloc_postprocess": made, "malloc_postprocess": given,
+        "free_preprocess": freed,
     }  # fmt: skip
     hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
     try:

@@ -221,3 +221,8 @@ def current_stream(torch: Library, device: int) -> int:
     """Return the handle of PyTorch's current stream on a device."""
     handle: int = torch._C._cuda_getCurrentRawStream(device)
     return handle
+
+
+def is_capturing(torch: Library) -> bool:
+    """Whether what PyTorch does in its current stream becomes part of a graph."""
+    return bool(torch._C._cuda_isCurrentStreamCapturing())

@@ -18,8 +18,15 @@ from gpuscope.trace.model import Trace
 
 _FIRST = 1 << 60
 """Ids of rows from here on stand for a call, until its row is known."""
+_NODES = 1 << 40
+"""So many further on, they stand for the next node of the graph that a call launched."""
 _NAMES = 8
 _WORK = ("kernel", "memcpy", "memset")
+
+
+def row_of_node(row: int, node: int) -> int:
+    """Return what stands for the row of a node, by that of the call that launched its graph."""
+    return row + _NODES * node
 
 
 class Calls:
@@ -63,7 +70,7 @@ class Calls:
 
         def row(number: int | None, name: str) -> int | None:
             if number is None or number >= _FIRST:
-                return None if number is None else row_of.get(number)
+                return None if number is None else row_of.get(_FIRST + number % _NODES)
             launch, node = node_of(number)
             rows = nodes_of.get(launch, [])
             named = [row for one, row in rows if one == name]

@@ -10,14 +10,13 @@ import contextlib
 import importlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpuscope.device.accesses import Access, accesses_of_tensor
 from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
-from gpuscope.record import operators
+from gpuscope.record import operators, pytorch_host
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import (
     HostAccess,
@@ -29,16 +28,14 @@ from gpuscope.record.hazard_notes import (
     Work,
 )
 from gpuscope.record.operators import Operator, Tensor, Use
+from gpuscope.record.outside import row_of_node
+from gpuscope.record.wrapped import FAILED, wrapped
 
 _Steps = list[Callable[[], None]]
 _TRACED = (
     "EventDeletion", "EventRecord", "EventWait", "MemoryAllocation", "MemoryDeallocation",
     "DeviceSynchronization", "StreamSynchronization", "EventSynchronization",
 )  # fmt: skip
-
-
-_FAILED = object()
-"""The result of a call that raised an error."""
 
 
 class _OfThread(threading.local):
@@ -81,7 +78,6 @@ class PyTorch:
         """Address → queues given to ``record_stream``."""
         self._pinned: dict[int, Library] = {}
         """Address → memory of the host that copies use behind its back, held weakly."""
-        self._graphs: weakref.WeakKeyDictionary[Library, Captured] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -105,7 +101,8 @@ class PyTorch:
                 (cuda.Event, "query", self._event_queried),
                 (cuda.Stream, "query", self._stream_queried),
             ):
-                undo.enter_context(_wrapped(owner, name, after))
+                undo.enter_context(wrapped(owner, name, after))
+            undo.enter_context(pytorch_host.watching(self._torch, self._log, self._is_page_locked))
             undo.enter_context(operators.watching(self._torch, self._dispatch))
             yield
 
@@ -179,7 +176,8 @@ class PyTorch:
         """Tell of work, or make it a node of the graph that is captured."""
         name, captured = operator.name, self._captured(queue)
         if captured is not None:
-            captured.add(queue.handle, Node(name, accesses, is_copy=operator.copies))
+            stream = f"stream {queue.handle:#x}"
+            captured.add(queue.handle, Node(name, accesses, (), operator.copies, stream))
         else:
             row = self._log.outside.add(start_ns, time.time_ns())
             self._log.note(Work(queue, name, accesses, (row,), operator.copies))
@@ -208,6 +206,12 @@ class PyTorch:
             self._pinned[start] = known = weak(storage)
             self._know(tensor)
         return known is not None
+
+    def _is_page_locked(self, tensor: Tensor) -> bool:
+        """Whether a tensor is memory of the host that copies can use behind its back."""
+        with self._lock, contextlib.suppress(RuntimeError, NotImplementedError):
+            return operators.gpu_of(tensor) is None and self._is_pinned(tensor, from_now_on=True)
+        return False  # it stands for others
 
     def _keep_for(self, tensor: Library, stream: Library) -> None:
         made = self._torch.cuda.Stream(
@@ -316,61 +320,35 @@ class PyTorch:
 
     # -- graphs -----------------------------------------------------------------------
     def _capture_began(self, graph: Library, result: object, _start_ns: int) -> None:
-        if result is not _FAILED:
+        if result is not FAILED:
             with self._lock:
-                self._graphs[graph] = self._log.captures[self._current()] = Captured()
+                self._log.graphs[graph] = self._log.captures[self._current()] = Captured()
 
     def _capture_ended(self, graph: Library, _result: object, _start_ns: int) -> None:
         with self._lock:
-            captured, captures = self._graphs.get(graph), self._log.captures
+            captured, captures = self._log.graphs.get(graph), self._log.captures
             if captured is not None:
                 captured.end()
                 for queue in [queue for queue, its in captures.items() if its is captured]:
                     del captures[queue]
 
     def _replayed(self, graph: Library, result: object, start_ns: int) -> None:
-        if result is _FAILED:
+        if result is FAILED:
             return
         with self._lock:
-            captured, queue = self._graphs.get(graph), self._current()
+            captured, queue = self._log.graphs.get(graph), self._current()
             if captured is None or not captured.nodes:
                 self._log.note("CUDAGraph")
             else:
                 nodes = tuple(captured.nodes)
-                rows = (self._log.outside.add(start_ns, time.time_ns()),) * len(nodes)
+                row = self._log.outside.add(start_ns, time.time_ns())
+                rows = tuple([row_of_node(row, node) for node in range(len(nodes))])
                 self._log.note(Work(queue, "CUDAGraph", None, rows, graph=captured, nodes=nodes))
 
 
 def _remove(callbacks: list[Library], callback: Library) -> None:
     if callback in callbacks:
         callbacks.remove(callback)
-
-
-@contextlib.contextmanager
-def _wrapped(
-    owner: Library, name: str, after: Callable[[Library, object, int], None]
-) -> Iterator[None]:
-    """Have a method of a class tell of each call's result, or that it failed."""
-    method = getattr(owner, name)
-    own = vars(owner).get(name)
-    is_on = True
-
-    def told(self: Library, *args: object, **kwargs: object) -> object:
-        start_ns, result = time.time_ns(), _FAILED
-        try:
-            result = method(self, *args, **kwargs)
-        finally:
-            if is_on:
-                after(self, result, start_ns)
-        return result
-
-    try:
-        setattr(owner, name, told)
-        yield
-    finally:
-        is_on = False
-        if vars(owner).get(name) is told:  # else others wrapped it since: it stays, and is off
-            delattr(owner, name) if own is None else setattr(owner, name, own)
 
 
 def accesses_of(use: Use) -> Sequence[Access] | None:

@@ -15,19 +15,22 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpuscope._checks import door
+from gpuscope._threads import thread_number
 from gpuscope.device.calls import QUEUES_WORK, Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.device.graph import Graph
+from gpuscope.device.graph import Captured, Graph
 from gpuscope.device.handles import Library
 from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import operators
-from gpuscope.record.hazard_log import HazardLog, Streams
+from gpuscope.record.hazard_log import HazardLog, Streams, queue_of
+from gpuscope.record.outside import row_of_node
 from gpuscope.record.rows import node_row
+from gpuscope.record.wrapped import wrapped
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.metadata import HazardFact
-from gpuscope.workloads.spin import Spin
+from gpuscope.workloads.spin import MODEL, SOURCE, Spin
 
 Program = Callable[[], object]
 _POLL_NS = 100_000
@@ -170,16 +173,19 @@ def _find(
     shown = {_names(found) for found in (facts.found if facts is not None else ())}
     # As the log tells them: of an operator the trace has the row of what it launched.
     for found in log.facts().found if log is not None and _names(hazard) in shown else ():
-        place = census.places.get(found.first or 0)
+        rows = found.first or 0, found.second or 0
+        place, second = (census.places.get(row) for row in rows)
         if place is None or _names(found) != _names(hazard):
             continue
-        second = census.places.get(found.second or 0)
         if place == second:
+            place, second = (census.nodes.get(row) for row in rows)
+        if place is None or second == place:
             raise _Untried("both are in one graph, which was captured before: capture it anew")
         return place, second, end_ns - begin_ns
     raise _Untried(
         f"the program shows no {hazard.kind} of {hazard.second_name!r} after "
-        f"{hazard.first_name!r} whose first work is a launch of ours or an operator of PyTorch's"
+        f"{hazard.first_name!r} whose first work is a launch of ours, or an operator or a graph "
+        "of PyTorch's"
     )
 
 
@@ -213,6 +219,7 @@ class _Watch:
     def __init__(self) -> None:
         self._counts: Counter[_Key] = Counter()
         self._streams = Streams()
+        self._replay: object = None
 
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
@@ -234,18 +241,43 @@ class _Watch:
         kwargs: Mapping[str, object],
     ) -> object:
         """Run an operator of PyTorch's, and count it."""
-        operator, gpu = operators.operator_of(function), torch._C._cuda_getDevice()
-        stream = self._streams.stream(gpu, operators.current_stream(torch, gpu))
+        operator, stream = operators.operator_of(function), self._current(torch)
         if operator is None or stream is None:
             return function(*args, **kwargs)
         work, rows = object(), [self.log.outside.next_row] if self.log is not None else []
-        self._count(work, stream, operator.name, rows)
+        self._count(work, stream, operator.name, rows, captured=operators.is_capturing(torch))
         result = function(*args, **kwargs)
         self.ends(work, stream)
         return result
 
-    def _count(self, work: object, stream: Stream, name: str, rows: list[int]) -> None:
-        key = _name(name), _name(stream.name), stream.capturing
+    def replay_begins(self, torch: Library, graph: Library) -> None:
+        """Count a launch of a graph of PyTorch's."""
+        stream, self._replay, rows = self._current(torch), object(), []
+        captured = self.log.graphs.get(graph) if self.log is not None else None
+        if self.log is not None and captured is not None:
+            row, nodes = self.log.outside.next_row, range(len(captured.nodes))
+            rows = [row_of_node(row, node) for node in nodes]
+            self.launches(captured, rows)
+        if stream is not None:
+            self._count(self._replay, stream, "CUDAGraph", rows)
+
+    def replay_ends(self, torch: Library, *_told: object) -> None:
+        """Pass on its end."""
+        stream = self._current(torch)
+        if stream is not None:
+            self.ends(self._replay, stream)
+
+    def _current(self, torch: Library) -> Stream | None:
+        gpu = torch._C._cuda_getDevice()
+        return self._streams.stream(gpu, operators.current_stream(torch, gpu))
+
+    def launches(self, captured: Captured, rows: list[int]) -> None:
+        """Take note of the rows of the nodes of PyTorch's graph that is launched next."""
+
+    def _count(
+        self, work: object, stream: Stream, name: str, rows: list[int], *, captured: bool = False
+    ) -> None:
+        key = _name(name), _name(stream.name), captured or stream.capturing
         self.begins(_Queued(work, stream, (key, self._counts[key]), rows))
         self._counts[key] += 1
 
@@ -271,6 +303,9 @@ def _watching(watch: _Watch) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(observing(watch))
         if torch is not None:
+            begins = partial(watch.replay_begins, torch)
+            ends = partial(watch.replay_ends, torch)
+            undo.enter_context(wrapped(torch.cuda.CUDAGraph, "replay", ends, begins))
             undo.enter_context(operators.watching(torch, partial(watch.dispatch, torch)))
         yield
 
@@ -281,13 +316,26 @@ class _Census(_Watch):
     def __init__(self) -> None:
         super().__init__()
         self.places: dict[int, _Place] = {}
+        self.nodes: dict[int, _Place] = {}
+        """Rows of the nodes of PyTorch's graphs → where they were captured."""
         self._captured: WeakKeyDictionary[Graph, list[_Place]] = WeakKeyDictionary()
+        self._others: WeakKeyDictionary[Captured, dict[int, _Place]] = WeakKeyDictionary()
+
+    def launches(self, captured: Captured, rows: list[int]) -> None:
+        """Note where each of the nodes was captured, if that was seen."""
+        places = self._others.get(captured, {})
+        self.nodes.update({rows[node]: place for node, place in places.items() if node < len(rows)})
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""
         work, graph = queued.work, queued.stream.graph
+        queue = queue_of(queued.stream, thread_number())
+        captured = self.log.captured(queue) if self.log is not None else None
         if graph is not None:
             self._captured.setdefault(graph, []).append(queued.place)
+        elif captured is not None:
+            if queued.place[0][2]:  # if it makes no node, the next one takes the number
+                self._others.setdefault(captured, {})[len(captured.nodes)] = queued.place
         elif isinstance(work, Call) and work.graph is not None and work.graph in self._captured:
             self.places.update(zip(queued.rows, self._captured[work.graph], strict=False))
         else:
@@ -313,6 +361,10 @@ class _Delay(_Watch):
 
     def delay(self, stream: Stream) -> None:
         """Delay the work that is queued next."""
+        if self._place[0][2]:  # whoever captures: a handle would mark the stream
+            kernel = stream.device.compile(SOURCE, "spin_kernel", model=MODEL)
+            stream.launch(kernel, self._length_ns, grid=1, block=32)
+            return
         self._spin = Spin(stream.device, duration_ns=self._length_ns, name="delay")
         self._spin.execute(stream=stream)
 

@@ -303,13 +303,24 @@ class HazardFact(Facts, frozen=True):
     first_stream, second_stream
         Names of their streams; ``"host"``.
     address, nbytes
-        Where the bytes begin that they have in common, and about how many these are.
+        Where the bytes begin that they have in common, and how many these are.
     buffer
         Its name, where one is known.
     count
-        How many pairs there are of these names, streams and kind; the rest is of the first.
+        How many pairs there are of these names, streams, kind and missing order; the rest is of
+        the first.
+    waits, awaits
+        The order that is missing: names of the stream that has to wait for all that is in another
+        one by then. They launched the two, or, in a capture, were captured. ``"host"``; empty in
+        traces of before it was told.
+    where
+        Where the wait belongs: in front of the second work, of the launch of the graph that has
+        it, or of the host's access; or in front of it in the capture of the graph that has both.
+    behind
+        The first work, where the event has to be recorded right behind it, by the thread that
+        launched it; empty where it can be recorded in front of the wait.
     mend
-        The call that is missing, as code.
+        The call that makes this order, as code.
     status
         What a run with the first delayed showed: ``"confirmed"``, ``"not reproduced"``, or
         ``"could not be tried: …"``; empty where none was made.
@@ -326,6 +337,10 @@ class HazardFact(Facts, frozen=True):
     nbytes: _Whole = 0
     buffer: str = ""
     count: _Whole = 1
+    waits: str = ""
+    awaits: str = ""
+    where: Literal["work", "graph", "host", "capture"] = "work"
+    behind: str = ""
     mend: str = ""
     status: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import gpuscope as gs
@@ -67,6 +68,74 @@ def test_a_copy_to_the_host(gpu, x, streams, waits):
     assert kinds == ([] if waits else ["host access too early"])
 
 
+HOST_READS = {
+    "numpy": lambda host: host.numpy().sum(),
+    "part of a view": lambda host: host.numpy()[3:4].copy(),
+    "item": lambda host: host[3].item(),
+    "item of a view": lambda host: host.numpy()[3].item(),
+    "tolist": lambda host: host[:8].tolist(),
+    "cpu": lambda host: host.cpu().numpy().max(),
+    "cpu and an operator": lambda host: host.cpu().add(1),
+    "repr": repr,
+    "write": lambda host: host.numpy().fill(2),
+}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("read", HOST_READS)
+def test_what_the_host_does_with_page_locked_memory(gpu, x, streams, read, waits):
+    host = torch.empty(1 << 20, pin_memory=True)
+
+    def program():
+        with torch.cuda.stream(streams[0]):
+            host.copy_(x, non_blocking=True)
+        if waits:
+            streams[0].synchronize()
+        HOST_READS[read](host)
+
+    result = found(gpu, program)
+    assert {fact.kind for fact in result.found} == (set() if waits else {"host access too early"})
+    assert result.facts.unseen == 0, result.facts.unseen_names
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_result_that_comes_back_at_once(gpu, x, streams, waits):
+    def program():
+        with torch.cuda.stream(streams[0]):
+            host = x.to("cpu", non_blocking=True)  # page-locked
+        if waits:
+            streams[0].synchronize()
+        host.numpy().sum()
+
+    kinds = {fact.kind for fact in found(gpu, program).found}
+    assert kinds == (set() if waits else {"host access too early"})
+
+
+def test_a_view_that_is_made_too_early_and_read_in_time(gpu, x, streams):
+    host = torch.empty(1 << 20, pin_memory=True)
+
+    def program():
+        with torch.cuda.stream(streams[0]):
+            host.copy_(x, non_blocking=True)
+        view = host.numpy()
+        streams[0].synchronize()
+        view.sum()
+
+    assert not found(gpu, program).found
+
+
+def test_memory_that_numpy_takes_counts_as_unseen(gpu, x, streams):
+    host = torch.empty(1 << 20, pin_memory=True)
+
+    def program():
+        with torch.cuda.stream(streams[0]):
+            host.copy_(x, non_blocking=True)
+        np.asarray(host).sum()
+
+    facts = found(gpu, program).facts
+    assert (facts.found, facts.unseen) == ((), 1), facts.unseen_names
+
+
 def test_copies_that_wait_are_not_accused(gpu, streams):
     def program():
         with torch.cuda.stream(streams[0]):
@@ -116,6 +185,85 @@ def test_a_graph(gpu, x, streams, waits):
 
     kinds = [fact.kind for fact in found(gpu, program).found]
     assert kinds == ([] if waits else ["read after write"])
+
+
+SIZE = 1 << 20
+
+
+def wait_a_while(gpu):
+    gpu.backend.wait_until_ns(gpu.now_ns() + 3_000_000)
+
+
+def a_graph_first(gpu, *, ordered):
+    """A graph writes what an operator reads on another stream."""
+    data, seen = torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    a, b, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        data.add_(1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(a):
+        graph.replay()
+    if ordered:
+        b.wait_stream(a)
+    wait_a_while(gpu)
+    with torch.cuda.stream(b):
+        seen.copy_(data)
+    torch.cuda.synchronize()
+    return seen
+
+
+def a_graph_second(gpu, *, ordered):
+    """A graph reads what an operator writes on another stream."""
+    data, seen = torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    a, b, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        seen.copy_(data)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(b):
+        data.fill_(1)
+    if ordered:
+        a.wait_stream(b)
+    wait_a_while(gpu)
+    with torch.cuda.stream(a):
+        graph.replay()
+    torch.cuda.synchronize()
+    return seen
+
+
+def branches_of_a_graph(_gpu, *, ordered):
+    """One of two branches reads what the other one writes."""
+    data, seen = torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    a, b, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    other = torch.zeros(1 << 26, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=a):
+        b.wait_stream(a)
+        data.fill_(1)
+        if ordered:
+            b.wait_stream(a)
+        with torch.cuda.stream(b):
+            other.add_(1)
+            seen.copy_(data)
+        a.wait_stream(b)
+    graph.replay()
+    torch.cuda.synchronize()
+    return seen
+
+
+@pytest.mark.parametrize("race", [a_graph_first, a_graph_second, branches_of_a_graph])
+def test_a_race_through_a_graph_is_confirmed(gpu, race):
+    race(gpu, ordered=False)  # what is captured must be loaded
+    hazards = found(gpu, lambda: race(gpu, ordered=False)).found
+    assert hazards
+    assert "confirmed" in [
+        gs.confirm(hazard, lambda: race(gpu, ordered=False), gpu).status for hazard in hazards
+    ]
+    assert not found(gpu, lambda: race(gpu, ordered=True)).found
+    for hazard in hazards:
+        twin = gs.confirm(hazard, lambda: race(gpu, ordered=True), gpu)
+        assert twin.status.startswith("could not be tried: the program shows no")
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuscope._types import Array, DType
 from gpuscope.device.api import Kernel, KernelModel
+from gpuscope.device.calls import calling_for_us
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
@@ -80,7 +81,7 @@ class CudaBackend(CudaContext):
         The legacy default stream, CuPy's unless another is current, would wait for every blocking
         stream, the per-thread ones among them, and cannot be waited for during a capture.
         """
-        with self.current(), versions.relaxed_capture():
+        with self.current(), versions.relaxed_capture(), calling_for_us():
             own = self._own_stream()
             try:
                 with self._cupy.cuda.Stream.from_external(own):
@@ -397,7 +398,11 @@ class CudaBackend(CudaContext):
         self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
     ) -> None:
         """Queue CuPy's copy kernel."""
-        with self.current(), self._cupy.cuda.Stream.from_external(stream.raw):
+        with (
+            self.current(),
+            calling_for_us(),
+            self._cupy.cuda.Stream.from_external(stream.raw),
+        ):
             into[...] = array
 
 

@@ -341,7 +341,8 @@ def test_chrome_events(tmp_path):
 HAZARD = {
     "kind": "read after write", "first": 1, "second": 2, "first_name": "made", "second_name": "read",
     "first_stream": "a", "second_stream": "b", "address": 4096, "nbytes": 64, "buffer": "x",
-    "count": 3, "mend": "b.wait(a.record())", "status": "confirmed",
+    "count": 3, "waits": "b", "awaits": "a", "where": "work", "behind": "",
+    "mend": "b.wait(a.record())", "status": "confirmed",
 }  # fmt: skip
 
 

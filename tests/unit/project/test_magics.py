@@ -148,7 +148,23 @@ def test_starting_twice_and_late_options_are_refused(cell):
 def test_nothing_recorded_says_what_to_do(cell):
     said, _, error = cell("%%gpuscope\n1 + 1")
     assert error is None
-    assert "no kernel was recorded" in said
+    assert "a simulated device has to be open" in said
+
+
+COPIES = """
+x, y = gpu.empty(1000), gpu.empty(1000)
+with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+    a.copy(x, y)
+    b.copy(y, x)
+"""
+
+
+def test_copies_are_work(shell, cell):
+    said, _, error = cell(f"%%gpuscope --hazards\n{COPIES}")
+    assert error is None
+    assert shell.user_ns["_gpuscope"].kind_counts()["memcpy"] == 2
+    assert "a simulated device has to be open" not in said
+    assert "HAZARD" in said
 
 
 def test_of_several_clocks_one_is_named(shell, cell):

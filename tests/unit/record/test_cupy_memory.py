@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import ModuleType, SimpleNamespace
 
 import pytest
+import stand_in_cupy
+from stand_in_cupy import Stream, of_thread
 
 from gpuscope.device.accesses import Access
 from gpuscope.record.hazard_log import HazardLog
@@ -16,30 +17,10 @@ from gpuscope.record.libraries import watching_libraries
 HOME, OTHER = Queue("cuda:0", 0x10), Queue("cuda:0", 0x20)
 
 
-class OfThread(threading.local):
-    def __init__(self):
-        self.hooks = {}
-
-
-class Hook:
-    """As ``cupy.cuda.MemoryHook``: hooks of a thread, by name."""
-
-    name = "MemoryHook"
-    on = OfThread()
-
-    def __enter__(self):
-        self.on.hooks[self.name] = self
-
-    def __exit__(self, *_):
-        del self.on.hooks[self.name]
-
-
 @pytest.fixture
 def cupy(monkeypatch):
-    cupy = ModuleType("cupy")
-    cupy.cuda = SimpleNamespace(
-        MemoryHook=Hook, get_current_stream=lambda: SimpleNamespace(ptr=HOME.handle)
-    )
+    cupy = stand_in_cupy.module()
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: Stream(HOME.handle))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     return cupy
@@ -49,7 +30,7 @@ def cupy(monkeypatch):
 def test_memory_goes_back_in_the_order_of_its_stream(cupy, waits):
     log, event = HazardLog(), Record(OTHER, lambda: None)
     with watching_libraries(log):
-        (hook,) = Hook.on.hooks.values()
+        (hook,) = of_thread.hooks.values()
         hook.malloc_postprocess(device_id=0, size=100, mem_size=512, mem_ptr=4096, pmem_id=1)
         log.note(Work(OTHER, "reader", (Access(4096, 4196),)))
         if waits:
@@ -58,7 +39,7 @@ def test_memory_goes_back_in_the_order_of_its_stream(cupy, waits):
         hook.free_preprocess(device_id=0, mem_size=512, mem_ptr=4096, pmem_id=1)
         log.note(Work(HOME, "writer", (Access(4096, 4196, reads=False, writes=True),)))
         hook.free_preprocess(device_id=0, mem_size=512, mem_ptr=8192, pmem_id=2)  # made before
-    assert not Hook.on.hooks
+    assert not of_thread.hooks
     log.read()
     kinds = [fact.kind for fact in log.facts().found]
     assert kinds == ([] if waits else ["reuse of freed memory"])
@@ -68,7 +49,7 @@ def test_a_recording_that_another_thread_ends_hears_no_more(cupy):
     log = HazardLog()
     watching = watching_libraries(log)
     watching.__enter__()
-    (hook,) = Hook.on.hooks.values()
+    (hook,) = of_thread.hooks.values()
     hook.malloc_postprocess(device_id=0, size=100, mem_size=512, mem_ptr=4096, pmem_id=1)
     thread = threading.Thread(target=watching.__exit__, args=(None, None, None))
     thread.start()
@@ -79,4 +60,4 @@ def test_a_recording_that_another_thread_ends_hears_no_more(cupy):
     log.note(Work(HOME, "writer", (Access(4096, 4196, reads=False, writes=True),)))
     log.read()
     assert [fact.kind for fact in log.facts().found] == ["write after read"]
-    Hook.on.hooks.clear()
+    of_thread.hooks.clear()

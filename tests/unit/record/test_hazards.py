@@ -11,7 +11,6 @@ import gpuscope as gs
 from gpuscope.device.accesses import (
     Access,
     accesses_of,
-    common,
     of_arrays,
     operand_of,
     pointers_of,
@@ -200,44 +199,25 @@ def test_prepared_products_are_seen_and_ordered_by_their_wait():
 
 
 # -- ranges --------------------------------------------------------------------------------
-def test_columns_of_a_matrix_have_nothing_in_common():
-    gpu = gs.open_device("sim:h200", quiet=True)
-    x = gpu.empty((50, 40))
-    (left,), (right,), (some,) = (
-        operand_of(x[:, part], writes=True).accesses()
-        for part in (slice(0, 8), slice(8, 40), slice(6, 9))
-    )
-    everything = Access(x.address, x.address + x.nbytes)
-    first, last = everything[:2]
-    assert not common(left, right, first, last)
-    assert common(left, some, first, last)
-    assert common(some, right, first, last)
-    assert common(left, everything, first, last)
-    assert not common(left, everything, first + 32, first + 160)
+@pytest.mark.parametrize(
+    ("one", "other", "nbytes", "first"),
+    [
+        (np.s_[:, 0:8], np.s_[:, 7:15], 256, 28),
+        (np.s_[::2, 0], np.s_[::3, 0], 11 * 4, 0),
+        (np.s_[1::4, 3], np.s_[3::6, 3:5], 5 * 4, (9 * 64 + 3) * 4),
+    ],
+)
+def test_bytes_in_common_are_counted_row_by_row(one, other, nbytes, first):
+    bases = []
 
+    def program(gpu, a, b):
+        x, y, z = (gpu.empty((64, 64)) for _ in range(3))
+        bases.append(x.address)
+        a.copy(x[one], y[one])
+        b.copy(z[other], x[other])
 
-@pytest.mark.parametrize("seed", range(20))
-def test_common_bytes_are_those_of_numpy(seed):
-    rng = np.random.default_rng(seed)
-    block = np.zeros((12, 10, 8), "u1")
-
-    def view():
-        parts = []
-        for size in block.shape:
-            start = rng.integers(0, size)
-            parts.append(slice(start, rng.integers(start, size + 1), rng.integers(1, 4)))
-        array = block[tuple(parts)]
-        return array[::-1] if rng.random() < 0.3 else array
-
-    for _ in range(100):
-        one, other = view(), view()
-        expected = np.shares_memory(one, other)
-        low = block.ctypes.data
-        assert expected == any(
-            common(mine, theirs, low, low + block.nbytes)
-            for mine in operand_of(one).accesses()
-            for theirs in operand_of(other).accesses()
-        ), (one.shape, one.strides, other.shape, other.strides)
+    (fact,) = facts_of(program)
+    assert (fact.nbytes, fact.address) == (nbytes, bases[0] + first)
 
 
 def test_const_pointers_of_a_kernels_source_are_read():
@@ -325,6 +305,86 @@ def branches(gpu, a, b, *, joined):
         launch(b, y, x)
         a.wait(b.record())
     return graph, x, y
+
+
+def graph_first(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, x)
+    graph.launch(stream=a)
+    b.copy(gpu.empty(100), x)
+
+
+def graph_first_on_the_other_side(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, x)
+    graph.launch(stream=a)
+    cap.copy(gpu.empty(100), x)
+
+
+def host_after_a_graph(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        cap.copy(host, x)
+    graph.launch(stream=a)
+    host.sum()
+
+
+def graph_second(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        launch(cap, gpu.empty(100), x)
+    launch(b, x)
+    graph.launch(stream=a)
+
+
+def graph_after_a_graph(gpu, a, b, cap, x, host):
+    with cap.capture() as first:
+        launch(cap, x)
+    with cap.capture() as second:
+        launch(cap, gpu.empty(100), x)
+    first.launch(stream=a)
+    second.launch(stream=b)
+
+
+def in_one_capture(gpu, a, b, cap, x, host):
+    with cap.capture() as graph:
+        b.wait(cap.record())
+        launch(cap, x)
+        launch(b, gpu.empty(100), x)
+        cap.wait(b.record())
+    graph.launch(stream=a)
+
+
+def two_of_one_name(gpu, a, b, cap, x, host):
+    with gpu.create_stream(name="a") as other:
+        launch(a, x)
+        launch(other, gpu.empty(100), x)
+
+
+def after_the_default_stream(gpu, a, b, cap, x, host):
+    launch(gpu.default_stream(), x)
+    launch(b, gpu.empty(100), x)
+
+
+@pytest.mark.parametrize(
+    ("act", "missing"),
+    [
+        (graph_first, ("b", "a", "work", "")),
+        (graph_first_on_the_other_side, ("cap", "a", "work", "")),
+        (host_after_a_graph, ("host", "a", "host", "")),
+        (graph_second, ("a", "b", "graph", "")),
+        (graph_after_a_graph, ("b", "a", "graph", "")),
+        (in_one_capture, ("b", "cap", "capture", "")),
+        (two_of_one_name, ("a", "a", "work", "touch")),
+        (after_the_default_stream, ("b", "per-thread default", "work", "touch")),
+    ],
+)
+def test_the_missing_order_is_of_the_streams_that_launch(act, missing):
+    def program(gpu, a, b):
+        with gpu.create_stream(name="cap") as cap:
+            act(gpu, a, b, cap, gpu.empty(100), gpu.empty_pinned(100))
+            gpu.synchronize()
+
+    (fact,) = facts_of(program)
+    assert (fact.waits, fact.awaits, fact.where, fact.behind) == missing
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import threading
 
+import numpy as np
 import pytest
 import stand_in_torch
 from stand_in_torch import Operator, torch
@@ -17,12 +18,14 @@ from stand_in_torch import Operator, torch
 import gpuscope as gs
 from gpuscope.device.accesses import operand_of
 from gpuscope.device.graph import _Capture
+from gpuscope.device.pinned import PinnedArray
 from gpuscope.record import libraries, operators
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import Queue, Work
-from gpuscope.record.pytorch import PyTorch, _wrapped
+from gpuscope.record.pytorch import PyTorch
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
+from gpuscope.record.wrapped import wrapped
 
 
 class Cuda:
@@ -429,6 +432,79 @@ def test_a_copy_to_other_host_memory_returns_at_its_end(cuda, x, monkeypatch):
     assert not pairs(cuda)
 
 
+HOST_READS = {
+    "numpy": lambda host: host.numpy().sum(),
+    "a view made before": lambda host, view=None: view.sum(),
+    "part of a view": lambda host: host.numpy()[3:4].copy(),
+    "item of a view": lambda host: host.numpy()[3].item(),
+    "item": lambda host: host[3].item(),
+    "tolist": lambda host: host.tolist(),
+    "cpu": lambda host: host.cpu().numpy().max(),
+    "cpu and an operator": lambda host: host.cpu().add(1),
+    "repr": repr,
+    "write": lambda host: host.numpy().fill(2),
+}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("read", HOST_READS)
+def test_what_the_host_does_without_an_operator(cuda, x, read, waits):
+    host = cuda.pinned(64)
+    more = {"view": host.numpy()} if read == "a view made before" else {}
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)
+    if waits:
+        cuda.synchronize_stream(A)
+    HOST_READS[read](host, **more)
+    kinds = {fact.kind for fact in found(cuda)}
+    assert kinds == (set() if waits else {"host access too early"})
+    assert not cuda.log.facts().unseen
+
+
+def test_a_view_that_is_made_too_early_and_read_in_time(cuda, x):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)
+    view = host.numpy()[::2]
+    same = host.cpu().numpy().astype(view.dtype, copy=False)
+    cuda.synchronize_stream(A)
+    assert view.sum() * 2 == same.sum()
+    assert not found(cuda)
+
+
+def test_a_view_lives_on(cuda, x):
+    """It is told of in each recording, and in none is it as any other array."""
+    host = cuda.pinned(64)
+    view, log = host.numpy(), HazardLog()
+    with PyTorch(torch, log, Streams()).watching():
+        view.sum()
+    log.read()
+    cuda.log.read()
+    assert (log.facts().accesses, cuda.log.facts().accesses) == (1, 2)  # one made it
+    assert torch.Tensor.numpy(host).base is not None
+
+
+@pytest.mark.parametrize("share", [np.asarray, lambda host: host.__dlpack__()])
+def test_memory_that_is_given_away_counts_as_unseen(cuda, x, share):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)
+    shared = share(host)
+    assert type(shared) is not PinnedArray
+    cuda.log.read()
+    assert (cuda.log.facts().unseen, found(cuda)) == (1, ())
+
+
+def test_pageable_memory_is_left_alone(cuda, x, monkeypatch):
+    monkeypatch.setattr(operators, "is_pinned", lambda _storage: False)
+    host = cuda.pinned(64)
+    assert type(host.numpy()) is np.ndarray
+    assert type(np.asarray(host)) is np.ndarray
+    host.tolist()
+    cuda.log.read()
+    assert (cuda.log.facts().unseen, cuda.log.facts().accesses) == (0, 1)  # that made x
+
+
 def test_a_copy_between_gpus_is_in_order_with_both(cuda, x):
     y = torch.zeros(64)
     cuda.on_second.add(y.untyped_storage().data_ptr())
@@ -675,7 +751,7 @@ def test_wrappers_end_in_any_order():
 
     told = []
     first, second = (
-        _wrapped(Owner, "method", lambda *_, name=name: told.append(name)) for name in "ab"
+        wrapped(Owner, "method", lambda *_, name=name: told.append(name)) for name in "ab"
     )
     first.__enter__()
     second.__enter__()

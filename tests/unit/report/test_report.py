@@ -274,7 +274,7 @@ def test_missing_evidence_is_told_and_not_an_error(tmp_path):
         tmp_path / "r.html",
     ).read_text(encoding="utf-8")
     assert "queued_ns" in body
-    assert "No kernel was recorded, so there is nothing to judge." in body
+    assert "No kernel was recorded, so there is no confinement to judge." in body
     assert "Stopped early." in body
     page = without_plotly(trace_report(empty, tmp_path / "t.html").read_text(encoding="utf-8"))
     assert "holds no finished kernel" in page

@@ -16,9 +16,11 @@ from stand_in_torch import SCHEMAS, Schema
 
 import gpuscope as gs
 from gpuscope.device.accesses import accesses_of, of_arrays
+from gpuscope.device.graph import Captured, Node
 from gpuscope.record import operators
 from gpuscope.record.hazard_log import Streams, queue_of
 from gpuscope.record.hazard_notes import Work
+from gpuscope.record.outside import row_of_node
 from gpuscope.runs import confirming
 from gpuscope.trace.metadata import HazardFact
 
@@ -300,51 +302,118 @@ def test_a_tensor_is_compared_by_its_bytes(gpu, monkeypatch):
 
 
 # -- work of PyTorch's -----------------------------------------------------------------------
+class Library:
+    """Operators and graphs as PyTorch's, of which only the log of hazards is told."""
+
+    def __init__(self, gpu):
+        self.gpu, self.modes, self.logs = gpu, [], []
+        self.stream = None
+        self.is_capturing = False
+        library = self
+
+        class CUDAGraph:
+            def replay(self):
+                library.launch_graph(self)
+
+        def copy_(target, source):
+            library.run_copy(target, source)
+
+        copy_._schema = next(Schema(text) for text in SCHEMAS if text.startswith("aten::copy_("))
+        self.graphs, self.operator = CUDAGraph, copy_
+
+    def run_copy(self, target, source):
+        stream = self.stream
+        self.gpu.backend.copy(stream.raw, target, source, 0)
+        stream.hold(target, source)
+        accesses = accesses_of(of_arrays([source], [target]))
+        for log in self.logs:
+            queue = queue_of(stream, 0)
+            captured = log.captured(queue)
+            if captured is not None:
+                captured.add(stream.handle, Node("aten::copy_", accesses, is_copy=True))
+            else:
+                row = log.outside.add(0, 0)
+                log.note(Work(queue, "aten::copy_", accesses, (row,), is_copy=True))
+
+    def launch_graph(self, graph):
+        self.gpu.backend.launch_graph(graph.raw, self.stream.raw, 0)
+        for log in self.logs:
+            captured, row = log.graphs[graph], log.outside.add(0, 0)
+            nodes = tuple(captured.nodes)
+            rows = tuple(row_of_node(row, node) for node in range(len(nodes)))
+            queue = queue_of(self.stream, 0)
+            log.note(Work(queue, "CUDAGraph", None, rows, graph=captured, nodes=nodes))
+
+    def copy(self, stream, target, source):
+        self.stream = stream
+        if self.modes:
+            self.modes[-1](self.operator, (target, source), {})
+        else:
+            self.operator(target, source)
+
+    def replay(self, graph, stream):
+        self.stream = stream
+        graph.replay()
+
+    @contextlib.contextmanager
+    def capture(self, *streams):
+        """Capture streams, which nobody but the library knows."""
+        first, *others = streams
+        graph = self.graphs()
+        for log in self.logs:
+            log.graphs[graph] = captured = Captured()
+            log.captures.update(dict.fromkeys([queue_of(one, 0) for one in streams], captured))
+        self.gpu.backend.begin_capture(first)
+        self.is_capturing = True
+        for one in others:
+            self._follow(one, first)
+        yield graph
+        for one in others:
+            self._follow(first, one)
+        self.is_capturing = False
+        graph.raw = self.gpu.backend.end_capture(first)
+        for log in self.logs:
+            log.graphs[graph].end()
+            log.captures.clear()
+
+    def _follow(self, stream, other):
+        event = self.gpu.backend.make_event(timing=False)
+        self.gpu.backend.record(event, other.raw, 0)
+        self.gpu.backend.wait(stream.raw, event)
+
+    @contextlib.contextmanager
+    def watching(self, _torch, dispatch):
+        self.modes.append(dispatch)
+        yield
+        self.modes.remove(dispatch)
+
+    @contextlib.contextmanager
+    def profile(self, *args, **options):
+        with gs.profile(*args, **options) as recording:
+            self.logs.append(recording.hazards)
+            yield recording
+            self.logs.remove(recording.hazards)
+
+
 @pytest.fixture
 def library(gpu, monkeypatch):
-    """A library with operators as PyTorch's, which tells only the log of hazards of its work."""
-    torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getDevice=lambda: 0))
-    copy_ = next(Schema(text) for text in SCHEMAS if text.startswith("aten::copy_("))
-    modes, logs, current = [], [], []
-
-    def run(target, source):
-        (stream,) = current
-        gpu.backend.copy(stream.raw, target, source, 0)
-        stream.hold(target, source)
-        for log in logs:
-            row = log.outside.add(0, 0)
-            accesses = accesses_of(of_arrays([source], [target]))
-            log.note(Work(queue_of(stream, 0), "aten::copy_", accesses, (row,), is_copy=True))
-
-    run._schema = copy_
-
-    def call(stream, target, source):
-        current[:] = [stream]
-        if modes:
-            modes[-1](run, (target, source), {})
-        else:
-            run(target, source)
-
-    @contextlib.contextmanager
-    def watching(_torch, dispatch):
-        modes.append(dispatch)
-        yield
-        modes.remove(dispatch)
-
-    @contextlib.contextmanager
-    def profile(*args, **options):
-        with gs.profile(*args, **options) as recording:
-            logs.append(recording.hazards)
-            yield recording
-            logs.remove(recording.hazards)
-
+    library = Library(gpu)
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(
+            _cuda_getDevice=lambda: 0,
+            _cuda_isCurrentStreamCapturing=lambda: library.is_capturing,
+        ),
+        cuda=SimpleNamespace(CUDAGraph=library.graphs),
+    )
     monkeypatch.setattr(operators, "pytorch", lambda: torch)
-    monkeypatch.setattr(operators, "watching", watching)
-    monkeypatch.setattr(operators, "current_stream", lambda _torch, _gpu: current[0].handle)
+    monkeypatch.setattr(operators, "watching", library.watching)
+    monkeypatch.setattr(operators, "current_stream", lambda _torch, _gpu: library.stream.handle)
     monkeypatch.setattr(Streams, "stream", lambda _self, _gpu, handle: gpu.find_stream(handle))
-    monkeypatch.setattr(confirming, "profile", profile)
-    yield SimpleNamespace(copy=call, profile=profile)
-    assert not modes
+    monkeypatch.setattr(confirming, "profile", library.profile)
+    replay = library.graphs.replay
+    yield library
+    assert not library.modes
+    assert library.graphs.replay is replay
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -373,6 +442,77 @@ def test_an_operator_of_pytorch_is_delayed(gpu, library, lost, ordered):
     assert (hazard.first_name, hazard.kind) == ("aten::copy_", "use before a copy ended")
     status = gs.confirm(hazard, lambda: program(ordered=ordered), gpu).status
     assert status.startswith("could not be tried: the program shows" if ordered else "confirmed")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("graph_is", ["first", "second"])
+def test_a_graph_of_pytorch_is_delayed(gpu, library, graph_is, lost, ordered):
+    """The second of three launches, or what it follows: the others are in order."""
+
+    def program(*, ordered):
+        data, seen = filled(gpu, 0), [filled(gpu, 0) for _ in range(3)]
+        inputs, result = filled(gpu, 0), filled(gpu, 0)
+        with gpu.create_stream() as a, gpu.create_stream(name="b") as b:
+            with library.capture(a) as graph:
+                if graph_is == "first":
+                    library.copy(a, data, inputs)
+                else:
+                    library.copy(a, result, data)
+            for step, one in enumerate(seen):
+                first, second = (a, b) if graph_is == "first" else (b, a)
+                first.wait(second.record())
+                if graph_is == "first":
+                    library.copy(a, inputs, filled(gpu, step + 1))
+                if lost:
+                    launch(first, "write", filled(gpu, 0), ns=SLOW_NS)
+                if graph_is == "first":
+                    library.replay(graph, a)
+                else:
+                    library.copy(b, data, filled(gpu, step + 1))
+                if ordered or step != 1:
+                    second.wait(first.record())
+                if not lost:
+                    pause(gpu)
+                if graph_is == "first":
+                    library.copy(b, one, data)
+                else:
+                    library.replay(graph, a)
+                    library.copy(a, one, result)
+            gpu.synchronize()
+        return seen
+
+    with library.profile(gpu, hazards=True) as recording:
+        program(ordered=False)
+    hazards = gs.analysis.hazards(recording.trace).found
+    hazard = next(one for one in hazards if one.kind == "use before a copy ended")
+    status = gs.confirm(hazard, lambda: program(ordered=ordered), gpu).status
+    assert status.startswith("could not be tried: the program shows" if ordered else "confirmed")
+
+
+# Of work of ours in its graph no simulated GPU tells the end.
+@pytest.mark.filterwarnings("ignore:the recording is incomplete")
+@pytest.mark.parametrize("lost", [False, True])
+def test_branches_of_a_graph_of_pytorch_are_delayed(gpu, library, lost):
+    """Where they are captured, which the program does anew."""
+    load(gpu, "write", "rewrite")
+
+    def program():
+        data, other, seen, new = (filled(gpu, value) for value in (0, 0, 0, 1))
+        with gpu.create_stream() as a, gpu.create_stream() as b:
+            with library.capture(a, b) as graph:
+                launch(a if lost else b, "rewrite", other, ns=SLOW_NS)
+                library.copy(a, data, new)
+                library.copy(b, seen, data)
+            launch(a, "rewrite", data)
+            library.replay(graph, a)
+        return seen
+
+    with library.profile(gpu, hazards=True) as recording:
+        program()
+    (hazard,) = gs.analysis.hazards(recording.trace).found
+    assert (hazard.first_name, hazard.where) == ("aten::copy_", "capture")
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"
 
 
 # -- what stops it ---------------------------------------------------------------------------

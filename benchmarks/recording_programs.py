@@ -217,7 +217,7 @@ def main() -> int:
     if not asked.device.startswith("sim"):
         from gpuscope.device.cuda import driver
 
-        machine = driver.info_of(0).name
+        machine = driver.gpus()[0].name
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.rounds):

@@ -56,6 +56,7 @@ def waits(gpu: Device) -> Trace:
                 b.wait(whole.record())
                 gs.mm_out(out, left[::2, ::2], right, stream=b)
                 b.copy(small, pageable)
+                blocking.wait(whole.record())  # it has nothing else to wait for
                 spin.execute(stream=blocking)
                 gs.mm_out(out, right, right, stream=default)
                 event = b.record()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import tempfile
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._checks import MappingOf, door, given
+from gpuscope.analysis.outlook import Outlook, Place, ends_of
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting
 from gpuscope.device.device import Device
@@ -197,6 +197,10 @@ class _Search:
         self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
         self.able = [n for n, one in enumerate(self.candidates) if not one.error]
+        decisive = {goal.workload for goal in slo or (objective,)}
+        self.sms = {
+            n: self.candidates[n].sms_for(decisive, device.info.sm_count) for n in self.able
+        }
         if not self.able:
             raise InvalidPartition(self.candidates[0].error)
         self.width = max(FEWEST, math.ceil(len(self.able) / 5))
@@ -258,10 +262,9 @@ class _Search:
         turn = 0
         while not self.first.stopped:
             samples = self.samples(turn)
-            race = self._race(samples)
-            chosen = race.turn(self._neighbours(), self.width) if samples else self._start()
+            chosen = self._next(samples) if samples else self._start()
             done = max((len(samples.get(number, ())) for number in chosen), default=0)
-            turns = range(turn, turn + max(1, min(self.at_once, self.repeats - done)))
+            turns = range(turn, turn + min(self.at_once, self.repeats - done))
             chosen = chosen[: (self.most - sum(map(len, samples.values()))) // len(turns)]
             if not chosen:
                 self.decided = True
@@ -331,27 +334,30 @@ class _Search:
             chosen = race.ranked()[: self.width]
         else:
             chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1)) or 1]
-        return [n for n in dict.fromkeys([*chosen, *self.reference]) if n in self.able]
+        always = [n for n, one in enumerate(self.candidates) if one.place is None]
+        start = dict.fromkeys([*chosen, *ends_of(self._places()), *always, *self.reference])
+        return [n for n in start if n in self.able]
 
-    def _neighbours(self) -> dict[int, list[int]]:
-        """Return who is beside whom in the grid: one step of one parameter away."""
-        there = {
-            (self.candidates[number].setting, self.candidates[number].place): number
-            for number in self.able
+    def _next(self, samples: Samples) -> list[int]:
+        """Return whom to measure next."""
+        outlook = self._outlook(self._race(samples))
+        return outlook.race.turn(outlook.fresh(), self.width, [*{*self.reference} & {*self.able}])
+
+    def _outlook(self, race: Race) -> Outlook:
+        forecast = self._forecast()
+        known = forecast if all(number in forecast for number in self.able) else {}
+        return Outlook(race, known, self._places())
+
+    def _places(self) -> dict[int, Place]:
+        """Return where in the grid settings are that can run; without those nothing varies."""
+        return {
+            number: (one.setting, one.place)
+            for number, one in enumerate(self.candidates)
+            if one.place is not None and number in self.able
         }
-        beside: dict[int, list[int]] = {}
-        for (setting, place), number in there.items():
-            steps = itertools.product(range(len(place or ())), (-1, 1))
-            moved = [
-                (setting, (*place[:axis], place[axis] + step, *place[axis + 1 :]))
-                for axis, step in steps
-                if place is not None
-            ]
-            beside[number] = [there[key] for key in moved if key in there]
-        return beside
 
     def _race(self, samples: Samples) -> Race:
-        return Race(samples, self.objective, self.slo, self.confidence, self.repeats)
+        return Race(samples, self.objective, self.slo, self.confidence, self.repeats, self.sms)
 
     # -- what was found ---------------------------------------------------------------
     def samples(self, before: int | None = None) -> dict[int, dict[int, Values]]:
@@ -397,6 +403,9 @@ class _Search:
             raise NothingRecorded("it was stopped before anything was recorded: tune again")
         race = self._race(samples)
         verdicts = race.verdicts()
+        outlook = self._outlook(race)
+        unseen = [number for number in self.able if samples and number not in samples]
+        verdicts.update((n, "unlikely") for n in unseen if outlook.rules_out(n))
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
         measured = [row for rows in self.rows.values() for row in rows]
         missing = dict.fromkeys(row["incomplete"] for row in measured if row.get("incomplete"))
@@ -407,6 +416,14 @@ class _Search:
             goal for goal in self.costs
             if all(goal.name in values for turns in samples.values() for values in turns.values())
         )  # fmt: skip
+        bounds: dict[int, dict[str, tuple[float, float]]] = {
+            n: {goal.name: race.bounds(n, goal) for goal in self.slo} for n in samples
+        }
+        bounds.update(
+            (n, {goal.name: outlook.bounds(n, goal) for goal in (self.objective, *self.slo)})
+            for n in unseen
+            if outlook.is_between(n)
+        )
         front, settings = race.front(costs), []
         for number, one in enumerate(self.candidates):
             turns = samples.get(number, {})
@@ -421,6 +438,7 @@ class _Search:
                     forecast=forecast.get(number, {}), error=error,
                     verdict="refused" if error else verdicts.get(number, "not measured"),
                     on_front=number in front, behind=race.behind(number, inside),
+                    sms=self.sms.get(number, 0), bounds=bounds.get(number, {}),
                 )
             )  # fmt: skip
         info = self.device.info

@@ -118,6 +118,10 @@ class Levels:
             else np.full(len(freedom), np.inf)
         )[of]
 
+    def value(self, setting: int) -> float:
+        """Return the logarithm of a setting's level, to be compared with those of others."""
+        return float(self._solve[self._place[setting]] @ self._values)
+
     def level(self, setting: int) -> Estimate:
         """Return the logarithm of a setting's level."""
         return self._estimate({setting: 1.0})

@@ -66,9 +66,8 @@ class Outlook:
 
     def rules_out(self, number: int) -> bool:
         """Whether a setting that was not measured surely misses the SLO, or is surely worse."""
-        inside = self.race.inside
-        sure = inside and self.race.meets(inside[0])
-        return self._is_out(number, inside[0] if sure else None)
+        sure = (one for one in self.race.inside if self.race.meets(one))
+        return self._is_out(number, next(sure, None))
 
     def _is_out(self, number: int, leader: int | None) -> bool:
         race = self.race

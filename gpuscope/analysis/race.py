@@ -171,7 +171,7 @@ class Race:
         is known by itself: that tells more of them apart (step-down).
         """
         inside = frozenset(number for number in self.samples if not self.misses(number))
-        levels = self._levels(self.objective, self.samples, by_turn=True)
+        levels = self._all_levels
         while True:
             tail = (1 - self.confidence) / (max(1, len(inside) - 1) * self.repeats)
             worse = {
@@ -191,21 +191,24 @@ class Race:
         """How often one comparison of two settings may be wrong."""
         return self._standing[2]
 
+    @cached_property
+    def _all_levels(self) -> Levels:
+        return self._levels(self.objective, self.samples, by_turn=True)
+
+    def _worth(self, number: int) -> float:
+        """Return a setting's objective as a logarithm that is greater for the better one."""
+        value = self._all_levels.value(number)
+        return value if self.objective.is_rate else -value
+
     def ranked(self) -> list[int]:
         """Return the settings, the best first: by how far off the SLO, then by the objective.
 
         Of those that are as good as the first, the one with the fewest SMs is first.
         """
-        sign = -1 if self.objective.is_rate else 1
-        means = {number: self.mean(number, self.objective) for number in self.samples}
-        order = sorted(self.samples, key=lambda number: (self.off(number), sign * means[number]))
-        if order and not self.off(order[0]):
-            enough = CLOSE * abs(means[order[0]])
-            equal = [
-                number for number in order
-                if not self.off(number)
-                and self.objective.gain(means[order[0]], means[number]) <= enough
-            ]  # fmt: skip
+        order = sorted(self.samples, key=lambda number: (self.off(number), -self._worth(number)))
+        least = max(map(self._worth, order[:1]), default=0.0) - math.log1p(CLOSE)
+        equal = [n for n in order if not self.off(n) and self._worth(n) >= least]
+        if equal and equal[0] == order[0]:
             order = sorted(equal, key=lambda number: self.costs[number]) + order[len(equal) :]
         return order
 
@@ -304,6 +307,7 @@ class Race:
                 for number in rivals
                 if not (self.off(number) or self._is_better(levels, leader, number, tail))
             ]
+        rivals.sort(key=lambda one: (len(self.samples[one]) >= FEWEST, -self._worth(one)))
         chosen = [*fresh[:width], *rivals[: width - 1]]
         if not chosen and self.meets(leader):
             chosen = [number for number in reference if len(self.samples[number]) < FEWEST]
@@ -327,25 +331,31 @@ class Race:
         is_sure = self.meets(leader) and number != leader
         return not is_sure or fewer or high > math.log1p(CLOSE)
 
-    def verdicts(self) -> dict[int, Verdict]:
-        """Return what is known of each setting that was measured."""
+    def verdicts(self, *, is_over: bool) -> dict[int, Verdict]:
+        """Return what is known of each setting that was measured.
+
+        Parameters
+        ----------
+        is_over
+            No more will be measured: then noise does not tell apart what is not yet.
+        """
         found: dict[int, Verdict] = {}
         inside = self.inside
         for number in self.samples:
             if number not in inside:
                 found[number] = "misses SLO" if self.misses(number) else "worse"
+        leader = next((number for number in inside if self.meets(number)), None)
         for number in inside:
-            found[number] = self._verdict_inside(number, inside[0])
+            may_win = leader is None or self._may_win(number, leader)
+            is_same = leader is not None and self.is_same(number, leader)
+            if leader is not None and self.meets(number) and (may_win or is_same):
+                is_open = self._is_open(number, leader) and not is_over
+                found[number] = "undecided" if is_open else "equal"
+            else:
+                found[number] = "undecided" if may_win else "no better"
         if list(found.values()).count("equal") == 1 and "undecided" not in found.values():
             found[inside[0]] = "best"
         return found
-
-    def _verdict_inside(self, number: int, leader: int) -> Verdict:
-        """Return what is known of a setting that is not out."""
-        if not self._may_win(number, leader) and not self.is_same(number, leader):
-            return "no better"
-        both_meet = self.meets(number) and self.meets(leader)
-        return "equal" if both_meet and not self._is_open(number, leader) else "undecided"
 
     def front(self, costs: Iterable[Goal]) -> set[int]:
         """Return the settings that no other beats in the objective and all costs (Pareto)."""

@@ -402,7 +402,7 @@ class _Search:
         if not samples and not forecast:
             raise NothingRecorded("it was stopped before anything was recorded: tune again")
         race = self._race(samples)
-        verdicts = race.verdicts()
+        verdicts = race.verdicts(is_over=self.decided)
         outlook = self._outlook(race)
         unseen = [number for number in self.able if samples and number not in samples]
         verdicts.update((n, "unlikely") for n in unseen if outlook.rules_out(n))

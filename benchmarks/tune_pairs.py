@@ -143,7 +143,7 @@ def prepared(pair: Row, device: Any) -> tuple[Row, Row]:
 
 def truth_of(plan: Row, objective: Goal, slo: list[Goal], device: Any) -> Truth:
     """Return of each setting the mean of each column, its standard error and the number of runs."""
-    settings = {"shared": {"shared": {}}}
+    settings: Row = {"shared": {"shared": {}}}
     for size in range(8, 128, 8):
         split = {**plan["settings"]["split"], "partitions": {"fast": size, "load": "rest"}}
         settings[f"fast = {size}"] = {"split": split}
@@ -216,6 +216,11 @@ def judged(result: Any, truth: Truth) -> tuple[str, list[str]]:
     return "wrong", right
 
 
+def as_real(device: Any) -> bool:
+    """Let forecasts be by ``gpu_profile``, as for a real GPU."""
+    return device.is_simulated
+
+
 def tuned(task: tuple[int, Truth | None]) -> tuple[Row, Truth]:
     """Measure the truth of a pair, if it is not known, and tune it."""
     number, truth = task
@@ -226,7 +231,7 @@ def tuned(task: tuple[int, Truth | None]) -> tuple[Row, Truth]:
         objective = Goal.parse(pair["objective"], plan["workloads"])
         slo = [Goal.parse(name, plan["workloads"], limit) for name, limit in limits.items()]
         truth = truth_of(plan, objective, slo, device)
-    stand_ins.is_real = lambda _device: True  # forecast by gpu_profile, as for a real GPU
+    stand_ins.is_real = as_real
     began = time.monotonic()
     result = gs.tune(plan, VARY, pair["objective"], limits, device)
     verdict, right = judged(result, truth)

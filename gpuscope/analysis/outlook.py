@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -44,6 +44,20 @@ class Outlook:
     forecast: Mapping[int, Values]
     places: Mapping[int, Place]
 
+    def start(self, width: int) -> list[int]:
+        """Return whom to measure first: the best by their forecasts, or some of all, and the ends.
+
+        Parameters
+        ----------
+        width
+            How many are compared at a time.
+        """
+        chosen = [*self.places][:: math.ceil(len(self.places) / (2 * width - 1)) or 1]
+        if self.forecast:
+            forecasts = {number: {0: values} for number, values in self.forecast.items()}
+            chosen = replace(self.race, samples=forecasts).ranked()[:width]
+        return [*chosen, *ends_of(self.places)]
+
     def fresh(self) -> list[int]:
         """Return the settings to measure that were not yet, the most promising first.
 
@@ -59,7 +73,7 @@ class Outlook:
             number
             for number in unseen
             if number not in beside
-            and (number in ends or self.is_between(number))
+            and (number in ends or self._is_between(number))
             and not self._is_out(number, leader)
         ]
         return [*beside, *sorted(others, key=self._promise)]
@@ -71,7 +85,7 @@ class Outlook:
 
     def _is_out(self, number: int, leader: int | None) -> bool:
         race = self.race
-        if not self.is_between(number):
+        if not self._is_between(number):
             return False
         if any(max(map(goal.margin, self.bounds(number, goal))) < 0 for goal in race.slo):
             return True
@@ -87,6 +101,17 @@ class Outlook:
         found = {goal: math.exp(self._corrected(number, goal).value) for goal in self._goals}
         off = max([0.0, *(-goal.margin(found[goal]) for goal in race.slo)])
         return off, -race.objective.gain(found[race.objective], 0)
+
+    def all_bounds(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """Return between which values columns are, where measurements or forecasts tell that.
+
+        Of a setting that was measured, those of the SLO.
+        """
+        race = self.race
+        found = {n: {goal.name: race.bounds(n, goal) for goal in race.slo} for n in race.samples}
+        unseen = [n for n in self.places if n not in race.samples and self._is_between(n)]
+        found.update((n, {goal.name: self.bounds(n, goal) for goal in self._goals}) for n in unseen)
+        return found
 
     # -- corrections --------------------------------------------------------------------
     def bounds(self, number: int, goal: Goal) -> tuple[float, float]:
@@ -155,7 +180,7 @@ class Outlook:
     def _seen(self) -> list[int]:
         return [number for number in self.race.samples if number in self.places]
 
-    def is_between(self, number: int) -> bool:
+    def _is_between(self, number: int) -> bool:
         """Whether a setting is in the box of grid places that measured ones span."""
         if number not in self.places:
             return False

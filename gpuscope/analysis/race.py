@@ -21,9 +21,16 @@ Values: TypeAlias = Mapping[str, float]
 Samples: TypeAlias = Mapping[int, Mapping[int, Values]]
 """Setting → turn → what was measured in it."""
 Verdict = Literal[
-    "best", "equal", "no better", "worse", "misses SLO", "undecided", "unlikely", "not measured",
+    "best",
+    "equal",
+    "no better",
+    "worse",
+    "misses SLO",
+    "undecided",
+    "unlikely",
+    "not measured",
     "refused",
-]  # fmt: skip
+]
 """What is known of a setting. ``"equal"``: noise does not tell it from the best, or they differ by
 less than :data:`CLOSE`; ``"no better"``: surely not by as much, with as many SMs or more;
 ``"undecided"``: more measurements might tell, or whether it meets the SLO is open; ``"unlikely"``:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._checks import MappingOf, door, given
-from gpuscope.analysis.outlook import Outlook, Place, ends_of
+from gpuscope.analysis.outlook import Outlook
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting
 from gpuscope.device.device import Device
@@ -73,10 +73,13 @@ def tune(
 ) -> TuneResult:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
-    The simulated GPU forecasts every setting. The most promising are measured in turns, with those
-    beside the best one, until noise tells them apart, each was measured ``repeats`` times, or a
-    third of what measuring all that often takes is spent. A measurement is one round, in which
-    all of a workload's ``repeats`` are run.
+    The simulated GPU forecasts every setting. The most promising are measured in turns, with the
+    ends of the grid and those beside the best one, until all others are ruled out, by measurements
+    or by forecasts whose error is known from measurements around them; until each was measured
+    ``repeats`` times; or until a third of what measuring all that often takes is spent. Of equals,
+    which noise does not tell apart or which differ by less than 1 %, the one with the fewest SMs
+    for the workloads of ``slo`` (without it, of ``objective``) is taken. A measurement is one
+    round, in which all of a workload's ``repeats`` are run.
 
     Parameters
     ----------
@@ -197,6 +200,8 @@ class _Search:
         self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
         self.able = [n for n, one in enumerate(self.candidates) if not one.error]
+        every = enumerate(self.candidates)
+        self.places = {n: (one.setting, one.place) for n, one in every if one.place is not None}
         decisive = {goal.workload for goal in slo or (objective,)}
         self.sms = {
             n: self.candidates[n].sms_for(decisive, device.info.sm_count) for n in self.able
@@ -262,7 +267,7 @@ class _Search:
         turn = 0
         while not self.first.stopped:
             samples = self.samples(turn)
-            chosen = self._next(samples) if samples else self._start()
+            chosen = self._next(samples)
             done = max((len(samples.get(number, ())) for number in chosen), default=0)
             turns = range(turn, turn + min(self.at_once, self.repeats - done))
             chosen = chosen[: (self.most - sum(map(len, samples.values()))) // len(turns)]
@@ -326,35 +331,21 @@ class _Search:
             plan = Plan(self._short(number), f"forecast of {one.label}", make)
             self.first.run([(one.label, {number: plan})])
 
-    def _start(self) -> list[int]:
-        """Return whom to measure first: the best by their forecasts, or some all over the grid."""
-        forecast = {n: values for n, values in self._forecast().items() if n in self.able}
-        if forecast:
-            race = self._race({number: {0: values} for number, values in forecast.items()})
-            chosen = race.ranked()[: self.width]
-        else:
-            chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1)) or 1]
-        always = [n for n, one in enumerate(self.candidates) if one.place is None]
-        start = dict.fromkeys([*chosen, *ends_of(self._places()), *always, *self.reference])
-        return [n for n in start if n in self.able]
-
     def _next(self, samples: Samples) -> list[int]:
         """Return whom to measure next."""
         outlook = self._outlook(self._race(samples))
-        return outlook.race.turn(outlook.fresh(), self.width, [*{*self.reference} & {*self.able}])
+        if not samples:
+            unvaried = [number for number in self.able if number not in self.places]
+            start = dict.fromkeys([*outlook.start(self.width), *unvaried, *self.reference])
+            return [number for number in start if number in self.able]
+        reference = [number for number in self.reference if number in samples]
+        return outlook.race.turn(outlook.fresh(), self.width, reference)
 
     def _outlook(self, race: Race) -> Outlook:
         forecast = self._forecast()
         known = forecast if all(number in forecast for number in self.able) else {}
-        return Outlook(race, known, self._places())
-
-    def _places(self) -> dict[int, Place]:
-        """Return where in the grid settings are that can run; without those nothing varies."""
-        return {
-            number: (one.setting, one.place)
-            for number, one in enumerate(self.candidates)
-            if one.place is not None and number in self.able
-        }
+        places = {n: place for n, place in self.places.items() if n in self.able}
+        return Outlook(race, known, places)
 
     def _race(self, samples: Samples) -> Race:
         return Race(samples, self.objective, self.slo, self.confidence, self.repeats, self.sms)
@@ -416,14 +407,7 @@ class _Search:
             goal for goal in self.costs
             if all(goal.name in values for turns in samples.values() for values in turns.values())
         )  # fmt: skip
-        bounds: dict[int, dict[str, tuple[float, float]]] = {
-            n: {goal.name: race.bounds(n, goal) for goal in self.slo} for n in samples
-        }
-        bounds.update(
-            (n, {goal.name: outlook.bounds(n, goal) for goal in (self.objective, *self.slo)})
-            for n in unseen
-            if outlook.is_between(n)
-        )
+        bounds = outlook.all_bounds()
         front, settings = race.front(costs), []
         for number, one in enumerate(self.candidates):
             turns = samples.get(number, {})

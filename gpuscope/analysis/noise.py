@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,8 @@ PRIOR = 4
 """Degrees of freedom that the noise of all settings counts for in that of each."""
 _LEAST = 0.01
 """Share of the greatest value below which values count as that: the logarithm of 0 is none."""
+_ZERO = 1e-300
+"""A column that is all zeros is this."""
 _NONE = 1e-9
 """Of weights and degrees of freedom: less is rounding."""
 
@@ -36,6 +38,12 @@ def interval(values: Sequence[float], tail: float) -> tuple[float, float]:
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     wide = student_t(len(values) - 1, tail) * error if error else 0.0
     return mean - wide, mean + wide
+
+
+def least_of(values: Iterable[float], below: float | None = None) -> float:
+    """Return what values of a column are taken for at least, as the logarithm of 0 is none."""
+    least = _LEAST * max(map(abs, values), default=0.0)
+    return (least if below is None else min(least, below / 2)) or _ZERO
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class Levels:
         Setting → turn → value.
     by_turn
         Whether turns have something in common. Without, a level includes their drift.
+    below
+        A limit, from which values that are too small for a logarithm have to be told.
 
     Attributes
     ----------
@@ -87,12 +97,17 @@ class Levels:
         Degrees of freedom of the noise of all settings.
     """
 
-    def __init__(self, samples: Mapping[int, Mapping[int, float]], *, by_turn: bool) -> None:
+    def __init__(
+        self,
+        samples: Mapping[int, Mapping[int, float]],
+        *,
+        by_turn: bool,
+        below: float | None = None,
+    ) -> None:
         self._place = {setting: place for place, setting in enumerate(samples)}
         seen = [(setting, turn) for setting, turns in samples.items() for turn in turns]
         values = np.array([samples[setting][turn] for setting, turn in seen], dtype=float)
-        least = _LEAST * float(np.abs(values).max(initial=0.0)) or 1.0
-        logarithms = np.log(np.maximum(values, least))
+        logarithms = np.log(np.maximum(values, least_of(values, below)))
         of = np.array([self._place[setting] for setting, _ in seen], dtype=int)
         turns = sorted({turn for _, turn in seen}) if by_turn else []
         model = np.zeros((len(seen), len(samples) + len(turns)))

@@ -12,13 +12,11 @@ from typing import TypeAlias
 import numpy as np
 
 from gpuscope._types import Floats
-from gpuscope.analysis.noise import Estimate
+from gpuscope.analysis.noise import Estimate, least_of
 from gpuscope.analysis.race import CLOSE, Goal, Race, Values
 
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 """Setting of the experiment, and the place of each parameter's value in its list."""
-_LEAST = 0.01
-"""Share of a column's greatest value below which values count as that."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +157,12 @@ class Outlook:
     def _least(self) -> dict[Goal, float]:
         """Column → what values are at least, for their logarithms."""
         race = self.race
-        return {
-            goal: _LEAST
-            * max(
-                [race.mean(number, goal) for number in race.samples]
-                + [values[goal.name] for values in self.forecast.values()]
-            )
-            or 1.0
-            for goal in self._goals
-        }
+        found = {}
+        for goal in self._goals:
+            measured = [race.mean(number, goal) for number in race.samples]
+            forecast = [values[goal.name] for values in self.forecast.values()]
+            found[goal] = least_of([*measured, *forecast], goal.limit)
+        return found
 
     def _forecast_of(self, number: int, goal: Goal) -> float:
         """Return the logarithm of a forecast; 0 where there are none."""

@@ -164,7 +164,7 @@ class Race:
             for number, turns in self.samples.items()
             if number in numbers
         }
-        return Levels(column, by_turn=by_turn)
+        return Levels(column, by_turn=by_turn, below=goal.limit)
 
     @cached_property
     def _limited(self) -> dict[Goal, Levels]:
@@ -305,9 +305,8 @@ class Race:
             return [*again, *fresh[:width]]
         leader = inside[0]
         rivals = [number for number in inside[1:] if self._is_open(number, leader)]
-        if (
-            len(self.samples[leader]) < FEWEST
-        ):  # whom it will put out, if it meets the SLO, can wait
+        if len(self.samples[leader]) < FEWEST:
+            # Whom the leader will put out, if it meets the SLO, can wait.
             _, levels, tail = self._standing
             rivals = [
                 number
@@ -361,7 +360,7 @@ class Race:
             else:
                 found[number] = "undecided" if may_win else "no better"
         if list(found.values()).count("equal") == 1 and "undecided" not in found.values():
-            found[inside[0]] = "best"
+            found = {n: "best" if told == "equal" else told for n, told in found.items()}
         return found
 
     def front(self, costs: Iterable[Goal]) -> set[int]:

@@ -148,6 +148,21 @@ def test_who_misses_the_slo_neither_wins_nor_puts_others_out():
     assert found.front((TIME,)) == {0, 1}
 
 
+def test_a_rate_of_nothing_misses_its_limit():
+    goodput = Goal("w", "goodput_per_s", 0.5)
+    some = {0: [(100, 140), (100, 141), (100, 139)], 1: [(120, 0), (120, 0), (120, 0)]}
+    assert ended(race(some, (goodput,))) == {0: "best", 1: "misses SLO"}
+    some.pop(0)
+    assert ended(race(some, (goodput,))) == {1: "misses SLO"}
+
+
+def test_who_may_miss_the_limit_is_not_the_best():
+    values = {0: [(100, 99), (101, 112), (99, 87)], 1: [(100.1, 50), (101.1, 51), (99.1, 50)]}
+    told = ended(race(values, (TIME,), costs={0: 8, 1: 8}))
+    assert told[1] == "best"
+    assert told[0] == "no better"
+
+
 def test_whether_the_slo_is_met_may_be_open():
     found = race({0: [(200, 99), (201, 105), (199, 97)], 1: [(90, 5), (91, 5), (90, 5)]}, (TIME,))
     assert ended(found) == {0: "undecided", 1: "equal"}

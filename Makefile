@@ -101,6 +101,7 @@ bench:
 	@$(SETUP) test
 	$(PY) benchmarks/cpu.py
 	$(PY) benchmarks/what_if.py
+	$(PY) benchmarks/tune_pairs.py --jobs 2
 	$(PY) benchmarks/timeline.py
 	$(PY) benchmarks/scale.py
 	$(PY) benchmarks/browser.py

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import gpuscope as gs
-from gpuscope.analysis.race import FEWEST, interval
+from gpuscope.analysis.noise import interval
+from gpuscope.analysis.race import FEWEST
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune.json"
@@ -212,7 +213,7 @@ def meets(runs: list[tuple[float, float]], limit_us: float) -> bool:
     latencies = [latency for _, latency in runs]
     if len(runs) < FEWEST:
         return medians(runs)[1] <= limit_us
-    return interval(latencies, 0.05)[1] <= limit_us
+    return interval(latencies, 0.025)[1] <= limit_us
 
 
 def medians(runs: list[tuple[float, float]]) -> tuple[float, float]:
@@ -222,17 +223,8 @@ def medians(runs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def choice(result: Any) -> int | None:
-    """Return the split that one takes: the best of what noise leaves, if anything meets the SLO."""
-    order = ("best", "equal", "undecided")
-    open_still = [one for one in result.settings if one.verdict in order and one.values]
-    if not open_still:
-        return None
-    sign = 1 if result.objective.is_rate else -1
-    best = min(
-        open_still,
-        key=lambda one: (order.index(one.verdict), -sign * one.mean(result.objective)),
-    )
-    return int(best.sizes["prefill"])
+    """Return the split that one takes, if anything meets the SLO."""
+    return None if result.choice is None else int(result.choice.sizes["prefill"])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from gpuscope._checks import closest, given
+from gpuscope.analysis.noise import PRIOR, Estimate, Levels
 from gpuscope.analysis.settings import COLUMNS
 from gpuscope.errors import InvalidArgument
 
@@ -19,14 +20,26 @@ Values: TypeAlias = Mapping[str, float]
 """``workload.column`` → what one measurement gave."""
 Samples: TypeAlias = Mapping[int, Mapping[int, Values]]
 """Setting → turn → what was measured in it."""
-Verdict = Literal["best", "equal", "worse", "misses SLO", "undecided", "not measured", "refused"]
-"""What is known of a setting. ``"equal"``: noise does not tell it from the best; ``"undecided"``:
-more measurements might tell, or whether it meets the SLO is open."""
+Verdict = Literal[
+    "best",
+    "equal",
+    "no better",
+    "worse",
+    "misses SLO",
+    "undecided",
+    "unlikely",
+    "not measured",
+    "refused",
+]
+"""What is known of a setting. ``"equal"``: noise does not tell it from the best, or they differ by
+less than :data:`CLOSE`; ``"no better"``: surely not by as much, with as many SMs or more;
+``"undecided"``: more measurements might tell, or whether it meets the SLO is open; ``"unlikely"``:
+not measured, and ruled out by its corrected forecast."""
 
 FEWEST = 3
-"""Measurements below which nothing is concluded."""
+"""Measurements below which no setting is the best, or meets the SLO."""
 CLOSE = 0.01
-"""A setting that is better by less than this share need not be told apart."""
+"""Settings that differ by less than this share are equal."""
 _RATES = ("_per_s",)
 _TIMES = ("_us", "_ms", "_ns")
 _SHARES = ("share_of_alone_on_whole_gpu", "gain")
@@ -91,6 +104,11 @@ class Goal:
         """Whether more is better; of a time, less is."""
         return not self.column.endswith(_TIMES)
 
+    @property
+    def sign(self) -> str:
+        """Of a limit: at least, or at most."""
+        return ">=" if self.is_rate else "<="
+
     def gain(self, better: float, than: float) -> float:
         """Return by how much one value is better than another."""
         return better - than if self.is_rate else than - better
@@ -102,48 +120,27 @@ class Goal:
     def __str__(self) -> str:
         if self.limit is None:
             return f"{'greatest' if self.is_rate else 'least'} {self.name}"
-        return f"{self.name} {'>=' if self.is_rate else '<='} {self.limit:g}"
+        return f"{self.name} {self.sign} {self.limit:g}"
 
 
-# -- statistics ----------------------------------------------------------------------------
-@cache
-def student_t(freedom: int, tail: float) -> float:
-    """Return what a t-distributed variable exceeds with probability ``tail``."""
-    # With t = √freedom · tan θ, the density is in proportion to cos(θ)^(freedom − 1).
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.r_[0, np.cumsum((density[1:] + density[:-1]) / 2)]
-    angle = float(np.interp(1 - 2 * tail, mass / mass[-1], angles))
-    return math.sqrt(freedom) * math.tan(angle)
-
-
-def interval(values: Sequence[float], tail: float) -> tuple[float, float]:
-    """Return the t-interval of a mean that leaves out ``tail`` at each end; two values at least."""
-    mean = float(np.mean(values))
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    wide = student_t(len(values) - 1, tail) * error if error else 0.0
-    return mean - wide, mean + wide
-
-
-def _is_positive(values: Sequence[float], tail: float) -> bool:
-    """Whether a mean is, but for an error as rare as ``tail``."""
-    return len(values) >= FEWEST and interval(values, tail)[0] > 0
-
-
+# -- the race ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Race:
-    """What measurements in turns say: successive elimination by paired t-intervals.
+    """What measurements in turns say: successive elimination.
 
     In each turn settings are measured one after the other, so that drift meets them alike:
-    two settings are compared by the differences of the turns in which both were measured. A
+    differences of settings are those within turns (:class:`~gpuscope.analysis.noise.Levels`). A
     setting is out if it is surely worse than one that surely meets the SLO, or surely misses that.
     Surely worse means: with the confidence asked for in all comparisons together (Bonferroni: over
-    settings and the turns at which one looks). Whether a limit is met is told of each by itself.
+    the settings that are not out and the turns in which one is measured, at most ``repeats``).
+    Whether a limit is met is told of each by itself, from all its measurements.
 
     Attributes
     ----------
     repeats
         Measurements of a setting, at most.
+    costs
+        Setting → SMs that decide between equals: fewer are better.
     """
 
     samples: Samples
@@ -151,12 +148,7 @@ class Race:
     slo: Sequence[Goal]
     confidence: float
     repeats: int
-
-    @property
-    def tail(self) -> float:
-        """How often one comparison of two settings may be wrong."""
-        looks = max(1, self.repeats - FEWEST + 1)
-        return (1 - self.confidence) / (max(1, len(self.samples) - 1) * looks)
+    costs: Mapping[int, int]
 
     def values(self, number: int, goal: Goal) -> list[float]:
         """Return what was measured of a setting."""
@@ -166,121 +158,209 @@ class Race:
         """Return the mean of what was measured of a setting."""
         return float(np.mean(self.values(number, goal)))
 
-    def ranked(self) -> list[int]:
-        """Return the settings, the best first: by how far off the SLO, then by the objective."""
-        sign = -1 if self.objective.is_rate else 1
-        return sorted(
-            self.samples,
-            key=lambda number: (self._off(number), sign * self.mean(number, self.objective)),
-        )
+    def _levels(self, goal: Goal, numbers: Collection[int], *, by_turn: bool) -> Levels:
+        column = {
+            number: {turn: values[goal.name] for turn, values in turns.items()}
+            for number, turns in self.samples.items()
+            if number in numbers
+        }
+        return Levels(column, by_turn=by_turn, below=goal.limit)
 
-    def _off(self, number: int) -> float:
+    @cached_property
+    def _limited(self) -> dict[Goal, Levels]:
+        return {goal: self._levels(goal, self.samples, by_turn=False) for goal in self.slo}
+
+    @cached_property
+    def _standing(self) -> tuple[frozenset[int], Levels, float]:
+        """The settings that are not out, their objectives, and how often a comparison may be wrong.
+
+        Who is out is compared no more, and its noise does not count, as soon as that of the others
+        is known by itself: that tells more of them apart (step-down).
+        """
+        inside = frozenset(number for number in self.samples if not self.misses(number))
+        levels = self._all_levels
+        while True:
+            tail = (1 - self.confidence) / (max(1, len(inside) - 1) * self.repeats)
+            worse = {
+                number
+                for number in inside
+                for other in self._meeting & inside
+                if other != number and self._is_better(levels, other, number, tail)
+            }
+            if not worse:
+                return inside, levels, tail
+            inside -= worse
+            alone = self._levels(self.objective, inside, by_turn=True)
+            levels = alone if alone.freedom >= PRIOR else levels
+
+    @property
+    def tail(self) -> float:
+        """How often one comparison of two settings may be wrong."""
+        return self._standing[2]
+
+    @cached_property
+    def _all_levels(self) -> Levels:
+        return self._levels(self.objective, self.samples, by_turn=True)
+
+    def _worth(self, number: int) -> float:
+        """Return a setting's objective as a logarithm that is greater for the better one."""
+        value = self._all_levels.value(number)
+        return value if self.objective.is_rate else -value
+
+    def ranked(self) -> list[int]:
+        """Return the settings, the best first: by how far off the SLO, then by the objective.
+
+        Of those that are as good as the first, the one with the fewest SMs is first.
+        """
+        order = sorted(self.samples, key=lambda number: (self.off(number), -self._worth(number)))
+        least = max(map(self._worth, order[:1]), default=0.0) - math.log1p(CLOSE)
+        equal = [n for n in order if not self.off(n) and self._worth(n) >= least]
+        if equal and equal[0] == order[0]:
+            order = sorted(equal, key=lambda number: self.costs[number]) + order[len(equal) :]
+        return order
+
+    def off(self, number: int) -> float:
         """Return by which share a setting is off its limits, at most; 0 if it meets them."""
         return max([0.0, *(-goal.margin(self.mean(number, goal)) for goal in self.slo)])
 
+    def bounds(self, number: int, goal: Goal) -> tuple[float, float]:
+        """Return the interval of a setting's column, as its limit is told by."""
+        low, high = self._limited[goal].level(number).bounds((1 - self.confidence) / 2)
+        return math.exp(low), math.exp(min(high, 700.0))
+
+    @cached_property
+    def _meeting(self) -> frozenset[int]:
+        return frozenset(
+            number
+            for number, turns in self.samples.items()
+            if len(turns) >= FEWEST
+            and all(min(map(goal.margin, self.bounds(number, goal))) >= 0 for goal in self.slo)
+        )
+
     def meets(self, number: int) -> bool:
         """Whether a setting surely meets the SLO."""
-        return all(self._is_inside(number, goal, 1) for goal in self.slo)
+        return number in self._meeting
 
     def misses(self, number: int) -> bool:
         """Whether it surely does not."""
-        return any(self._is_inside(number, goal, -1) for goal in self.slo)
+        return any(max(map(goal.margin, self.bounds(number, goal))) < 0 for goal in self.slo)
 
-    def _is_inside(self, number: int, goal: Goal, sign: int) -> bool:
-        margins = [sign * goal.margin(value) for value in self.values(number, goal)]
-        return _is_positive(margins, 1 - self.confidence)
+    def _gain(self, number: int, other: int, levels: Levels | None = None) -> Estimate:
+        """Return by which share a setting is better than another, as a logarithm."""
+        levels = levels or self._standing[1]
+        if self.objective.is_rate:
+            return levels.difference(number, other)
+        return levels.difference(other, number)
 
-    def is_worse(self, number: int) -> bool:
-        """Whether another one is surely better, and surely meets the SLO."""
-        return any(
-            self._surely(self._gains(other, number)) and self.meets(other)
-            for other in self.samples
-            if other != number
-        )
+    def _is_better(self, levels: Levels, number: int, other: int, tail: float) -> bool:
+        """Whether a setting is surely better than another, and they are not the same."""
+        low, high = self._gain(number, other, levels).bounds(tail)
+        return low > 0 and high > math.log1p(CLOSE)
 
     def is_same(self, number: int, other: int) -> bool:
         """Whether they surely differ by less than :data:`CLOSE`."""
-        enough = CLOSE * abs(self.mean(other, self.objective))
-        gains = self._gains(number, other)
-        return self._surely([enough + gain for gain in gains]) and self._surely(
-            [enough - gain for gain in gains]
-        )
+        low, high = self._gain(number, other).bounds(self.tail)
+        return -math.log1p(CLOSE) < low and high < math.log1p(CLOSE)
 
     def behind(self, number: int, others: Collection[int]) -> float | None:
         """Return by how much others are better at most; ``None`` if that is not known.
 
-        It is not known of what may miss the SLO, or was measured with others in too few turns.
+        It is not known of what may miss the SLO, or where too little was measured.
 
         Parameters
         ----------
         others
             Those that are not out.
         """
-        if number not in others or not self.meets(number):
+        few = min((len(self.samples[other]) for other in others), default=0) < FEWEST
+        if number not in others or few or not self.meets(number):
             return None
-        every = [self._gains(other, number) for other in others]  # of itself, too
-        if min(map(len, every)) < FEWEST:
+        most = max(self._gain(other, number).bounds(self.tail)[1] for other in others)
+        if math.isinf(most):
             return None
-        return max(interval(gains, self.tail)[1] for gains in every)
+        factor = math.expm1(most) if self.objective.is_rate else -math.expm1(-most)
+        return factor * self.mean(number, self.objective)
 
-    def _gains(self, number: int, other: int) -> list[float]:
-        """Return by how much a setting was better than another, turn by turn."""
-        mine, theirs, name = self.samples[number], self.samples[other], self.objective.name
-        return [
-            self.objective.gain(mine[turn][name], theirs[turn][name])
-            for turn in mine
-            if turn in theirs
-        ]
+    @property
+    def inside(self) -> list[int]:
+        """The settings that are not out, the best first."""
+        return [number for number in self.ranked() if number in self._standing[0]]
 
-    def _surely(self, gains: Sequence[float]) -> bool:
-        return _is_positive(gains, self.tail)
-
-    def turn(self, neighbours: Mapping[int, Collection[int]], width: int) -> list[int]:
+    def turn(self, fresh: Sequence[int], width: int, reference: Collection[int] = ()) -> list[int]:
         """Return whom to measure next, the most promising first; nobody once it is decided.
 
         Parameters
         ----------
-        neighbours
-            Setting → those beside it in the grid: of the leader's, all are measured.
+        fresh
+            Settings that were not measured and may be the best, the most promising first.
         width
             How many are compared at a time.
+        reference
+            What the best is compared with: it is measured :data:`FEWEST` times.
         """
-        ranked = self.ranked()
-        inside = [number for number in ranked if not (self.misses(number) or self.is_worse(number))]
-        leader = (inside or ranked)[0]
-        # As long as nothing meets the SLO, it is looked for in all directions.
-        around = inside if inside and self._off(leader) else [leader]
-        beside = dict.fromkeys(other for number in around for other in neighbours.get(number, ()))
-        fresh = [number for number in beside if number not in self.samples]
-        if not inside:
-            return fresh
-        rivals = [number for number in inside[1:] if self._is_open(number, leader)][: width - 1]
-        if rivals or self._is_open(leader, leader):
-            return [leader, *fresh, *rivals]
-        return [leader, *fresh] if fresh else []
+        inside = self.inside
+        if not inside:  # who is nearest to the SLO is told from few measurements, too
+            leader = self.ranked()[0]
+            again = [leader] if len(self.samples[leader]) < FEWEST else []
+            return [*again, *fresh[:width]]
+        leader = inside[0]
+        rivals = [number for number in inside[1:] if self._is_open(number, leader)]
+        if len(self.samples[leader]) < FEWEST:
+            # Whom the leader will put out, if it meets the SLO, can wait.
+            _, levels, tail = self._standing
+            rivals = [
+                number
+                for number in rivals
+                if not (self.off(number) or self._is_better(levels, leader, number, tail))
+            ]
+        rivals.sort(key=lambda one: (len(self.samples[one]) >= FEWEST, -self._worth(one)))
+        chosen = [*fresh[:width], *rivals[: width - 1]]
+        if not chosen and self.meets(leader):
+            chosen = [number for number in reference if len(self.samples[number]) < FEWEST]
+        if not chosen and not self._is_open(leader, leader):
+            return []
+        # What is measured alone in a turn is compared with nothing.
+        joins = [leader, *inside[1:], *self.ranked()]
+        anchor = next((one for one in joins if len(self.samples[one]) < self.repeats), None)
+        return [*dict.fromkeys([*([] if anchor is None else [anchor]), *chosen])]
 
     def _is_open(self, number: int, leader: int) -> bool:
         """Whether more measurements may still tell something of a setting that is not out."""
+        is_done = self.meets(number) and (number == leader or self.is_same(number, leader))
         n = len(self.samples[number])
-        if n < FEWEST:
-            return True
-        is_decided = self.meets(number) and (number == leader or self.is_same(number, leader))
-        return n < self.repeats and not is_decided
+        return n < self.repeats and not is_done and self._may_win(number, leader)
 
-    def verdicts(self) -> dict[int, Verdict]:
-        """Return what is known of each setting that was measured."""
+    def _may_win(self, number: int, leader: int) -> bool:
+        """Whether a setting may be better by more than :data:`CLOSE`, or equal with fewer SMs."""
+        _, high = self._gain(number, leader).bounds(self.tail)
+        fewer = self.costs[number] < self.costs[leader]
+        is_sure = self.meets(leader) and number != leader
+        return not is_sure or fewer or high > math.log1p(CLOSE)
+
+    def verdicts(self, *, is_over: bool) -> dict[int, Verdict]:
+        """Return what is known of each setting that was measured.
+
+        Parameters
+        ----------
+        is_over
+            No more will be measured: then noise does not tell apart what is not yet.
+        """
         found: dict[int, Verdict] = {}
+        inside = self.inside
         for number in self.samples:
-            if self.misses(number):
-                found[number] = "misses SLO"
-            elif self.is_worse(number):
-                found[number] = "worse"
-        inside = [number for number in self.ranked() if number not in found]
+            if number not in inside:
+                found[number] = "misses SLO" if self.misses(number) else "worse"
+        leader = next((number for number in inside if self.meets(number)), None)
         for number in inside:
-            is_open = self._is_open(number, inside[0]) or not self.meets(number)
-            found[number] = "undecided" if is_open else "equal"
+            may_win = leader is None or self._may_win(number, leader)
+            is_same = leader is not None and self.is_same(number, leader)
+            if leader is not None and self.meets(number) and (may_win or is_same):
+                is_open = self._is_open(number, leader) and not is_over
+                found[number] = "undecided" if is_open else "equal"
+            else:
+                found[number] = "undecided" if may_win else "no better"
         if list(found.values()).count("equal") == 1 and "undecided" not in found.values():
-            found[inside[0]] = "best"
+            found = {n: "best" if told == "equal" else told for n, told in found.items()}
         return found
 
     def front(self, costs: Iterable[Goal]) -> set[int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gpuscope._text import clean, format_value, percent
-from gpuscope.analysis.race import Goal, Values, Verdict, interval
+from gpuscope.analysis.noise import interval
+from gpuscope.analysis.race import CLOSE, Goal, Values, Verdict
 from gpuscope.analysis.result import Result, Row
 from gpuscope.trace.metadata import Description
 
@@ -31,6 +33,12 @@ class TunedSetting:
         ``workload.column`` → what each measurement gave.
     forecast
         ``workload.column`` → what was forecast.
+    bounds
+        ``workload.column`` → least and greatest value: of a limit's column that was measured, with
+        the confidence of the verdict; of a setting that was not measured, by its forecast,
+        corrected by what was measured in the grid around it.
+    sms
+        SMs of the workloads of the SLO or, without one, of the objective: fewest win among equals.
     behind
         By how much of the objective others that noise does not tell from it are better at most,
         with the confidence of all comparisons. ``None``: that is not known, or it may miss the SLO.
@@ -47,6 +55,8 @@ class TunedSetting:
     verdict: Verdict
     on_front: bool = False
     behind: float | None = None
+    sms: int = 0
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     error: str = ""
 
     def mean(self, goal: Goal) -> float | None:
@@ -108,12 +118,56 @@ class Tuning(Result):
 
     @property
     def choice(self) -> TunedSetting | None:
-        """Which to take: the best or, where noise hides it, the one that is least behind at most.
+        """Which to take: the best or, of equals, that with the fewest SMs for the SLO's workload.
 
-        ``None`` if nothing surely meets the SLO, or too little was measured.
+        While it is not decided, the one that is least behind at most. ``None`` if nothing surely
+        meets the SLO, or too little was measured.
         """
+        if self.is_decided:
+            sign = -1 if self.objective.is_rate else 1
+            return min(
+                self.equals,
+                key=lambda one: (one.sms, sign * (one.mean(self.objective) or 0.0)),
+                default=None,
+            )
         sure = (one for one in self.settings if one.behind is not None)
         return min(sure, key=lambda one: one.behind or 0.0, default=None)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether more measurements would change nothing: each setting is in, or ruled out."""
+        return not any(one.verdict in ("undecided", "not measured") for one in self.settings)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no setting is likely to meet the SLO."""
+        is_measured = any(one.values for one in self.settings)
+        return is_measured and self.is_decided and not self.equals
+
+    @property
+    def nearest(self) -> TunedSetting | None:
+        """Where nothing meets the SLO, the measured setting that misses it by the least share."""
+        if not self.is_hopeless:
+            return None
+        return min((one for one in self.settings if one.values), key=self._off)
+
+    def _off(self, setting: TunedSetting) -> float:
+        means = {goal: setting.mean(goal) for goal in self.slo}
+        return max(-goal.margin(mean) for goal, mean in means.items() if mean is not None)
+
+    @property
+    def reachable(self) -> dict[str, str]:
+        """Where nothing meets the SLO, ``workload.column`` → the limit that ``nearest`` meets."""
+        if self.nearest is None:
+            return {}
+        limits = {}
+        for goal in self.slo:
+            low, high = self.nearest.bounds[goal.name]
+            edge = low if goal.is_rate else high
+            scale = 10.0 ** (2 - math.floor(math.log10(edge)))  # three digits
+            limit = (math.floor if goal.is_rate else math.ceil)(edge * scale) / scale
+            limits[goal.name] = f"{goal.sign} {limit:g}"
+        return limits
 
     @property
     def front(self) -> tuple[TunedSetting, ...]:
@@ -147,7 +201,10 @@ class Tuning(Result):
                 "from": (self.interval(one) or (None, None))[0],
                 "to": (self.interval(one) or (None, None))[1],
                 **{goal.name: one.mean(goal) for goal in self.costs},
-                "forecast": one.forecast.get(self.objective.name),
+                **{
+                    f"forecast {goal.name}": one.forecast.get(goal.name)
+                    for goal in (self.objective, *self.slo)
+                },
                 "front": "•" if one.on_front else "",
                 "verdict": one.verdict,
                 "error": one.error or None,
@@ -158,12 +215,17 @@ class Tuning(Result):
     def readable(self) -> tuple[list[Row], str]:
         """Return few columns, none of them empty, with the interval as ±."""
         rows, left_out = self._most(self._rows())
-        own = self.objective.name
+        own, slo = self.objective.name, [goal.name for goal in self.slo]
         for row in rows:
+            likely = self[row["setting"]].bounds if not row["n"] else {}
             row[own] = format_value(row[own])
             if row["from"] is not None:
                 row[own] += f" ± {(row['to'] - row['from']) / 2:.2g}"
-        names = ("setting", "n", own, *(goal.name for goal in self.costs), "forecast", "front")
+            for name, (low, high) in likely.items():
+                row[name] = f"likely {format_value(low)} to {format_value(high)}"
+        forecasts = [f"forecast {name}" for name in (own, *slo)]
+        costs = [goal.name for goal in self.costs]
+        names = ("setting", "n", own, *costs, *forecasts, "front")
         shown = [
             name for name in (*names, "verdict", "error")
             if any(row[name] not in (None, "") for row in rows)
@@ -177,21 +239,47 @@ class Tuning(Result):
         best, equals = self.best, self.equals
         sought = ", ".join(map(str, (self.objective, *self.slo)))
         if best is not None:
-            others = sum(one.verdict in ("worse", "misses SLO") for one in self.settings)
-            text = f"best: {self._told(best)}; {sure} better than the {others} others measured"
-        elif len(equals) > 1:
+            text = f"best: {self._told(best)}; {sure} {self._ruled_out}"
+        elif len(equals) > 1 and self.is_decided:
             names = "; ".join(map(self._told, equals))
             text = f"noise does not tell these apart: {names}{self._taking(sure)}"
         elif not any(one.values for one in self.settings):
             text = "nothing was measured"
-        elif all(one.verdict == "misses SLO" for one in self.settings if one.values):
-            text = f"no measured setting meets the SLO ({sure})"
+        elif self.nearest is not None:
+            missed = ", ".join(
+                f"{goal.name} is {format_value(self.nearest.mean(goal))}, "
+                f"and {self.reachable[goal.name]} can be met"
+                for goal in self.slo
+            )
+            text = (
+                f"no setting is likely to meet the SLO: {sure} {self._ruled_out}; the nearest is "
+                f"{self.nearest.label}, where {missed}"
+            )
         else:
-            open_still = ("equal", "undecided")
-            told = [self._told(one) for one in self.settings if one.verdict in open_still]
+            told = [
+                self._told(one) for one in self.settings if one.verdict in ("equal", "undecided")
+            ]
             more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            text = f"not decided between {'; '.join(told[:_TOLD])}{more}{self._taking(sure)}"
+            unseen = sum(one.verdict == "not measured" for one in self.settings)
+            others = f"; {unseen} settings are neither measured nor ruled out" if unseen else ""
+            apart = "; ".join(told[:_TOLD]) or "settings that were not measured"
+            text = f"not decided between {apart}{more}{others}{self._taking(sure)}"
         return clean(f"{sought}: {text}")
+
+    @property
+    def _ruled_out(self) -> str:
+        """Say how many settings are out, and by what."""
+        out = ("worse", "no better", "misses SLO")
+        measured = sum(one.verdict in out for one in self.settings)
+        forecast = sum(one.verdict == "unlikely" for one in self.settings)
+        by_forecast = f" and {forecast} by corrected forecasts" if forecast else ""
+        return f"{measured} others are ruled out by measurements{by_forecast}"
+
+    @property
+    def tie_rule(self) -> str:
+        """Say which of equals is taken."""
+        names = dict.fromkeys(repr(goal.workload) for goal in self.slo or (self.objective,))
+        return f"of equals, the fewest SMs for {' and '.join(names)}"
 
     def _taking(self, sure: str) -> str:
         """Say which setting to take where none is the best, and what that costs at most."""
@@ -200,8 +288,9 @@ class Tuning(Result):
         if one is None or one.behind is None or not mean:
             return ""
         share = f"{100 * one.behind / mean:.2g} %"
+        why = f" ({self.tie_rule})" if self.is_decided else ""
         return (
-            f"; take {one.label}: {sure}, no other of these is better by more than "
+            f"; take {one.label}{why}: {sure}, no other of these is better by more than "
             f"{format_value(one.behind)} ({share})"
         )
 
@@ -238,10 +327,25 @@ class Tuning(Result):
         measured = sum(bool(one.values) for one in self.settings)
         return (
             f"{self.measurements} measurements of {measured} of {len(self.settings)} settings in "
-            f"turns, at most {self.repeats} of each; compared turn by turn by paired t-intervals "
-            f"(successive elimination, Bonferroni over all comparisons, {percent(self.confidence)} "
-            f"together); limits and ±: {percent(self.confidence)} t-interval of each mean"
+            f"turns, at most {self.repeats} of each; compared within turns by t-intervals with "
+            "pooled noise (successive elimination, Bonferroni over all comparisons, "
+            f"{percent(self.confidence)} together); limits and ±: {percent(self.confidence)} "
+            f"t-interval of each mean; equal below {100 * CLOSE:g} %; {self.tie_rule}"
         )
+
+    @property
+    def errors(self) -> str:
+        """Say by how much forecasts were off where it was measured; empty where none was."""
+        told = []
+        for goal in dict.fromkeys((self.objective, *self.slo)):
+            pairs = [(one.mean(goal), one.forecast.get(goal.name)) for one in self.settings]
+            off = [measured / forecast - 1 for measured, forecast in pairs if measured and forecast]
+            if off:
+                middle, low, high = (
+                    f"{100 * x:+.2g}" for x in (np.median(off), min(off), max(off))
+                )
+                told.append(f"{goal.name} {middle} % ({low} to {high})")
+        return f"measured over forecast: {', '.join(told)}" if told else ""
 
     @property
     def command(self) -> str:
@@ -257,5 +361,5 @@ class Tuning(Result):
     def note(self) -> str:
         """Outcome, bill, method, forecasts and provenance in one paragraph."""
         stopped = "stopped early (with a path, the same call goes on): " if self.stopped else ""
-        parts = [f"{stopped}{self.outcome}", self.bill, self.method, self.forecasts]
+        parts = [f"{stopped}{self.outcome}", self.bill, self.method, self.forecasts, self.errors]
         return clean(". ".join(filter(None, [*parts, self.provenance])))

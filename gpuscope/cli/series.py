@@ -126,10 +126,11 @@ def tune_command(
 ) -> None:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
-    It names no winner that noise does not tell from others. It writes a report, all numbers as
-    JSON and, for the split to take, SGLang's manual_divisions and code that makes its partitions.
-    Each finished measurement is kept in the folder at once. After Ctrl-C the same command goes on
-    where it was stopped.
+    Of settings that noise does not tell apart, it takes the one with the fewest SMs for the
+    workload of the SLO, and says so; if nothing meets the SLO, it says which limit can be met. It
+    writes a report, all numbers as JSON and, for the split to take, SGLang's manual_divisions and
+    code that makes its partitions. Each finished measurement is kept in the folder at once. After
+    Ctrl-C the same command goes on where it was stopped.
 
     Example: gpuscope tune examples/choose_a_partition.toml --vary partitions.small=all
     --objective load.tflop_per_s --slo 'small.latency_p50_us<=60'

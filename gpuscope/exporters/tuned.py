@@ -74,6 +74,9 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
         "best": None if result.best is None else result.best.label,
         "choice": None if result.choice is None else result.choice.label,
         "equals": [one.label for one in result.equals],
+        "nearest": None if result.nearest is None else result.nearest.label,
+        "reachable": result.reachable,
+        "ties": result.tie_rule,
         "front": [one.label for one in result.front],
         "won": result.bill,
         "objective": str(result.objective),
@@ -81,6 +84,7 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
         "confidence": result.confidence,
         "method": result.method,
         "forecasts": result.forecasts,
+        "forecast_errors": result.errors,
         "stopped": result.stopped,
         "command": result.command,
         "experiment": result.experiment,
@@ -92,7 +96,7 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
             {
                 "label": one.label, "point": one.point, "setting": one.setting, "sms": one.sizes,
                 "verdict": one.verdict, "behind": one.behind, "values": one.values,
-                "forecast": one.forecast, "error": one.error,
+                "forecast": one.forecast, "bounds": one.bounds, "error": one.error,
             }
             for one in result.settings
         ],

@@ -16,6 +16,7 @@ _LOOKS: dict[Verdict, tuple[str, str, int]] = {
     "best": ("star", style.OKABE_ITO[0], 17),
     "equal": ("circle", style.OKABE_ITO[0], 12),
     "undecided": ("diamond", style.OKABE_ITO[1], 10),
+    "no better": ("circle", style.OKABE_ITO[3], 9),
     "worse": ("circle", style.OKABE_ITO[3], 9),
     "misses SLO": ("x", style.OKABE_ITO[3], 9),
 }
@@ -59,7 +60,7 @@ def tuning(result: Tuning) -> go.Figure:
     hollow = [one for one in result.settings if one.forecast]
     if not measured and not hollow:
         raise MissingEvidence("nothing was measured or forecast: tune again")
-    data = [_forecasts(hollow, result.objective, cost)] if hollow else []
+    data = [_forecasts(hollow, result, cost)] if hollow else []
     front = list(result.front)
     if cost is not None:
         front.sort(key=lambda one: one.mean(cost) or 0.0)
@@ -107,7 +108,8 @@ def _x(setting: TunedSetting, cost: Goal | None) -> float | str | None:
     return escape(setting.label, 40) if cost is None else setting.mean(cost)
 
 
-def _forecasts(settings: list[TunedSetting], objective: Goal, cost: Goal | None) -> go.Scatter:
+def _forecasts(settings: list[TunedSetting], result: Tuning, cost: Goal | None) -> go.Scatter:
+    objective = result.objective
     return go.Scatter(
         x=[
             escape(one.label, 40) if cost is None else one.forecast.get(cost.name)
@@ -120,7 +122,14 @@ def _forecasts(settings: list[TunedSetting], objective: Goal, cost: Goal | None)
         },
         name="forecast, not measured",
         hovertext=[
-            f"<b>{escape(one.label, 60)}</b>, forecast<br>{one.forecast[objective.name]:,.4g}"
+            "<br>".join([
+                f"<b>{escape(one.label, 60)}</b>, forecast",
+                *(
+                    f"{escape(goal.name, 60)} {one.forecast[goal.name]:,.4g}"
+                    for goal in dict.fromkeys((objective, *result.slo))
+                ),
+                *([] if one.values else [one.verdict]),
+            ])
             for one in settings
         ],
         hoverinfo="text",

@@ -95,7 +95,7 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
                 "driver": str(device["driver"]),
                 "versions": ", ".join(f"{name} {text}" for name, text in result.versions.items()),
                 "measurements": result.method,
-                "forecasts": result.forecasts,
+                "forecasts": "; ".join(filter(None, (result.forecasts, result.errors))),
                 "command": result.command,
                 "experiment": json.dumps(experiment),
             }

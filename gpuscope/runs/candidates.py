@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuscope.device.device import Device
@@ -10,6 +10,7 @@ from gpuscope.errors import InvalidPartition
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.runs.grid import Point, Value, at, points_of
 from gpuscope.trace.run import heading
+from gpuscope.workloads.requests import RequestsSpec
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Candidate:
     ----------
     place
         Its values' places in the parameters; ``None`` if these change nothing of it.
+    homes
+        Workload → the partition that it runs on; ``None`` for the whole GPU.
     """
 
     label: str
@@ -28,7 +31,13 @@ class Candidate:
     experiment: Experiment
     sizes: Mapping[str, int]
     place: tuple[int, ...] | None
+    homes: Mapping[str, str | None]
     error: str = ""
+
+    def sms_for(self, workloads: Iterable[str], sm_count: int) -> int:
+        """Return how many SMs workloads have together; those of requests are their decode's."""
+        homes = {self.homes[name] for name in workloads}
+        return sm_count if None in homes else sum(self.sizes[home] for home in homes if home)
 
 
 def candidates_of(
@@ -47,7 +56,9 @@ def candidates_of(
             met.setdefault(key, set()).add(label)
             if key not in found:
                 sizes, error = _sizes(setting, device)
-                found[key] = Candidate(label, point, setting.name, changed, sizes, place, error)
+                found[key] = Candidate(
+                    label, point, setting.name, changed, sizes, place, _homes(setting), error
+                )
     same = [key for key, labels in met.items() if len(labels) == len(points) > 1]
     varied = {one.setting for key, one in found.items() if key not in same}
     for key, one in found.items():
@@ -60,6 +71,16 @@ def candidates_of(
     first = next((key for key in [*same, *described] if key in found), None)
     reference = [] if first is None or found[first].error else [keys.index(first)]
     return list(found.values()), reference
+
+
+def _homes(setting: ResolvedSetting) -> dict[str, str | None]:
+    """Return which partition each workload runs on."""
+    of = setting.workloads
+    streams = {
+        name: of[spec.decode].stream if isinstance(spec, RequestsSpec) else spec.stream
+        for name, spec in of.items()
+    }
+    return {name: setting.streams[stream].partition for name, stream in streams.items()}
 
 
 def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import tempfile
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._checks import MappingOf, door, given
+from gpuscope.analysis.outlook import Outlook
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting
 from gpuscope.device.device import Device
@@ -73,10 +73,13 @@ def tune(
 ) -> TuneResult:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
-    The simulated GPU forecasts every setting. The most promising are measured in turns, with those
-    beside the best one, until noise tells them apart, each was measured ``repeats`` times, or a
-    third of what measuring all that often takes is spent. A measurement is one round, in which
-    all of a workload's ``repeats`` are run.
+    The simulated GPU forecasts every setting. The most promising are measured in turns, with the
+    ends of the grid and those beside the best one, until all others are ruled out, by measurements
+    or by forecasts whose error is known from measurements around them; until each was measured
+    ``repeats`` times; or until a third of what measuring all that often takes is spent. Of equals,
+    which noise does not tell apart or which differ by less than 1 %, the one with the fewest SMs
+    for the workloads of ``slo`` (without it, of ``objective``) is taken. A measurement is one
+    round, in which all of a workload's ``repeats`` are run.
 
     Parameters
     ----------
@@ -197,6 +200,12 @@ class _Search:
         self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
         self.able = [n for n, one in enumerate(self.candidates) if not one.error]
+        every = enumerate(self.candidates)
+        self.places = {n: (one.setting, one.place) for n, one in every if one.place is not None}
+        decisive = {goal.workload for goal in slo or (objective,)}
+        self.sms = {
+            n: self.candidates[n].sms_for(decisive, device.info.sm_count) for n in self.able
+        }
         if not self.able:
             raise InvalidPartition(self.candidates[0].error)
         self.width = max(FEWEST, math.ceil(len(self.able) / 5))
@@ -258,10 +267,9 @@ class _Search:
         turn = 0
         while not self.first.stopped:
             samples = self.samples(turn)
-            race = self._race(samples)
-            chosen = race.turn(self._neighbours(), self.width) if samples else self._start()
+            chosen = self._next(samples)
             done = max((len(samples.get(number, ())) for number in chosen), default=0)
-            turns = range(turn, turn + max(1, min(self.at_once, self.repeats - done)))
+            turns = range(turn, turn + min(self.at_once, self.repeats - done))
             chosen = chosen[: (self.most - sum(map(len, samples.values()))) // len(turns)]
             if not chosen:
                 self.decided = True
@@ -323,35 +331,24 @@ class _Search:
             plan = Plan(self._short(number), f"forecast of {one.label}", make)
             self.first.run([(one.label, {number: plan})])
 
-    def _start(self) -> list[int]:
-        """Return whom to measure first: the best by their forecasts, or some all over the grid."""
-        forecast = {n: values for n, values in self._forecast().items() if n in self.able}
-        if forecast:
-            race = self._race({number: {0: values} for number, values in forecast.items()})
-            chosen = race.ranked()[: self.width]
-        else:
-            chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1)) or 1]
-        return [n for n in dict.fromkeys([*chosen, *self.reference]) if n in self.able]
+    def _next(self, samples: Samples) -> list[int]:
+        """Return whom to measure next."""
+        outlook = self._outlook(self._race(samples))
+        if not samples:
+            unvaried = [number for number in self.able if number not in self.places]
+            start = dict.fromkeys([*outlook.start(self.width), *unvaried, *self.reference])
+            return [number for number in start if number in self.able]
+        reference = [number for number in self.reference if number in samples]
+        return outlook.race.turn(outlook.fresh(), self.width, reference)
 
-    def _neighbours(self) -> dict[int, list[int]]:
-        """Return who is beside whom in the grid: one step of one parameter away."""
-        there = {
-            (self.candidates[number].setting, self.candidates[number].place): number
-            for number in self.able
-        }
-        beside: dict[int, list[int]] = {}
-        for (setting, place), number in there.items():
-            steps = itertools.product(range(len(place or ())), (-1, 1))
-            moved = [
-                (setting, (*place[:axis], place[axis] + step, *place[axis + 1 :]))
-                for axis, step in steps
-                if place is not None
-            ]
-            beside[number] = [there[key] for key in moved if key in there]
-        return beside
+    def _outlook(self, race: Race) -> Outlook:
+        forecast = self._forecast()
+        known = forecast if all(number in forecast for number in self.able) else {}
+        places = {n: place for n, place in self.places.items() if n in self.able}
+        return Outlook(race, known, places)
 
     def _race(self, samples: Samples) -> Race:
-        return Race(samples, self.objective, self.slo, self.confidence, self.repeats)
+        return Race(samples, self.objective, self.slo, self.confidence, self.repeats, self.sms)
 
     # -- what was found ---------------------------------------------------------------
     def samples(self, before: int | None = None) -> dict[int, dict[int, Values]]:
@@ -396,7 +393,10 @@ class _Search:
         if not samples and not forecast:
             raise NothingRecorded("it was stopped before anything was recorded: tune again")
         race = self._race(samples)
-        verdicts = race.verdicts()
+        verdicts = race.verdicts(is_over=self.decided)
+        outlook = self._outlook(race)
+        unseen = [number for number in self.able if samples and number not in samples]
+        verdicts.update((n, "unlikely") for n in unseen if outlook.rules_out(n))
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
         measured = [row for rows in self.rows.values() for row in rows]
         missing = dict.fromkeys(row["incomplete"] for row in measured if row.get("incomplete"))
@@ -407,6 +407,7 @@ class _Search:
             goal for goal in self.costs
             if all(goal.name in values for turns in samples.values() for values in turns.values())
         )  # fmt: skip
+        bounds = outlook.all_bounds()
         front, settings = race.front(costs), []
         for number, one in enumerate(self.candidates):
             turns = samples.get(number, {})
@@ -421,6 +422,7 @@ class _Search:
                     forecast=forecast.get(number, {}), error=error,
                     verdict="refused" if error else verdicts.get(number, "not measured"),
                     on_front=number in front, behind=race.behind(number, inside),
+                    sms=self.sms.get(number, 0), bounds=bounds.get(number, {}),
                 )
             )  # fmt: skip
         info = self.device.info

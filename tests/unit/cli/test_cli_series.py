@@ -207,7 +207,7 @@ def test_a_tuning_keeps_its_measurements_its_report_and_the_code(command, trial,
     assert code == 0
     written = {name for name in names(out) if not name.endswith(".parquet")}
     facts = json.loads((out / "tune.json").read_text("utf-8"))
-    code_files = {"carve.py", "carve.cpp"} if facts["best"] not in (None, "shared") else set()
+    code_files = {"carve.py", "carve.cpp"} if facts["choice"] not in (None, "shared") else set()
     assert written == {"tune.html", "tune.json"} | code_files
     assert "greatest load.tflop_per_s" in printed
     assert "SIMULATED" in printed

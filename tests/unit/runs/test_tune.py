@@ -15,7 +15,7 @@ import pytest
 from kept_points import kept_points
 
 import gpuscope as gs
-from gpuscope.runs import series, stand_ins
+from gpuscope.runs import candidates, series, stand_ins
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -115,10 +115,69 @@ def test_forecasts_and_measurements_say_that_they_are_simulated(tuned):
     assert "<table>" in tuned._repr_html_()
 
 
-def test_a_forecast_stands_though_nothing_was_measured(tuned):
-    unseen = [one for one in tuned.settings if one.verdict == "not measured"]
+def test_what_was_not_measured_is_ruled_out_by_its_corrected_forecast(tuned):
+    unseen = [one for one in tuned.settings if not one.values]
     assert unseen
-    assert all(one.mean(tuned.objective) is None for one in unseen)
+    assert {one.verdict for one in unseen} == {"unlikely"}
+    best, rate, limit = tuned.best or tuned.choice, tuned.objective, tuned.slo[0]
+    for one in unseen:
+        least_us, most_rate = one.bounds[limit.name][0], one.bounds[rate.name][1]
+        assert least_us > 65 or most_rate < 1.01 * best.mean(rate)
+
+
+def test_forecasts_of_the_limits_columns_are_shown(tuned):
+    column = "forecast decode.latency_p50_us"
+    told = {row["setting"]: row[column] for row in tuned.rows()}
+    assert all(told.values())
+    assert told["prefill = 8"] == tuned["prefill = 8"].forecast["decode.latency_p50_us"]
+    assert column in str(tuned)
+    assert column in tuned._repr_html_()
+    hovers = tuned.figure().data[0].hovertext
+    assert all("decode.latency_p50_us" in text for text in hovers)
+    assert "decode.latency_p50_us" in tuned.errors
+
+
+def test_no_setting_is_measured_more_often_than_repeats(gpu):
+    for repeats in (3, 4):
+        found = gs.tune(described(), VARY, RATE, {"decode.latency_p50_us": "<= 60"}, gpu,
+                        repeats=repeats)  # fmt: skip
+        assert max(len(one.values.get(RATE, ())) for one in found.settings) <= repeats
+
+
+def test_an_slo_that_nothing_meets_is_said_after_few_measurements(gpu):
+    found = gs.tune(described(), VARY, RATE, {"decode.latency_p50_us": "<= 15"}, gpu)
+    assert found.is_hopeless
+    assert found.choice is None
+    assert found.measurements <= 12
+    assert {one.verdict for one in found.settings} == {"misses SLO", "unlikely"}
+    medians = {one.label: one.mean(found.slo[0]) for one in found.settings if one.values}
+    assert found.nearest.label == min(medians, key=medians.get)
+    limit_us = float(found.reachable["decode.latency_p50_us"].removeprefix("<= "))
+    assert medians[found.nearest.label] < limit_us < 1.5 * medians[found.nearest.label]
+    assert found.reachable["decode.latency_p50_us"] in found.outcome
+    again = gs.tune(described(), VARY, RATE, found.reachable, gpu)
+    assert again.equals or not again.is_decided
+
+
+def test_of_equals_the_fewest_sms_for_the_workload_of_the_limit_are_taken(gpu):
+    idle = described()
+    idle["workloads"]["prefill"] |= {"m": 256, "n": 256}  # as fast on any split
+    found = gs.tune(idle, {"partitions.prefill": [32, 64, 96]}, "prefill.calls_per_s",
+                    {"decode.latency_p50_us": "<= 500"}, gpu)  # fmt: skip
+    assert [found[f"prefill = {n}"].sms for n in (32, 64, 96)] == [100, 68, 36]
+    assert found["shared"].sms == 132
+    rates = {one.label: one.mean(found.objective) for one in found.settings if one.values}
+    assert rates["prefill = 96"] >= 0.97 * max(rates.values())
+    assert found.choice.label == "prefill = 96"
+    alone = gs.tune(idle, {"partitions.prefill": [32, 64, 96]}, "prefill.calls_per_s", None, gpu)
+    assert [alone[f"prefill = {n}"].sms for n in (32, 64, 96)] == [32, 64, 96]
+
+
+def test_requests_have_the_sms_of_their_decode(gpu):
+    experiment = gs.runs.Experiment.from_file("examples/split.toml")
+    made, _ = candidates.candidates_of(experiment, {"partitions.decode": (48, 64)}, gpu)
+    sms = {one.label: one.sms_for(["chat"], 132) for one in made}
+    assert sms == {"shared": 132, "decode = 48": 48, "decode = 64": 64}
 
 
 def test_repeats_differ_and_settings_of_a_turn_have_the_same_seed(gpu, runs):
@@ -224,7 +283,9 @@ def test_a_setting_that_cannot_run_is_out_and_says_why(gpu, monkeypatch):
     found = gs.tune(described(), *arguments, repeats=3)
     assert found["prefill = 96"].verdict == "refused"
     assert found["prefill = 96"].error == "RuntimeError: no cluster fits"
-    assert len(found["prefill = 64"].values[RATE]) >= 3
+    assert len(found.choice.values[RATE]) >= 3
+    assert found["prefill = 32"].values
+    assert found["prefill = 64"].values
     broken = {0, 32, 64, 96}
     with pytest.raises(gs.errors.GpuscopeError, match="no cluster fits"):
         gs.tune(described(), *arguments, repeats=3)
@@ -305,15 +366,15 @@ def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tune
     hidden = replace(
         tuned,
         settings=(
-            replace(one, verdict="equal", behind=4.0),
-            replace(two, verdict="equal", behind=2.0),
+            replace(one, verdict="equal", behind=4.0, sms=60),
+            replace(two, verdict="equal", behind=2.0, sms=52),
         ),
         reference=None,
     )
     assert hidden.best is None
     assert hidden.choice.label == two.label
-    words = f"take {two.label}: at 95.0 % confidence, no other of these is better by more than 2 ("
-    assert words in hidden.outcome
+    assert f"take {two.label} (of equals, the fewest SMs for 'decode')" in hidden.outcome
+    assert "no other of these is better by more than 2 (" in hidden.outcome
     assert two.label in hidden.export(tmp_path / "carve.py").read_text()
     open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
     assert open_still.choice is None

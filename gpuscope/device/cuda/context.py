@@ -13,7 +13,7 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
-from gpuscope.device.cuda.driver import CudaObject, check, translated
+from gpuscope.device.cuda.driver import CudaObject, check, relaxed_capture, translated
 from gpuscope.device.raw import (
     Backend,
     GrantedPartition,
@@ -206,7 +206,7 @@ class CudaContext(Backend):
         """
         stream = self._core.Stream.from_handle(handle)
         if handle > _PER_THREAD:  # the default streams are of whichever device is current
-            with translated(f"{handle:#x} is no stream"):
+            with relaxed_capture(), translated(f"{handle:#x} is no stream"):
                 index = int(stream.device.device_id)
             if index != self._index:
                 raise StreamError(
@@ -223,7 +223,7 @@ class CudaContext(Backend):
             return "legacy default"
         if handle == _PER_THREAD:
             return "per-thread default"
-        with self.current(), translated("the stream cannot be asked"):
+        with self.current(), relaxed_capture(), translated("the stream cannot be asked"):
             return "non-blocking" if raw.is_nonblocking else "blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:

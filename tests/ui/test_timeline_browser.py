@@ -165,7 +165,7 @@ def window_of(page) -> tuple[int, int]:
 
 def show(page):
     run_all(page)
-    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
     page.locator(ROOM).scroll_into_view_if_needed()
     painted(page)
     return page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
@@ -182,7 +182,7 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
             page,
             f"""
 drawn = timeline.drawn
-rows = [int(row) for row in drawn.view.found.rows if {label!r} in
+rows = [int(row) for row in drawn.view.rows if {label!r} in
         next(one.label for one in drawn.snapshot.places.tracks
              if one.number == drawn.snapshot.tracks.track[row])]
 low, high = timeline.window_ns
@@ -465,7 +465,7 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
 ):
     page = open_notebook("import gpuscope as gs", LIVE, "timeline = None")
     run_all(page)
-    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
     page.locator(ROOM).scroll_into_view_if_needed()
     assert page.evaluate(BUSY)
     first = page.evaluate("() => window.frames_painted.length")

@@ -229,7 +229,7 @@ def test_a_track_draws_all_of_its_spans_or_columns_and_that_is_said():
         assert count(figure) == len(spans(figure)[0].y) < 3
         assert len(fills(figure)) == 1
     assert "2 of 302 spans drawn as themselves" in words(figures.timeline(build(rows)))
-    assert "columns of 300 ns, as high as they were busy" in words(figures.timeline(build(rows)))
+    assert "drawn in columns of 300 ns" in words(figures.timeline(build(rows)))
 
 
 def test_instants_in_columns_still_show():

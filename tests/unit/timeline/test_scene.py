@@ -202,7 +202,7 @@ def test_plotlys_figure_has_the_columns(case):
         assert (height[:-1][busy > 0] >= 2).all(), "a column is blank where something ran"
         assert not height[:-1][(busy == 0) & (begun(start, edges) == 0)].any()
         if len(list(rows.groups())) == 1:
-            assert np.abs(height[:-1] - np.clip(22 * share, 2, None)).max() <= 1
+            assert np.abs(height[:-1] - np.maximum(22 * share, 2))[busy > 0].max() <= 1
     counts = [one.customdata for one in figure.data if one.name == "escapes"]
     assert sum(map(sum, counts)) == rows.escaped.sum()
 
@@ -227,9 +227,10 @@ def test_the_png_has_them(case):
             colour = ESCAPED if escaped else OKABE_ITO[0] if stream == 1 else "#6E7781"
             seen = (np.abs(area - rgb(colour)).max(axis=2) <= 12).sum(axis=0)
             ran = height[1:-1] > 0
-            assert (seen[1:-1][ran] >= 1).all(), "a column is blank where something ran"
+            near = np.maximum(np.maximum(seen[:-2], seen[2:]), seen[1:-1])  # the plot's own edges
+            assert (near[ran] >= 1).all(), "a column is blank where something ran"
             typical = np.clip(height[1:-1][ran], 2, None)
-            assert abs(np.median(seen[1:-1][ran]) - np.median(typical)) <= 1.5
+            assert abs(seen[1:-1][ran].mean() - typical.mean()) <= 1
 
 
 def rgb(colour):
@@ -335,7 +336,10 @@ def test_breaks_hazards_and_lost_rows_are_in_the_scene():
 
 def test_every_hazard_has_its_mark():
     count = 3000
-    found = [{"kind": "raw", "first": 2 * at, "second": 2 * at + 1} for at in range(count // 2)]
+    found = [
+        {"kind": "read after write", "first": 2 * at, "second": 2 * at + 1}
+        for at in range(count // 2)
+    ]
     trace = Trace.from_columns(
         {"id": list(range(count)), "kind": ["kernel"] * count, "name": ["k"] * count,
          "start_ns": [1000 * at for at in range(count)], "source": ["cupti"] * count,

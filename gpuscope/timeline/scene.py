@@ -159,7 +159,7 @@ def with_spans(
 ) -> Bools:
     """Return row → whether it draws its spans: once half of them are 3 pixels wide.
 
-    Of more than ``most`` spans in all, the rows with the most draw columns instead: a row
+    Instants have no width and do not count. Of more than ``most`` spans in all, the rows with the most draw columns instead: a row
     draws all of its spans in the window, or none. ``counts`` says how many each has there.
     """
     low, high = window_ns
@@ -173,7 +173,7 @@ def with_spans(
             break
         start, end = index.times(window_ns, rows[place].groups)
         wide = np.count_nonzero(np.minimum(end, high) - np.maximum(start, low) >= wide_ns)
-        drawn[place] = 2 * wide >= counts[place]
+        drawn[place] = 0 < 2 * wide >= np.count_nonzero(end > start)
         most += 0 if drawn[place] else counts[place]
     return drawn
 

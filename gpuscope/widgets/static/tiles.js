@@ -135,7 +135,7 @@ function paintTiles(model, root, tell) {
 
   const take = () => {
     const next = model.get("scene");
-    if (next.version !== scene.version) kept = new Map();
+    if (next.version !== scene.version) [kept, asked] = [new Map(), 0];
     scene = next;
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
     fills = (scene.classes ?? []).map((one) => fillOf(context, one));
@@ -256,12 +256,14 @@ function paintTiles(model, root, tell) {
     pieces.forEach(({ tile, low, high }, number) => {
       for (let n = 0; n < tile.count; n++) {
         const start = tile.start[n], end = tile.end[n];
+        if (start === end) continue; // an instant has no width
         if (start >= Math.min(high, view.high) || (start < low && number) || start < view.low && end <= view.low) continue;
         every[tile.place[n]] += 1;
         if ((Math.min(end, view.high) - Math.max(start, view.low)) * view.px >= scene.wide) wide[tile.place[n]] += 1;
       }
     });
-    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place] || !tile.groups.some(([of]) => of === place)) && 2 * wide[place] >= count);
+    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place] || !tile.groups.some(([of]) => of === place)) &&
+      wide[place] > 0 && 2 * wide[place] >= count);
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
   const groupsOf = (pieces, place) => {

@@ -49,11 +49,13 @@ def column_traces(
             }  # fmt: skip
             text = "<br>".join(escape(said) for said in shared_lines(view.tracks, bar_class))
             text += f"<br>busy for {100 * busy[number].sum() / whole:.3g} % of the window"
+            share = _stepped(busy[number] / lasts, np.float32)
             data += [
-                {**line, "y": _stepped(low), "hoverinfo": "skip", "showlegend": False, **meta},
-                {**line, "y": _stepped(low - tall[number]), "fill": "tonexty",
+                {**line, "y": _stepped(low, np.int16), "hoverinfo": "skip", "showlegend": False,
+                 **meta},
+                {**line, "y": _stepped(low - tall[number], np.int16), "fill": "tonexty",
                  "fillcolor": how["marker"]["color"], "name": how["name"],
-                 "legendrank": how["legendrank"], "customdata": _stepped(busy[number] / lasts),
+                 "legendrank": how["legendrank"], "customdata": share,
                  "hovertemplate": f"<b>busy for %{{customdata:.3p}} of {length}</b>"
                  f"<br>at %{{x:,.3f}} {unit}<br>{text.replace('%', '&#37;')}<extra></extra>"},
             ]  # fmt: skip
@@ -61,9 +63,9 @@ def column_traces(
     return data
 
 
-def _stepped(values: Array) -> Array:
+def _stepped(values: Array, kind: type) -> Array:
     """Return columns as the corners of steps: the last one ends with its own value."""
-    return np.concatenate([values, values[-1:]]).astype(np.float32)
+    return np.concatenate([values, values[-1:]]).astype(kind)
 
 
 def mark_points(

@@ -159,8 +159,9 @@ def with_spans(
 ) -> Bools:
     """Return row → whether it draws its spans: once half of them are 3 pixels wide.
 
-    Instants have no width and do not count. Of more than ``most`` spans in all, the rows with the most draw columns instead: a row
-    draws all of its spans in the window, or none. ``counts`` says how many each has there.
+    Instants have no width and do not count. Of more than ``most`` spans in all, the rows with
+    the most draw columns instead: a row draws all of its spans in the window, or none.
+    ``counts`` says how many each has there.
     """
     low, high = window_ns
     wide_ns = WIDE_PX * (high - low) / pixels

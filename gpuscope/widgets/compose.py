@@ -92,7 +92,7 @@ def _scene(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Propert
     """Return what the browser paints; while rows still come, with all that is in view."""
     extent = snapshot.extent_ns
     if snapshot.lanes is None:
-        pixels = round(snapshot.pixels * (1 + 2 * snapshot.margin))
+        pixels = 2 * round(snapshot.pixels * (1 + 2 * snapshot.margin))
         return tiles.scene(snapshot, extent, tiles.tile(snapshot, fetched, pixels), live=True)
     if before is not None and before.scene:
         old = before.snapshot

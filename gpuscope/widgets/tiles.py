@@ -7,8 +7,6 @@ wide. ``static/tiles.js`` reads them.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from gpuscope.figures import style
@@ -25,9 +23,6 @@ from gpuscope.widgets.window import Window
 COLUMNS = 1024
 SPANS = 8000
 """Spans of a tile at most: a view has two or three tiles."""
-_FINER = 2
-"""A pixel may be as wide as so many columns of a tile. A span that is wide in the view is wide in
-half of its columns."""
 _NAMES = 60_000
 """Characters of the names of a tile at most, so that it stays below 250 kB."""
 _SHORTEST, _LONGEST = 24, 120
@@ -50,17 +45,17 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
 
     First those of the spans: start and end (float64, ns since the axis' zero; an open span ends
     at infinity), row and name (int32), how much later the start and earlier the end may truly be
-    (float32, ns). Then how long each group was busy in each column (uint32, in ``unit`` ns), and
-    the columns in which escapes, or spans that cover nothing, start: group, column, how many
-    (uint32). Then, of the spans again, class and tail (uint16), track and line (uint8).
+    (float32, ns). Then the columns in which escapes, or spans that cover nothing, start: group,
+    column, how many (uint32). Then how long each group was busy in each column, in ``unit`` ns, in
+    ``bits`` bits. Then, of the spans again, class and tail (uint16), track and line (uint8).
     ``groups`` has the track and the class of each group, ``spans`` whether a track's are here.
     """
     tracks = snapshot.tracks
     view = View.among(
         tracks, snapshot.places.tracks, window,
-        max_spans=SPANS, pixels=_FINER * pixels, row_lanes=snapshot.lanes,
+        max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
     )  # fmt: skip
-    scene, rows = replace(view, pixels=pixels).scene, view.rows
+    scene, rows = view.scene, view.rows
     start, end = tracks.start_ns[rows], tracks.end_ns[rows]
     till = np.where(end == OPEN_NS, np.inf, (end - snapshot.zero_ns).astype(float))
     code, name = np.unique(tracks.coded["name"].codes[rows], return_inverse=True)
@@ -76,7 +71,8 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     groups = [groups[one] for one in there.tolist()]
     busy, begins = scene.busy_ns[there], scene.begins[there]
     columns = len(scene.edges) - 1
-    unit = max(1, (window[1] - window[0]) // columns >> 31)
+    longest = int(np.diff(scene.edges).max())
+    unit, bits = max(1, longest >> 31), 16 if longest < 2**16 else 32
     escaped = np.array([one for *_, one in groups], bool)[:, None]
     marked = np.nonzero(np.where(escaped | (busy == 0), begins, 0))
     kind = np.array(of_group, int)[tracks.group[rows]]
@@ -84,14 +80,15 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         (start - snapshot.zero_ns, np.float64), (till, np.float64),
         (rows, np.int32), (name, np.int32),
         *((column, np.float32) for column in tracks.uncertainties(rows)),
-        (busy // unit, np.uint32), *((side, np.uint32) for side in (*marked, begins[marked])),
+        *((side, np.uint32) for side in (*marked, begins[marked])),
+        (busy // unit, np.uint16 if bits == 16 else np.uint32),
         (kind, np.uint16), (tail, np.uint16), (view.place, np.uint8), (view.lanes, np.uint8),
     )  # fmt: skip
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
     return {
         "low": window[0] - snapshot.zero_ns, "high": window[1] - snapshot.zero_ns,
-        "count": len(rows), "columns": columns, "unit": unit, "marks": len(marked[0]),
+        "count": len(rows), "columns": columns, "unit": unit, "bits": bits, "marks": len(marked[0]),
         "groups": [group[:2] for group in groups], "spans": view.with_spans.tolist(),
         "names": [clean(values[one], limit) for one in code.tolist()], "tails": lines,
         "data": b"".join(np.asarray(held).astype(kind).tobytes() for held, kind in arrays),

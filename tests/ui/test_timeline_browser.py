@@ -570,7 +570,7 @@ zero_ns = timeline.state.snapshot((0, 1), following=False).zero_ns
 low, high = (edge - zero_ns for edge in timeline.window_ns)
 tracks = timeline.state.tracks
 edges = np.linspace(low, high, WIDTH + 1)
-column = 2 ** int(np.log2((high - low) / WIDTH))  # of tiles, from which pixels are means
+column = 2 ** int(np.log2((high - low) / WIDTH / 2))  # of tiles, from which pixels are means
 stored = np.arange(low // column, high // column + 2) * column
 found = []
 for track in tracks.tracks:

@@ -5,6 +5,7 @@
 const KEPT = 300; // tiles
 const WANTED = 8; // of one request
 const PATIENCE_MS = 2000; // until a request counts as lost
+const FINER = 2; // columns of tiles in a pixel at least, or their grid would beat with the pixels'
 const MARK_PX = 12; // in which marks merge
 const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
@@ -31,14 +32,14 @@ function readTile(scene, tile, data) {
   read.earlier = take(Float32Array, count);
   const { columns, groups, marks } = tile;
   read.column = (tile.high - tile.low) / columns;
+  const [of, at_, many] = [take(Uint32Array, marks), take(Uint32Array, marks), take(Uint32Array, marks)];
   // How long a group was busy before each column, in ns.
   read.before = groups.map(() => {
-    const busy = take(Uint32Array, columns);
+    const busy = take(tile.bits === 16 ? Uint16Array : Uint32Array, columns);
     const sums = new Float64Array(columns + 1);
     for (let n = 0; n < columns; n++) sums[n + 1] = sums[n] + busy[n] * tile.unit;
     return sums;
   });
-  const [of, at_, many] = [take(Uint32Array, marks), take(Uint32Array, marks), take(Uint32Array, marks)];
   read.marked = groups.map(() => []);
   for (let n = 0; n < marks; n++) read.marked[of[n]].push([at_[n], many[n]]);
   read.kind = take(Uint16Array, count);
@@ -163,7 +164,7 @@ function paintTiles(model, root, tell) {
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
     if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
-    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / width))));
+    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (FINER * width)))));
     const size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];

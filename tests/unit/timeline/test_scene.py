@@ -261,11 +261,12 @@ def check_tile(tile, classes, rows, timeline):
     edges = zero + np.linspace(tile["low"], tile["high"], tile["columns"] + 1).astype(np.int64)
     at = tile["count"] * (8 + 8 + 4 + 4 + 4 + 4)
     shape = len(tile["groups"]), tile["columns"]
-    busy = np.frombuffer(tile["data"], np.uint32, shape[0] * shape[1], at).reshape(shape)
-    at += busy.nbytes
     group, column, many = np.frombuffer(tile["data"], np.uint32, 3 * tile["marks"], at).reshape(
         3, -1
     )
+    at += 12 * tile["marks"]
+    kind = np.dtype(f"u{tile['bits'] // 8}")
+    busy = np.frombuffer(tile["data"], kind, shape[0] * shape[1], at).reshape(shape)
     assert tile["unit"] == 1
     found = {}
     tracks = timeline.state.snapshot(timeline.window_ns, following=False).places.tracks

@@ -55,8 +55,9 @@ def read(tile) -> dict[str, np.ndarray]:
     at, found = 0, {}
     groups, columns = len(tile["groups"]), tile["columns"]
     for names, count in (
-        (SPANS, tile["count"]), ((("busy", np.uint32),), groups * columns),
-        (MARKS, tile["marks"]), (MORE, tile["count"]),
+        (SPANS, tile["count"]), (MARKS, tile["marks"]),
+        ((("busy", np.dtype(f"u{tile['bits'] // 8}")),), groups * columns),
+        (MORE, tile["count"]),
     ):  # fmt: skip
         for name, kind in names:
             found[name] = np.frombuffer(tile["data"], kind, count, at)

@@ -94,7 +94,7 @@ def stretches(
     shapes, annotations = [], []
     whole = view.window_ns[1] - view.window_ns[0]
     top = min(places.tops, default=0)
-    for found, what in ((view.scene.breaks, "not recorded"), (view.scene.lost, "rows lost")):
+    for found, what in view.scene.missing:
         for low, high in found:
             x0, x1 = ((edge - zero_ns) / unit_ns for edge in (low, high))
             shapes.append({

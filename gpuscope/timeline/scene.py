@@ -76,6 +76,11 @@ class Scene:
         return slice(int(self.first[row]), int(self.first[row + 1]))
 
     @property
+    def missing(self) -> tuple[tuple[tuple[Stretch, ...], str], ...]:
+        """Stretches of which not everything is here, and what to call them."""
+        return (self.breaks, "not recorded"), (self.lost, "rows lost")
+
+    @property
     def is_there(self) -> Bools:
         """Group × column: whether anything of the group is in it, instants too."""
         return (self.busy_ns > 0) | (self.begins > 0)
@@ -157,7 +162,7 @@ def with_spans(
     counts: Sequence[int],
     most: int,
 ) -> Bools:
-    """Return row → whether it draws its spans: once half of them are 3 pixels wide.
+    """Return row → whether it draws its spans, if any: once half of them are 3 pixels wide.
 
     Instants have no width and do not count. Of more than ``most`` spans in all, the rows with
     the most draw columns instead: a row draws all of its spans in the window, or none.
@@ -165,7 +170,7 @@ def with_spans(
     """
     low, high = window_ns
     wide_ns = WIDE_PX * (high - low) / pixels
-    drawn = np.zeros(len(rows), bool)
+    drawn = np.equal(counts, 0)
     for place in np.argsort(counts, kind="stable").tolist():
         if not counts[place]:
             continue

@@ -26,7 +26,7 @@ MARGIN = 0.5
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
-_IN_COLUMNS = ", those of tracks where they are narrow in columns: as high as the track was busy"
+_IN_COLUMNS = ", narrow ones as columns of busy time"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean
 from gpuscope.figures.view import View
 from gpuscope.timeline.index import OPEN_NS
-from gpuscope.timeline.scene import FREE_PX, LEAST_PX, WIDE_PX, breaks_of
+from gpuscope.timeline.scene import FREE_PX, LEAST_PX, WIDE_PX
 from gpuscope.widgets.snapshot import Snapshot
 from gpuscope.widgets.window import Window
 
@@ -110,7 +110,7 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
     live
         Whether there are no others: every frame brings a new one.
     """
-    places = snapshot.places
+    places, whole = snapshot.places, View.among(snapshot.tracks, (), extent).scene
     low, high = (edge - snapshot.zero_ns for edge in extent)
     classes = []
     for bar_class in classes_of(snapshot):
@@ -131,8 +131,8 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
         "tops": places.tops, "heights": places.heights, "lines": places.lines,
         "marks": MARKS_PX, "least": LEAST_PX, "free": FREE_PX, "wide": WIDE_PX,
         "breaks": [
-            [low - snapshot.zero_ns, high - snapshot.zero_ns]
-            for low, high in breaks_of(snapshot.tracks.names.metadata.windows_ns)
+            [low - snapshot.zero_ns, high - snapshot.zero_ns, what]
+            for found, what in whole.missing for low, high in found
         ],
         "classes": classes, "ink": snapshot.theme.ink, "paper": snapshot.theme.paper,
     }  # fmt: skip

@@ -263,7 +263,7 @@ function paintTiles(model, root, tell) {
         if ((Math.min(end, view.high) - Math.max(start, view.low)) * view.px >= scene.wide) wide[tile.place[n]] += 1;
       }
     });
-    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place] || !tile.groups.some(([of]) => of === place)) &&
+    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place]) &&
       wide[place] > 0 && 2 * wide[place] >= count);
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
@@ -340,7 +340,7 @@ function paintTiles(model, root, tell) {
     context.putImageData(image, 0, 0);
   };
   const paintBreaks = (view, height) => {
-    for (const [from, to] of scene.breaks) {
+    for (const [from, to, what] of scene.breaks) {
       const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map((at) => (at - view.low) * view.px);
       if (end <= x) continue;
       context.globalAlpha = 0.18;
@@ -361,7 +361,7 @@ function paintTiles(model, root, tell) {
         context.font = 12 + FONT;
         context.textAlign = "center";
         context.textBaseline = "bottom";
-        context.fillText("not recorded", (x + end) / 2, height / 2);
+        context.fillText(what, (x + end) / 2, height / 2);
         context.fillText(durationOf(to - from), (x + end) / 2, height / 2 + 15);
         context.textAlign = "left";
       }

@@ -236,7 +236,6 @@ def test_instants_in_columns_still_show():
     marks = [
         {"kind": "mark", "start_ns": 1000 * at, "process": 1, "thread": 1} for at in range(500)
     ]
-    marks.append({"kind": "range", "start_ns": 0, "end_ns": 500_000, "process": 1, "thread": 1})
     figure = figures.timeline(build(marks))
     (mark,) = [one for one in fills(figure) if one.name == "mark"]
     line = figure.data[figure.data.index(mark) - 1]

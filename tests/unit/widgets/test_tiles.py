@@ -131,6 +131,17 @@ def test_an_open_span_ends_at_infinity_and_knows_it(shown):
     assert lines["pattern"] == "-"
 
 
+def test_the_page_knows_where_nothing_was_recorded_and_where_rows_are_lost(shown):
+    trace = kernels(100).with_metadata(
+        windows_ns=[(10_000, 40_000), (60_000, 110_000)],
+        kept={"keep_ns": 100_000, "since_ns": 12_000, "rows_left_out": 3},
+    )
+    timeline = shown(trace)
+    assert timeline.bar.scene["breaks"] == [
+        [35_000, 55_000, "not recorded"], [0, 7_000, "rows lost"],
+    ]  # fmt: skip
+
+
 def test_tiles_of_what_was_shown_before_are_not_sent(shown, monkeypatch):
     timeline = shown(kernels(1000))
     sent = []

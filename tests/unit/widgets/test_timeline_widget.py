@@ -472,7 +472,7 @@ def test_a_frame_is_no_larger_for_a_larger_trace(sent):
         (restyle, _) = sent[-1]
         drawn = [value for value in restyle["x"] if value is not Undefined]
         assert max(len(value) for value in drawn) <= 3, "Plotly draws no bars"
-        assert "in columns" in status(timeline)
+        assert "narrow ones as columns" in status(timeline)
         scene = timeline.bar.scene
         sizes.append(len(repr(scene["root"]["names"])) + len(scene["root"]["data"]))
         timeline.close()

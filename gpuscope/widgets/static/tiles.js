@@ -2,7 +2,7 @@
 // that are kept. tiles.py makes them; what is not there yet is painted from a coarser tile, so that
 // nothing here ever waits for the kernel.
 
-const KEPT = 300; // tiles
+const KEPT = 150; // tiles
 const WANTED = 8; // of one request
 const PATIENCE_MS = 2000; // until a request counts as lost
 const FINER = 2; // columns of tiles in a pixel at least, or their grid would beat with the pixels'
@@ -33,13 +33,8 @@ function readTile(scene, tile, data) {
   const { columns, groups, marks } = tile;
   read.column = (tile.high - tile.low) / columns;
   const [of, at_, many] = [take(Uint32Array, marks), take(Uint32Array, marks), take(Uint32Array, marks)];
-  // How long a group was busy before each column, in ns.
-  read.before = groups.map(() => {
-    const busy = take(tile.bits === 16 ? Uint16Array : Uint32Array, columns);
-    const sums = new Float64Array(columns + 1);
-    for (let n = 0; n < columns; n++) sums[n + 1] = sums[n] + busy[n] * tile.unit;
-    return sums;
-  });
+  read.busy = groups.map(() => take(tile.bits === 16 ? Uint16Array : Uint32Array, columns));
+  read.before = [];
   read.marked = groups.map(() => []);
   for (let n = 0; n < marks; n++) read.marked[of[n]].push([at_[n], many[n]]);
   read.kind = take(Uint16Array, count);
@@ -49,6 +44,16 @@ function readTile(scene, tile, data) {
   read.members = scene.classes.map(() => []);
   for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
   return read;
+}
+
+// Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
+function sumsOf(tile, group) {
+  if (!tile.before[group]) {
+    const busy = tile.busy[group], sums = new Float64Array(tile.columns + 1);
+    for (let n = 0; n < tile.columns; n++) sums[n + 1] = sums[n] + busy[n] * tile.unit;
+    tile.before[group] = sums;
+  }
+  return tile.before[group];
 }
 
 // Change how many pixels each group of a track has in a column to what is painted: what was busy at
@@ -281,7 +286,8 @@ function paintTiles(model, root, tell) {
     groups.forEach(([, where], k) => {
       for (const [number, group] of where) {
         const { tile, low: begin, high: end } = pieces[number];
-        const { before, columns, column, low: zero } = { ...tile, before: tile.before[group] };
+        const { columns, column, low: zero } = tile;
+        const before = sumsOf(tile, group);
         const upTo = (time) => {
           const at = Math.min(Math.max((time - zero) / column, 0), columns);
           const whole = Math.floor(at);

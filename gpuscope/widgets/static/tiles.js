@@ -223,6 +223,7 @@ function paintTiles(model, root, tell) {
     if (!isOn()) return;
     const { xaxis, yaxis } = plot._fullLayout;
     const [low, high] = range();
+    tickSoon(low, high);
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
@@ -252,7 +253,6 @@ function paintTiles(model, root, tell) {
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
     request(missing, soon);
-    tickSoon(low, high);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
   // Return track → whether it draws its spans: once half of them are wide. As `with_spans` of
@@ -479,9 +479,14 @@ function paintTiles(model, root, tell) {
 
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
-    if (plot.layout.xaxis?.tickvals !== tickvals) {
-      tickvals = plot.layout.xaxis?.tickvals;
-      ticked = [low, high];
+    const { xaxis } = plot.layout;
+    if (xaxis?.tickvals !== tickvals) { // the kernel's, which may be of where the view was before
+      tickvals = xaxis?.tickvals;
+      const due = ticksOf(low, high, plot._fullLayout.xaxis._length);
+      const step = (vals) => vals?.[1] - vals?.[0];
+      const isDue = xaxis?.title?.text === due["xaxis.title.text"] &&
+        Math.abs(step(tickvals) / step(due["xaxis.tickvals"]) - 1) < 1e-6;
+      ticked = isDue ? [low, high] : [0, 0];
     }
     const width = ticked[1] - ticked[0];
     const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;

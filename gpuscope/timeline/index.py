@@ -27,8 +27,10 @@ class _Part:
 
     Attributes
     ----------
-    start, end, row, track
+    start, end, row
         One a span.
+    track
+        Group → its track.
     first
         Group → position of its first span, and the number of spans at the end.
     reach
@@ -63,11 +65,12 @@ class _Part:
         order = order[np.argsort(group[order].astype(np.min_scalar_type(groups)), kind="stable")]
         start, end, group = start[order], end[order], group[order]
         first = np.searchsorted(group, np.arange(groups + 1))
-        left = np.maximum(end, start + 1)
+        left = end if (end > start).all() else np.maximum(end, start + 1)
         reach = end
         apart = (group[1:] != group[:-1]) | (start[1:] >= left[:-1])
         if apart.all():
-            busy = Busy(group, start, end, first, np.zeros(0, np.int64))
+            nothing = np.zeros(0, np.int64)
+            busy = Busy(nothing, start, end, first, nothing)
         else:
             busy = Busy.of(Groups(group, [*range(groups)]), start, end)
             reach, left = end.copy(), left.copy()
@@ -76,7 +79,9 @@ class _Part:
                 reach[mine] = np.maximum.accumulate(reach[mine])
                 left[mine] = np.sort(left[mine])
         before = np.r_[0, np.cumsum(busy.end - busy.start)]
-        return cls(start, end, row[order], track[order], first, reach, left, busy, before, depth)
+        of_group = np.zeros(groups, track.dtype)
+        of_group[group] = track[order]
+        return cls(start, end, row[order], of_group, first, reach, left, busy, before, depth)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -151,7 +156,7 @@ class Index:
         parts = list(self._parts)
         while parts and len(parts[-1]) < _FROZEN and len(parts[-1]) < max(2 * len(rows[0]), _SMALL):
             last = parts.pop()
-            held = (last.start, last.end, last.track, last.group, last.row)
+            held = (last.start, last.end, last.track[last.group], last.group, last.row)
             rows = tuple(np.concatenate(both) for both in zip(held, rows, strict=True))
         new = object.__new__(Index)
         new._grow(parts, rows, self._count + len(start_ns))

@@ -327,7 +327,7 @@ def timed_draw(self):
     frame = draw(self)
     if frame is not None and self.follow:
         begun[frame] = start
-        seen[frame] = len(self.drawn.view.found.rows), self.drawn.view.found.total
+        seen[frame] = len(self.drawn.view.rows), self.drawn.view.total
     return frame
 def timed_painted(self, frame):
     ended.setdefault(frame, time.perf_counter())

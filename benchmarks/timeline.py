@@ -25,21 +25,20 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope import figures
-from gpuscope.figures import style
-from gpuscope.figures.frame import frame_of
-from gpuscope.figures.labels import Places
 from gpuscope.figures.raster import png
 from gpuscope.figures.tracks import Tracks
-from gpuscope.figures.view import View
+from gpuscope.timeline.index import Index
+from gpuscope.timeline.scene import edges_of
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.trace.query import Index
+from gpuscope.widgets import tiles
+from gpuscope.widgets.state import TimelineState
 
 Array = np.ndarray[Any, Any]
 
 TRACKS, PARTITIONS = 64, 8
-PIXELS, BARS = 1000, 400
+PIXELS = 1000
 EPOCH_NS = 1_700_000_000_000_000_000
 OWN_BYTES = 8 + 8 + 4
 """Start, end and track of a span."""
@@ -107,6 +106,11 @@ def windows(low: int, high: int, count: int) -> list[tuple[int, int]]:
     return found
 
 
+def columns_of(index: Index, window: tuple[int, int]) -> tuple[Array, Array]:
+    """Return what the columns of a view are made of, for all tracks."""
+    return index.columns(edges_of(window, PIXELS), range(TRACKS))
+
+
 def timed(call: Callable[[], Any]) -> float:
     start = time.process_time()
     call()
@@ -127,11 +131,8 @@ def index_and_queries(count: int, *, nested: bool = False, queries: int = 500) -
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     low, high = int(columns[0].min()), int(columns[1].max())
-    taken = [
-        timed(partial(index.query, window, pixels=PIXELS, k=BARS))
-        for window in windows(low, high, queries)
-    ]
-    whole = [timed(lambda: index.query((low, high), pixels=PIXELS, k=BARS)) for _ in range(50)]
+    taken = [timed(partial(columns_of, index, window)) for window in windows(low, high, queries)]
+    whole = [timed(lambda: columns_of(index, (low, high))) for _ in range(50)]
     return {
         "what": f"index of {count:.0e} spans" + (", nested" if nested else ""),
         "seconds": seconds[len(seconds) // 2],
@@ -151,48 +152,39 @@ def growing(count: int = 10**6, batch: int = 20_000) -> dict[str, Any]:
     for low in range(0, count, batch):
         part = slice(low, low + batch)
         begin = time.process_time()
-        index = index.extended(start[part], end[part], track[part])
+        index = index.extended(start[part], end[part], track[part], track[part])
         added.append(time.process_time() - begin)
         head = int(end[part].max())
         window = (head - 20_000_000, head)
-        asked.append(timed(partial(index.query, window, pixels=PIXELS, k=BARS)))
+        asked.append(timed(partial(columns_of, index, window)))
     everything = (int(start.min()), int(end.max()))
     return {
         "what": f"index that grows to {count:.0e} spans by batches of {batch:,}",
         "extend": quantiles_ms(added),
         "query_of_the_last_20_ms": quantiles_ms(asked),
-        "query_of_all_ms": timed(partial(index.query, everything, pixels=PIXELS, k=BARS)) * 1e3,
+        "query_of_all_ms": timed(partial(columns_of, index, everything)) * 1e3,
     }
 
 
 def frames(count: int = 10**6) -> dict[str, Any]:
-    """What a view costs after its query, and what of it goes to a widget in the browser."""
-    trace = trace_of(count)
-    tracks = Tracks.of(trace)
-    colours = style.partition_colours([trace], tracks.partitions())
-    low, high = int(tracks.start_ns.min()), int(tracks.end_ns.max())
-    places = Places.of(tracks.tracks, tracks.index.depths(np.arange(len(tracks.tracks))).tolist())
+    """What a tile costs, and what of it goes to a widget in the browser."""
+    state = TimelineState(trace_of(count), None)
+    snapshot = state.snapshot(state.extent_ns, following=False)
+    top = tiles.top_level(state.extent_ns[1] - snapshot.zero_ns)
+    rng = np.random.default_rng(9)
     made, sizes = [], []
-    for window in windows(low, high, 100):
-        # A widget fetches twice the width that it shows, for panning.
-        view = View.among(tracks, tracks.tracks, window, max_spans=BARS, pixels=2 * PIXELS)
+    for level in rng.integers(6, top + 1, 100).tolist():
+        window = tiles.window_of(snapshot, level, int(rng.integers(0, 2 ** (top - level))))
         begin = time.process_time()
-        drawn = frame_of(view, places, colours, zero_ns=low)
+        tile = tiles.tile(snapshot, window)
         made.append(time.process_time() - begin)
-        parts = [*drawn.bars.values(), drawn.arrows, drawn.image or {}]
-        sizes.append(sum(_bytes(value) for part in parts for value in part.values()))
+        data = tile.pop("data")
+        sizes.append(len(data) + len(json.dumps(tile, ensure_ascii=False).encode()))
     return {
-        "what": f"frames of {BARS} bars, {2 * PIXELS} columns, of {count:.0e} spans",
-        "frame": quantiles_ms(made),
+        "what": f"tiles of {count:.0e} spans",
+        "tile": quantiles_ms(made),
         "bytes": {"median": int(np.median(sizes)), "max": max(sizes)},
     }
-
-
-def _bytes(value: Any) -> int:
-    """Return what a property takes on its way: arrays travel as they are, the rest as JSON."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def static_figure(count: int = 10**6) -> dict[str, Any]:

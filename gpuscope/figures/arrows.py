@@ -32,18 +32,18 @@ def arrows(
     they are ``joint``, in a collective, from the start of the one to the end of the other.
     """
     tracks, (cause, effect) = view.tracks, pairs
-    low, high = view.found.window_ns
+    low, high = view.window_ns
     ends, starts = tracks.end_ns[cause], tracks.start_ns[effect]
     if joint is not None:
         ends = np.where(joint, tracks.start_ns[cause], ends)
         starts = np.where(joint, tracks.end_ns[effect], starts)
     shown = np.zeros(len(tracks.tracks) + 1, bool)
-    shown[view.found.tracks] = True
+    shown[[track.number for track in view.shown]] = True
     seen = np.flatnonzero(
         (np.minimum(ends, starts) < high) & (np.maximum(ends, starts) > low)
         & shown[tracks.track[cause]] & shown[tracks.track[effect]]
     )  # fmt: skip
-    rows = view.found.rows
+    rows = view.rows
     both = seen[np.isin(cause[seen], rows) & np.isin(effect[seen], rows)]
     both = both[np.argsort(starts[both], kind="stable")][:_MAX_ARROWS]
     at = {row: place for place, row in enumerate(rows.tolist())}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from gpuscope._types import Array
 from gpuscope.figures import style
@@ -21,7 +18,6 @@ from gpuscope.figures.text import clean, duration, escape
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import LANES, View
 from gpuscope.trace.columns import combined
-from gpuscope.trace.query import Selection
 
 _CHARACTERS = 44_000
 """What the names in a frame may take; with many spans each is cut shorter."""
@@ -54,7 +50,7 @@ def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
 
 def hovers(view: View) -> list[str]:
     """Return one text a drawn span, for the template of its class."""
-    tracks, rows = view.tracks, view.found.rows
+    tracks, rows = view.tracks, view.rows
     limit = min(_LONGEST, max(_SHORTEST, _CHARACTERS // max(1, len(rows))))
     coded = tracks.coded["name"]
     names = [_short(coded.values[code], limit) for code in coded.codes[rows].tolist()]
@@ -62,7 +58,7 @@ def hovers(view: View) -> list[str]:
     ends = ["".join(map(_emphasised, own)) for own in lines]
     early, late = (column.tolist() for column in tracks.uncertainties(rows))
     times = zip(tracks.start_ns[rows].tolist(), tracks.end_ns[rows].tolist(), strict=True)
-    low, high = view.found.window_ns
+    low, high = view.window_ns
     said = []
     for place, (start, end) in enumerate(times):
         is_open = view.is_open[place]
@@ -101,7 +97,7 @@ def tails(view: View) -> tuple[list[list[str]], Array]:
     tuple
         Lines of plain text, of which many spans have the same; drawn span → number of its own.
     """
-    tracks, rows = view.tracks, view.found.rows
+    tracks, rows = view.tracks, view.rows
     columns = ("partition", "intended_partition", "stream", "status", "source")
     coded = [tracks.coded[name].codes[rows] for name in columns]
     classes, of_class = view.classed
@@ -132,97 +128,28 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[str]:
     return lines
 
 
-SHADES = 10
-_FAINTEST, _STRONGEST = 0.2, 0.85
-_PX = 2
-_MARGIN = 2
-"""Px of a track above and below its part of the picture."""
-
-
-def shades(places: Places, colours: dict[str, str]) -> list[str]:
-    """Return the colour of each track's shading."""
-    return [
-        style.HOST_COLOUR if track.is_host
-        else style.WHOLE_GPU_COLOUR if track.partition is None
-        else colours[track.partition]
-        for track in places.tracks
-    ]  # fmt: skip
-
-
-def coverage_image(
-    found: Selection, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float
-) -> Properties | None:
-    """Return the picture as a layout image for Plotly; ``None`` if every span has a bar.
-
-    A column is as opaque as its time is covered, and never quite empty where a span begins.
-    """
-    if not found.merged:
-        return None
-    names = shades(places, colours)
-    palette = list(dict.fromkeys(names))
-    shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0).astype(np.uint8)
-    first = np.array([palette.index(name) * SHADES for name in names], np.uint8)[:, None]
-    spare = np.zeros((1, shade.shape[1]), np.uint8)
-    pixels = np.concatenate([np.where(shade, first + shade, 0), spare]).astype(np.uint8)
-    track = np.full(places.bottom // _PX, -1)
-    for index, (top, height) in enumerate(zip(places.tops, places.heights, strict=True)):
-        track[(top + _MARGIN) // _PX : (top + height - _MARGIN) // _PX] = index
-    return layout_image(
-        png(pixels[track], palette),
-        x=(found.origin_ns - zero_ns) / unit_ns,
-        length=found.coverage.shape[1] * found.column_ns / unit_ns,
-        height=places.bottom,
-    )
-
-
-def layout_image(
-    picture: bytes, *, x: float, length: float, height: float, axis: str = ""
-) -> Properties:
-    """Return a picture as a layout image that lies under the traces and moves with the axes."""
-    return {
-        "source": "data:image/png;base64," + base64.b64encode(picture).decode(),
-        "xref": "x", "x": x, "sizex": length, "xanchor": "left",
-        "yref": f"y{axis}", "y": 0, "sizey": height, "yanchor": "top",
-        "sizing": "stretch", "layer": "below",
-    }  # fmt: skip
-
-
-def png(pixels: Array, colours: Sequence[str]) -> bytes:
-    """Encode rows of pixels: 0 is empty, else colour · ``SHADES`` + shade, shades from 1 on."""
-    alphas = np.linspace(255 * _FAINTEST, 255 * _STRONGEST, SHADES).astype(np.uint8).tobytes()
-    image = Image.fromarray(pixels)
-    image.putpalette(b"\0\0\0" + b"".join(bytes.fromhex(colour[1:]) * SHADES for colour in colours))
-    file = io.BytesIO()
-    # More compression takes eight times as long and saves a fifth.
-    image.save(file, "PNG", transparency=b"\0" + alphas * len(colours), compress_level=1)
-    return file.getvalue()
-
-
 _MAX_TEXTS = 300
 _NAME = 60
 """Characters of a name in a bar at most."""
 _WIDTH, _LETTER, _LEAST_LETTERS = 850, 6.2, 4
 """Px of a plot and of a letter, about, and with how few letters a name still tells something."""
-_MARK_PX = 7
-"""How far above the middle of a bar the mark of an escape stands."""
 
 
 def bar_properties(
-    view: View, places: Places, zero_ns: int, unit_ns: float, seen_ns: float
+    view: View, places: Places, zero_ns: int, unit_ns: float
 ) -> dict[Class, Properties]:
     """Return what changes from view to view of the bar trace of each class that has spans.
 
     Times are clipped to the window and given since ``zero_ns`` in units of ``unit_ns``. Names are
-    as long as their bars are where ``seen_ns`` are seen at once. ``customdata`` holds the spans'
-    rows.
+    as long as their bars are. ``customdata`` holds the spans' rows.
     """
-    tracks, rows = view.tracks, view.found.rows
-    low, high = view.found.window_ns
+    tracks, rows = view.tracks, view.rows
+    low, high = view.window_ns
     start = np.maximum(tracks.start_ns[rows], low)
     width = (np.minimum(tracks.end_ns[rows], high) - start) / unit_ns
     base = ((start - zero_ns) / unit_ns).tolist()
     says = hovers(view)
-    texts = _texts(view, width * unit_ns * _WIDTH / seen_ns)
+    texts = _texts(view, width * unit_ns * _WIDTH / (high - low))
     heights = [places.bar(place, lane) for place, lane in zip(view.place, view.lanes, strict=True)]
     centre, size = np.array(heights, np.float32).reshape(-1, 2).T
     members: dict[Class, list[int]] = {}
@@ -248,7 +175,7 @@ def _texts(view: View, pixels: Array) -> list[str]:
     names = view.tracks.coded["name"]
     texts = [""] * len(pixels)
     for place in np.flatnonzero(room >= _LEAST_LETTERS)[:_MAX_TEXTS].tolist():
-        name = str(names.values[names.codes[view.found.rows[place]]]).removeprefix("void ")
+        name = str(names.values[names.codes[view.rows[place]]]).removeprefix("void ")
         texts[place] = escape(name, int(min(room[place], _NAME)))
     return texts
 
@@ -292,19 +219,11 @@ def look(
     }  # fmt: skip
 
 
-def escape_marks(bars: dict[Class, Properties]) -> Properties:
-    """Return where the marks of escapes stand: above the middle of their bars."""
-    mine = [bar for bar_class, bar in bars.items() if bar_class.escaped]
-    x = [np.asarray(bar["base"]) + bar["x"] / 2 for bar in mine]
-    y = [bar["y"] - _MARK_PX for bar in mine]
-    return {"x": np.concatenate([np.zeros(0), *x]), "y": np.concatenate([np.zeros(0), *y])}
-
-
-def escape_look(ink: str) -> Properties:
-    """Return what stays the same of the trace of these marks."""
+def mark_look(ink: str, symbol: str = "triangle-down") -> Properties:
+    """Return what stays the same of a trace of marks: of escapes, or of hazards."""
     return {
-        "mode": "markers", "showlegend": False, "hoverinfo": "skip", "cliponaxis": False,
-        "marker": {"symbol": "triangle-down", "size": 11, "color": style.ESCAPED,
+        "mode": "markers", "showlegend": False, "hoverinfo": "text", "cliponaxis": False,
+        "marker": {"symbol": symbol, "size": 11, "color": style.ESCAPED,
                    "line": {"width": 1.5, "color": ink}},
     }  # fmt: skip
 
@@ -322,25 +241,20 @@ class Frame:
         x, y and marker.size of the waits' trace; ``left_out`` waits have none.
     hazards
         The same of hazards.
-    image
-        Layout image of what has no bar; ``None`` where every span has one.
     """
 
     bars: dict[Class, Properties]
     arrows: Properties
     hazards: Properties
     left_out: int
-    image: Properties | None
 
 
 def frame_of(
     view: View,
     places: Places,
-    colours: dict[str, str],
     *,
     zero_ns: int,
     unit_ns: float = 1e3,
-    seen_ns: int | None = None,
 ) -> Frame:
     """Return what is drawn of a view.
 
@@ -348,20 +262,14 @@ def frame_of(
     ----------
     places
         Where the tracks of the view stand.
-    colours
-        Partition → colour, as of ``style.partition_colours``.
     zero_ns
         Where the time axis starts to count.
     unit_ns
         Its unit, µs by default.
-    seen_ns
-        How much of the window is seen at once, if not all.
     """
-    low, high = view.found.window_ns
     return Frame(
-        bar_properties(view, places, zero_ns, unit_ns, seen_ns or high - low),
+        bar_properties(view, places, zero_ns, unit_ns),
         *waits_and_hazards(view, places, zero_ns, unit_ns),
-        coverage_image(view.found, places, colours, zero_ns, unit_ns),
     )
 
 
@@ -373,20 +281,21 @@ def statement(view: View, *, besides: Collection[str] = ()) -> str:
     besides
         Kinds that are drawn elsewhere in the figure.
     """
-    total, drawn = view.total, len(view.found.rows)
-    if total > drawn:
-        merged = view.found.merged
-        said = [f"{drawn:,} of {total:,} spans drawn, widest first"]
-        if merged:
-            which = "narrower ones" if drawn else "spans"
-            said.append(f"{merged:,} {which} merged into the shading of their track")
-        if view.hidden_tracks:
-            hidden = total - view.found.total
-            said.append(f"{view.hidden_tracks:,} less busy tracks not shown, with {hidden:,} spans")
-    elif total:
+    total, drawn = view.total, len(view.rows)
+    if not total:
+        said = ["no spans in the window"]
+    elif drawn == total:
         said = [f"all {total:,} spans of the window drawn"]
     else:
-        said = ["no spans in the window"]
+        column = duration((view.window_ns[1] - view.window_ns[0]) // (len(view.scene.edges) - 1))
+        said = [
+            f"{drawn:,} of {total:,} spans drawn as themselves",
+            f"tracks of narrow spans drawn in columns of {column}, as high as they were busy",
+        ]
+        if view.hidden_tracks:
+            said.append(f"{view.hidden_tracks:,} less busy tracks not shown")
+    if escapes := int(view.scene.escapes.sum()):
+        said.append(f"{escapes:,} escape{'s' if escapes > 1 else ''} marked")
     opened = sum(view.is_open)
     if opened:
         said.append(f"{opened:,} open, drawn to the window's end")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -182,6 +182,8 @@ def partition_label(trace: Trace, partition: str | None, *, ranked: bool = True)
     return name if count is None else f"{name} ({clean(count, 8)} SMs)"
 
 
+MARKS_PX = 14
+"""Height of a lane for marks."""
 _PROCESS = 24
 _GAP = 4
 
@@ -193,7 +195,7 @@ class Places:
     Attributes
     ----------
     tops, heights, lines
-        One a track.
+        One a track; a lane for marks lies above the top.
     bottom
         Where the last track ends.
     marks
@@ -209,8 +211,20 @@ class Places:
     shapes: list[Properties]
 
     @classmethod
-    def of(cls, tracks: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
-        """Place tracks that have these numbers of lines for spans that overlap."""
+    def of(
+        cls,
+        tracks: Sequence[Track],
+        lines: Sequence[int],
+        marked: Collection[int] = (),
+        top: int = 4,
+    ) -> Places:
+        """Place tracks that have these numbers of lines for spans that overlap.
+
+        Parameters
+        ----------
+        marked
+            Numbers of the tracks with a lane for marks above what they show.
+        """
         y = top
         tops, heights = [], []
         annotations: list[Properties] = []
@@ -225,11 +239,12 @@ class Places:
                 y += _GAP
             process, was_host = track.process, track.is_host
             height = 8 + count * 18  # in which a bar's name fits
+            lane = MARKS_PX if track.number in marked else 0
             if index % 2 == 0:
-                shapes.append(stripe(y, y + height, style.STRIPE))
-            tops.append(y)
+                shapes.append(stripe(y, y + lane + height, style.STRIPE))
+            tops.append(y + lane)
             heights.append(height)
-            y += height
+            y += lane + height
         return cls(tuple(tracks), tops, heights, list(lines), y, annotations, shapes)
 
     def bar(self, place: int, line: int) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from gpuscope.figures import style
 from gpuscope.figures.style import Properties
 from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline.scene import heights, resampled
 
 WIDTH = 840
 """A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
@@ -58,12 +59,14 @@ def png(figure: go.Figure | Properties, *, dark: bool = False) -> bytes:
     """
     content = figure if isinstance(figure, dict) else figure.to_plotly_json()
     drawing = _Drawing(content["layout"], dark=dark)
-    for trace in content["data"]:
+    for number, trace in enumerate(content["data"]):
         if trace["type"] == "bar":
             drawing.bars(trace)
+        elif "meta" in trace:
+            drawing.columns(_track(content["data"], number))
         elif trace.get("mode") == "lines+markers":
             drawing.arrows(trace)
-        elif trace.get("marker", {}).get("symbol") == "triangle-down":
+        elif trace.get("mode") == "markers" and "customdata" in trace:
             drawing.marks(trace)
     drawing.words([trace for trace in content["data"] if trace.get("showlegend", True)])
     file = io.BytesIO()
@@ -188,6 +191,26 @@ class _Drawing:
                 where = (begin + 4, (top + bottom) / 2)
                 self._draw.text(where, said, trace["textfont"]["color"], self._small, anchor="lm")
 
+    def columns(self, traces: list[Properties]) -> None:
+        """Draw the columns of a track, at the width of this picture: a line and a fill a class."""
+        lines, fills = traces[::2], traces[1::2]
+        share = np.array([_numbers(one["customdata"])[:-1] for one in fills], float)
+        seen = np.array([np.not_equal(_numbers(line["y"]), _numbers(fill["y"]))[:-1]
+                         for line, fill in zip(lines, fills, strict=True)])  # fmt: skip
+        left = round(self._x(lines[0]["x0"]))
+        wide = round(self._x(lines[0]["x0"] + share.shape[1] * lines[0]["dx"])) - left
+        px = lines[0]["meta"]
+        tall = heights(resampled(share, wide), resampled(seen, wide) > 0, np.ones(wide), px)
+        under = px - np.cumsum(tall, axis=0)
+        at = np.arange(px)[:, None]
+        pixels = np.zeros((px, wide, 4), np.uint8)
+        for low, height, fill in zip(under, tall, fills, strict=True):
+            colour = (*ImageColor.getrgb(fill["fillcolor"]), 255)
+            pixels[(at >= low) & (at < low + height)] = colour
+        picture = Image.fromarray(pixels)
+        bottom = self._y(_numbers(lines[0]["y"])[0], self._axis("y"))
+        self.image.paste(picture, (left, round(bottom) - px), picture)
+
     def arrows(self, trace: Properties) -> None:
         """Draw a line trace of arrows: a start, an end, a gap."""
         axis, line = self._axis(trace.get("yaxis") or "y"), trace["line"]
@@ -208,11 +231,14 @@ class _Drawing:
             self._draw.polygon([*end, *(head + across), *(head - across)], fill=colour)
 
     def marks(self, trace: Properties) -> None:
-        """Draw triangles that point down."""
+        """Draw triangles that point down, or diamonds."""
         axis, marker, half = self._axis(trace.get("yaxis") or "y"), trace["marker"], _ARROW + 2
         for x, y in zip(_numbers(trace["x"]), _numbers(trace["y"]), strict=True):
             at, top = self._x(x), self._y(y, axis) - _ARROW
             corners = [(at - half, top), (at + half, top), (at, top + 2 * half)]
+            if marker["symbol"] == "diamond":
+                corners = [(at - half, top + half), (at, top), (at + half, top + half),
+                           (at, top + 2 * half)]  # fmt: skip
             self._draw.polygon(corners, fill=marker["color"], outline=self._ink)
 
     def words(self, traces: list[Properties]) -> None:
@@ -237,10 +263,18 @@ class _Drawing:
             length = 18 + self._small.getlength(name) + 18
             if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
-            colour = _fill(trace["marker"])
+            colour = trace.get("fillcolor") or _fill(trace["marker"])
             self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=self._muted)
             self._draw.text((x + 18, y + 6), name, self._ink, self._small, anchor="lm")
             x += length
+
+
+def _track(data: list[Properties], first: int) -> list[Properties]:
+    """Return the traces of a track's columns, whose first line is at a place."""
+    end = first + 2
+    while end + 1 < len(data) and "fill" in data[end + 1] and "meta" not in data[end]:
+        end += 2
+    return data[first:end]
 
 
 def _numbers(values: Any) -> list[Any]:

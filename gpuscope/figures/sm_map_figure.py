@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import plotly.graph_objects as go
+from PIL import Image
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.escapes import partitions_by_sm
-from gpuscope.analysis.intervals import Busy, Groups, by_workload
+from gpuscope.analysis.intervals import by_workload
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.frame import OUTSIDE, SHADES, escape_look, layout_image, png
+from gpuscope.figures.frame import OUTSIDE, mark_look
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
@@ -26,9 +29,10 @@ from gpuscope.figures.text import (
     wrapped,
 )
 from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline.index import Index
+from gpuscope.timeline.scene import edges_of
 from gpuscope.trace.columns import codes, is_open, outside, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.query import Index
 
 
 class Blocks:
@@ -117,14 +121,13 @@ class Cells:
         SM × column: for which share of it any block held the SM; 1 where an escaped one did.
     owner
         SM × column: as of :meth:`Blocks.most`.
-    origin_ns, column_ns
-        Where the first column starts, and how long each is.
+    window_ns
+        Where the first column starts, and the last one ends.
     """
 
     share: Array
     owner: Array
-    origin_ns: int
-    column_ns: int
+    window_ns: tuple[int, int]
 
 
 class HeldIndex:
@@ -139,47 +142,50 @@ class HeldIndex:
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        owners = len(blocks.partitions)
-        track = np.r_[blocks.owner, np.full(len(blocks.sm), owners)] * blocks.height
-        groups = Groups(track + np.tile(blocks.sm, 2), [*range((owners + 1) * blocks.height)])
-        ends = np.maximum(blocks.ends, blocks.starts)
-        self._busy = Busy.of(groups, np.tile(blocks.starts, 2), np.tile(ends, 2))
-
-    @cached_property
-    def _index(self) -> Index:
-        return Index(self._busy.start, self._busy.end, self._busy.group)
+        self._groups = (len(blocks.partitions) + 1) * blocks.height
+        owner = np.r_[blocks.owner, np.full(len(blocks.sm), len(blocks.partitions))]
+        group = owner * blocks.height + np.tile(blocks.sm, 2)
+        self._index = Index(np.tile(blocks.starts, 2), np.tile(blocks.ends, 2), group)
 
     def held_ns(self, edges: Array) -> Array:
         """Owner × SM × bin → how long its blocks held the SM, ns; of any blocks at the end."""
-        held = np.zeros((len(self._busy.ns), len(edges) - 1), np.int64)
-        for track in np.flatnonzero(self._busy.ns).tolist():
-            start, end = self._busy.intervals(track).T
-            before = np.r_[0, np.cumsum(end - start)]
-            begun = np.searchsorted(start, edges, "right")
-            rest = np.where(begun > 0, np.maximum(end[begun - 1] - edges, 0), 0)
-            held[track] = np.diff(before[begun] - rest)
-        return held.reshape(-1, self.blocks.height, held.shape[1])
+        busy, _ = self._index.columns(edges, range(self._groups))
+        return busy.reshape(-1, self.blocks.height, busy.shape[1])
 
     def cells(self, window_ns: tuple[int, int], pixels: int) -> Cells:
-        """Return what is to be drawn of a window, about one column a pixel.
-
-        Raises
-        ------
-        ValueError
-            The window is empty, or ``pixels`` is below 1.
-        """
-        busy, height = self._busy, self.blocks.height
-        found = self._index.query(window_ns, pixels=pixels, k=1, tracks=np.arange(len(busy.ns)))
-        held = found.coverage.astype(np.float64)
-        edges = found.origin_ns + found.column_ns * np.arange(held.shape[1] + 1, dtype=np.int64)
-        for row in found.rows.tolist():
-            inside = np.minimum(busy.end[row], edges[1:]) - np.maximum(busy.start[row], edges[:-1])
-            held[busy.group[row]] += np.maximum(inside, 0) / found.column_ns
-        held = held.reshape(-1, height, held.shape[1])
-        share = np.clip(held[-1], 0, 1)
-        owner = np.where(share > 0, self.blocks.most(held[:-1]), -1)
+        """Return what is to be drawn of a window, one column a pixel."""
+        edges = edges_of(window_ns, pixels)
+        *by_owner, any_ns = self.held_ns(edges)
+        share = any_ns / np.diff(edges)
+        owner = np.where(share > 0, self.blocks.most(np.array(by_owner)), -1)
         share = np.where(np.r_[self.blocks.escaped, False][owner], 1, share)
-        return Cells(share, owner, found.origin_ns, found.column_ns)
+        return Cells(share, owner, window_ns)
+
+
+_SHADES, _PALEST, _STRONGEST = 10, 0.2, 0.85
+
+
+def _layout_image(picture: bytes, *, x: float, length: float, height: float) -> Properties:
+    """Return a picture as a layout image that lies under the traces and moves with the axes."""
+    return {
+        "source": "data:image/png;base64," + base64.b64encode(picture).decode(),
+        "xref": "x", "x": x, "sizex": length, "xanchor": "left",
+        "yref": "y2", "y": 0, "sizey": height, "yanchor": "top",
+        "sizing": "stretch", "layer": "below",
+    }  # fmt: skip
+
+
+def _png(pixels: Array, colours: Sequence[str]) -> bytes:
+    """Encode rows of pixels: 0 is empty, else colour · ``_SHADES`` + shade, shades from 1 on."""
+    alphas = np.linspace(255 * _PALEST, 255 * _STRONGEST, _SHADES).astype(np.uint8).tobytes()
+    image = Image.fromarray(pixels)
+    image.putpalette(
+        b"\0\0\0" + b"".join(bytes.fromhex(colour[1:]) * _SHADES for colour in colours)
+    )
+    file = io.BytesIO()
+    # More compression takes eight times as long and saves a fifth.
+    image.save(file, "PNG", transparency=b"\0" + alphas * len(colours), compress_level=1)
+    return file.getvalue()
 
 
 _TICK_PX = 17
@@ -197,15 +203,14 @@ def sm_image(cells: Cells, colours: list[str], zero_ns: int, unit_ns: float) -> 
         Of each owner, as of :meth:`Blocks.colours`.
     """
     palette = list(dict.fromkeys(colours))
-    first = np.array([*(palette.index(name) * SHADES for name in colours), 0])[cells.owner]
-    shade = np.clip(np.ceil(cells.share * SHADES), 1, SHADES)
+    first = np.array([*(palette.index(name) * _SHADES for name in colours), 0])[cells.owner]
+    shade = np.clip(np.ceil(cells.share * _SHADES), 1, _SHADES)
     pixels = np.where(cells.owner >= 0, first + shade, 0).astype(np.uint8)
-    return layout_image(
-        png(np.repeat(pixels, _ROWS, axis=0), palette),
-        x=(cells.origin_ns - zero_ns) / unit_ns,
-        length=pixels.shape[1] * cells.column_ns / unit_ns,
+    return _layout_image(
+        _png(np.repeat(pixels, _ROWS, axis=0), palette),
+        x=(cells.window_ns[0] - zero_ns) / unit_ns,
+        length=(cells.window_ns[1] - cells.window_ns[0]) / unit_ns,
         height=len(pixels),
-        axis="2",
     )
 
 
@@ -298,7 +303,7 @@ def sm_map(
     escaped = (blocks.escaped[most] & (most >= 0)).any(axis=0)
     first = np.flatnonzero(escaped & ~np.r_[False, escaped[:-1]])
     at = {"x": (first + 0.5) * step, "y": [-0.5] * len(first)}
-    marks = [go.Scatter(**at, **escape_look(style.INK))] if len(first) else []
+    marks = [go.Scatter(**at, **mark_look(style.INK))] if len(first) else []
     for cell in cells:
         cell.update(
             x0=step / 2,

@@ -12,14 +12,8 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.arrows import HAZARD, arrow_look, arrow_name
-from gpuscope.figures.frame import (
-    Frame,
-    escape_look,
-    escape_marks,
-    frame_of,
-    look,
-    statement,
-)
+from gpuscope.figures.columns import column_traces, mark_points, stretches
+from gpuscope.figures.frame import Frame, frame_of, look, mark_look, statement
 from gpuscope.figures.labels import Places, heading, in_order, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure, png
 from gpuscope.figures.sm_map_figure import Blocks, HeldIndex, sm_axis, sm_image
@@ -62,8 +56,9 @@ def timeline(
         Start and end on the trace's clock. Default: the first recording window where
         there are several, else the whole trace.
     max_spans
-        Spans drawn individually, the longest first. The others are merged into a shading of their
-        track that shows their density; the figure states their number.
+        Spans drawn as themselves at most. A track draws all of its spans of the window, where half
+        of them are at least 3 px wide, or columns: how high they are shows which share of the
+        time the track was busy. Of too many spans, the tracks with the most draw columns.
     title
         Default ``"Timeline"``. That the trace is simulated is added.
     sm
@@ -167,41 +162,25 @@ def _content(
     held: HeldIndex | None = None,
 ) -> Properties:
     """Return data and layout of views, one under the other, each under its setting if any."""
-    windows_ns = [view.found.window_ns for view in views]
+    windows_ns = [view.window_ns for view in views]
     length_ns = max(high - low for low, high in windows_ns)
     unit, unit_ns = axis_unit(length_ns)
     partitions = {name for view in views for name in view.tracks.partitions()}
     colours = style.partition_colours(traces.values(), partitions)
     places, height, annotations, shapes = _place(views, settings)
-    frames = [
-        frame_of(view, place, colours, zero_ns=low, unit_ns=unit_ns)
-        for view, place, (low, _) in zip(views, places, windows_ns, strict=True)
-    ]
+    for view, place, (low, _) in zip(views, places, windows_ns, strict=True):
+        bands, words = stretches(view, place, low, unit_ns)
+        shapes += bands
+        annotations += words
+    zeros = [low for low, _ in windows_ns]
+    data, left_out = traces_of(views, places, colours, zeros, unit, unit_ns)
     notes = provenance_lines(traces)
     if not settings:
         said = statement(views[0], besides=() if held is None else ("block",))
         notes += [escape(line) for line in wrapped(said)]
-    if left_out := sum(frame.left_out for frame in frames):
+    if left_out:
         notes.append(f"{left_out:,} further waits have no arrow")
-    data = _bars(views, frames, colours, unit)
-    marks = _joined([escape_marks(frame.bars) for frame in frames])
-    if len(marks["x"]):
-        data.append({"type": "scatter", "name": "escapes", **escape_look(style.INK), **marks})
-    waits = _joined([frame.arrows for frame in frames])
-    if waits["x"]:
-        data.append({**arrow_look(arrow_name(views)), **waits})
-    hazards = _joined([frame.hazards for frame in frames])
-    if hazards["x"]:
-        data.append({**arrow_look(HAZARD), **hazards})
-    images = [frame.image for frame in frames if frame.image is not None]
-    if images:
-        data.append(
-            _point(
-                mode="markers",
-                marker={"symbol": "square", "size": 12, "color": style.tinted(style.INK, 0.3)},
-                name="spans merged: the darker, the fuller",
-            )
-        )
+    images: list[Properties] = []
     axes: Properties = {"yaxis": y_axis(places, height)}
     time_below = "y"
     if held is not None:
@@ -218,11 +197,12 @@ def _content(
         }
         time_below, height = "y2", whole
     length = length_ns / unit_ns
+    entries = sum(one.get("showlegend", True) for one in data)
     layout = style.base_layout(
         escape(title, 90) + title_suffix(traces.values()),
         notes,
         height,
-        legend_rows=-(-len(data) // (2 if len(marks["x"]) else 3)),
+        legend_rows=-(-entries // (2 if any(view.scene.escapes.any() for view in views) else 3)),
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
         annotations=annotations,
@@ -241,6 +221,44 @@ def _content(
     return {"data": data, "layout": layout}
 
 
+def traces_of(
+    views: Sequence[View],
+    places: Sequence[Places],
+    colours: dict[str, str],
+    zeros_ns: Sequence[int],
+    unit: str,
+    unit_ns: float,
+) -> tuple[list[Properties], int]:
+    """Return the traces of views, and how many waits have no arrow.
+
+    Parameters
+    ----------
+    zeros_ns
+        Of each view, where the time axis starts to count.
+    """
+    each = list(zip(views, places, zeros_ns, strict=True))
+    frames = [frame_of(view, place, zero_ns=zero, unit_ns=unit_ns) for view, place, zero in each]
+    data = _bars(views, frames, colours, unit)
+    for view, place, zero in each:
+        data += column_traces(view, place, colours, zero, unit_ns, unit)
+    _in_legend_once(data)
+    for what, symbol in (("escape", "triangle-down"), ("hazard", "diamond")):
+        points = _joined([
+            mark_points(view, getattr(view.scene, f"{what}s"), place, zero, unit_ns, what)
+            for view, place, zero in each
+        ])  # fmt: skip
+        if points["x"]:
+            look_of = mark_look(style.INK, symbol)
+            data.append({"type": "scatter", "name": f"{what}s", **look_of, **points})
+    waits = _joined([frame.arrows for frame in frames])
+    if waits["x"]:
+        data.append({**arrow_look(arrow_name(views)), **waits})
+    hazards = _joined([frame.hazards for frame in frames])
+    if hazards["x"]:
+        data.append({**arrow_look(HAZARD), **hazards})
+    return data, sum(frame.left_out for frame in frames)
+
+
 def _place(
     views: Sequence[View], settings: Sequence[str]
 ) -> tuple[list[Places], float, list[Properties], list[Properties]]:
@@ -257,7 +275,7 @@ def _place(
             annotations.append(heading("<br>".join(lines), y + size / 2))
             shapes.append(stripe(y, y + size, style.HEADING))
             y += size
-        place = Places.of(view.shown, view.depth, y)
+        place = Places.of(view.shown, view.depth, view.tracks.marked, y)
         places.append(place)
         annotations += place.annotations
         shapes += place.shapes
@@ -283,6 +301,16 @@ def _bars(
         tracks = views[min(parts)].tracks
         data.append({**look(tracks, bar_class, colours, unit), **_joined([*parts.values()])})
     return data
+
+
+def _in_legend_once(data: list[Properties]) -> None:
+    """Give a class that has bars and columns, or columns on several tracks, one entry."""
+    seen = set()
+    for trace in data:
+        group = trace.setdefault("legendgroup", trace.get("name"))
+        if trace.get("showlegend", True):
+            trace["showlegend"] = group not in seen
+            seen.add(group)
 
 
 def _joined(parts: Sequence[Properties]) -> Properties:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,90 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.figures.grown import Coded, Grown
 from gpuscope.figures.labels import LAYOUT, Class, Track, in_order, labelled
 from gpuscope.figures.style import KIND_STYLES
+from gpuscope.timeline.index import OPEN_NS, Index
+from gpuscope.timeline.scene import Row
 from gpuscope.trace.columns import codes, combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.trace.query import OPEN_NS, Index
 from gpuscope.trace.tracks import Group, TrackKey
-
-
-class Grown:
-    """An array with more to come. What was read from it stays as it was.
-
-    Parameters
-    ----------
-    held
-        Taken as it is, not copied.
-    """
-
-    def __init__(self, held: Array, count: int | None = None) -> None:
-        self._held = held
-        self._count = len(held) if count is None else count
-
-    @property
-    def values(self) -> Array:
-        """The array."""
-        return self._held[: self._count]
-
-    def extended(self, more: Array) -> Grown:
-        """Return it with more behind; only the newest may be extended, as they share memory."""
-        count = self._count + len(more)
-        held = self._held
-        if count > len(held):
-            held = np.empty(max(count, 2 * len(held)), held.dtype)
-            held[: self._count] = self.values
-        held[self._count : count] = more
-        return Grown(held, count)
-
-
-class Coded:
-    """A column as numbers of its values, for texts above all.
-
-    Attributes
-    ----------
-    values
-        Number → value; the first is ``None``, for null.
-    """
-
-    def __init__(self, values: list[Any], numbers: dict[Any, int], held: Grown) -> None:
-        self.values = values
-        self._numbers = numbers
-        self._held = held
-
-    @classmethod
-    def empty(cls) -> Coded:
-        """Return one without rows."""
-        return cls([None], {None: 0}, Grown(np.zeros(0, np.int32)))
-
-    @property
-    def codes(self) -> Array:
-        """Row → number."""
-        return self._held.values
-
-    def extended(self, column: Any) -> Coded:
-        """Return it with the rows of an Arrow column behind."""
-        if pa.types.is_null(column.type):
-            return Coded(
-                self.values, self._numbers, self._held.extended(np.zeros(len(column), int))
-            )
-        row, values = codes(column)
-        number = self.numbers(values)
-        if not np.array_equal(number, np.arange(len(number))):
-            row = number[row]
-        return Coded(self.values, self._numbers, self._held.extended(row))
-
-    def numbers(self, values: Iterable[Hashable]) -> Array:
-        """Return the numbers of values; new ones get the next."""
-        found = []
-        for value in values:
-            number = self._numbers.setdefault(value, len(self.values))
-            if number == len(self.values):
-                self.values.append(value)
-            found.append(number)
-        return np.array(found, np.int32)
-
 
 _WAITS = ("event wait", "collective")
 
@@ -186,7 +111,9 @@ class Tracks:
     tracks
         In the order in which they are drawn.
     index
-        The spans by track number; rows of kinds that a timeline does not draw are left out.
+        The spans by group; rows of kinds that a timeline does not draw are left out.
+    groups
+        Group → the number of its track, and what bars its spans are.
     start_ns, end_ns
         Row → times; an open span ends at ``OPEN_NS``, a mark where it starts.
     track
@@ -206,6 +133,7 @@ class Tracks:
     names: Trace
     tracks: tuple[Track, ...]
     index: Index
+    groups: dict[tuple[int, Class], int]
     classes: dict[Class, tuple[str, ...]]
     busy_ns: Array
     escaped: Array
@@ -220,13 +148,13 @@ class Tracks:
         """Sort the rows of a trace."""
         nothing = np.zeros(0, np.int64)
         columns = {
-            name: Grown(nothing.astype(np.int32 if name == "track" else np.int64))
-            for name in ("start", "end", "id", "early", "late", "track")
+            name: Grown(nothing.astype(np.int32 if name in ("track", "group") else np.int64))
+            for name in ("start", "end", "id", "early", "late", "track", "group")
         }
         empty = cls(
             Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
-            {}, nothing, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(), columns,
-            {}, None,
+            {}, {}, nothing, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(),
+            columns, {}, None,
         )  # fmt: skip
         return empty.extended(trace.spans, trace.edges, trace.metadata)
 
@@ -250,6 +178,23 @@ class Tracks:
         return self._columns["track"].values
 
     @property
+    def group(self) -> Array:
+        """Row → group; that of rows without a track means nothing."""
+        return self._columns["group"].values
+
+    @cached_property
+    def rows(self) -> dict[int, Row]:
+        """Track number → its groups, in the order in which they are stacked."""
+        order = {bar_class: place for place, bar_class in enumerate(self.classes)}
+        found: dict[int, list[tuple[int, bool]]] = {track.number: [] for track in self.tracks}
+        for track, bar_class in sorted(self.groups, key=lambda pair: order[pair[1]]):
+            found[track].append((self.groups[track, bar_class], bar_class.escaped))
+        return {
+            track: Row(tuple(number for number, _ in mine), tuple(one for _, one in mine))
+            for track, mine in found.items()
+        }
+
+    @property
     def ids(self) -> Array:
         """Row → the span's id."""
         return self._columns["id"].values
@@ -265,6 +210,12 @@ class Tracks:
         there = [[row_of[one] for one in pair] for pair in pairs if row_of.keys() >= set(pair)]
         first, second = np.array(there, np.int64).reshape(-1, 2).T
         return first, second
+
+    @cached_property
+    def marked(self) -> set[int]:
+        """Numbers of the tracks with escapes or works of hazards."""
+        works = np.concatenate([self.escaped, *self.hazards])
+        return set(np.unique(self.track[works]).tolist())
 
     def uncertainties(self, rows: Array) -> tuple[Array, Array]:
         """Return how much later spans may have started and how much earlier ended, ns."""
@@ -322,12 +273,22 @@ class Tracks:
         names = self.names
         if metadata is not names.metadata:
             names = Trace.from_columns({}, metadata=metadata)
+        groups = dict(self.groups)
+        classes = {bar_class: set(sources) for bar_class, sources in self.classes.items()}
+        number = _grouped(
+            groups, classes, coded, fresh, track, is_open, escaped, group == Group.STREAM
+        )
+        columns["group"] = self._columns["group"].extended(number)
         return replace(
             self,
             names=names,
             tracks=labelled(names, keys, sole),
-            index=self.index.extended(start, end, track),
-            classes=_classes(metadata, self.classes, coded, fresh, group, is_open, escaped),
+            index=self.index.extended(start, end, track, number),
+            groups=groups,
+            classes={
+                bar_class: tuple(sorted(classes[bar_class]))
+                for bar_class in in_order(classes, metadata.partitions)
+            },
             busy_ns=busy,
             escaped=np.r_[self.escaped, np.flatnonzero(escaped) + count],
             coded=coded,
@@ -396,32 +357,31 @@ def _escaped(coded: dict[str, Coded], code: dict[str, Array]) -> Array:
     return is_kernel & outside(intended, partition)
 
 
-def _classes(
-    metadata: TraceMetadata,
-    known: dict[Class, tuple[str, ...]],
+def _grouped(
+    groups: dict[tuple[int, Class], int],
+    classes: dict[Class, set[str]],
     coded: dict[str, Coded],
     code: dict[str, Array],
-    group: Array,
+    track: Array,
     is_open: Array,
     escaped: Array,
-) -> dict[Class, tuple[str, ...]]:
-    """Return the classes and their sources with those of new rows."""
-    shown = np.flatnonzero(group >= 0)
-    on_stream = group[shown] == Group.STREAM
+    on_stream: Array,
+) -> Array:
+    """Return new rows' groups; new groups, classes and their sources are added."""
+    found = np.zeros(len(track), np.int32)
+    shown = np.flatnonzero(track >= 0)
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
-    first, _ = combined(*columns, on_stream, is_open[shown], escaped[shown])
-    found = {bar_class: set(sources) for bar_class, sources in known.items()}
-    for row in first.tolist():
+    first, combination = combined(*columns, is_open[shown], escaped[shown], track[shown])
+    number = np.zeros(len(first), np.int32)
+    for place, (row, at) in enumerate(zip(first.tolist(), shown[first].tolist(), strict=True)):
         kind, partition, source = (
             coded[name].values[column[row]]
             for name, column in zip(("kind", "partition", "source"), columns, strict=True)
         )
-        if partition is None and on_stream[row]:
+        if partition is None and on_stream[at]:
             partition = ""
-        at = shown[row]
         bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
-        found.setdefault(bar_class, set()).add(source)
-    return {
-        bar_class: tuple(sorted(found[bar_class]))
-        for bar_class in in_order(found, metadata.partitions)
-    }
+        classes.setdefault(bar_class, set()).add(source)
+        number[place] = groups.setdefault((int(track[at]), bar_class), len(groups))
+    found[shown] = number[combination]
+    return found

@@ -8,19 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures.labels import Class, Track
 from gpuscope.figures.tracks import Tracks, busiest
-from gpuscope.trace.columns import combined
-from gpuscope.trace.query import OPEN_NS, Selection
+from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.scene import Scene, scene_of, with_spans
 
 LANES = 8
 """Lines inside a track for spans that overlap or nest; what is deeper shares the last."""
 PIXELS = 1000
-"""Columns of the picture of what is not drawn one by one."""
-_ESCAPES = 500
-"""Escapes drawn of a window at most, the longest, besides its widest spans."""
+"""Columns of a view where nobody says how wide the picture is."""
+MOST_SPANS = 2000
+"""Spans of a view that are drawn as themselves at most."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,13 @@ class View:
     Attributes
     ----------
     shown
-        The tracks drawn, top to bottom; rows of ``found.coverage`` are theirs.
-    found
-        The spans drawn one by one, and how full the rest makes each column.
+        The tracks drawn, top to bottom.
+    pixels
+        Columns of the window.
+    with_spans
+        Shown track → whether it draws its spans, all of those in the window; else its columns.
+    rows
+        The spans drawn, the widest first.
     total, hidden_tracks
         Spans in the window on any track, and how many tracks are left out.
     row_lanes
@@ -41,13 +45,16 @@ class View:
 
     tracks: Tracks
     shown: tuple[Track, ...]
-    found: Selection
+    window_ns: tuple[int, int]
+    pixels: int
+    with_spans: Bools
+    rows: Array
     total: int
     hidden_tracks: int
     row_lanes: Array | None = None
 
     @classmethod
-    def of(cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int) -> View:
+    def of(cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int = MOST_SPANS) -> View:
         """Look at the tracks in which something is in a window, the busiest if they are many.
 
         Raises
@@ -60,13 +67,11 @@ class View:
             raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
         if low >= high:
             raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
-        counts = tracks.index.counts(
-            window_ns, np.array([track.number for track in tracks.tracks], int)
-        )
+        counts = [_count(tracks, track, window_ns) for track in tracks.tracks]
         there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
         shown, hidden = busiest(there, tracks.busy_ns)
         view = cls.among(tracks, shown, window_ns, max_spans=max_spans)
-        return replace(view, total=int(counts.sum()), hidden_tracks=hidden)
+        return replace(view, total=sum(counts), hidden_tracks=hidden)
 
     @classmethod
     def among(
@@ -75,54 +80,60 @@ class View:
         shown: Sequence[Track],
         window_ns: tuple[int, int],
         *,
-        max_spans: int,
+        max_spans: int = MOST_SPANS,
         pixels: int = PIXELS,
         row_lanes: Array | None = None,
     ) -> View:
-        """Look at certain tracks, whether or not something is in them; escapes are not merged."""
-        numbers = np.array([track.number for track in shown], np.int64)
-        found = tracks.index.query(window_ns, pixels=pixels, k=max_spans, tracks=numbers)
-        more = _escapes(tracks, found)
-        if len(more):
-            found = replace(found, rows=np.concatenate([found.rows, more]))
-        return cls(tracks, tuple(shown), found, found.total, 0, row_lanes)
+        """Look at certain tracks, whether or not something is in them."""
+        own = [tracks.rows[track.number] for track in shown]
+        counts = [_count(tracks, track, window_ns) for track in shown]
+        drawn = with_spans(tracks.index, window_ns, pixels, own, counts, max_spans)
+        groups = [
+            group for row, is_drawn in zip(own, drawn, strict=True) if is_drawn
+            for group in row.groups
+        ]  # fmt: skip
+        rows = tracks.index.rows(window_ns, groups)
+        width = np.minimum(tracks.end_ns[rows], window_ns[1])
+        width -= np.maximum(tracks.start_ns[rows], window_ns[0])
+        rows = rows[np.lexsort((rows, tracks.start_ns[rows], -width))]
+        return cls(
+            tracks, tuple(shown), window_ns, pixels, drawn, rows, sum(counts), 0, row_lanes
+        )  # fmt: skip
+
+    @cached_property
+    def scene(self) -> Scene:
+        """The columns of the window, of all tracks shown."""
+        tracks, metadata = self.tracks, self.tracks.names.metadata
+        works = np.concatenate([np.zeros(0, np.int64), *tracks.hazards])
+        on = tracks.track[works]
+        return scene_of(
+            tracks.index, self.window_ns, self.pixels,
+            [tracks.rows[track.number] for track in self.shown],
+            hazards=[tracks.start_ns[works[on == track.number]] for track in self.shown]
+            if len(works) else (),
+            recorded=metadata.windows_ns,
+            kept_since_ns=metadata.kept.since_ns
+            if metadata.kept is not None and metadata.kept.rows_left_out else None,
+        )  # fmt: skip
 
     @cached_property
     def place(self) -> list[int]:
         """Drawn span → position of its track in ``shown``."""
         position = np.zeros(len(self.tracks.tracks), np.int64)
-        position[self.found.tracks] = np.arange(len(self.shown))
-        return [int(at) for at in position[self.tracks.track[self.found.rows]]]
+        position[[track.number for track in self.shown]] = np.arange(len(self.shown))
+        return [int(at) for at in position[self.tracks.track[self.rows]]]
 
     @cached_property
     def is_open(self) -> list[bool]:
         """Drawn span → whether its end is unknown."""
-        return [bool(unknown) for unknown in self.tracks.end_ns[self.found.rows] == OPEN_NS]
-
-    @cached_property
-    def is_host(self) -> list[bool]:
-        """Drawn span → whether it shows what the host did."""
-        return [self.shown[place].is_host for place in self.place]
+        return [bool(unknown) for unknown in self.tracks.end_ns[self.rows] == OPEN_NS]
 
     @cached_property
     def classed(self) -> tuple[list[Class], Array]:
         """The classes of the drawn spans, and drawn span → which of these is its own."""
-        tracks, rows = self.tracks, self.found.rows
-        kinds, partitions = tracks.coded["kind"], tracks.coded["partition"]
-        kind, partition = kinds.codes[rows], partitions.codes[rows]
-        is_open = tracks.end_ns[rows] == OPEN_NS
-        is_host = np.array([track.is_host for track in self.shown] or [False])[self.place]
-        escaped = np.isin(rows, tracks.escaped)
-        first, number = combined(kind, partition, is_open, is_host, escaped.astype(np.int64))
-        return [
-            Class(
-                kinds.values[kind[at]],
-                partitions.values[partition[at]] if partition[at] or is_host[at] else "",
-                bool(is_open[at]),
-                bool(escaped[at]),
-            )
-            for at in first.tolist()
-        ], number
+        used, number = np.unique(self.tracks.group[self.rows], return_inverse=True)
+        classes = [bar_class for _, bar_class in self.tracks.groups]
+        return [classes[group] for group in used.tolist()], number
 
     @cached_property
     def classes(self) -> list[Class]:
@@ -134,7 +145,7 @@ class View:
     def lanes(self) -> list[int]:
         """Drawn span → line inside its track: those that overlap have different ones."""
         if self.row_lanes is not None:
-            return [int(lane) for lane in self.row_lanes[self.found.rows]]
+            return [int(lane) for lane in self.row_lanes[self.rows]]
         return self._lanes[0]
 
     @cached_property
@@ -149,7 +160,7 @@ class View:
 
     @cached_property
     def _lanes(self) -> tuple[list[int], list[int], list[int]]:
-        rows = self.found.rows
+        rows = self.rows
         depth = [1] * len(self.shown)
         free: list[list[int]] = [[] for _ in self.shown]
         lanes = [0] * len(rows)
@@ -174,17 +185,8 @@ class View:
         return lanes, depth, sorted(crowded)
 
 
-def _escapes(tracks: Tracks, found: Selection) -> Array:
-    """Return the rows of the escapes in a window that are not among the rows found."""
-    low, high = found.window_ns
-    rows = tracks.escaped
-    start, end = tracks.start_ns[rows], tracks.end_ns[rows]
-    seen = (start < high) & (end > low) & np.isin(tracks.track[rows], found.tracks)
-    rows = np.setdiff1d(rows[seen], found.rows)
-    if len(rows) > _ESCAPES:
-        width = tracks.end_ns[rows] - tracks.start_ns[rows]
-        rows = rows[np.argpartition(-width, _ESCAPES)[:_ESCAPES]]
-    return rows
+def _count(tracks: Tracks, track: Track, window_ns: tuple[int, int]) -> int:
+    return int(tracks.index.counts(window_ns, tracks.rows[track.number].groups).sum())
 
 
 def lanes_of(tracks: Tracks) -> Array:

@@ -6,25 +6,18 @@ from collections.abc import Sequence
 
 from gpuscope.figures import style
 from gpuscope.figures.arrows import waits_and_hazards
-from gpuscope.figures.frame import (
-    Frame,
-    escape_look,
-    escape_marks,
-    frame_of,
-    look,
-)
+from gpuscope.figures.columns import mark_points
+from gpuscope.figures.frame import look, mark_look
 from gpuscope.figures.labels import Class, nothing, y_axis
 from gpuscope.figures.sm_map_figure import sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape
 from gpuscope.figures.view import View
-from gpuscope.trace.query import OPEN_NS
+from gpuscope.timeline.index import OPEN_NS
 from gpuscope.widgets import tiles
-from gpuscope.widgets.snapshot import SPANS, STRIPE, Bars, Drawn, Snapshot
+from gpuscope.widgets.snapshot import STRIPE, Bars, Drawn, Snapshot
 from gpuscope.widgets.window import Window, axis_ticks, widened
 
-_CHARACTERS = 110_000
-"""What the texts of a frame may take, so that it stays below 250 kB."""
 _NOTES = 2
 _LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
 _LEFT, _LABEL, _LETTER = 224, 32, 6.4
@@ -32,49 +25,36 @@ _LEFT, _LABEL, _LETTER = 224, 32, 6.4
 costs a second pass."""
 
 
-def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = True) -> Drawn:
-    """Make a frame; of what seldom changes it has what is new since the frame ``before``.
-
-    Parameters
-    ----------
-    tiled
-        Whether a browser may paint the bars: else they are Plotly's, however many there are.
-    """
-    tiled = tiled and snapshot.is_tiled
+def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
+    """Make a frame; of what seldom changes it has what is new since the frame ``before``."""
     fetched = widened(snapshot.window_ns, snapshot.margin)
-    # Shading in columns of two pixels: half the work, and nobody sees it.
-    pixels = max(1, round(snapshot.pixels * (1 + 2 * snapshot.margin) / 2))
+    pixels = max(1, round(snapshot.pixels * (1 + 2 * snapshot.margin)))
     view = View.among(
         snapshot.tracks, snapshot.places.tracks, fetched,
-        max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
+        max_spans=tiles.SPANS, pixels=pixels, row_lanes=snapshot.lanes,
     )  # fmt: skip
-    if tiled:
-        made = Frame({}, *waits_and_hazards(view, snapshot.places, snapshot.zero_ns, 1e3), None)
-        bars = _legend(snapshot)
-        scene = _scene(snapshot, fetched, before)
-    else:
-        low, high = snapshot.window_ns
-        made = frame_of(
-            view, snapshot.places, snapshot.colours, zero_ns=snapshot.zero_ns, seen_ns=high - low
-        )
-        bars, scene = _bars(snapshot, made), {}
-    drawn = Drawn(snapshot, view, bars, {}, {}, scene)
-    waits = {name: made.arrows[name] for name in ("x", "y")}
+    arrows, hazards, _ = waits_and_hazards(view, snapshot.places, snapshot.zero_ns, 1e3)
+    drawn = Drawn(snapshot, view, _legend(snapshot), {}, {}, _scene(snapshot, fetched, before))
+    waits = {name: arrows[name] for name in ("x", "y")}
     drawn.overlays.update(
         waits=waits, links=_links(drawn), selected=_outlines(drawn), measure=_ruler(snapshot)
     )
     for overlay in drawn.overlays.values():
         _ink(overlay, snapshot.theme.ink)
-    drawn.overlays["hazards"] = {name: made.hazards[name] for name in ("x", "y")}
+    drawn.overlays["hazards"] = {name: hazards[name] for name in ("x", "y")}
     _ink(drawn.overlays["hazards"], style.ESCAPED, dash="dot")
-    drawn.overlays["escapes"] = {
-        **escape_look(snapshot.theme.ink), **escape_marks(made.bars)}  # fmt: skip
+    if len(snapshot.tracks.hazards[0]):
+        points = mark_points(
+            view, view.scene.hazards, snapshot.places, snapshot.zero_ns, 1e3, "hazard"
+        )
+        drawn.overlays["in no order"] = {**mark_look(snapshot.theme.ink, "diamond"), **points}
     ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns, snapshot.pixels)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
     drawn.layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
-    drawn.layout["images"] = [made.image] if made.image is not None else []
+    drawn.layout["images"] = []
     if snapshot.held is not None:
-        cells = snapshot.held.cells(fetched, pixels)
+        # Columns of two pixels: half the work, and nobody sees it.
+        cells = snapshot.held.cells(fetched, max(1, pixels // 2))
         owners = snapshot.held.blocks.colours(snapshot.colours)
         drawn.layout["images"].append(sm_image(cells, owners, snapshot.zero_ns, 1e3))
     divided = (before is None or before.snapshot.held is None) != (snapshot.held is None)
@@ -89,18 +69,6 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = Tru
         drawn.layout["title.text"] = f"<b>{title}</b>"
         drawn.layout["title.subtitle.text"] = "<br>".join(notes)
     return drawn
-
-
-def _bars(snapshot: Snapshot, made: Frame) -> Bars:
-    """Return Plotly's bars."""
-    said = sum(len(text) for bar in made.bars.values() for text in bar["hovertext"])
-    return {
-        bar_class: (
-            _look(snapshot, bar_class),
-            _light(properties, said, snapshot),
-        )
-        for bar_class, properties in made.bars.items()
-    }
 
 
 def _look(snapshot: Snapshot, bar_class: Class) -> Properties:
@@ -125,7 +93,7 @@ def _scene(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Propert
     """Return what the browser paints; while rows still come, with all that is in view."""
     extent = snapshot.extent_ns
     if snapshot.lanes is None:
-        pixels = round(snapshot.pixels * (1 + 2 * snapshot.margin))
+        pixels = 2 * round(snapshot.pixels * (1 + 2 * snapshot.margin))
         return tiles.scene(snapshot, extent, tiles.tile(snapshot, fetched, pixels), live=True)
     if before is not None and before.scene:
         old = before.snapshot
@@ -134,16 +102,6 @@ def _scene(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Propert
     top = tiles.top_level(extent[1] - snapshot.zero_ns)
     root = tiles.tile(snapshot, tiles.window_of(snapshot, top, 0))
     return tiles.scene(snapshot, extent, root, live=False)
-
-
-def _light(bars: Properties, said: int, snapshot: Snapshot) -> Properties:
-    """Return bars without what is not needed, and without the narrowest ones' texts if too long."""
-    texts = bars["hovertext"]
-    kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
-    less = {name: value for name, value in bars.items() if name != "customdata"}
-    if snapshot.following and "text" in less:  # nobody reads what moves; fitting it in takes long
-        less["text"] = [""] * len(texts)
-    return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
 
 def first_layout(snapshot: Snapshot, height: float) -> Properties:
@@ -279,7 +237,7 @@ def _on_axis(snapshot: Snapshot, time_ns: float) -> float:
 
 def _span(drawn: Drawn, row: int) -> tuple[float, float]:
     """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
-    tracks, edge = drawn.snapshot.tracks, drawn.view.found.window_ns[1]
+    tracks, edge = drawn.snapshot.tracks, drawn.view.window_ns[1]
     start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
     end = max(edge, start) if end == OPEN_NS else end
     return _on_axis(drawn.snapshot, start), _on_axis(drawn.snapshot, end)

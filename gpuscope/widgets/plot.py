@@ -23,7 +23,7 @@ from gpuscope.widgets.snapshot import Bars
 
 OVERLAYS = {
     "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
-    "measure": "lines+text", "escapes": "markers", "hazards": "lines+markers",
+    "measure": "lines+text", "in no order": "markers", "hazards": "lines+markers",
 }  # fmt: skip
 """Traces that lie over the bars."""
 _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
@@ -69,7 +69,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     ranged
         Called with the range of the time axis when the user dragged or zoomed the plot.
     still
-        Returns the bars of what is in view, and its layout, where the browser paints them instead.
+        Returns the traces of what is in view, which the browser paints instead, and its layout.
         Exports have them.
     """
 
@@ -79,7 +79,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     def __init__(
         self,
         ranged: Callable[[float, float], None],
-        still: Callable[[], tuple[Bars, Properties] | None],
+        still: Callable[[], tuple[list[Properties], Properties]],
     ) -> None:
         self._lock = threading.RLock()
         self._ranged, self._still = ranged, still
@@ -129,16 +129,9 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     def to_dict(self) -> Properties:
         """Return the figure as exports have it."""
         whole: Properties = super().to_dict()
-        still = self._still()
-        if still is not None:
-            bars, layout = still
-            with self._lock:
-                for bar_class, (_, there) in bars.items():
-                    if bar_class in self._slots:
-                        whole["data"][self._slots[bar_class]].update(
-                            {name: np.asarray(value).tolist() for name, value in there.items()}
-                        )
-            _put(whole["layout"], layout)
+        data, layout = self._still()
+        whole["data"] = [*data, *(one for one in whole["data"] if one["type"] != "bar")]
+        _put(whole["layout"], layout)
         return whole
 
     def know(self, layout: Properties, *, moves: bool = False) -> None:

@@ -14,21 +14,19 @@ from gpuscope.figures.sm_map_figure import HeldIndex
 from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
-from gpuscope.trace.query import OPEN_NS
+from gpuscope.timeline.index import OPEN_NS
 from gpuscope.widgets.window import Window
 
 Bars = dict[Class, tuple[Properties, Properties]]
 """Class of bars → how they look, and which there are."""
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
-SPANS = 400
-"""Bars of a frame at most, the widest; the others are shading. Each costs the browser time, and
-with several times as many a live timeline lags behind."""
 MARGIN = 0.5
 """What is drawn on either side of the view, for panning, as a part of its width."""
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
+_IN_COLUMNS = ", narrow ones as columns of busy time"
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,6 @@ class Snapshot:
     """Another one where tiles made before are of no use."""
 
     @property
-    def is_tiled(self) -> bool:
-        """Whether there are too many spans for bars of Plotly's: the browser paints them."""
-        return self.tracks.drawn > SPANS
-
-    @property
     def margin(self) -> float:
         """How much more than the view is fetched on either side, in widths of the view."""
         return 0.0 if self.following else MARGIN
@@ -126,11 +119,11 @@ class Drawn:
     Attributes
     ----------
     bars
-        Class → how its bars look, and which there are.
+        What puts the classes into the legend.
     overlays, layout
         What changes of the plot's overlays, and of its layout.
     scene
-        What the browser paints where there are too many bars for Plotly; else empty.
+        What the browser paints.
     """
 
     snapshot: Snapshot
@@ -147,23 +140,15 @@ class Drawn:
 
     def words(self) -> str:
         """Say how much is in view, and how much of it has a bar of its own."""
-        tracks, (low, high) = self.snapshot.tracks, self.snapshot.window_ns
-        total = int(tracks.index.counts((low, high), self.view.found.tracks).sum())
-        if self.scene:  # the browser has more of them one by one than the frame
-            return f"{total:,} spans in view" + (
-                "" if total <= SPANS else ", narrow ones as shading"
-            )
-        rows = self.view.found.rows
-        start, end = tracks.start_ns[rows], tracks.end_ns[rows]
-        single = int(np.count_nonzero((start < high) & ((end > low) | (start >= low))))
-        if single >= total:
-            return f"{total:,} spans in view"
-        return f"{total:,} spans in view, the {single:,} widest drawn one by one, others as shading"
+        tracks, window = self.snapshot.tracks, self.snapshot.window_ns
+        groups = [group for track in self.view.shown for group in tracks.rows[track.number].groups]
+        total = int(tracks.index.counts(window, groups).sum())
+        return f"{total:,} spans in view" + ("" if self.view.with_spans.all() else _IN_COLUMNS)
 
     def place(self, row: int) -> tuple[float, float]:
         """Return the centre and height of a span, px from the top: its bar's, or its track's."""
         snapshot = self.snapshot
-        at = np.flatnonzero(self.view.found.rows == row)
+        at = np.flatnonzero(self.view.rows == row)
         if len(at):
             return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
         number = int(snapshot.tracks.track[row])
@@ -181,7 +166,7 @@ class Drawn:
         low, high = snapshot.window_ns
         time_ns, px = low + (high - low) * x, snapshot.height * y
         near = HIT_PX * (high - low) / snapshot.pixels
-        rows = self.view.found.rows
+        rows = self.view.rows
         start, end = snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]
         hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
         for place in hit[::-1].tolist():  # the narrower lie above the wider
@@ -190,10 +175,13 @@ class Drawn:
                 return int(rows[place])
         places, window = snapshot.places, (int(time_ns - near), int(time_ns + near) + 1)
         for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
-            if 0 <= px - top < height:  # shading: the widest of what is merged there
-                numbers = np.array([track.number])
-                merged = snapshot.tracks.index.query(window, pixels=1, k=1, tracks=numbers).rows
-                return int(merged[0]) if len(merged) else None
+            if 0 <= px - top < height:  # columns: the longest of the spans there
+                index, tracks = snapshot.tracks.index, snapshot.tracks
+                rows = index.rows(window, tracks.rows[track.number].groups)
+                if not len(rows):
+                    return None
+                width = tracks.end_ns[rows] - tracks.start_ns[rows]
+                return int(rows[np.lexsort((rows, tracks.start_ns[rows], -width))[0]])
         return None
 
     def snapped(self, x: float) -> int:
@@ -201,7 +189,7 @@ class Drawn:
         snapshot = self.snapshot
         low, high = snapshot.window_ns
         time_ns = round(low + (high - low) * x)
-        rows = self.view.found.rows
+        rows = self.view.rows
         edges = np.concatenate([snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]])
         edges = edges[edges != OPEN_NS]
         if not len(edges):

@@ -16,9 +16,9 @@ from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
 from gpuscope.figures.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
 from gpuscope.figures.view import LANES, lanes_of
+from gpuscope.timeline.index import OPEN_NS
 from gpuscope.trace.model import Trace
-from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.snapshot import DARK, LIGHT, SM_HEIGHT, SPANS, Snapshot, Theme
+from gpuscope.widgets.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
 from gpuscope.widgets.window import Window
 
 HEIGHTS = (140, 640)
@@ -75,7 +75,7 @@ class TimelineState:
         self.has_blocks = "block" in self.tracks.elsewhere()
         self._blocks_of = trace
         self._held: HeldIndex | None = None
-        self._lanes = lanes_of(self.tracks) if self.tracks.drawn > SPANS else None
+        self._lanes: Array | None = lanes_of(self.tracks)
         self._version = next(_versions)
         if self._shows_sms:
             self.show_sms(shown=True)
@@ -139,8 +139,9 @@ class TimelineState:
         depths = self.tracks.index.depths(np.array([track.number for track in shown], np.int64))
         lines = [int(depth) for depth in np.minimum(depths, LANES)]
         before = getattr(self, "_places", None)
-        if before is None or before.tracks != tuple(shown) or before.lines != lines:
-            self._places = Places.of(shown, lines)
+        places = Places.of(shown, lines, self.tracks.marked)
+        if before is None or places != before:
+            self._places = places
             self._version = next(_versions)
         self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
 

@@ -1,8 +1,8 @@
 """Tiles: stretches of a timeline as typed arrays, which the browser keeps and paints on a canvas.
 
 A tile of level ``n`` lasts ``COLUMNS`` times 2ⁿ ns, and starts on a multiple of that after the
-time axis' zero. It has the widest spans of its stretch one by one, and how full the rest makes
-each of its columns. ``static/tiles.js`` reads them.
+time axis' zero. It has the columns of its stretch, and the spans of the tracks in which they are
+wide. ``static/tiles.js`` reads them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.figures import style
-from gpuscope.figures.frame import SHADES, look, shades, shared_lines, tails
-from gpuscope.figures.labels import Class, in_order
+from gpuscope.figures.frame import look, shared_lines, tails
+from gpuscope.figures.labels import MARKS_PX, Class, in_order
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean
 from gpuscope.figures.view import View
-from gpuscope.trace.query import OPEN_NS
+from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.scene import FREE_PX, LEAST_PX, WIDE_PX
 from gpuscope.widgets.snapshot import Snapshot
 from gpuscope.widgets.window import Window
 
 COLUMNS = 1024
-SPANS = 2000
-"""Spans of a tile one by one at most: a view has two or three tiles."""
+SPANS = 8000
+"""Spans of a tile at most: a view has two or three tiles."""
 _NAMES = 60_000
 """Characters of the names of a tile at most, so that it stays below 250 kB."""
 _SHORTEST, _LONGEST = 24, 120
@@ -40,42 +41,57 @@ def window_of(snapshot: Snapshot, level: int, index: int) -> Window:
 
 
 def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Properties:
-    """Return what is painted of a stretch of time; ``data`` holds its columns, one after the other.
+    """Return what is painted of a stretch of time; ``data`` holds its arrays, one after the other.
 
-    These are start and end (float64, ns since the axis' zero; an open span ends at infinity),
-    row and name (int32), how much later the start and earlier the end may truly be (float32,
-    ns), class and tail (uint16), track and line (uint8), and then for each track the shade of
-    its columns (uint8).
+    First those of the spans: start and end (float64, ns since the axis' zero; an open span ends
+    at infinity), row and name (int32), how much later the start and earlier the end may truly be
+    (float32, ns). Then the columns in which escapes, or spans that cover nothing, start: group,
+    column, how many (uint32). Then how long each group was busy in each column, in ``unit`` ns, in
+    ``bits`` bits. Then, of the spans again, class and tail (uint16), track and line (uint8).
+    ``groups`` has the track and the class of each group, ``spans`` whether a track's are here.
     """
     tracks = snapshot.tracks
     view = View.among(
         tracks, snapshot.places.tracks, window,
         max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
     )  # fmt: skip
-    found, rows = view.found, view.found.rows
+    scene, rows = view.scene, view.rows
     start, end = tracks.start_ns[rows], tracks.end_ns[rows]
     till = np.where(end == OPEN_NS, np.inf, (end - snapshot.zero_ns).astype(float))
     code, name = np.unique(tracks.coded["name"].codes[rows], return_inverse=True)
-    classes, of_class = view.classed
     number = {bar_class: place for place, bar_class in enumerate(classes_of(snapshot))}
+    of_group = [number[bar_class] for _, bar_class in tracks.groups]
     lines, tail = tails(view)
-    shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0)
-    columns = (
-        ((start - snapshot.zero_ns), np.float64), (till, np.float64),
+    groups = [
+        [place, of_group[group], escaped]
+        for place, row in enumerate(scene.rows)
+        for group, escaped in zip(row.groups, row.escaped, strict=True)
+    ]
+    there = np.flatnonzero(scene.is_there.any(axis=1))
+    groups = [groups[one] for one in there.tolist()]
+    busy, begins = scene.busy_ns[there], scene.begins[there]
+    columns = len(scene.edges) - 1
+    longest = int(np.diff(scene.edges).max())
+    unit, bits = max(1, longest >> 31), 16 if longest < 2**16 else 32
+    escaped = np.array([one for *_, one in groups], bool)[:, None]
+    marked = np.nonzero(np.where(escaped | (busy == 0), begins, 0))
+    kind = np.array(of_group, int)[tracks.group[rows]]
+    arrays = (
+        (start - snapshot.zero_ns, np.float64), (till, np.float64),
         (rows, np.int32), (name, np.int32),
         *((column, np.float32) for column in tracks.uncertainties(rows)),
-        (np.array([number[one] for one in classes], int)[of_class], np.uint16), (tail, np.uint16),
-        (view.place, np.uint8), (view.lanes, np.uint8),
-        (shade if found.merged else np.zeros((0, 0)), np.uint8),
+        *((side, np.uint32) for side in (*marked, begins[marked])),
+        (busy // unit, np.uint16 if bits == 16 else np.uint32),
+        (kind, np.uint16), (tail, np.uint16), (view.place, np.uint8), (view.lanes, np.uint8),
     )  # fmt: skip
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
     return {
         "low": window[0] - snapshot.zero_ns, "high": window[1] - snapshot.zero_ns,
-        "count": len(rows), "origin": found.origin_ns - snapshot.zero_ns,
-        "column": found.column_ns, "columns": shade.shape[1] if found.merged else 0,
+        "count": len(rows), "columns": columns, "unit": unit, "bits": bits, "marks": len(marked[0]),
+        "groups": [group[:2] for group in groups], "spans": view.with_spans.tolist(),
         "names": [clean(values[one], limit) for one in code.tolist()], "tails": lines,
-        "data": b"".join(np.asarray(held).astype(kind).tobytes() for held, kind in columns),
+        "data": b"".join(np.asarray(held).astype(kind).tobytes() for held, kind in arrays),
     }  # fmt: skip
 
 
@@ -94,7 +110,7 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
     live
         Whether there are no others: every frame brings a new one.
     """
-    places = snapshot.places
+    places, whole = snapshot.places, View.among(snapshot.tracks, (), extent).scene
     low, high = (edge - snapshot.zero_ns for edge in extent)
     classes = []
     for bar_class in classes_of(snapshot):
@@ -113,6 +129,10 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
         if snapshot.following else None,
         "top": top_level(high), "columns": COLUMNS, "height": snapshot.height, "root": root,
         "tops": places.tops, "heights": places.heights, "lines": places.lines,
-        "shades": shades(places, snapshot.colours),
+        "marks": MARKS_PX, "least": LEAST_PX, "free": FREE_PX, "wide": WIDE_PX,
+        "breaks": [
+            [low - snapshot.zero_ns, high - snapshot.zero_ns, what]
+            for found, what in whole.missing for low, high in found
+        ],
         "classes": classes, "ink": snapshot.theme.ink, "paper": snapshot.theme.paper,
     }  # fmt: skip

@@ -13,7 +13,7 @@ import traitlets
 
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean, duration
-from gpuscope.figures.timeline_figure import still
+from gpuscope.figures.timeline_figure import still, traces_of
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import tiles
@@ -22,7 +22,7 @@ from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import SPANS, Bars, Drawn, Painted, Wanted
+from gpuscope.widgets.snapshot import Drawn, Painted, Wanted
 from gpuscope.widgets.state import Search, TimelineState
 from gpuscope.widgets.window import Window
 
@@ -54,8 +54,7 @@ class Bar(anywidget.AnyWidget):
     height = traitlets.Int(400).tag(sync=True)
     """Of the plot with all that is around it, px."""
     scene = traitlets.Dict().tag(sync=True)
-    """What the page paints where there are too many bars for Plotly, as of
-    :func:`~gpuscope.widgets.tiles.scene`; else empty."""
+    """What the page paints, as of :func:`~gpuscope.widgets.tiles.scene`."""
 
     def __init__(self, told: Callable[[Message], None], **options: object) -> None:
         super().__init__(**options)
@@ -143,16 +142,18 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         """Return what is in view as a PNG."""
         with self._lock:
             tracks, window, trace = self.state.tracks, self.window_ns, self._whole()
-        return still(View.of(tracks, window, max_spans=SPANS), trace)
+        return still(View.of(tracks, window), trace)
 
-    def _exported(self) -> tuple[Bars, Properties] | None:
-        """Return what is in view as Plotly draws it, where the browser paints it."""
-        if not self.bar.scene:
-            return None
+    def _exported(self) -> tuple[list[Properties], Properties]:
+        """Return what is in view as Plotly draws it, and its layout."""
         with self._lock:
             snapshot = self.state.snapshot(self.window_ns, following=self.follow)
-        drawn = compose_frame(snapshot, None, tiled=False)
-        return drawn.bars, drawn.layout
+        places = snapshot.places
+        view = View.among(
+            snapshot.tracks, places.tracks, snapshot.window_ns, row_lanes=snapshot.lanes
+        )
+        data, _ = traces_of([view], [places], snapshot.colours, [snapshot.zero_ns], "µs", 1e3)
+        return data, compose_frame(snapshot, None).layout
 
     def open_page(self) -> None:
         """Draw anew for a page that opened: what was sent while it was opening is lost there."""

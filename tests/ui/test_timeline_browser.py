@@ -165,7 +165,7 @@ def window_of(page) -> tuple[int, int]:
 
 def show(page):
     run_all(page)
-    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
     page.locator(ROOM).scroll_into_view_if_needed()
     painted(page)
     return page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
@@ -182,7 +182,7 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
             page,
             f"""
 drawn = timeline.drawn
-rows = [int(row) for row in drawn.view.found.rows if {label!r} in
+rows = [int(row) for row in drawn.view.rows if {label!r} in
         next(one.label for one in drawn.snapshot.places.tracks
              if one.number == drawn.snapshot.tracks.track[row])]
 low, high = timeline.window_ns
@@ -465,7 +465,7 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
 ):
     page = open_notebook("import gpuscope as gs", LIVE, "timeline = None")
     run_all(page)
-    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
     page.locator(ROOM).scroll_into_view_if_needed()
     assert page.evaluate(BUSY)
     first = page.evaluate("() => window.frames_painted.length")
@@ -520,3 +520,107 @@ def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RESULTS / name, IMAGES / name)
+
+
+FOUR = """
+import numpy as np
+import gpuscope as gs
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
+
+def trace_of(kind, count=20_000):
+    at = np.arange(count)
+    start, lasts = 1000 * at, np.full(count, 700)
+    partition, intended = ["a"] * count, ["a"] * count
+    if kind == "alternating":
+        lasts = 300 + 400 * (at % 2)
+        partition = [None if one % 2 else "a" for one in at]
+        intended = [None if one % 4 == 1 else "a" for one in at]
+    if kind == "rare":
+        start, lasts = 1000 * 500 * at, lasts // 10
+    if kind == "escaped":
+        partition = [None] * count
+    return Trace.from_columns(
+        {"id": at.tolist(), "kind": ["kernel"] * count, "name": ["k"] * count,
+         "start_ns": start.tolist(), "end_ns": (start + lasts).tolist(),
+         "source": ["cupti"] * count, "stream": [1] * count, "partition": partition,
+         "intended_partition": intended},
+        metadata=TraceMetadata(partitions={"a": {"color": "#0072B2"}}))
+"""
+COLUMNS = """([top, tall, marks]) => {
+    const canvas = document.querySelector('.gpuscope-tiles');
+    const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const count = (x, from, to) => {
+        let seen = 0;
+        for (let y = from; y < to; y++) seen += data[4 * (y * width + x) + 3] === 255;
+        return seen;
+    };
+    const each = [...Array(width).keys()];
+    return [each.map(x => count(x, top, top + tall)), each.map(x => count(x, top - marks, top - 2))];
+}"""
+"""Pixels of each column of a track that are painted, and of the lane for marks above it."""
+NS_ON_AXIS = """
+zero_ns = timeline.state.snapshot((0, 1), following=False).zero_ns
+print([edge - zero_ns for edge in timeline.window_ns])
+"""
+EXPECTED = """
+import json
+root, scene = timeline.bar.scene["root"], timeline.bar.scene
+zero_ns = timeline.state.snapshot((0, 1), following=False).zero_ns
+low, high = (edge - zero_ns for edge in timeline.window_ns)
+tracks = timeline.state.tracks
+edges = np.linspace(low, high, WIDTH + 1)
+column = 2 ** int(np.log2((high - low) / WIDTH / 2))  # of tiles, from which pixels are means
+stored = np.arange(low // column, high // column + 2) * column
+found = []
+for track in tracks.tracks:
+    mine = tracks.track == track.number
+    start, end = tracks.start_ns[mine], tracks.end_ns[mine]
+    whole = np.r_[0, np.cumsum(end - start)]
+    start, end = start - zero_ns, end - zero_ns
+    times, busy = np.c_[start, end].ravel(), np.c_[whole[:-1], whole[1:]].ravel()
+    before = np.interp(edges, stored, np.interp(stored, times, busy))
+    escapes = start[np.isin(np.flatnonzero(mine), tracks.escaped)]
+    found.append([(np.diff(before) / np.diff(edges)).tolist(),
+                  np.histogram(escapes, edges)[0].tolist()])
+print(json.dumps([scene["tops"], scene["heights"], scene["height"], scene["marks"], found]))
+"""
+
+
+def test_the_canvas_shows_in_every_column_what_the_rows_say(open_notebook, console, shot):
+    page = open_notebook(FOUR, "timeline = gs.Timeline(trace_of('uniform'))\ntimeline")
+    show_many(page)
+    page.evaluate("""() => { window.canvas_frames = []; window.addEventListener(
+        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true); }""")
+    for kind in ("uniform", "alternating", "rare", "escaped"):
+        for zoom in (1.0, 0.05):
+            ask(page, f"timeline.show(trace_of({kind!r})); timeline.zoom({zoom}, 0.4)")
+            painted(page)
+            low, high = json.loads(ask(page, NS_ON_AXIS))
+            page.wait_for_function(f"""() => {{
+                const last = window.canvas_frames.at(-1);
+                return last && last.missing === 0 && Math.abs(last.low - {low}) < 1
+                    && Math.abs(last.high - {high}) < 1;
+            }}""")
+            shot(f"{kind}-{'all' if zoom == 1 else 'near'}")
+            width, height = page.evaluate("""() => {
+                const canvas = document.querySelector('.gpuscope-tiles');
+                return [canvas.width, canvas.height];
+            }""")
+            said = ask(page, EXPECTED.replace("WIDTH", str(width)))
+            tops, heights, whole, marks, tracks = json.loads(said)
+            scale = height / whole
+            for top, tall, (shares, escapes) in zip(tops, heights, tracks, strict=True):
+                px = round((tall - 4) * scale)
+                place = [round((top + 2) * scale), px, round(marks * scale)]
+                seen, lane = page.evaluate(COLUMNS, place)
+                ran = [at for at, share in enumerate(shares[1:-1], 1) if share > 0]
+                assert ran
+                for at in ran:
+                    near = max(seen[at - 1 : at + 2])
+                    assert near >= 2, f"{kind}: column {at} is blank where something ran"
+                error = [abs(seen[at] - max(2, shares[at] * px)) for at in ran]
+                assert sum(error) / len(error) <= 1, kind
+                escaped = [at for at, count in enumerate(escapes[12:-12], 12) if count]
+                for at in escaped:
+                    assert max(lane[at - 12 : at + 13]) > 2, f"{kind}: no mark at column {at}"

@@ -1,11 +1,13 @@
-// Bars that are too many for Plotly: painted on a canvas under the plot, on the plot's own axes,
-// from tiles that are kept. tiles.py makes them; what is not there yet is painted from a coarser
-// tile, so that nothing here ever waits for the kernel.
+// The tracks of a timeline: painted on a canvas under the plot, on the plot's own axes, from tiles
+// that are kept. tiles.py makes them; what is not there yet is painted from a coarser tile, so that
+// nothing here ever waits for the kernel.
 
-const KEPT = 300; // tiles
+const KEPT = 150; // tiles
 const WANTED = 8; // of one request
 const PATIENCE_MS = 2000; // until a request counts as lost
-const SHADES = [10, 0.2, 0.85]; // as in frame.py: how many, faintest, strongest
+const FINER = 2; // columns of tiles in a pixel at least, or their grid would beat with the pixels'
+const MARK_PX = 12; // in which marks merge
+const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const LEAST_NS = 20;
@@ -28,34 +30,44 @@ function readTile(scene, tile, data) {
   read.name = take(Int32Array, count);
   read.later = take(Float32Array, count);
   read.earlier = take(Float32Array, count);
+  const { columns, groups, marks } = tile;
+  read.column = (tile.high - tile.low) / columns;
+  const [of, at_, many] = [take(Uint32Array, marks), take(Uint32Array, marks), take(Uint32Array, marks)];
+  read.busy = groups.map(() => take(tile.bits === 16 ? Uint16Array : Uint32Array, columns));
+  read.before = [];
+  read.marked = groups.map(() => []);
+  for (let n = 0; n < marks; n++) read.marked[of[n]].push([at_[n], many[n]]);
   read.kind = take(Uint16Array, count);
   read.tail = take(Uint16Array, count);
   read.place = take(Uint8Array, count);
   read.line = take(Uint8Array, count);
   read.members = scene.classes.map(() => []);
   for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
-  read.shading = tile.columns ? shadingOf(scene, tile, new Uint8Array(bytes, at)) : null;
   return read;
 }
 
-// Return a picture with one row of pixels a track.
-function shadingOf(scene, tile, shades) {
-  const rows = scene.shades.length;
-  const canvas = new OffscreenCanvas(tile.columns, rows);
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(tile.columns, rows);
-  const pixels = new Uint32Array(image.data.buffer);
-  const [most, faintest, strongest] = SHADES;
-  for (let row = 0; row < rows; row++) {
-    const [red, green, blue] = [1, 3, 5].map((from) => parseInt(scene.shades[row].slice(from, from + 2), 16));
-    for (let at = row * tile.columns; at < (row + 1) * tile.columns; at++) {
-      if (!shades[at]) continue;
-      const alpha = faintest + ((strongest - faintest) * (shades[at] - 1)) / (most - 1);
-      pixels[at] = (Math.round(alpha * 255) << 24) | (blue << 16) | (green << 8) | red;
-    }
+// Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
+function sumsOf(tile, group) {
+  if (!tile.before[group]) {
+    const busy = tile.busy[group], sums = new Float64Array(tile.columns + 1);
+    for (let n = 0; n < tile.columns; n++) sums[n + 1] = sums[n] + busy[n] * tile.unit;
+    tile.before[group] = sums;
   }
-  context.putImageData(image, 0, 0);
-  return canvas;
+  return tile.before[group];
+}
+
+// Change how many pixels each group of a track has in a column to what is painted: what was busy at
+// all is seen, and so is that a column was not full. As `heights` of timeline/scene.py.
+function fit(tall, there, total, px, least, free) {
+  let sum = 0, largest = 0;
+  for (let k = 0; k < tall.length; k++) {
+    tall[k] = there[k] ? Math.max(Math.round((tall[k] / Math.max(total, 1)) * px), least) : 0;
+    sum += tall[k];
+    if (tall[k] > tall[largest]) largest = k;
+  }
+  const isFull = total > 1 - 1e-9;
+  const over = sum - (isFull ? px : px - free);
+  if (over > 0 || (isFull && over < 0)) tall[largest] -= over;
 }
 
 // Return what fills the bars of a class: Plotly's patterns, drawn by hand.
@@ -122,13 +134,14 @@ function paintTiles(model, root, tell) {
   const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+  let own = [], marked = []; // track → whether its spans are painted; the marks of escapes
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
 
   const take = () => {
     const next = model.get("scene");
-    if (next.version !== scene.version) kept = new Map();
+    if (next.version !== scene.version) [kept, asked] = [new Map(), 0];
     scene = next;
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
     fills = (scene.classes ?? []).map((one) => fillOf(context, one));
@@ -156,7 +169,7 @@ function paintTiles(model, root, tell) {
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
     if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
-    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / width))));
+    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (FINER * width)))));
     const size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
@@ -210,6 +223,7 @@ function paintTiles(model, root, tell) {
     if (!isOn()) return;
     const { xaxis, yaxis } = plot._fullLayout;
     const [low, high] = range();
+    tickSoon(low, high);
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
@@ -227,37 +241,180 @@ function paintTiles(model, root, tell) {
     const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
-    for (const piece of pieces) paintShading(piece, view);
+    own = ownSpans(pieces, view);
+    const ratioY = canvas.height / height;
+    paintColumns(pieces, view, hidden, ratio, ratioY);
+    paintBreaks(view, height);
     const named = [];
     scene.classes.forEach((one, kind) => {
       if (hidden.has(kind)) return;
       for (const piece of pieces) paintBars(piece, one, kind, view, named);
     });
     paintNames(named, view);
+    paintMarks(pieces, view, hidden);
     request(missing, soon);
-    tickSoon(low, high);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
-  const paintShading = ({ tile, low, high }, view) => {
-    if (!tile.shading) return;
-    const from = Math.max(low, view.low, tile.origin);
-    const to = Math.min(high, view.high, tile.origin + tile.columns * tile.column);
-    if (to <= from) return;
-    context.imageSmoothingEnabled = false;
-    const [sx, sw] = [(from - tile.origin) / tile.column, (to - from) / tile.column];
-    const [x, w] = [(from - view.low) * view.px, (to - from) * view.px];
-    scene.tops.forEach((top, row) => {
-      const [y, h] = [(top + 2) * view.scale, (scene.heights[row] - 4) * view.scale];
-      context.drawImage(tile.shading, sx, row, sw, 1, x, y, w, h);
+  // Return track → whether it draws its spans: once half of them are wide. As `with_spans` of
+  // timeline/scene.py.
+  const ownSpans = (pieces, view) => {
+    const every = scene.tops.map(() => 0), wide = scene.tops.map(() => 0);
+    pieces.forEach(({ tile, low, high }, number) => {
+      for (let n = 0; n < tile.count; n++) {
+        const start = tile.start[n], end = tile.end[n];
+        if (start === end) continue; // an instant has no width
+        if (start >= Math.min(high, view.high) || (start < low && number) || start < view.low && end <= view.low) continue;
+        every[tile.place[n]] += 1;
+        if ((Math.min(end, view.high) - Math.max(start, view.low)) * view.px >= scene.wide) wide[tile.place[n]] += 1;
+      }
     });
+    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place]) &&
+      wide[place] > 0 && 2 * wide[place] >= count);
+  };
+  // Return the groups of a track: its classes in order, and of each where it is in each piece.
+  const groupsOf = (pieces, place) => {
+    const found = new Map();
+    pieces.forEach(({ tile }, number) => tile.groups.forEach(([of, kind], group) => {
+      if (of === place) found.set(kind, (found.get(kind) ?? []).concat([[number, group]]));
+    }));
+    return [...found].sort(([one], [other]) => one - other);
+  };
+  // Return which share of each of `count` steps from `low` on the groups of a track were busy for,
+  // group by group: means of the tiles' columns, weighted by time.
+  const sharesOf = (pieces, groups, low, step, count) => {
+    const shares = new Float64Array(groups.length * count);
+    groups.forEach(([, where], k) => {
+      for (const [number, group] of where) {
+        const { tile, low: begin, high: end } = pieces[number];
+        const { columns, column, low: zero } = tile;
+        const before = sumsOf(tile, group);
+        const upTo = (time) => {
+          const at = Math.min(Math.max((time - zero) / column, 0), columns);
+          const whole = Math.floor(at);
+          return whole >= columns ? before[columns] : before[whole] + (at - whole) * (before[whole + 1] - before[whole]);
+        };
+        const first = Math.max(0, Math.floor((begin - low) / step));
+        const last = Math.min(count, Math.ceil((end - low) / step));
+        let sum = upTo(Math.max(begin, low + first * step));
+        for (let x = first; x < last; x++) {
+          const next = upTo(Math.min(end, low + (x + 1) * step));
+          shares[k * count + x] += (next - sum) / step;
+          sum = next;
+        }
+      }
+    });
+    return shares;
+  };
+  const paintColumns = (pieces, view, hidden, ratio, ratioY) => {
+    const image = context.createImageData(canvas.width, canvas.height);
+    const pixels = new Uint32Array(image.data.buffer);
+    const wide = canvas.width, step = (view.high - view.low) / wide;
+    scene.tops.forEach((top, place) => {
+      if (own[place]) return;
+      const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
+      if (!groups.length) return;
+      const colours = groups.map(([kind]) => {
+        const parts = [1, 3, 5].map((from) => parseInt(scene.classes[kind].fill.slice(from, from + 2), 16));
+        return (255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0];
+      });
+      // Instants cover nothing: they are seen where they are.
+      const instants = groups.map(([, where]) => new Set(where.flatMap(([number, group]) => {
+        const { tile, low, high } = pieces[number];
+        return tile.marked[group].map(([at]) => tile.low + at * tile.column)
+          .filter((time) => time >= low && time < high).map((time) => Math.floor((time - view.low) / step));
+      })));
+      const px = Math.round((scene.heights[place] - 4) * view.scale * ratioY);
+      const bottom = Math.min(canvas.height, Math.round((top + 2) * view.scale * ratioY) + px);
+      const shares = sharesOf(pieces, groups, view.low, step, wide);
+      const tall = new Float64Array(groups.length), there = new Array(groups.length);
+      for (let x = 0; x < wide; x++) {
+        let total = 0;
+        for (let k = 0; k < tall.length; k++) {
+          tall[k] = shares[k * wide + x];
+          total += tall[k];
+          there[k] = tall[k] > 0 || instants[k].has(x);
+        }
+        fit(tall, there, total, px, Math.round(scene.least * ratio), Math.round(scene.free * ratio));
+        let y = bottom;
+        for (let k = 0; k < tall.length; k++)
+          for (const end = y - tall[k]; y > end; ) {
+            y -= 1;
+            if (y >= 0) pixels[y * wide + x] = colours[k];
+          }
+      }
+    });
+    context.putImageData(image, 0, 0);
+  };
+  const paintBreaks = (view, height) => {
+    for (const [from, to, what] of scene.breaks) {
+      const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map((at) => (at - view.low) * view.px);
+      if (end <= x) continue;
+      context.globalAlpha = 0.18;
+      context.fillStyle = scene.ink;
+      context.fillRect(x, 0, Math.max(1, end - x), height);
+      context.globalAlpha = 0.7;
+      context.strokeStyle = scene.ink;
+      context.lineWidth = 1;
+      context.setLineDash([2, 3]);
+      for (const edge of [x, end]) {
+        context.beginPath();
+        context.moveTo(edge, 0);
+        context.lineTo(edge, height);
+        context.stroke();
+      }
+      context.setLineDash([]);
+      if (end - x >= BREAK_PX) {
+        context.font = 12 + FONT;
+        context.textAlign = "center";
+        context.textBaseline = "bottom";
+        context.fillText(what, (x + end) / 2, height / 2);
+        context.fillText(durationOf(to - from), (x + end) / 2, height / 2 + 15);
+        context.textAlign = "left";
+      }
+      context.globalAlpha = 1;
+    }
+  };
+  // Return the marks of escapes: where, and how many start there. Those that are near merge, by time
+  // and not by pixels of the view, so that they stay while it moves.
+  const marksOf = (pieces, view, hidden) => {
+    const merged = new Map(), stretch = MARK_PX / view.px;
+    for (const { tile, low, high } of pieces)
+      tile.groups.forEach(([place, kind], group) => {
+        if (!scene.classes[kind].escaped || hidden.has(kind)) return;
+        for (const [column, count] of tile.marked[group]) {
+          const time = tile.low + column * tile.column;
+          if (time < low || time >= high || time + tile.column <= view.low || time >= view.high) continue;
+          const key = `${place}/${Math.floor(time / stretch)}`;
+          const mark = merged.get(key) ?? { place, time, kind, count: 0 };
+          mark.count += count;
+          merged.set(key, mark);
+        }
+      });
+    return [...merged.values()];
+  };
+  const paintMarks = (pieces, view, hidden) => {
+    marked = marksOf(pieces, view, hidden);
+    context.strokeStyle = scene.ink;
+    context.lineWidth = 1;
+    for (const { place, time, kind } of marked) { // what a colour may not tell, a shape does
+      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.marks / 2) * view.scale];
+      context.fillStyle = scene.classes[kind].fill;
+      context.beginPath();
+      context.moveTo(x - 5, y - 5);
+      context.lineTo(x + 5, y - 5);
+      context.lineTo(x, y + 5);
+      context.closePath();
+      context.fill();
+      context.stroke();
+    }
   };
   const paintBars = ({ tile, low, high }, one, kind, view, named) => {
     const [from, to] = [Math.max(low, view.low), Math.min(high, view.high)];
-    const edges = [], marks = [];
+    const edges = [];
     const least = one.escaped ? 4 : 1;
     for (const n of tile.members[kind]) {
       const start = tile.start[n], end = tile.end[n];
-      if (end < from || start > to) continue;
+      if (!own[tile.place[n]] || end < from || start > to) continue;
       // On whole pixels, or pieces of a bar would not meet.
       const left = Math.round((Math.max(start, from) - view.low) * view.px);
       const right = Math.round((Math.min(end, to) - view.low) * view.px);
@@ -266,7 +423,6 @@ function paintTiles(model, root, tell) {
       const wide = Math.max(right - left, least);
       context.fillStyle = wide < (one.escaped ? 8 : 4) ? one.fill : fills[kind]; // no room for a pattern
       context.fillRect(x, top, wide, tall);
-      if (one.escaped) marks.push(x + wide / 2, top);
       if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
       if (wide >= 22 && tall >= 9) named.push([tile, n, kind, top, tall]);
     }
@@ -278,19 +434,6 @@ function paintTiles(model, root, tell) {
       if (!one.pattern) continue;
       context.fillRect(x, top, wide, 1);
       context.fillRect(x, top + tall - 1, wide, 1);
-    }
-    context.fillStyle = one.fill;
-    context.strokeStyle = scene.ink;
-    context.lineWidth = 1.5;
-    for (let at = 0; at < marks.length; at += 2) { // what a colour may not tell, a shape does
-      const [x, y] = [marks[at], marks[at + 1] + 3];
-      context.beginPath();
-      context.moveTo(x - 6, y - 8);
-      context.lineTo(x + 6, y - 8);
-      context.lineTo(x, y + 2);
-      context.closePath();
-      context.fill();
-      context.stroke();
     }
   };
   const paintNames = (named, view) => {
@@ -336,9 +479,14 @@ function paintTiles(model, root, tell) {
 
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
-    if (plot.layout.xaxis?.tickvals !== tickvals) {
-      tickvals = plot.layout.xaxis?.tickvals;
-      ticked = [low, high];
+    const { xaxis } = plot.layout;
+    if (xaxis?.tickvals !== tickvals) { // the kernel's, which may be of where the view was before
+      tickvals = xaxis?.tickvals;
+      const due = ticksOf(low, high, plot._fullLayout.xaxis._length);
+      const step = (vals) => vals?.[1] - vals?.[0];
+      const isDue = xaxis?.title?.text === due["xaxis.title.text"] &&
+        Math.abs(step(tickvals) / step(due["xaxis.tickvals"]) - 1) < 1e-6;
+      ticked = isDue ? [low, high] : [0, 0];
     }
     const width = ticked[1] - ticked[0];
     const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;
@@ -399,6 +547,7 @@ function paintTiles(model, root, tell) {
       if (time + near < from || time - near > to) continue;
       for (let n = 0; n < tile.count; n++) {
         if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
+        if (!own[tile.place[n]]) continue;
         const [top, tall] = barAt(tile, n, yaxis._length / scene.height);
         if (px < top - 1 || px > top + tall + 1) continue;
         const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
@@ -420,15 +569,37 @@ function paintTiles(model, root, tell) {
     const lines = [tile.names[tile.name[n]], lasts];
     if (tile.later[n]) lines.push(`true start up to ${durationOf(tile.later[n])} later`);
     if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
-    const from = (start / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3 });
-    return [...lines, ...tile.tails[tile.tail[n]], `starts at ${from} µs`, ...scene.classes[tile.kind[n]].lines];
+    return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
+  // Return what is said of the columns or the marks under the pointer, the strongest class first.
+  const columnAt = ({ x, y }) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    const { xaxis, yaxis, _size } = plot._fullLayout;
+    const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
+    const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
+    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= MARK_PX / 2 &&
+      up >= scene.tops[place] - scene.marks && up < scene.tops[place]);
+    if (mark) return { kind: mark.kind, lines: [`ESCAPED: ${mark.count.toLocaleString("en-US")} from here on`] };
+    const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);
+    if (place < 0 || own[place]) return null;
+    const hidden = hiddenKinds(), step = (high - low) / xaxis._length;
+    const from = low + Math.floor((time - low) / step) * step;
+    const groups = groupsOf(seen, place).filter(([kind]) => !hidden.has(kind));
+    const shares = sharesOf(seen, groups, from, step, 1);
+    const told = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([one], [other]) => other - one);
+    if (!told.length) return null;
+    const lines = told.map(([share, kind]) => `${Number((100 * share).toPrecision(3))} % busy: ${scene.classes[kind].lines.join(", ")}`);
+    return { kind: told[0][1], lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
+  };
+  const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
   const hover = (at) => {
-    const found = at && !plot?._dragging ? hit(at) : null;
+    const bar = at && !plot?._dragging ? hit(at) : null;
+    const found = bar ? { kind: bar.tile.kind[bar.n], lines: linesOf(bar) } : at && !plot?._dragging ? columnAt(at) : null;
     tip.hidden = !found;
     if (!found) return;
-    const one = scene.classes[found.tile.kind[found.n]];
-    tip.replaceChildren(...linesOf(found).map((line, n) =>
+    const one = scene.classes[found.kind];
+    tip.replaceChildren(...found.lines.map((line, n) =>
       make(n && !line.startsWith("ESCAPED") ? "div" : "strong", {}, line)));
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: one.fill });
     const holder = plot.querySelector(".svg-container");

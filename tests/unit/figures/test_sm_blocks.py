@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
+from gpuscope.timeline.scene import edges_of
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -43,11 +46,9 @@ def test_cells_are_what_a_scan_finds(blocks, low, length, pixels):
     held = HeldIndex(Blocks(trace, None))
     cells = held.cells((low, low + length), pixels)
     assert cells.share.shape[0] == 5
-    for column in range(cells.share.shape[1]):
-        begin = cells.origin_ns + column * cells.column_ns
-        end = begin + cells.column_ns
-        if begin < low or end > low + length:
-            continue  # what lies beyond the window need not be there
+    edges = edges_of(cells.window_ns, pixels).tolist()
+    assert (edges[0], edges[-1]) == (low, low + length)
+    for column, (begin, end) in enumerate(itertools.pairwise(edges)):
         for one in range(5):
             spans = {
                 name: [
@@ -59,7 +60,7 @@ def test_cells_are_what_a_scan_finds(blocks, low, length, pixels):
             }  # fmt: skip
             by_owner = {name: covered(mine, begin, end) for name, mine in spans.items()}
             whole = covered([span for mine in spans.values() for span in mine], begin, end)
-            assert abs(cells.share[one, column] * cells.column_ns - whole) <= 0.01
+            assert abs(cells.share[one, column] * (end - begin) - whole) <= 0.01
             owner = int(cells.owner[one, column])
             if whole == 0:
                 assert owner == -1

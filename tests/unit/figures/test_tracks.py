@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscope.figures import style
+from gpuscope.figures.columns import column_traces
 from gpuscope.figures.frame import frame_of
 from gpuscope.figures.labels import Places
 from gpuscope.figures.tracks import Tracks, Waits
@@ -75,14 +76,18 @@ def drawn(tracks, trace):
     view = View.of(tracks, (0, 12_000), max_spans=30)
     colours = style.partition_colours([trace], tracks.partitions())
     places = Places.of(view.shown, view.depth)
-    made = frame_of(view, places, colours, zero_ns=0)
+    made = frame_of(view, places, zero_ns=0)
     bars = {
         one: {name: list(values) for name, values in properties.items()}
         for one, properties in made.bars.items()
     }
+    columns = [
+        [one.get("name"), one["y"].tolist()]
+        for one in column_traces(view, places, colours, 0, 1e3, "µs")
+    ]
     arrows = sorted(zip(made.arrows["x"][::3], made.arrows["y"][1::3], strict=True))
     labels = [(track.label, track.partition, track.process) for track in view.shown]
-    return labels, bars, arrows, made.image is None, made.left_out
+    return labels, bars, columns, arrows, made.left_out
 
 
 @settings(deadline=None, max_examples=60)

@@ -400,7 +400,11 @@ def test_nsight_that_fails_or_is_stopped_says_so(on_a_gpu, monkeypatch):
 def bars(dashboard: Dashboard) -> dict[str, str]:
     """Legend's name → colour of what is drawn."""
     data = dashboard.timeline.figure.to_dict()["data"]
-    return {one["name"]: one["marker"]["color"] for one in data if one["type"] == "bar"}
+    return {
+        one["name"]: one.get("fillcolor") or one["marker"]["color"]
+        for one in data
+        if one["type"] == "bar" or "fill" in one
+    }
 
 
 def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):

@@ -14,13 +14,11 @@ from gpuscope.figures.view import LANES, View, lanes_of
 from gpuscope.trace import Trace
 from gpuscope.widgets import tiles
 from gpuscope.widgets.plot import Plot
-from gpuscope.widgets.snapshot import SPANS
 
-COLUMNS = (
-    ("start", np.float64), ("end", np.float64), ("row", np.int32), ("name", np.int32),
-    ("later", np.float32), ("earlier", np.float32), ("kind", np.uint16), ("tail", np.uint16),
-    ("place", np.uint8), ("line", np.uint8),
-)  # fmt: skip
+SPANS = (("start", np.float64), ("end", np.float64), ("row", np.int32), ("name", np.int32),
+         ("later", np.float32), ("earlier", np.float32))  # fmt: skip
+MARKS = (("group", np.uint32), ("column", np.uint32), ("many", np.uint32))
+MORE = (("kind", np.uint16), ("tail", np.uint16), ("place", np.uint8), ("line", np.uint8))
 
 
 def kernels(count: int, *, every_ns: int = 1000, lasts_ns: int = 700, **more) -> Trace:
@@ -55,10 +53,17 @@ def shown():
 def read(tile) -> dict[str, np.ndarray]:
     """As the browser does."""
     at, found = 0, {}
-    for name, kind in COLUMNS:
-        found[name] = np.frombuffer(tile["data"], kind, tile["count"], at)
-        at += found[name].nbytes
-    found["shade"] = np.frombuffer(tile["data"], np.uint8, -1, at)
+    groups, columns = len(tile["groups"]), tile["columns"]
+    for names, count in (
+        (SPANS, tile["count"]), (MARKS, tile["marks"]),
+        ((("busy", np.dtype(f"u{tile['bits'] // 8}")),), groups * columns),
+        (MORE, tile["count"]),
+    ):  # fmt: skip
+        for name, kind in names:
+            found[name] = np.frombuffer(tile["data"], kind, count, at)
+            at += found[name].nbytes
+    assert at == len(tile["data"])
+    found["busy"] = found["busy"].reshape(groups, columns)
     return found
 
 
@@ -79,8 +84,8 @@ def test_lines_do_not_depend_on_what_is_seen(spans):
     tracks = Tracks.of(trace)
     lanes = lanes_of(tracks)
     view = View.of(tracks, (-1, 100), max_spans=1000)
-    drawn = dict(zip(view.found.rows.tolist(), view.lanes, strict=True))
-    assert lanes.tolist() == [drawn[row] for row in range(len(spans))]
+    drawn = dict(zip(view.rows.tolist(), view.lanes, strict=True))
+    assert all(lanes[row] == lane for row, lane in drawn.items())
     ends = np.array(starts) + lasts
     for lane in range(LANES - 1):
         mine = np.flatnonzero(lanes == lane)
@@ -89,16 +94,15 @@ def test_lines_do_not_depend_on_what_is_seen(spans):
 
 
 # -- tiles --------------------------------------------------------------------------------
-def test_a_tile_has_the_spans_of_its_stretch_and_the_shading_of_the_rest(shown):
+def test_a_tile_has_columns_and_the_spans_where_they_are_wide(shown):
     timeline = shown(kernels(5000, lasts_ns=300))
     snapshot = snapshot_of(timeline)
     root = timeline.bar.scene["root"]
     assert (root["low"], root["high"]) == (0, tiles.COLUMNS << timeline.bar.scene["top"])
     assert root["high"] >= snapshot.extent_ns[1] - snapshot.zero_ns
-    assert root["count"] == tiles.SPANS
-    columns = read(root)
-    assert len(columns["shade"]) == 3 * root["columns"]
-    assert np.count_nonzero(columns["shade"]) > 500
+    assert (root["count"], root["spans"]) == (0, [False] * 3)
+    assert root["groups"] == [[0, 0], [1, 0], [2, 0]]
+    assert read(root)["busy"].sum() * root["unit"] == 5000 * 300
 
     level = 6
     window = tiles.window_of(snapshot, level, 3)
@@ -107,10 +111,10 @@ def test_a_tile_has_the_spans_of_its_stretch_and_the_shading_of_the_rest(shown):
     columns = read(fine)
     tracks = snapshot.tracks
     inside = np.flatnonzero((tracks.start_ns < window[1]) & (tracks.end_ns > window[0]))
+    assert fine["spans"] == [True] * 3
     assert sorted(columns["row"]) == inside.tolist()
     assert (columns["start"] == tracks.start_ns[columns["row"]] - snapshot.zero_ns).all()
     assert (columns["end"] - columns["start"] == 300).all()
-    assert fine["columns"] == 0, "nothing is left for the shading"
     names = [fine["names"][code] for code in columns["name"]]
     assert names == [f"k{row % 7}" for row in columns["row"]]
     assert (columns["place"] == columns["row"] % 3).all()
@@ -118,13 +122,24 @@ def test_a_tile_has_the_spans_of_its_stretch_and_the_shading_of_the_rest(shown):
 
 
 def test_an_open_span_ends_at_infinity_and_knows_it(shown):
-    ends = [5_700 + 1000 * number for number in range(999)] + [None]
-    timeline = shown(kernels(1000, end_ns=ends))
+    ends = [5_700 + 1000 * number for number in range(99)] + [None]
+    timeline = shown(kernels(100, end_ns=ends))
     columns = read(timeline.bar.scene["root"])
     (is_open,) = np.flatnonzero(np.isinf(columns["end"]))
     lines = timeline.bar.scene["classes"][columns["kind"][is_open]]
-    assert columns["row"][is_open] == 999
+    assert columns["row"][is_open] == 99
     assert lines["pattern"] == "-"
+
+
+def test_the_page_knows_where_nothing_was_recorded_and_where_rows_are_lost(shown):
+    trace = kernels(100).with_metadata(
+        windows_ns=[(10_000, 40_000), (60_000, 110_000)],
+        kept={"keep_ns": 100_000, "since_ns": 12_000, "rows_left_out": 3},
+    )
+    timeline = shown(trace)
+    assert timeline.bar.scene["breaks"] == [
+        [35_000, 55_000, "not recorded"], [0, 7_000, "rows lost"],
+    ]  # fmt: skip
 
 
 def test_tiles_of_what_was_shown_before_are_not_sent(shown, monkeypatch):
@@ -141,12 +156,9 @@ def test_tiles_of_what_was_shown_before_are_not_sent(shown, monkeypatch):
     assert len(sent) == 1
 
 
-def test_few_spans_are_bars_of_plotly(shown):
-    few, many = shown(kernels(SPANS)), shown(kernels(SPANS + 1))
-    assert not few.bar.scene
-    assert sum(len(one.x) for one in few.figure.data if one.type == "bar") == SPANS
-    assert many.bar.scene
-    (legend,) = [one for one in many.figure.data if one.type == "bar"]
+def test_plotly_has_bars_for_its_legend_alone(shown):
+    few = shown(kernels(3))
+    (legend,) = [one for one in few.figure.data if one.type == "bar"]
     assert (legend.name, legend.meta, legend.y) == ("whole GPU: kernel", 0, (-100,))
 
 
@@ -154,7 +166,7 @@ def test_an_export_has_the_bars_that_the_browser_paints(shown):
     timeline = shown(kernels(1000))
     timeline.window_ns = (100_000, 200_000)
     (bars,) = [one for one in timeline.figure.to_dict()["data"] if one["type"] == "bar"]
-    assert 100 <= len(bars["x"]) <= 201
+    assert 100 <= len(bars["x"]) <= 101
     assert "k3" in bars["hovertext"][0] or len(set(bars["hovertext"])) > 1
     assert timeline.figure.to_dict()["layout"]["xaxis"]["range"] == [95.0, 195.0]
 
@@ -190,24 +202,29 @@ def test_a_click_selects_the_row_that_the_browser_painted(shown):
 
 
 # -- escapes ------------------------------------------------------------------------------
-def test_escapes_are_never_merged_into_the_shading(shown):
+def test_every_escape_is_marked_in_the_column_of_its_start(shown):
     partitions = ["a"] * 5000
-    partitions[1234] = None
+    partitions[1234] = partitions[1235] = None
     intended = ["a"] * 5000
     ends = [5_000 + number * 1000 + 700 for number in range(5000)]
     ends[1234] -= 690  # the narrowest of all
     timeline = shown(kernels(5000, partition=partitions, intended_partition=intended, end_ns=ends))
     scene = timeline.bar.scene
-    columns = read(scene["root"])
-    assert 1234 in columns["row"]
-    at = columns["row"].tolist().index(1234)
-    assert scene["classes"][columns["kind"][at]]["escaped"]
-    assert columns["kind"][at] == len(scene["classes"]) - 1, "others are painted over it"
-    assert scene["root"]["tails"][columns["tail"][at]][1] == "ESCAPED: intended for partition a"
-    figure = gs.figures.timeline(timeline._trace, max_spans=10)
-    (escaped,) = [one for one in figure.data if "ESCAPED" in one.name]
-    assert len(escaped.x) == 1
-    assert escaped.marker.line.width > 2
+    root, columns = scene["root"], read(scene["root"])
+    column = (root["high"] - root["low"]) / root["columns"]
+    assert columns["many"].sum() == 2
+    wanted = {int(number * 1000 / column) for number in (1234, 1235)}
+    assert set(columns["column"].tolist()) == wanted
+    kinds = {root["groups"][group][1] for group in columns["group"]}
+    assert all(scene["classes"][kind]["escaped"] for kind in kinds)
+    assert kinds == {len(scene["classes"]) - 1}, "others are painted over it"
+    near = tiles.tile(snapshot_of(timeline), (5_000 + 1_230_000, 5_000 + 1_240_000))
+    spans = read(near)
+    at = spans["row"].tolist().index(1235)
+    assert near["tails"][spans["tail"][at]][1] == "ESCAPED: intended for partition a"
+    figure = gs.figures.timeline(timeline._trace)
+    (escapes,) = [one for one in figure.data if one.name == "escapes"]
+    assert sum(escapes.customdata) == 2
 
 
 def test_a_page_that_moves_by_itself_is_not_heard_again():

@@ -1,0 +1,1 @@
+"""What a timeline shows of a trace, as plain columns: computed once, drawn by every painter."""

@@ -243,8 +243,11 @@ class Backend(Protocol):
     def borrow_stream(self, handle: int) -> RawStream:
         """Wrap a stream that somebody else owns."""
 
-    def stream_kind(self, raw: RawStream) -> StreamKind:
-        """Return how a stream stands to the legacy default stream."""
+    def stream_kind(self, raw: RawStream) -> StreamKind | None:
+        """Return how a stream stands to the legacy default stream.
+
+        ``None`` while a capture of somebody else's keeps it from being asked.
+        """
         return "non-blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:

@@ -124,13 +124,13 @@ class Stream(Closing, EventQueue):
 
     @property
     def kind(self) -> StreamKind:
-        """How it stands to the legacy default stream; one that cannot be asked any more: not."""
+        """How it stands to the legacy default stream; one that cannot be asked: not at all."""
         if self._kind is None:
-            self._kind = "non-blocking"
-            if not self.closed:
-                with contextlib.suppress(GpuscopeError):  # somebody else's may be gone
-                    self._kind = self._backend.stream_kind(self.raw)
-        return self._kind
+            try:
+                self._kind = "non-blocking" if self.closed else self._backend.stream_kind(self.raw)
+            except GpuscopeError:  # somebody else's, which is gone
+                self._kind = "non-blocking"
+        return self._kind or "non-blocking"  # for as long as it is captured
 
     @property
     def blocking(self) -> bool:

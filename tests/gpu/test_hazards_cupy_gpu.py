@@ -113,7 +113,7 @@ def by_the_runtime(a, b):
         lambda a, _b: a.record().synchronize(),
         lambda _a, _b: cupy.cuda.Device().synchronize(),
         lambda _a, _b: cupy.cuda.runtime.deviceSynchronize(),
-        lambda a, b: cupy.cuda.runtime.streamWaitEvent(b.ptr, a.record().ptr, 0),
+        by_the_runtime,
     ],
     ids=["stream", "event", "device", "runtime", "runtime's wait"],
 )

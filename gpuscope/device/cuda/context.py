@@ -13,7 +13,7 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
-from gpuscope.device.cuda.driver import CudaObject, check, relaxed_capture, translated
+from gpuscope.device.cuda.driver import CudaObject, check, translated
 from gpuscope.device.raw import (
     Backend,
     GrantedPartition,
@@ -206,7 +206,7 @@ class CudaContext(Backend):
         """
         stream = self._core.Stream.from_handle(handle)
         if handle > _PER_THREAD:  # the default streams are of whichever device is current
-            with relaxed_capture(), translated(f"{handle:#x} is no stream"):
+            with translated(f"{handle:#x} is no stream"):
                 index = int(stream.device.device_id)
             if index != self._index:
                 raise StreamError(
@@ -216,14 +216,21 @@ class CudaContext(Backend):
                 )
         return stream
 
-    def stream_kind(self, raw: RawStream) -> StreamKind:
-        """Return a default stream's kind by its handle, another's by its flags."""
+    def stream_kind(self, raw: RawStream) -> StreamKind | None:
+        """Return a default stream's kind by its handle, another's by its flags.
+
+        ``None`` while it is captured: the driver refuses to tell then, and spoils the capture.
+        """
         handle = int(raw.handle)
         if handle in (0, 1):  # cudaStreamLegacy is 1
             return "legacy default"
         if handle == _PER_THREAD:
             return "per-thread default"
-        with self.current(), relaxed_capture(), translated("the stream cannot be asked"):
+        driver = importlib.import_module("cuda.bindings.driver")
+        with self.current(), translated("the stream cannot be asked"):
+            status, capture = driver.cuStreamIsCapturing(handle)
+            if int(status) == 0 and int(capture) != 0:
+                return None
             return "non-blocking" if raw.is_nonblocking else "blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:

@@ -53,11 +53,10 @@ def waits(gpu: Device) -> Trace:
                     gemm.execute(stream=stream)
                     spin.execute(stream=stream)
                 graph.launch(stream=whole)
-                blocking.wait(whole.record())  # it has nothing else to wait for
-                spin.execute(stream=blocking)
                 b.wait(whole.record())
                 gs.mm_out(out, left[::2, ::2], right, stream=b)
                 b.copy(small, pageable)
+                spin.execute(stream=blocking)
                 gs.mm_out(out, right, right, stream=default)
                 event = b.record()
                 while not event.is_done:
@@ -67,6 +66,10 @@ def waits(gpu: Device) -> Trace:
                     for _ in range(3):
                         gs.mm_out(out, right, right)
                 a.synchronize()
+                gpu.synchronize()
+                spin.execute(stream=whole)
+                blocking.wait(whole.record())  # it has nothing else to wait for
+                gs.mm_out(out, right, right, stream=blocking)
                 gpu.synchronize()
             gemm.wait()
             spin.wait()

@@ -89,6 +89,8 @@ class Calls:
         def is_ordered(fact: HazardFact) -> bool | None:
             places = [place_of.get(number or NONE) for number in (fact.first, fact.second)]
             pair = [(int(numbers[at]), int(streams[at])) for at in places if at is not None]
+            if len({number for number, _ in pair}) < len(pair):  # of one launch of a graph, whose
+                return False  # nodes have streams, but no order by them
             verdicts = [ordered(*pair) for ordered in orders if len(pair) == 2]
             return any(verdicts) or (None if None in verdicts else False)
 

@@ -94,10 +94,13 @@ def text_table(
 def _line(
     values: Sequence[str], widths: Sequence[int], left: Sequence[bool], *, at_bottom: bool = False
 ) -> list[str]:
-    """Return the lines of one row; cells that are too long go on in the next line."""
+    """Return the lines of one row; cells that are too long go on in the next line.
+
+    At the left, where a line begins, they go on indented, as in a paragraph.
+    """
     parts = [
-        textwrap.wrap(value, size, break_on_hyphens=False)
-        for value, size in zip(values, widths, strict=True)
+        textwrap.wrap(value, size, break_on_hyphens=False, subsequent_indent="" if column else "  ")
+        for column, (value, size) in enumerate(zip(values, widths, strict=True))
     ]
     height = max(map(len, parts))
     lines = []

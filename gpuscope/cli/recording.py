@@ -191,7 +191,7 @@ def _watch(process: subprocess.Popen[bytes], work: Path, *, live: bool) -> None:
     os.nice(_NICENESS)
     while _still_runs(process, pause_s):
         began_s = time.monotonic()
-        kinds = so_far.write()
+        kinds = so_far.save()
         if live:
             every = read_facts(work)[0].values()
             for facts in every:

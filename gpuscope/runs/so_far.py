@@ -54,7 +54,7 @@ class SoFar:
         """Journal → what reads it, and how many bytes it had."""
         self._kinds: dict[Path, Counter[str]] = {}
 
-    def write(self) -> Counter[str]:
+    def save(self) -> Counter[str]:
         """Write anew what grew; returns how many rows of each kind all journals have."""
         for path in sorted(self._folder.glob(f"*{JOURNAL}")):
             try:

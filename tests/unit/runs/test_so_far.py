@@ -36,14 +36,14 @@ def test_a_trace_so_far_is_written_anew_where_the_journal_grew(written):
     folder, more = written
     so_far = SoFar(folder)
     path = folder / "1-2-3.so-far.parquet"
-    assert so_far.write()["kernel"] == 10
+    assert so_far.save()["kernel"] == 10
     assert gs.load_trace(path).kind_counts()["kernel"] == 10
     path.unlink()
-    assert so_far.write()["kernel"] == 10
+    assert so_far.save()["kernel"] == 10
     assert not path.exists()
     more()
     (folder / "4-5-6.journal").write_text("no journal, but long enough to have a header")
-    assert so_far.write()["kernel"] == 20
+    assert so_far.save()["kernel"] == 20
     assert gs.load_trace(path).kind_counts()["kernel"] == 20
     (folder / "4-5-6.journal").unlink()
 

@@ -204,6 +204,11 @@ def as_trace(
     )
     _warp(trace, found, done, start, end)
     recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
+    looks = {
+        call.handle: number
+        for number, call in enumerate(found.calls)
+        if call.handle is not None and not call.launches and number in done.calls_ns
+    }
     for number, works in found.handles.items():
         if works[0] not in done.times_ns:
             continue
@@ -213,7 +218,9 @@ def as_trace(
             before_ns = found.calls[first].start_ns - int(recorded_start[row])
             start[row] = done.calls_ns[first][0] - before_ns
         seen_ns = int(recorded_end[row]) - done_ns
-        if end[row] >= 0 and seen_ns >= 0:
+        if (look := looks.get(number)) is not None and end[row] >= 0:
+            end[row] = done.calls_ns[look][1]
+        elif end[row] >= 0 and seen_ns >= 0:
             end[row] = max(done.times_ns[work][1] for work in works) + seen_ns
     stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
     partition = np.array(trace.texts("partition"), dtype=object)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from gpuscope._checks import closest, door, given, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
@@ -28,7 +28,18 @@ _CLOSE = 1e-4
 """Of the makespan: a replay of what was is corrected until every start is that close."""
 
 
-@door(trace=Trace, second=(Trace, None), gpu_profile=(str, Path))
+@door(
+    trace=Trace,
+    streams=(MappingOf(MappingOf(object)), None),
+    move=(MappingOf(str), None),
+    add_waits=SeveralOf(SeveralOf(int, 2)),
+    drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
+    scale=(MappingOf(float), None),
+    graphs=(SeveralOf(str), set, frozenset),
+    second=(Trace, None),
+    recorded_sms=(MappingOf(int), None),
+    gpu_profile=(str, Path),
+)
 def what_if(
     trace: Trace,
     *,
@@ -242,6 +253,7 @@ def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int
     spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()
     known = {span["name"] for span in spans}
     for name in names:
+        require_kind("a name in graphs", name, str)
         mine = [one for one in known if fnmatchcase(one, name)]
         if not mine:
             raise InvalidArgument(

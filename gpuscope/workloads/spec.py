@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -166,7 +165,7 @@ class WorkloadSpec(ExtendedModel):
     warmup: NonNegativeInt = 3
     background: bool = False
     max_queued: Annotated[int, Field(ge=1, le=64)] = 1
-    rate_hz: PositiveFloat | None = None
+    rate_hz: Annotated[float, Field(ge=1e-6)] | None = None
     arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
     waits_on: list[str] = Field(default_factory=list)
     guard: bool = True

@@ -324,7 +324,10 @@ def _graded(
 
 def _notebooks(folder: Path) -> list[Path]:
     """Return the notebooks in a folder, without Jupyter's own copies."""
-    paths = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else []
+    try:
+        paths = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else []
+    except (OSError, ValueError) as error:
+        raise NotFound(f"cannot read the folder {folder.name!r}: {error}") from error
     paths = [path for path in paths if ".ipynb_checkpoints" not in path.parts]
     if not paths:
         raise NotFound(

@@ -249,10 +249,10 @@ class Table(Control):
             raise InvalidExperiment(self.said)
 
     def _require_known(self, names: Iterable[str], known: Iterable[str]) -> None:
-        unknown = sorted(set(names) - set(known))
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise InvalidExperiment(
-                f"{self.part}: {unknown[0]!r} is no field of a {self.noun}; there are "
+                f"{self.part}: {given(unknown[0])} is no field of a {self.noun}; there are "
                 + ", ".join(map(repr, known))
             )
 

@@ -500,6 +500,13 @@ def variants(taken: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{what}]", type(taken)([inner, *taken[1:]])
 
 
+def said(error: Exception) -> str:
+    try:
+        return str(error)[:90]
+    except Exception:  # noqa: BLE001 - of what was given
+        return "(no text)"
+
+
 def check(targets: dict[str, Target]) -> None:
     """Give each target each hostile value in place of each argument."""
     wrong = []
@@ -519,8 +526,7 @@ def check(targets: dict[str, Target]) -> None:
                         wrong.append(f"{label}({name}={what}): an error of {len(text)} characters")
                     continue
                 except Exception as error:  # noqa: BLE001 - that is what is looked for
-                    text = str(error)[:90]
-                    wrong.append(f"{label}({name}={what}): {type(error).__name__}: {text}")
+                    wrong.append(f"{label}({name}={what}): {type(error).__name__}: {said(error)}")
                     continue
                 close = getattr(made, "close", None)
                 if callable(close) and not isinstance(made, Device):

@@ -67,8 +67,8 @@ def checked(
             values = [n * layout.quantum_sm_count for n in range(1, layout.quanta + 1)]
             if not layout.remainder_sm_count:
                 values.pop()  # nothing would be left
-        is_list = isinstance(values, Iterable) and not isinstance(values, str | bytes)
-        if not is_list or (isinstance(values, np.ndarray) and not values.ndim):
+        is_single = isinstance(values, np.ndarray) and not values.ndim
+        if is_single or isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise InvalidExperiment(
                 f"{clean(path)}: its values are a list, not {given(sought)}; of a partition, also "
                 "'all'"

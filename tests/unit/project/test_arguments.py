@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import importlib
+import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -178,6 +182,9 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
             "owner": gpu, "kind": "all_reduce", "nbytes": 64, "dtype": "float32", "name": None,
             "seed": 0, "ranks": Ranks(0, 2),
         }),
+        "WorkloadContext.scratch": (
+            gs.device.WorkloadContext(gpu, stream).scratch, {"nbytes": 16, "stream": None}
+        ),
         "Scratch.view": (gpu.scratch(64).view, {"shape": 4, "dtype": "float32"}),
         "confirm": (gs.confirm, {
             "hazard": HazardFact("read after write"), "program": int, "device": gpu,
@@ -446,13 +453,13 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "Lesson.predict": (lesson.predict, {"name": "q", "question": "?", "kind": choice}),
         "Lesson.reveal": (lesson.reveal, {
             "name": "p", "measured": 1.0, "trace": None, "why": None, "rule": "",
-            "since_ns": None, "window_ns": None,
+            "since_ns": None, "window_ns": None, "then": "",
         }),
         "Lesson.reveal with a trace": (lesson.reveal, {
             "name": "p", "measured": 1.0, "trace": trace, "why": "w", "since_ns": 0,
             "window_ns": (0, 100),
         }),
-        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"]}),
+        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"], "rule": ""}),
         "Lesson.quiz": (lesson.quiz, {
             "name": "z", "question": "?", "kind": choice, "answer": "a", "hints": ["h"],
             "rule": "",
@@ -471,6 +478,9 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "Dashboard.code": (dashboard.code, {"kind": "gpuscope"}),
         "Dashboard.open": (dashboard.open, {"experiment": EXPERIMENT}),
         "Dashboard.wait": (dashboard.wait, {"timeout_s": 0}),
+        "StreamTable.remove": (
+            gs.widgets.StreamTable({"s": {}}, ["a"]).remove, {"name": "s"}
+        ),
         "PartitionCarver.add": (carver.add, {"name": None}),
         "PartitionCarver.propose": (carver.propose, {"sizes": {"a": 8}}),
         "PartitionCarver.remove": (carver.remove, {"name": "a"}),
@@ -532,6 +542,138 @@ def check(targets: dict[str, Target]) -> None:
                 if callable(close) and not isinstance(made, Device):
                     close()
     assert not wrong, f"{len(wrong)} raw errors:\n" + "\n".join(wrong)
+
+
+# -- that none is missing -------------------------------------------------------------------
+ROOMS = (
+    "", ".analysis", ".calibration", ".device", ".figures", ".formats", ".learn", ".report", ".runs",
+    ".trace", ".widgets", ".workloads",
+)  # fmt: skip
+INSIDE = "gpuscope calls it, or a class derived from it does"
+EXEMPT = {
+    "Device": "open_device makes them",
+    "Stream": "Device.create_stream makes them",
+    "Event": "Device.create_event makes them",
+    "Graph": "Stream.capture makes them",
+    "Partition": "Device.carve makes them",
+    "Partitions": "Device.carve makes them",
+    "Scratch": "Device.scratch makes them",
+    "Completion": "Handle.completion makes them",
+    "WorkloadContext": "execute makes them",
+    "Attempt": "Lesson.watch makes them",
+    "Attempt.*": "what they raise is what a check says to a learner",
+    "Collective.execute": "it takes several processes",
+    "KernelModel.reads": "what it was made with",
+    "KernelModel.writes": "what it was made with",
+    "Question": "Lesson.predict and quiz make them",
+    "Question.tell": INSIDE,
+    "Experiment": "a model of pydantic's, whose own errors tests of experiments hold",
+    "WorkloadSpec": "a model of pydantic's, whose own errors tests of experiments hold",
+    "WorkloadSpec.interval_ns": INSIDE,
+    "WorkloadSpec.make": INSIDE,
+    "Handle": "a base class",
+    "Handle.execute": "a base class",
+    "Workload": "the decorator makes them",
+    "Stream.hold": INSIDE,
+    "Stream.join": INSIDE,
+    "Stream.take_number": INSIDE,
+    "Graph.hold": INSIDE,
+    "Graph.keep": INSIDE,
+    "Partition.adopt": INSIDE,
+    "Partition.release": INSIDE,
+    "Device.told_from": INSIDE,
+    "Capabilities.require": INSIDE,
+    "Limits.check": INSIDE,
+    "Limits.check_places": INSIDE,
+    "Limits.check_room": INSIDE,
+    "Limits.check_rows": INSIDE,
+    "Limits.check_text": INSIDE,
+    "KernelCost.alone_ns": INSIDE,
+    "SmLayout.sm_count_of": INSIDE,
+    "SmLayout.sm_mask": INSIDE,
+    "Size.describe": INSIDE,
+    "Size.sm_count": INSIDE,
+    "Speed.of": INSIDE,
+    "Timeline.send_tiles": INSIDE,
+    "action": INSIDE,
+    "describe": INSIDE,
+    "edit": INSIDE,
+    "follow": INSIDE,
+    "rename": INSIDE,
+    "show": INSIDE,
+    "is_right": "Question.give calls it",
+    "read": "Question.give calls it",
+    "PartitionCarver(lock)": INSIDE,
+    "StreamTable(lock)": INSIDE,
+    "WorkloadTable(lock)": INSIDE,
+}
+"""Name of a class, method or, in brackets, parameter → why nothing hostile is tried."""
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Yield what the reference calls public and can be called: functions, classes, methods."""
+    seen: set[int] = set()
+    for room in ROOMS:
+        module = importlib.import_module(f"gpuscope{room}")
+        for name in getattr(module, "__all__", None) or dir(module):
+            value = getattr(module, name)
+            home = getattr(value, "__module__", None) or ""
+            if name.startswith("_") or not callable(value) or not home.startswith("gpuscope"):
+                continue
+            if id(value) in seen or (isinstance(value, type) and issubclass(value, Exception)):
+                continue
+            seen.add(id(value))
+            yield name, value
+            for method in dir(value) if isinstance(value, type) else ():
+                function = bare(inspect.getattr_static(value, method))
+                own = inspect.isfunction(function) and function.__module__.startswith("gpuscope")
+                if not method.startswith("_") and own:
+                    yield f"{value.__name__}.{method}", function
+
+
+def bare(function: Any) -> Any:
+    """Return a function without what binds and what checks it."""
+    inner = inspect.unwrap(function)
+    return inspect.unwrap(getattr(inner, "__func__", inner))
+
+
+def untried(tried: dict[Any, set[str]]) -> Iterator[str]:
+    """Yield the parameters of public callables that are in no table."""
+    for name, value in public():
+        alone = name.rpartition(".")[2]
+        if {name, alone, f"{name.partition('.')[0]}.*"} & EXEMPT.keys() or (
+            is_result(value) and value not in tried
+        ):
+            continue
+        for parameter in inspect.signature(value).parameters.values():
+            several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            exempt = parameter.name in ("self", "cls") or f"{name}({parameter.name})" in EXEMPT
+            if not several and not exempt and parameter.name not in tried.get(bare(value), ()):
+                yield f"{name}({parameter.name})"
+
+
+def is_result(value: Any) -> bool:
+    """Whether it holds what a call returned: who makes one states it right."""
+    return isinstance(value, type) and (
+        dataclasses.is_dataclass(value) or issubclass(value, msgspec.Struct | Mapping)
+    )
+
+
+def test_every_parameter_of_every_public_callable_is_in_a_table():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    seen = targets_of_traces(gpu)
+    trace = seen["Trace.array"][0].__self__
+    every = [targets_of_device(gpu), seen, targets_of_notebooks(gpu, trace)]
+    tried: dict[Any, set[str]] = {}
+    for function, arguments in (target for table in every for target in table.values()):
+        called = type(function).__call__ if function is nothing else function
+        tried.setdefault(bare(called), set()).update(arguments)
+    gpu.close()
+    missing = [*untried(tried)]
+    assert not missing, "\n".join(missing)
+    names = {name for name, _ in public()}
+    known = names | {name.rpartition(".")[2] for name in names}
+    assert {name.partition("(")[0].removesuffix(".*") for name in EXEMPT} <= known
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ _DIVISIONS = "divisions.yaml"
 _NUMBERS, _MATRIX = "interference.json", "interference.html"
 _File = Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")]
 _Vary = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         metavar="PATH=VALUES",
         help="What to vary, and its values: partitions.small=8,16 is that partition in every "
@@ -57,7 +57,7 @@ _Device = Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200."
 @app.command("sweep")
 def sweep_command(
     file: _File,
-    vary: _Vary,
+    vary: _Vary = None,
     device: _Device = "auto",
     workers: _Workers = None,
     shard: Annotated[
@@ -87,7 +87,7 @@ def sweep_command(
     Example: gpuscope sweep examples/choose_a_partition.toml --vary partitions.small=8,16,24,32
     """
     experiment = Experiment.from_file(file)
-    parameters = dict(map(varied, vary))
+    parameters = _varied(vary)
     _check_folder(out, [_TABLE, _SWEPT], ["point"], replace=force)
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
@@ -105,15 +105,15 @@ def sweep_command(
 @app.command("tune")
 def tune_command(
     file: _File,
-    vary: _Vary,
+    vary: _Vary = None,
     objective: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="WORKLOAD.COLUMN",
             help="What is sought, as decode.calls_per_s: of a rate the greatest, of a time the "
             "least.",
         ),
-    ],
+    ] = None,
     slo: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,7 +146,9 @@ def tune_command(
     """
     experiment = Experiment.from_file(file)
     limits = dict(_limit(text) for text in slo or ())
-    parameters = dict(map(varied, vary))
+    parameters = _varied(vary)
+    if objective is None:
+        raise InvalidExperiment("--objective is missing: say what is sought, as decode.calls_per_s")
     _check_folder(out, [*_TUNED, *_CARVED, _DIVISIONS], ["turn", "forecast"], replace=force)
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
@@ -176,6 +178,14 @@ def _limit(text: str) -> tuple[str, str]:
         if found:
             return name.strip(), f"{sign}{number}"
     raise InvalidExperiment(f"--slo {text!r}: give a column and a limit, as 'w.latency_p50_us<=60'")
+
+
+def _varied(vary: list[str] | None) -> dict[str, list[Value] | Literal["all"]]:
+    if not vary:
+        raise InvalidExperiment(
+            "--vary is missing: say what to vary, as --vary partitions.small=8,16"
+        )
+    return dict(map(varied, vary))
 
 
 def varied(text: str) -> tuple[str, list[Value] | Literal["all"]]:

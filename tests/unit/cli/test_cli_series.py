@@ -322,3 +322,17 @@ def test_nothing_that_is_there_is_replaced_unless_told(command, trial, tmp_path,
     assert (out / lying).read_text() != "mine"
     goes_on = verb != "interference"
     assert command(*given)[0] == (0 if goes_on else 1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "missing"),
+    [
+        ("sweep", (), "--vary partitions.small=8,16"),
+        ("tune", (), "--vary partitions.small=8,16"),
+        ("tune", ("--vary", "partitions.a=8"), "decode.calls_per_s"),
+    ],
+)
+def test_what_is_missing_is_said_with_an_example(command, trial, verb, options, missing):
+    code, _, said = command(verb, trial, *options)
+    assert code == cli.BAD_USAGE
+    assert missing in said

@@ -127,11 +127,13 @@ class Carving:
                 partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
         after = Carving(self.layout, partitions, masks, dict(self.of), dict(self.names))
         for stream, change in streams.items():
-            number = self.number(stream)
-            unknown = set(change) - {"partition", "priority"}
+            require_kind("a stream in streams", stream, str, int)
+            number = self.number(str(stream))
+            require_kind(f"streams[{stream!r}]", change, dict)
+            unknown = [given(key) for key in change if key not in ("partition", "priority")]
             if unknown:
                 raise InvalidArgument(
-                    f"streams[{stream!r}] has {sorted(unknown)}: it takes partition and priority"
+                    f"streams[{stream!r}] has {unknown[0]}: it takes partition and priority"
                 )
             old, was = after.of[number]
             home, priority = change.get("partition", old), change.get("priority", was)

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # describing work loads no NumPy
 
 _TYPES: Mapping[object, Literal["flag", "text"]] = {bool: "flag", str: "text"}
 """Type → the control for it."""
+_LEAST_HZ = 1e-6
 
 
 class Model(BaseModel):
@@ -165,7 +167,7 @@ class WorkloadSpec(ExtendedModel):
     warmup: NonNegativeInt = 3
     background: bool = False
     max_queued: Annotated[int, Field(ge=1, le=64)] = 1
-    rate_hz: Annotated[float, Field(ge=1e-6)] | None = None
+    rate_hz: PositiveFloat | None = None
     arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
     waits_on: list[str] = Field(default_factory=list)
     guard: bool = True
@@ -177,6 +179,8 @@ class WorkloadSpec(ExtendedModel):
             raise ValueError(
                 "rate_hz goes with arrival = 'fixed' or 'poisson', and only with these"
             )
+        if self.rate_hz is not None and self.rate_hz < _LEAST_HZ:
+            raise ValueError(f"rate_hz is at least {_LEAST_HZ}: a call in eleven days")
         if self.background and self.rate_hz is not None:
             raise ValueError("a background workload runs back to back: leave rate_hz out")
         return self

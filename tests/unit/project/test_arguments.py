@@ -702,3 +702,43 @@ def test_widgets_and_lessons_refuse_what_they_cannot_take(monkeypatch):
     gc.collect()
     gpu.close()
     assert not [str(one.exc_value) for one in unraised]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"arrival": "fixed", "rate_hz": 1e-308},
+        {"arrival": "poisson", "rate_hz": 5e-324},
+        {"kind": "trace", "path": "x" * 5000},
+        {"kind": "trace", "path": ""},
+        {"kind": "trace", "path": "decode_h200", "second": "x" * 5000},
+    ],
+)
+def test_a_field_that_no_run_can_do_with_is_refused(fields):
+    spin = EXPERIMENT["workloads"]["w"]
+    kept = {"stream": "s", "repeats": 2} if "kind" in fields else spin
+    with pytest.raises(GpuscopeError):
+        gs.runs.predict(
+            {**EXPERIMENT, "workloads": {"w": {**kept, **fields}}, "streams": {"s": {}}}
+        )
+
+
+def test_a_forecast_takes_numbers_of_numpy():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    trace = gs.run(EXPERIMENT, gpu)["default"]
+    first, then = trace.where(kind="kernel").array("id")[:2]
+    forecast = gs.what_if(
+        trace, add_waits=[(first, then)], scale={"w": np.float32(2)},
+        streams={"s": {"priority": np.int64(0)}},
+    )  # fmt: skip
+    changes = forecast.experiment["what_if"]
+    assert changes["add_waits"] == [[int(first), int(then)]]
+    assert changes["scale"] == {"w": 2.0}
+
+
+def test_a_sweep_beside_a_link_to_nothing_is_an_error_of_ours(tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1]}, gpu, path=tmp_path)
+    (tmp_path / "point-0.parquet").symlink_to("nowhere")
+    with pytest.raises(GpuscopeError, match=r"link.*point-0\.parquet"):
+        load_sweep(tmp_path)

@@ -91,7 +91,7 @@ def record_command(
     gpuscope record --keep 60s --out out/server -m my_server -p 8000
     """
     script = Path(program[0])
-    if not module and not os.access(script, os.F_OK):
+    if not module and not _is_there(script):
         raise InvalidArgument(f"there is no script {program[0]!r}: name one, or a module after -m")
     suffix = f".{suffix.removeprefix('.')}"
     if of_suffix(f"trace{suffix}") is None:
@@ -112,6 +112,13 @@ def record_command(
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     raise typer.Exit(status)
+
+
+def _is_there(script: Path) -> bool:
+    try:
+        return script.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        return False
 
 
 def _claimed(out: Path | None, name: str) -> tuple[Path, Path]:

@@ -133,7 +133,7 @@ def _check_target(path: Path, *, replace: bool) -> None:
     """Refuse a file, or a folder for ranks, that holds what would be replaced."""
     targets = [path]
     if not path.suffix:
-        with contextlib.suppress(OSError):  # which writing says better
+        with contextlib.suppress(OSError, ValueError):  # which writing says better
             targets = sorted(path.glob("rank-*.json.gz"))
     check_new(*targets, replace=replace)
 
@@ -149,7 +149,7 @@ def _traces_of(path: Path) -> list[Path]:
     """Return a file, or the traces in a folder."""
     try:
         files = sorted(path.iterdir())
-    except OSError:  # it is a file or, as reading it says, nothing
+    except (OSError, ValueError):  # it is a file or, as reading it says, nothing
         return [path]
     return [
         file

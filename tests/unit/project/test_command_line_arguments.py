@@ -42,6 +42,7 @@ HOSTILE = {
     "file": "plan.json",
     "link to nothing": "dangling",
     "below a file": "plan.json/x",
+    "NUL": "a\0b",
 }
 
 EXPERIMENT = {

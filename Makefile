@@ -53,7 +53,7 @@ help:
 
 run:
 	@$(SETUP) run
-	.venv/bin/gpuscope run examples/quickstart.toml --out out/quickstart
+	.venv/bin/gpuscope run examples/quickstart.toml --out out/quickstart --force
 
 check:
 	@$(SETUP) test

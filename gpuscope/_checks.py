@@ -79,16 +79,17 @@ def length_ns(name: str, value: str | float) -> int:
 
 @dataclass(frozen=True)
 class MappingOf:
-    """A kind of argument: a mapping of text to values of one type."""
+    """A kind of argument: a mapping of text to values of one kind."""
 
-    value: type
+    value: Kind
 
 
 @dataclass(frozen=True)
 class SeveralOf:
-    """A kind of argument: a list or tuple of values of one type."""
+    """A kind of argument: a list or tuple of values of one kind, and of one length if stated."""
 
-    value: type
+    value: Kind
+    length: int | None = None
 
 
 def door(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -122,20 +123,23 @@ def require_kind(name: str, value: object, *kinds: Kind) -> None:
     if any(_is(value, kind) for kind in kinds):
         return
     needed = " or ".join(_word(kind) for kind in kinds)
-    inside = ""
-    if isinstance(value, Mapping) and any(isinstance(kind, MappingOf) for kind in kinds):
-        inside = " with other contents"
+    container = MappingOf if isinstance(value, Mapping) else SeveralOf
+    is_container = isinstance(value, Mapping | list | tuple)
+    has_others = is_container and any(isinstance(kind, container) for kind in kinds)
+    inside = " with other contents" if has_others else ""
     raise InvalidArgument(f"{name} is {given(value)}{inside}; {needed} is needed")
 
 
 def _is(value: object, kind: Kind) -> bool:
     if isinstance(kind, MappingOf):
         return isinstance(value, Mapping) and all(
-            isinstance(key, str) and isinstance(item, kind.value) for key, item in value.items()
+            isinstance(key, str) and _is(item, kind.value) for key, item in value.items()
         )
     if isinstance(kind, SeveralOf):
-        return isinstance(value, list | tuple) and all(
-            isinstance(item, kind.value) for item in value
+        return (
+            isinstance(value, list | tuple)
+            and kind.length in (None, len(value))
+            and all(_is(item, kind.value) for item in value)
         )
     if kind is None:
         return value is None
@@ -146,14 +150,15 @@ def _is(value: object, kind: Kind) -> bool:
         if isinstance(value, Integral):  # NumPy's too
             return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
         return kind is float and isinstance(value, Real) and math.isfinite(value)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
 
 
 def _word(kind: Kind) -> str:
-    if isinstance(kind, MappingOf):
-        return f"a mapping of text to {kind.value.__name__}"
-    if isinstance(kind, SeveralOf):
-        return f"a list of {kind.value.__name__}"
+    if isinstance(kind, MappingOf | SeveralOf):
+        inner = getattr(kind.value, "__name__", None) or _word(kind.value)
+        if isinstance(kind, MappingOf):
+            return f"a mapping of text to {inner}"
+        return f"a list of {'' if kind.length is None else f'{kind.length} '}{inner}"
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
     return _WORDS.get(kind) or f"a {name.rpartition('.')[2]}"
 

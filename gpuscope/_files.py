@@ -28,6 +28,7 @@ def make_folder(folder: Path) -> None:
         It cannot be made.
     """
     try:
+        str(folder).encode()  # Arrow takes no other names
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise GpuscopeError(
@@ -79,19 +80,24 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def check_new(path: Path, *, replace: bool = False) -> None:
-    """Refuse a path before work begins whose result could not be written there.
+def check_new(*paths: Path, replace: bool = False) -> None:
+    """Refuse paths before work begins whose results could not be written there.
 
     Parameters
     ----------
     replace
-        Whether the user said that a file that is there may be lost.
+        Whether the user said that files that are there may be lost.
 
     Raises
     ------
     GpuscopeError
-        The folder does not exist or cannot be written, or a file is there that may not be replaced.
+        A folder does not exist or cannot be written, or a file is there that may not be replaced.
     """
+    for path in paths:
+        _check_new(path, replace=replace)
+
+
+def _check_new(path: Path, *, replace: bool) -> None:
     with _refusing(path):
         if _is_stream(path):
             return

@@ -6,19 +6,28 @@ class is turned into an exit code in one place only, :mod:`gpuscope.cli`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from gpuscope._text import clean_lines
+from gpuscope._text import clean, clean_lines
+
+_LONG = 400
+_LONG_WORD = re.compile(rf"\S{{{_LONG},}}")
 
 
 class GpuscopeError(Exception):
     """Base of every error raised by gpuscope.
 
-    Messages may quote names from untrusted sources and are safe to print in a terminal.
+    Messages may quote names from untrusted sources: they are safe to print in a terminal, and
+    very long words lose their middle.
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(clean_lines(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(_readable(one) if isinstance(one, str) else one for one in args))
+
+
+def _readable(message: str) -> str:
+    return _LONG_WORD.sub(lambda word: clean(word[0], _LONG), clean_lines(message))
 
 
 class MissingDependency(GpuscopeError, ImportError):
@@ -74,8 +83,10 @@ class StreamError(GpuscopeError, RuntimeError):
     """A stream or a guard was used in a way that CUDA or its contract forbids."""
 
 
-class NotFound(GpuscopeError, LookupError):
+class NotFound(GpuscopeError, KeyError):
     """The name does not exist. The message lists the existing names."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message as a literal
 
 
 class TraceFormatError(GpuscopeError, ValueError):

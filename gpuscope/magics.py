@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import keyword
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,11 @@ class GpuscopeMagics(Magics):
     )  # fmt: skip
     @argument("--hazards", action="store_true", help="Look for work that nothing orders.")
     @argument("--keep", metavar="TIME", help="Keep the latest rows only: 60s, 10min.")
-    @argument("--export", metavar="PATH", help="Write the trace there; the suffix says how.")
+    @argument(
+        "--export",
+        metavar="PATH",
+        help="Write the trace there, also over a file of that name; the suffix says how.",
+    )
     @argument("--no-display", action="store_true", help="Record only.")
     @line_cell_magic
     def gpuscope(self, line: str, cell: str | None = None) -> None:
@@ -70,9 +75,17 @@ class GpuscopeMagics(Magics):
         ``%gpuscope start --live`` and later ``%gpuscope stop``. A cell that awaits at its top
         level needs start and stop in cells of their own.
         """
-        options = parse_argstring(GpuscopeMagics.gpuscope, line)
-        if options.output is not None and not options.output.isidentifier():
-            raise UsageError(f"-o {options.output!r} is no variable name")
+        try:
+            wants_help = not {"-h", "--help"}.isdisjoint(shlex.split(line))
+            options = None if wants_help else parse_argstring(GpuscopeMagics.gpuscope, line)
+        except ValueError as error:  # a quotation that does not end
+            raise UsageError(f"{clean(line, 60)}: {error}") from error
+        if options is None:
+            _say((GpuscopeMagics.gpuscope.__doc__ or "").removeprefix("::").strip())
+            return
+        name = options.output
+        if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise UsageError(f"-o {name!r} is no variable name")
         if cell is not None:
             if options.command is not None:
                 raise UsageError(

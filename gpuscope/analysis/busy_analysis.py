@@ -21,6 +21,7 @@ from gpuscope.analysis.intervals import (
 )
 from gpuscope.analysis.rates import done
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, row_of
+from gpuscope.errors import NotFound
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
 
@@ -82,12 +83,13 @@ class OverlapResult(Result):
     def __getitem__(self, names: tuple[str, str]) -> float:
         return self.pair(*names).fraction
 
+    @door(a=str, b=str)
     def pair(self, a: str, b: str) -> PairOverlap:
         """Return what two groups had in common, also if it is left out of ``pairs``.
 
         Raises
         ------
-        KeyError
+        NotFound
             There is no such pair.
         """
         every = self._all
@@ -95,7 +97,7 @@ class OverlapResult(Result):
             there = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
             rest = len(self.pairs) + self.left_out - len(there)
             more = f" and {rest:,} more" if rest else ""
-            raise KeyError(f"no pair {(a, b)}; there are {there}{more}")
+            raise NotFound(f"no pair {(a, b)}; there are {there}{more}")
         chosen = np.array([every.number[name] for name in sorted((a, b))])
         (found,) = _pairs(list(every.number), chosen, every.busy, every.tight)
         return found

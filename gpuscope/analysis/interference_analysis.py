@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.intervals import Intervals, ended_kernels, grouped, union
 from gpuscope.analysis.result import Result, Row, row_of
-from gpuscope.errors import InvalidArgument
+from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
@@ -82,18 +82,19 @@ class InterferenceResult(Result):
     def __getitem__(self, names: tuple[str, str]) -> float | None:
         return self.cell(*names).value
 
+    @door(of=str, given=str)
     def cell(self, of: str, given: str) -> Interference:
         """Return the interference of one pair with its spread, n and reason.
 
         Raises
         ------
-        KeyError
+        NotFound
             There is no such pair.
         """
         for cell in self.cells:
             if (cell.of, cell.given) == (of, given):
                 return cell
-        raise KeyError(
+        raise NotFound(
             f"no pair {(of, given)}; there are {[(cell.of, cell.given) for cell in self.cells]}"
         )
 

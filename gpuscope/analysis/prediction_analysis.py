@@ -13,7 +13,7 @@ from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.result import Result, Row, row_of
-from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import combined, is_open, rows_of
 from gpuscope.trace.joins import DEEPEST, match
 from gpuscope.trace.model import Trace
@@ -83,7 +83,7 @@ class PredictionResult(Result):
         for one in self.times:
             if (one.setting, one.of) == key:
                 return one
-        raise KeyError(f"no {key}; there are {[(one.setting, one.of) for one in self.times]}")
+        raise NotFound(f"no {key}; there are {[(one.setting, one.of) for one in self.times]}")
 
     @property
     def median_error(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Annotated
 
 import msgspec
@@ -85,7 +84,7 @@ class RequestsResult(Result):
         )
 
 
-@door(trace=Trace, slo=(MappingOf(Real), None))
+@door(trace=Trace, slo=(MappingOf(float), None))
 def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsResult:
     """Return how requests were served: latencies, their rate, and the rate that meets an SLO.
 

@@ -16,8 +16,10 @@ from typing import (
     get_type_hints,
 )
 
+from gpuscope._checks import door, given
 from gpuscope._tables import Printer, html_table, text_table
 from gpuscope._text import shown
+from gpuscope.errors import NotFound
 from gpuscope.trace.model import Trace
 
 Row: TypeAlias = dict[str, Any]
@@ -55,11 +57,11 @@ def row_of(item: object) -> Row:
 
 
 def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name") -> _Item:
-    """Return the item of a name; :class:`KeyError` says which there are."""
+    """Return the item of a name; :class:`NotFound` says which there are."""
     there = [getattr(item, attribute) for item in items]
     if name in there:
         return items[there.index(name)]
-    raise KeyError(f"no {what} {name!r}; there are {there[:_NAMED]}")
+    raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
 
 
 def about(trace: Trace) -> dict[str, str]:
@@ -100,6 +102,7 @@ class Result:
     def _rows(self) -> list[Row]:
         raise NotImplementedError
 
+    @door(number=int)
     def most(self, number: int = SHOWN) -> tuple[list[Row], str]:
         """Return as many rows as can be read, in their order, and in words what is left out.
 

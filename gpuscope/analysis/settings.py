@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._checks import MappingOf, door
+from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
@@ -316,6 +316,7 @@ class SweepResult(Result):
         """
         return self.select(self.columns)
 
+    @door(columns=SeveralOf(str), where=(MappingOf(object), None))
     def select(self, columns: Sequence[str], where: Mapping[str, Any] | None = None) -> pa.Table:
         """Read some columns of ``table`` only, which costs little where points are in a folder.
 

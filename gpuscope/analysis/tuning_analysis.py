@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door, given
 from gpuscope._text import clean, format_value, percent
 from gpuscope.analysis.noise import interval
 from gpuscope.analysis.race import CLOSE, Goal, Values, Verdict
 from gpuscope.analysis.result import Result, Row
+from gpuscope.errors import NotFound
 from gpuscope.trace.metadata import Description
 
 _TOLD = 4
@@ -59,6 +61,7 @@ class TunedSetting:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     error: str = ""
 
+    @door(goal=Goal)
     def mean(self, goal: Goal) -> float | None:
         """Return the mean of what was measured."""
         values = self.values.get(goal.name, ())
@@ -183,8 +186,11 @@ class Tuning(Result):
         for one in self.settings:
             if one.label == label:
                 return one
-        raise KeyError(f"no setting {label!r}; there are {[one.label for one in self.settings]}")
+        raise NotFound(
+            f"no setting {given(label)}; there are {[one.label for one in self.settings]}"
+        )
 
+    @door(setting=TunedSetting)
     def interval(self, setting: TunedSetting) -> tuple[float, float] | None:
         """Return the t-interval of a setting's objective; ``None`` below two measurements."""
         values = setting.values.get(self.objective.name, ())
@@ -299,6 +305,7 @@ class Tuning(Result):
         inside = f" ({format_value(found[0])} to {format_value(found[1])})" if found else ""
         return f"{setting.label} with {format_value(setting.mean(self.objective))}{inside}"
 
+    @door(setting=TunedSetting)
     def won(self, setting: TunedSetting) -> dict[str, float]:
         """Return ``workload.column`` → its change from the reference, as a share of that."""
         if self.reference is None or setting.label == self.reference:

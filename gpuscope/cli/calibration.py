@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.progress import TimeElapsedColumn
 
-from gpuscope._files import make_folder
+from gpuscope._files import check_new, make_folder
 from gpuscope.calibration.calibrator import Calibration, calibrate
-from gpuscope.cli.app import Json, app, progress_bar, say, say_json, show_table
+from gpuscope.cli.app import Force, Json, app, progress_bar, say, say_json, show_table
 from gpuscope.device.select import open_device
 
 
@@ -29,7 +29,8 @@ def calibrate_command(
             help="Measure GEMMs on several GPUs of one model, with --device cuda.",
         ),
     ] = None,
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Measure this GPU, in under 3 minutes, and write the profile that it is simulated by.
 
@@ -37,6 +38,7 @@ def calibrate_command(
     """
     target = open_device(device, quiet=as_json) if workers is None else device
     make_folder(out.parent)
+    check_new(out, replace=force)
     with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("calibrating", total=1)
         result = calibrate(

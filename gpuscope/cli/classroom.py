@@ -24,7 +24,7 @@ def grade_command(
     out: Annotated[Path, typer.Option(help="The table with all answers.")] = Path("grades.csv"),
     seconds: Annotated[float, typer.Option(min=1, help="For one notebook.")] = 300,
     cell_seconds: Annotated[float, typer.Option(min=1, help="For one cell.")] = 60,
-    memory_gb: Annotated[float, typer.Option(min=0.5, help="For one notebook.")] = 4,
+    memory_gb: Annotated[float, typer.Option(min=0.5, max=1e6, help="For one notebook.")] = 4,
     gpu: Annotated[bool, typer.Option("--gpu", help="On the GPU, not simulated.")] = False,  # noqa: FBT002 - typer's form of a flag
     workers: Annotated[
         str | None,

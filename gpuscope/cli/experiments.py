@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +14,11 @@ import msgspec
 import typer
 
 from gpuscope import analysis
-from gpuscope._files import make_folder, write_text
+from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
-from gpuscope.cli.app import Json, app
+from gpuscope.cli.app import Force, Json, app
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
@@ -31,7 +32,8 @@ from gpuscope.trace.store import read_parquet, save_trace
 from gpuscope.workloads.builtin import BUILT_IN
 from gpuscope.workloads.registry import broken_kinds, kinds
 
-_COMPARISON, _COMPARED = "comparison.json", "compare.html"
+_REPORT, _COMPARISON, _COMPARED = "report.html", "comparison.json", "compare.html"
+_OF_NSYS = ("nsys.nsys-rep", "nsys.html", "nsys.parquet")
 _TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
 _File = Annotated[
     Path,
@@ -50,6 +52,7 @@ def run_command(
     device: Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
     under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
+    force: Force = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment and write an HTML report and one trace per setting.
@@ -65,10 +68,12 @@ def run_command(
     """
     experiment = Experiment.from_file(file)
     if under_nsys:
+        make_folder(out)
+        check_new(*(out / name for name in _OF_NSYS), replace=force)
         _run_under_nsys(experiment, "cuda:0" if device == "auto" else device, out, as_json=as_json)
         return
     target = open_device(device, quiet=as_json)
-    make_folder(out)  # before the run: what it records must not be lost for want of a folder
+    _check_folder(out, experiment, replace=force)
     result = _run_with_bar(experiment, target)
     _tell(result, write_run(result, out), None, as_json=as_json)
 
@@ -89,12 +94,12 @@ def _tell(
 
 
 def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: bool) -> None:
-    make_folder(out)
-    profile = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
+    report, page, rows = (out / name for name in _OF_NSYS)
+    profile = nsight.profile(experiment, report, device=device)
     written, trace = [profile.report], profile.trace
     if trace is not None:
-        written.append(trace_report(trace, out / "nsys.html", title=experiment.name))
-        written.append(save_trace(trace, out / "nsys.parquet"))
+        written.append(trace_report(trace, page, title=experiment.name))
+        written.append(save_trace(trace, rows))
     if as_json:
         spans = None if trace is None else len(trace)
         files = [str(path) for path in written]
@@ -134,6 +139,7 @@ def predict_command(
         Path | None, typer.Option(help="Folder of a run of it, to compare with.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for reports and traces.")] = Path("out/predict"),
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Run an experiment on a simulated GPU; compare it with what was measured.
@@ -143,7 +149,7 @@ def predict_command(
     experiment = Experiment.from_file(file)
     measured = None if against is None else _load_run(against)
     target = open_device(f"sim:{gpu_profile}", quiet=as_json)
-    make_folder(out)
+    _check_folder(out, experiment, *([] if against is None else [_COMPARED]), replace=force)
     result = _run_with_bar(experiment, target)
     written = write_run(result, out)
     errors = None
@@ -198,6 +204,24 @@ def _run_with_bar(experiment: Experiment, target: Device) -> Run:
         return run_experiment(experiment, target, viewer=view)
 
 
+def _check_folder(out: Path, experiment: Experiment, *others: str, replace: bool) -> None:
+    """Make a folder before a run; refuse it if it holds what the run would replace."""
+    make_folder(out)
+    traces = _trace_files(setting.name for setting in experiment.resolve())
+    check_new(*(out / name for name in (_REPORT, _COMPARISON, *others, *traces)), replace=replace)
+
+
+def _trace_files(settings: Iterable[str]) -> list[str]:
+    """Return a file name for each setting, no two the same."""
+    names: list[str] = []
+    for setting in settings:
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
+        slugs = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
+        files = (f"trace-{slug}.parquet" for slug in slugs)
+        names.append(next(name for name in files if name not in names))
+    return names
+
+
 def write_run(result: Run, folder: Path) -> list[Path]:
     """Write the report, the comparison and the traces of a run; returns their paths.
 
@@ -206,17 +230,12 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     """
     make_folder(folder)
     former, comparison = _trace_names(folder), folder / _COMPARISON
-    names: dict[str, Trace] = {}
-    for setting, trace in result.items():
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
-        slugs = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
-        files = (f"trace-{slug}.parquet" for slug in slugs)
-        names[next(name for name in files if name not in names)] = trace
+    names = dict(zip(_trace_files(result), result.values(), strict=True))
     _remove(comparison, folder / _COMPARED)
     paths = [save_trace(trace, folder / name) for name, trace in names.items()]
     write_text(comparison, json.dumps({**_facts_of(result), "traces": list(names)}, indent=1))
     _remove(*(folder / name for name in former if name not in names))
-    return [html_report(result, folder / "report.html"), comparison, *paths]
+    return [html_report(result, folder / _REPORT), comparison, *paths]
 
 
 def _remove(*paths: Path) -> None:

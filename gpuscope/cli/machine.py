@@ -95,8 +95,10 @@ def lab_command(
 
     Example: gpuscope lab notebooks
     """
-    if not path.exists():
-        raise GpuscopeError(f"there is no {path.name!r}: name a folder or a notebook")
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        raise GpuscopeError(f"there is no {path.name!r}: name a folder or a notebook") from error
     require("jupyterlab", feature="gpuscope lab")
     command = [sys.executable, "-m", "jupyterlab", str(path)]
     if os.geteuid() == 0:

@@ -91,7 +91,7 @@ def record_command(
     gpuscope record --keep 60s --out out/server -m my_server -p 8000
     """
     script = Path(program[0])
-    if not module and not script.exists():
+    if not module and not _is_there(script):
         raise InvalidArgument(f"there is no script {program[0]!r}: name one, or a module after -m")
     suffix = f".{suffix.removeprefix('.')}"
     if of_suffix(f"trace{suffix}") is None:
@@ -114,9 +114,18 @@ def record_command(
     raise typer.Exit(status)
 
 
+def _is_there(script: Path) -> bool:
+    try:
+        return script.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        return False
+
+
 def _claimed(out: Path | None, name: str) -> tuple[Path, Path]:
     """Return where traces go, and a new folder beside it for what processes write meanwhile."""
     named = Path("out") / name if out is None else out
+    if not named.name:
+        raise InvalidArgument(f"--out {str(out)!r} is no new folder and no file: name one")
     make_folder(named.parent)
     for number in itertools.count(1):
         target = named if number == 1 else named.with_name(f"{name}-{number}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,12 +12,12 @@ import pyarrow as pa
 import pyarrow.csv
 import typer
 
-from gpuscope._files import make_folder, replacing, write_text
+from gpuscope._files import check_new, make_folder, replacing, write_text
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Json, app, run_bar, say, say_json, say_result, say_written
+from gpuscope.cli.app import Force, Json, app, run_bar, say, say_json, say_result, say_written
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidExperiment
 from gpuscope.exporters.tuned import DECODE, PREFILL, tuning_facts
@@ -27,9 +29,13 @@ from gpuscope.runs.refusals import listed
 from gpuscope.runs.sweeps import sweep
 from gpuscope.runs.tuning import tune
 
+_TABLE, _SWEPT = "sweep.csv", "sweep.html"
+_TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]
+_DIVISIONS = "divisions.yaml"
+_NUMBERS, _MATRIX = "interference.json", "interference.html"
 _File = Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")]
 _Vary = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         metavar="PATH=VALUES",
         help="What to vary, and its values: partitions.small=8,16 is that partition in every "
@@ -51,7 +57,7 @@ _Device = Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200."
 @app.command("sweep")
 def sweep_command(
     file: _File,
-    vary: _Vary,
+    vary: _Vary = None,
     device: _Device = "auto",
     workers: _Workers = None,
     shard: Annotated[
@@ -70,7 +76,8 @@ def sweep_command(
     out: Annotated[
         Path, typer.Option(help="Folder for the points, the table and the report.")
     ] = Path("out/sweep"),
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment at every point of a grid of parameters.
 
@@ -80,32 +87,33 @@ def sweep_command(
     Example: gpuscope sweep examples/choose_a_partition.toml --vary partitions.small=8,16,24,32
     """
     experiment = Experiment.from_file(file)
-    parameters = dict(map(varied, vary))
+    parameters = _varied(vary)
+    _check_folder(out, [_TABLE, _SWEPT], ["point"], replace=force)
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = sweep(
             experiment, parameters, target, path=out, executor=workers, shard=shard,
             reference=reference, viewer=view,
         )  # fmt: skip
-    table = out / "sweep.csv"
+    table = out / _TABLE
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)
-    written = [sweep_report(result, out / "sweep.html"), table]
+    written = [sweep_report(result, out / _SWEPT), table]
     _tell(result, written, as_json=as_json)
 
 
 @app.command("tune")
 def tune_command(
     file: _File,
-    vary: _Vary,
+    vary: _Vary = None,
     objective: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="WORKLOAD.COLUMN",
             help="What is sought, as decode.calls_per_s: of a rate the greatest, of a time the "
             "least.",
         ),
-    ],
+    ] = None,
     slo: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +130,8 @@ def tune_command(
     out: Annotated[
         Path, typer.Option(help="Folder for the measurements, the report and the code.")
     ] = Path("out/tune"),
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
@@ -137,19 +146,29 @@ def tune_command(
     """
     experiment = Experiment.from_file(file)
     limits = dict(_limit(text) for text in slo or ())
-    parameters = dict(map(varied, vary))
+    parameters = _varied(vary)
+    if objective is None:
+        raise InvalidExperiment("--objective is missing: say what is sought, as decode.calls_per_s")
+    _check_folder(out, [*_TUNED, *_CARVED, _DIVISIONS], ["turn", "forecast"], replace=force)
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = tune(
             experiment, parameters, objective, limits, target, repeats=repeats,
             confidence=confidence, path=out, executor=workers, viewer=view,
         )  # fmt: skip
-    names = ["tune.html", "tune.json"]
+    names = [*_TUNED]
     if result.choice is not None and result.choice.sizes:
-        names += ["carve.py", "carve.cpp"]
-        names += ["divisions.yaml"] * ({PREFILL, DECODE} <= result.choice.sizes.keys())
+        names += _CARVED
+        names += [_DIVISIONS] * ({PREFILL, DECODE} <= result.choice.sizes.keys())
     written = [result.export(out / name) for name in names]
     _tell(result, written, as_json=as_json)
+
+
+def _check_folder(out: Path, names: Iterable[str], kept: Iterable[str], *, replace: bool) -> None:
+    """Refuse a folder that holds such files, unless it holds measurements to go on from."""
+    there = [path for name in names if os.path.lexists(path := out / name)]
+    if there and not any(path for prefix in kept for path in out.glob(f"{prefix}-*")):
+        check_new(*there, replace=replace)
 
 
 def _limit(text: str) -> tuple[str, str]:
@@ -159,6 +178,14 @@ def _limit(text: str) -> tuple[str, str]:
         if found:
             return name.strip(), f"{sign}{number}"
     raise InvalidExperiment(f"--slo {text!r}: give a column and a limit, as 'w.latency_p50_us<=60'")
+
+
+def _varied(vary: list[str] | None) -> dict[str, list[Value] | Literal["all"]]:
+    if not vary:
+        raise InvalidExperiment(
+            "--vary is missing: say what to vary, as --vary partitions.small=8,16"
+        )
+    return dict(map(varied, vary))
 
 
 def varied(text: str) -> tuple[str, list[Value] | Literal["all"]]:
@@ -205,7 +232,8 @@ def interference_command(
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path(
         "out/interference"
     ),
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Measure how much longer each workload of an experiment takes while each other one runs.
 
@@ -229,14 +257,15 @@ def interference_command(
         )
     target = open_device(device, quiet=as_json) if workers is None else device
     make_folder(out)
+    _check_folder(out, [_NUMBERS, _MATRIX], [], replace=force)
     with run_bar(experiment.name) as view:
         result = measure_interference(
             target, chosen.partitions or None, workloads, repeats=repeats, rounds=rounds,
             rounding=chosen.rounding, seed=experiment.seed, inside=inside, executor=workers,
             viewer=view,
         )  # fmt: skip
-    numbers = write_text(out / "interference.json", json.dumps(result.rows(), indent=1))
-    written = [interference_report(result, out / "interference.html"), numbers]
+    numbers = write_text(out / _NUMBERS, json.dumps(result.rows(), indent=1))
+    written = [interference_report(result, out / _MATRIX), numbers]
     _tell(result, written, as_json=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import webbrowser
 from collections.abc import Callable
@@ -12,9 +13,20 @@ import typer
 from rich.progress import Progress
 
 from gpuscope import analysis
+from gpuscope._files import check_new
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Json, app, complain, say, say_findings, say_json, show_table, stderr
+from gpuscope.cli.app import (
+    Force,
+    Json,
+    app,
+    complain,
+    say,
+    say_findings,
+    say_json,
+    show_table,
+    stderr,
+)
 from gpuscope.errors import MissingEvidence, TraceFormatError
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
@@ -35,6 +47,7 @@ def view_command(
     out: Annotated[
         Path | None, typer.Option(help="Write the report there instead of opening it.")
     ] = None,
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Open the report of a trace in the browser, or write it.
 
@@ -42,6 +55,8 @@ def view_command(
 
     gpuscope view report.nsys-rep --out report.html
     """
+    if out is not None:
+        check_new(out, replace=force)
     trace = load_trace(file)
     if out is not None:
         say(f"wrote {trace_report(trace, out)}")
@@ -64,6 +79,7 @@ def export_command(
             "folder with a file for each."
         ),
     ],
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Write a trace for another tool; the suffix says which.
 
@@ -71,6 +87,7 @@ def export_command(
 
     gpuscope export pytorch_trace.json.gz trace.sqlite
     """
+    _check_target(path, replace=force)
     trace = load_trace(file)
     with Progress(console=stderr, transient=True) as bar:
         task = bar.add_task("writing", total=None)
@@ -91,6 +108,7 @@ def merge_command(
             "--out", "-o", help=f"The file to write: {suffixes('write')}; or a folder, no suffix."
         ),
     ],
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Join the traces of several ranks on one clock, and say how sure that is.
 
@@ -98,6 +116,7 @@ def merge_command(
 
     gpuscope merge rank0.parquet rank1.parquet -o ranks
     """
+    _check_target(out, replace=force)
     merged = merge([_loaded(file) for path in files for file in _traces_of(path)])
     written = export(merged, out)
     columns = ("rank", "device", "offset", "error", "by")
@@ -110,6 +129,15 @@ def merge_command(
     say(f"wrote {written}")
 
 
+def _check_target(path: Path, *, replace: bool) -> None:
+    """Refuse a file, or a folder for ranks, that holds what would be replaced."""
+    targets = [path]
+    if not path.suffix:
+        with contextlib.suppress(OSError, ValueError):  # which writing says better
+            targets = sorted(path.glob("rank-*.json.gz"))
+    check_new(*targets, replace=replace)
+
+
 def _loaded(file: Path) -> Trace:
     try:
         return load_trace(file)
@@ -119,11 +147,13 @@ def _loaded(file: Path) -> Trace:
 
 def _traces_of(path: Path) -> list[Path]:
     """Return a file, or the traces in a folder."""
-    if not path.is_dir():
+    try:
+        files = sorted(path.iterdir())
+    except (OSError, ValueError):  # it is a file or, as reading it says, nothing
         return [path]
     return [
         file
-        for file in sorted(path.iterdir())
+        for file in files
         if (known := of_suffix(file.name)) is not None and known.read is not None
     ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias, get_args
 
-from gpuscope._checks import given
+from gpuscope._checks import MappingOf, SeveralOf, given, require_kind
 from gpuscope._text import clean
 from gpuscope.device.sizes import Rounding, Size, Sizes, named_sizes, shown
 from gpuscope.errors import InvalidPartition
@@ -193,6 +193,10 @@ def plan_carve(
         raise InvalidPartition(
             f"rounding is {', '.join(map(repr, get_args(Rounding)))}, not {given(rounding)}"
         )
+    require_kind("layout", layout, SmLayout)
+    require_kind("held", held, MappingOf(SeveralOf(int)), None)
+    require_kind("allow_shared", allow_shared, bool)
+    require_kind("keep", keep, SeveralOf(str), set, frozenset, Mapping, None)
     held = held or {}
     taken = {part for parts in held.values() for part in parts}
     # Parts that nobody holds come first, also where sharing is allowed.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gpuscope._checks import given
 from gpuscope._tables import html_table
 from gpuscope._text import clean
 from gpuscope.device.carve import CarvePlan, PlannedPartition
@@ -16,7 +17,7 @@ from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Closable, Closing, Unique, close_all, warn_unclosed
-from gpuscope.errors import ClosedError, InvalidPartition
+from gpuscope.errors import ClosedError, InvalidPartition, NotFound
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
@@ -217,7 +218,7 @@ class Partitions(Closing, Mapping[str, Partition]):
         try:
             return self._partitions[key]
         except KeyError:
-            raise KeyError(f"no partition {key!r}; there are {', '.join(self)}") from None
+            raise NotFound(f"no partition {given(key)}; there are {', '.join(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._partitions)

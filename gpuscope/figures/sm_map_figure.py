@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from PIL import Image
 
-from gpuscope._checks import door
+from gpuscope._checks import SeveralOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.escapes import partitions_by_sm
 from gpuscope.analysis.intervals import by_workload
@@ -235,7 +235,7 @@ _NAMED = 3
 _FAINTEST = 0.25
 
 
-@door(trace=Trace, bins=int, window_ns=(tuple, None), device=(int, None))
+@door(trace=Trace, bins=int, window_ns=(SeveralOf(int, 2), None), device=(int, None))
 def sm_map(
     trace: Trace,
     *,

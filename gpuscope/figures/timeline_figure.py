@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from gpuscope._checks import MappingOf, door
+from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.arrows import HAZARD, arrow_look, arrow_name
@@ -39,7 +39,7 @@ _SM_NOTE = (
 _GRID = "rgba(27,31,36,0.1)"
 
 
-@door(trace=Trace, window_ns=(tuple, None), max_spans=int, title=(str, None), sm=bool)
+@door(trace=Trace, window_ns=(SeveralOf(int, 2), None), max_spans=int, title=(str, None), sm=bool)
 def timeline(
     trace: Trace,
     *,
@@ -100,7 +100,12 @@ def still(view: View, trace: Trace) -> bytes:
     return png(_content([view], "Timeline", {"": trace}))
 
 
-@door(traces=MappingOf(Trace), windows_ns=(Mapping, None), max_spans=int, title=(str, None))
+@door(
+    traces=MappingOf(Trace),
+    windows_ns=(MappingOf(SeveralOf(int, 2)), None),
+    max_spans=int,
+    title=(str, None),
+)
 def timelines(
     traces: Mapping[str, Trace],
     *,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from gpuscope._checks import SeveralOf, door
 from gpuscope._optional import declared
 from gpuscope.errors import ExportError, GpuscopeError
 from gpuscope.formats.builtin import BUILT_IN
@@ -145,6 +146,7 @@ def with_table(function: _F) -> _F:
     return function
 
 
+@door(known=SeveralOf(Format))
 def table(known: Iterable[Format] = BUILT_IN) -> str:
     """Return a Markdown table of formats.
 

@@ -21,7 +21,13 @@ from gpuscope.trace.run import Run
 
 
 @registry.with_table
-@door(path=(str, Path), merge_into=(str, Path, None))
+@door(
+    path=(str, Path),
+    merge_into=(str, Path, None),
+    keep_private=bool,
+    progress=(Callable, None),
+    cancel=(threading.Event, None),
+)
 def export(
     trace: Trace | Run,
     path: str | Path,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope._checks import count
 from gpuscope.errors import GpuscopeError, TraceFormatError
 
 ROW_BYTES = 200
@@ -35,8 +36,8 @@ class Limits:
 
     Raises
     ------
-    ValueError
-        A limit is not at least 1.
+    InvalidArgument
+        A limit is no whole number of at least 1.
 
     Examples
     --------
@@ -60,8 +61,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is at least 1, not {value}")
+            count(name, value, least=1, most=2**62)
 
     @property
     def room(self) -> int:

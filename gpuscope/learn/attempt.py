@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from gpuscope._checks import SeveralOf, require_kind
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
@@ -87,6 +88,7 @@ class Step(Handle):
         after: Sequence[Step] = (),
     ) -> None:
         super().__init__(owner, name=name)
+        require_kind("after", after, SeveralOf(Step))
         self.duration_ns = duration_ns
         self.array = self.device.asarray(np.ones(4, "float32"))
         arrays = [step.array for step in after] or [self.device.asarray(np.ones(4, "float32"))]

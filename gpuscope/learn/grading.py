@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscope._checks import door
+from gpuscope._checks import count, door, given, require_kind
 from gpuscope._files import write_csv
 from gpuscope.analysis.result import Result as Table
 from gpuscope.analysis.result import Row
-from gpuscope.errors import NotFound, TraceFormatError
+from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
 from gpuscope.learn.handed_in import ASKS, answers, asked, exercises, merged, read_cells
 from gpuscope.learn.outcome import Result
@@ -32,6 +32,7 @@ from gpuscope.runs.scale_out import executor_of
 _MOST_BYTES = 10_000_000
 """Of what the checks of a notebook say."""
 _AT_ONCE = 2
+_MOST_S = 10**6
 _STOPPED = "grading was stopped"
 _POLL_S = 0.2
 
@@ -122,6 +123,7 @@ class Grades(Table):
         """Where verdicts come from."""
         return "predictions and quizzes as they were answered; the code of exercises was run again"
 
+    @door(path=(str, Path))
     def to_csv(self, path: str | Path) -> Path:
         """Write all grades, one row each; returns the path.
 
@@ -157,6 +159,13 @@ class Limits:
     seconds: float = 300.0
     cell_seconds: float = 60.0
     memory_bytes: int = 4_000_000_000
+
+    def __post_init__(self) -> None:
+        count("memory_bytes", self.memory_bytes, least=1, most=2**62)
+        for name, seconds in (("seconds", self.seconds), ("cell_seconds", self.cell_seconds)):
+            require_kind(name, seconds, float)
+            if not 0 < seconds <= _MOST_S:
+                raise InvalidArgument(f"{name} is {given(seconds)}; up to {_MOST_S:,} are needed")
 
 
 @door(
@@ -315,7 +324,10 @@ def _graded(
 
 def _notebooks(folder: Path) -> list[Path]:
     """Return the notebooks in a folder, without Jupyter's own copies."""
-    paths = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else []
+    try:
+        paths = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else []
+    except (OSError, ValueError) as error:
+        raise NotFound(f"cannot read the folder {folder.name!r}: {error}") from error
     paths = [path for path in paths if ".ipynb_checkpoints" not in path.parts]
     if not paths:
         raise NotFound(

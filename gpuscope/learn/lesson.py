@@ -193,6 +193,7 @@ class Lesson:
         return Outcome(result, kept, rule, explanation, figure, then)
 
     # -- exercises --------------------------------------------------------------------
+    @door(program=Callable)
     def watch(self, program: Callable[..., object], *arguments: object) -> Attempt:
         """Run a learner's program inside a check and record it: conditions on its trace follow.
 

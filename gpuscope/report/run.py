@@ -10,6 +10,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from gpuscope import analysis, figures
+from gpuscope._checks import door
 from gpuscope._text import safe
 from gpuscope.analysis.headline import changes
 from gpuscope.analysis.outcome_analysis import (
@@ -75,6 +76,7 @@ _ABOVE = 2
 _SHARES = ("Share of alone",)
 
 
+@door(run=Run, path=(str, Path), title=(str, None))
 def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path:
     """Write a run as one HTML file that opens without a network.
 

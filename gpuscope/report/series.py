@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from gpuscope import figures
+from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.outcome_analysis import background_of, describe_workload
 from gpuscope.analysis.settings import SweepResult
@@ -14,6 +15,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 
 
+@door(result=SweepResult, path=(str, Path))
 def sweep_report(result: SweepResult, path: str | Path) -> Path:
     """Write a sweep as one HTML file: latency against throughput, and the table.
 
@@ -51,6 +53,7 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
     return page.write(path, f"{experiment.get('name')}, varied", {}, sections, varied)
 
 
+@door(result=InterferenceResult, path=(str, Path))
 def interference_report(result: InterferenceResult, path: str | Path) -> Path:
     """Write interference as one HTML file: the matrix, and the table.
 
@@ -69,6 +72,7 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
     return page.write(path, "Interference", {}, sections)
 
 
+@door(result=Tuning, path=(str, Path))
 def tune_report(result: Tuning, path: str | Path) -> Path:
     """Write a tuning as one HTML file: what won, what was paid, how sure, and what was run.
 

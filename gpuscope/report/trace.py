@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuscope import analysis, figures
+from gpuscope._checks import MappingOf, door
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.figures.timeline_figure import of_view
@@ -18,6 +19,7 @@ _SPANS = 2000
 """Spans drawn one by one in a timeline."""
 
 
+@door(trace=Trace, path=(str, Path), title=(str, None))
 def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) -> Path:
     """Write a trace as one HTML file that opens without a network.
 
@@ -115,6 +117,7 @@ def _timelines(trace: Trace) -> list[str]:
     return seen
 
 
+@door(predicted=MappingOf(Trace), measured=MappingOf(Trace), path=(str, Path))
 def prediction_report(
     predicted: Mapping[str, Trace], measured: Mapping[str, Trace], path: str | Path
 ) -> Path:

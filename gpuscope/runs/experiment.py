@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticSerializationError
 
+from gpuscope._checks import door, given
 from gpuscope._optional import require
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
@@ -203,10 +204,11 @@ class Experiment(ExtendedModel):
         for key in data:
             if not isinstance(key, str):
                 allowed = listed(cls.model_fields)
-                raise InvalidExperiment(f"{key!r}: unknown key; allowed: {allowed}")
+                raise InvalidExperiment(f"{given(key)}: unknown key; allowed: {allowed}")
         return cls(**data)
 
     @classmethod
+    @door(text=str)
     def from_toml(cls, text: str) -> Experiment:
         """Read a TOML text.
 
@@ -221,6 +223,7 @@ class Experiment(ExtendedModel):
             raise InvalidExperiment(f"this is not TOML: {error}") from error
 
     @classmethod
+    @door(path=(str, Path))
     def from_file(cls, path: str | Path) -> Experiment:
         """Read a ``.toml`` or ``.json`` file.
 

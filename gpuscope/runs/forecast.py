@@ -127,15 +127,19 @@ class Carving:
                 partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
         after = Carving(self.layout, partitions, masks, dict(self.of), dict(self.names))
         for stream, change in streams.items():
+            require_kind("a stream in streams", stream, str, int)
             number = self.number(str(stream))
             require_kind(f"streams[{stream!r}]", change, dict)
-            unknown = set(change) - {"partition", "priority"}
+            unknown = [given(key) for key in change if key not in ("partition", "priority")]
             if unknown:
                 raise InvalidArgument(
-                    f"streams[{stream!r}] has {sorted(unknown)}: it takes partition and priority"
+                    f"streams[{stream!r}] has {unknown[0]}: it takes partition and priority"
                 )
-            old, priority = after.of[number]
-            after.of[number] = change.get("partition", old), int(change.get("priority", priority))
+            old, was = after.of[number]
+            home, priority = change.get("partition", old), change.get("priority", was)
+            require_kind(f"streams[{stream!r}]['partition']", home, str, None)
+            require_kind(f"streams[{stream!r}]['priority']", priority, int)
+            after.of[number] = home, int(priority)
         for number, (home, _) in after.of.items():
             if home is not None and home not in masks:
                 raise InvalidArgument(

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from gpuscope._checks import given
 from gpuscope._text import clean
 from gpuscope.device.carve import SmLayout
 from gpuscope.errors import InvalidExperiment
@@ -58,24 +59,28 @@ def checked(
             "{'partitions.small': [8, 16]}"
         )
     found = {}
-    for path, given in parameters.items():
-        values: object = given
-        if isinstance(given, str) and given == ALL and str(path).startswith("partitions."):
+    for path, sought in parameters.items():
+        values: object = sought
+        if not isinstance(path, str):
+            raise InvalidExperiment(f"parameters: {given(path)} is no path of a field")
+        if isinstance(sought, str) and sought == ALL and path.startswith("partitions."):
             values = [n * layout.quantum_sm_count for n in range(1, layout.quanta + 1)]
             if not layout.remainder_sm_count:
                 values.pop()  # nothing would be left
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        is_single = isinstance(values, np.ndarray) and not values.ndim
+        if is_single or isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise InvalidExperiment(
-                f"{clean(path)}: its values are a list, not {given!r}; of a partition, also 'all'"
+                f"{clean(path)}: its values are a list, not {given(sought)}; of a partition, also "
+                "'all'"
             )
         plain = [value.item() if isinstance(value, np.generic) else value for value in values]
         taken = tuple(value for value in plain if isinstance(value, Value))
         if not taken or len(taken) < len(plain):
-            odd = [repr(value) for value in plain if not isinstance(value, Value)] or ["none"]
+            odd = [given(value) for value in plain if not isinstance(value, Value)] or ["none"]
             raise InvalidExperiment(
                 f"{clean(path)}: its values are numbers or texts, but found {odd[0]}"
             )
-        found[str(path)] = taken
+        found[path] = taken
     return found
 
 
@@ -88,7 +93,7 @@ def at(experiment: Experiment, point: Point) -> Experiment:
     try:
         return Experiment.from_dict(data)
     except InvalidExperiment as error:
-        where = ", ".join(f"{clean(path)} = {value!r}" for path, value in point.items())
+        where = ", ".join(f"{clean(path)} = {given(value)}" for path, value in point.items())
         raise InvalidExperiment(f"at {where}: {error}") from error
 
 

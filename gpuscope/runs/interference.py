@@ -210,17 +210,19 @@ def _plan(
         )
     streams, described = {}, {}
     for name, spec in workloads.items():
-        given = spec.model_dump() if isinstance(spec, BaseModel) else spec
-        fields = dict(given) if isinstance(given, Mapping) else {}
-        if fields.get("kind") == RequestsSpec.kind_name():
+        stated = spec.model_dump() if isinstance(spec, BaseModel) else spec
+        fields = dict(stated) if isinstance(stated, Mapping) else {}
+        kind = fields.get("kind")
+        if isinstance(kind, str) and kind == RequestsSpec.kind_name():
             raise InvalidExperiment(
                 f"workloads.{name}: requests launch nothing themselves: leave {name!r} out, and "
                 "give their prefill and decode"
             )
         home = fields.pop("partition", fields.get("stream")) if sizes else None
-        if sizes and home not in sizes:
+        if sizes and not (isinstance(home, str) and home in sizes):
             raise InvalidExperiment(
-                f"workloads.{name}.partition: {home!r} is no partition; allowed: {listed(sizes)}"
+                f"workloads.{name}.partition: {given(home)} is no partition; allowed: "
+                + listed(sizes)
             )
         fields.pop("partition", None)
         streams[name] = {"partition": home}

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpuscope._checks import given
 from gpuscope._files import make_folder
 from gpuscope._text import clean
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import COLUMNS
 from gpuscope.device.api import DeviceInfo
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.grid import Point, Value
 from gpuscope.runs.journals import Journal, damaged, journaled, of_the_dead, seal
@@ -273,9 +274,16 @@ class Saved:
         schema = schema_of(self.facts)
         chosen = pc.scalar(True)  # noqa: FBT003 - holds of every row
         for name, values in (where or {}).items():
-            several = [values] if isinstance(values, Value) else [*values]
-            text = schema.field(name).type == pa.string()
-            chosen &= pc.field(name).isin([*map(str, several)] if text else several)
+            column = schema.field(name).type
+            try:
+                several = [values] if isinstance(values, Value) else [*values]
+                texts = map(str, several) if column == pa.string() else several
+                chosen &= pc.field(name).isin(pa.array(texts, column))
+            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+                raise InvalidArgument(
+                    f"where[{name!r}] is {given(values)}; a value of it, or a list of them, is "
+                    f"needed ({clean(error, 200)})"
+                ) from error
         names = dict.fromkeys([*columns, "number"])
         read = [
             self._read(part, names, chosen & ~pc.field("number").isin(pa.array(twice, pa.int64())))
@@ -341,9 +349,14 @@ def saved(folder: Path, prefix: str) -> Saved | None:
                     f"{folder.name!r} holds points of several sweeps: move those of the others away"
                 )
             return Saved(facts[0], parts.values()) if parts else None
-        except FileNotFoundError:  # a journal has just become a Parquet file
+        except FileNotFoundError as error:  # a journal has just become a Parquet file
             if attempt == _ATTEMPTS - 1:
-                raise
+                raise GpuscopeError(
+                    f"{folder.name!r} holds a link to a file that is gone ({error}): mend or "
+                    "remove it"
+                ) from error
+        except OSError as error:
+            raise GpuscopeError(f"cannot read the folder {folder.name!r}: {error}") from error
     return None
 
 

@@ -38,6 +38,7 @@ Job: TypeAlias = Callable[[Device], _T]
 _LOCKS = Path("/tmp")  # noqa: S108 - TMPDIR may be a batch job's own, which others do not see
 _POLL_S = 0.2
 _ATTEMPTS = 3
+_MOST_PROCESSES = 10_000
 """How often a job is begun before it counts as lost."""
 _PATIENCE_S = 60.0
 _PATIENCE = 3
@@ -346,7 +347,7 @@ def executor_of(
         yield executor
         return
     kind, _, rest = executor.partition(":")
-    if kind == "processes" and rest.isdecimal() and int(rest):
+    if kind == "processes" and rest.isdecimal() and 0 < float(rest) <= _MOST_PROCESSES:
         with processes(int(rest)) as own:
             yield own
     elif kind == "dask" and rest.startswith("//") and rest != "//":

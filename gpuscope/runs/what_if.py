@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
-from gpuscope._checks import closest, door, given, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
@@ -28,7 +29,18 @@ _CLOSE = 1e-4
 """Of the makespan: a replay of what was is corrected until every start is that close."""
 
 
-@door(trace=Trace, second=(Trace, None), gpu_profile=(str, Path))
+@door(
+    trace=Trace,
+    streams=(Mapping, None),
+    move=(MappingOf(str), None),
+    add_waits=SeveralOf(SeveralOf(int, 2)),
+    drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
+    scale=(MappingOf(float), None),
+    graphs=(SeveralOf(str), set, frozenset),
+    second=(Trace, None),
+    recorded_sms=(MappingOf(int), None),
+    gpu_profile=(str, Path),
+)
 def what_if(
     trace: Trace,
     *,
@@ -129,7 +141,11 @@ def what_if(
         "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
         "drop_waits": drop_waits, "scale": scale, "graphs": list(graphs),
     }  # fmt: skip
-    changes = {name: json.loads(json.dumps(one)) for name, one in given_changes.items() if one}
+    changes = {
+        name: json.loads(json.dumps(one, default=_plain))
+        for name, one in given_changes.items()
+        if one
+    }
 
     done = {
         name: Replay(
@@ -152,6 +168,11 @@ def what_if(
         forecasts = {name: one.with_metadata(forecast=text) for name, one in forecasts.items()}
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
+
+
+def _plain(number: Real) -> int | float:
+    """Return a number of NumPy or another library as one of Python's."""
+    return int(number) if isinstance(number, Integral) else float(number)
 
 
 def _served(middle: Served, low: Served, high: Served) -> str:
@@ -229,7 +250,7 @@ def _moved(found: Program, move: Mapping[str, str], carving: Carving) -> dict[Wo
 def _scale(found: Program, scale: Mapping[str, float]) -> None:
     for work, pattern in _matching(found, scale, "scale").items():
         factor = scale[pattern]
-        if not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+        if not 0 < factor < 1e6:
             raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
         if work.kernel is not None:
             work.kernel = work.kernel.scaled(float(factor))
@@ -242,6 +263,7 @@ def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int
     spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()
     known = {span["name"] for span in spans}
     for name in names:
+        require_kind("a name in graphs", name, str)
         mine = [one for one in known if fnmatchcase(one, name)]
         if not mine:
             raise InvalidArgument(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -91,11 +91,18 @@ class Trace:
             unknown = set(columns) - set(types)
             if unknown:
                 raise InvalidArgument(
-                    f"unknown {what} columns {clean(sorted(map(str, unknown)), 200)}"
+                    f"unknown {what} columns {clean(sorted(map(given, unknown)), 200)}"
                 )
             missing = set(required) - set(columns)
             if missing and columns:
                 raise InvalidArgument(f"missing {what} columns {sorted(missing)}")
+            for name, column in columns.items():
+                if not isinstance(column, Sized) or (
+                    isinstance(column, np.ndarray) and not column.ndim
+                ):
+                    raise InvalidArgument(
+                        f"{what} column {name!r} is {given(column)}; a list or an array is needed"
+                    )
             if len({len(column) for column in columns.values()}) > 1:
                 raise InvalidArgument(f"{what} columns have different lengths")
         require_kind("metadata", metadata, TraceMetadata, None)

@@ -42,6 +42,7 @@ _FOOTER_BYTES = 8 << 20
 
 
 @door(trace=Trace, path=(str, Path))
+@door(trace=Trace, path=(str, Path))
 def save_trace(trace: Trace, path: str | Path) -> Path:
     """Write ``trace`` as Parquet. The file appears only when it is complete.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import traitlets
 
-from gpuscope._checks import require_kind
+from gpuscope._checks import MappingOf, door, require_kind
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
@@ -165,6 +165,7 @@ class PartitionCarver(Control):
         """Former → new name of the partitions that the last Apply renamed."""
         return dict(self._renamed)
 
+    @door(colors=(MappingOf(str), None))
     def set_sizes(self, sizes: Sizes, *, colors: Mapping[str, str] | None = None) -> None:
         """Start again from ``sizes``, as if they had been applied. The device is not touched.
 
@@ -195,12 +196,24 @@ class PartitionCarver(Control):
             self.sizes = named
             self._plan(rows, active=[row["id"] for row in rows])
 
+    @door(sizes=MappingOf(object))
     def propose(self, sizes: Mapping[str, int | str]) -> None:
-        """Propose other counts for existing partitions, by name."""
+        """Propose other counts for existing partitions, by name.
+
+        Raises
+        ------
+        InvalidPartition
+            There is none of a name.
+        """
         with self.lock:
             ids = {row["name"]: row["id"] for row in self.rows}
+            if unknown := [name for name in sizes if name not in ids]:
+                raise InvalidPartition(f"no partition {unknown[0]!r}; there are {', '.join(ids)}")
+            for name, size in sizes.items():
+                require_kind(f"sizes[{name!r}]", size, int, str)
             self._ask({ids[name]: size for name, size in sizes.items()}, settle=False)
 
+    @door(name=(str, None))
     def add(self, name: str | None = None) -> None:
         """Add a partition of one quantum, taken from the rest, else from the largest one."""
         with self.lock:
@@ -222,6 +235,7 @@ class PartitionCarver(Control):
                 active.append(largest["id"])
             self._plan([*rows, added], active=active, settle=True)
 
+    @door(name=str)
     def remove(self, name: str) -> None:
         """Take a partition out of the proposal.
 

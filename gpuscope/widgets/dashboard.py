@@ -15,10 +15,10 @@ from pathlib import Path
 import ipywidgets as ipw
 
 from gpuscope import figures
-from gpuscope._checks import door
+from gpuscope._checks import door, given
 from gpuscope._threads import start
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.record.recorder import Recording
 from gpuscope.runs import execution, nsight
 from gpuscope.runs.experiment import Experiment
@@ -186,6 +186,7 @@ class Dashboard:
             self.bar.preset = ""
             self.bar.say(f"Opened {opened.name}.")
 
+    @door(kind=str)
     def code(self, kind: str = _GPUSCOPE) -> str:
         """Return what the controls describe as code.
 
@@ -200,6 +201,8 @@ class Dashboard:
         InvalidPartition, InvalidExperiment
             The controls do not describe a valid experiment.
         """
+        if kind not in (known := [_GPUSCOPE, *CARVINGS]):
+            raise InvalidArgument(f"kind is {given(kind)}; known: {', '.join(known)}")
         with self._lock:
             experiment = self.form.experiment()
             if kind == _GPUSCOPE:

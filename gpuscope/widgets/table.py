@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import traitlets
 from pydantic import BaseModel
 
-from gpuscope._checks import given
+from gpuscope._checks import given, require_kind
 from gpuscope.errors import InvalidArgument, InvalidExperiment
 from gpuscope.figures.text import clean
 from gpuscope.runs.experiment import Experiment
@@ -167,7 +167,7 @@ class Table(Control):
     def edit(self, row: str, /, **values: object) -> None:
         """Change fields of the row of that name, as the page does."""
         with self.lock:
-            number = self.rows[self.names.index(row)]["id"]
+            number = self._id_of(row)
             for field, value in values.items():
                 self._do_edit(number, field, value)
 
@@ -188,7 +188,14 @@ class Table(Control):
     def remove(self, name: str) -> None:
         """Take a row away."""
         with self.lock:
-            self._do_remove(self.rows[self.names.index(name)]["id"])
+            self._do_remove(self._id_of(name))
+
+    def _id_of(self, name: str) -> int:
+        require_kind("name", name, str)
+        if name not in self.names:
+            there = ", ".join(map(repr, self.names))
+            raise InvalidExperiment(f"{self.part}: there is no {name!r}; there are {there}")
+        return int(self.rows[self.names.index(name)]["id"])
 
     def rename(self, field: str, renamed: Mapping[str, str]) -> None:
         """Let ``field`` of every row follow names that changed elsewhere."""
@@ -249,10 +256,10 @@ class Table(Control):
             raise InvalidExperiment(self.said)
 
     def _require_known(self, names: Iterable[str], known: Iterable[str]) -> None:
-        unknown = sorted(set(names) - set(known))
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise InvalidExperiment(
-                f"{self.part}: {unknown[0]!r} is no field of a {self.noun}; there are "
+                f"{self.part}: {given(unknown[0])} is no field of a {self.noun}; there are "
                 + ", ".join(map(repr, known))
             )
 

@@ -243,10 +243,10 @@ class TraceSpec(WorkloadSpec):
         from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
 
         del seed
+        shipped: dict[str, str | Path] = {one.stem: one for one in RECORDINGS.glob("*.parquet")}
         trace, second = (
-            None if path is None else load_trace(shipped if shipped.is_file() else path)
+            None if path is None else load_trace(shipped.get(path, path))
             for path in (self.path, self.second)
-            for shipped in [RECORDINGS / f"{path}.parquet"]
         )
         assert trace is not None  # noqa: S101 - as its path
         return workloads.RecordedWork(

@@ -114,12 +114,13 @@ class Collective(FunctionHandle[NativeArray]):
         seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
-        if kind not in _NCCL_NAMES:
+        if not isinstance(kind, str) or kind not in _NCCL_NAMES:
             known = ", ".join(map(repr, _NCCL_NAMES))
             raise InvalidOperand(f"kind is {given(kind)}; {known} are known")
         nbytes = count("nbytes", nbytes, least=1, most=2**40, error=InvalidOperand)
         require_kind("owner", owner, Device, Partition)
         require_kind("name", name, str, None)
+        require_kind("seed", seed, int)
         require_kind("ranks", ranks, Ranks, None)
         device = owner.device if isinstance(owner, Partition) else owner
         found = ranks or ranks_of_process()

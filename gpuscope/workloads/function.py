@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar, overload
 
-from gpuscope._checks import MappingOf, given, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, given, require_kind
 from gpuscope.device import caller, handles
 from gpuscope.device.accesses import Operand, of_arrays
 from gpuscope.device.arena import Arena
@@ -164,6 +164,8 @@ def workload(
     stated = stated_facts(flop_count, nbytes)
     declared = None
     if reads is not None or writes is not None:
+        require_kind("reads", reads, SeveralOf(str), None)
+        require_kind("writes", writes, SeveralOf(str), None)
         declared = Declared(tuple(reads or ()), tuple(writes or ()))
     if function is None:
         return lambda decorated: Workload(decorated, stated, declared)
@@ -271,7 +273,9 @@ class FunctionHandle(Handle, Generic[_R]):
                 f"a workload is made for a device or a partition, not {type(owner).__name__}: "
                 f"{_name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
             )
+        require_kind("function", function, Callable)
         stated = stated_facts(flop_count, nbytes)
+        require_kind("accesses", accesses, Declared, None)
         require_kind("name", name, str, None)
         require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
@@ -280,7 +284,7 @@ class FunctionHandle(Handle, Generic[_R]):
         self._arguments = dict(arguments or {})
         try:
             inspect.signature(function).bind_partial(None, **self._arguments)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # of a class, it may tell no parameters
             raise InvalidOperand(f"arguments of {self._function_name}: {error}") from error
         device = owner.device if isinstance(owner, Partition) else owner
         self._arena = Arena(device)

@@ -218,6 +218,7 @@ class RecordedWork(Handle):
     ) -> None:
         require_kind("trace", trace, Trace)
         require_kind("second", second, Trace, None)
+        require_kind("of_stream", of_stream, str, None)
         require_kind("graph", graph, bool)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         if self.device.info.kind != "sim":

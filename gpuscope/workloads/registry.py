@@ -118,9 +118,10 @@ def _of_its_kind(value: object) -> WorkloadSpec:
     if not isinstance(value, Mapping):
         raise PydanticCustomError("dict_type", "should be a table")
     kind = value.get("kind")
-    name = PYTHON if str(kind).partition(":")[0] == PYTHON else str(kind)
+    called = kind if isinstance(kind, str) else given(kind)
+    name = PYTHON if called.partition(":")[0] == PYTHON else called
     others = [other for other in _declared()[0] if other not in BUILT_IN]
-    words = f"{str(kind)!r} is no kind of workload{closest(name, [*BUILT_IN, *others])}"
+    words = f"{called!r} is no kind of workload{closest(name, [*BUILT_IN, *others])}"
     if kind is None:
         words = "missing"
     else:

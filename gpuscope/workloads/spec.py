@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # describing work loads no NumPy
 
 _TYPES: Mapping[object, Literal["flag", "text"]] = {bool: "flag", str: "text"}
 """Type → the control for it."""
+_LEAST_HZ = 1e-6
 
 
 class Model(BaseModel):
@@ -178,6 +179,8 @@ class WorkloadSpec(ExtendedModel):
             raise ValueError(
                 "rate_hz goes with arrival = 'fixed' or 'poisson', and only with these"
             )
+        if self.rate_hz is not None and self.rate_hz < _LEAST_HZ:
+            raise ValueError(f"rate_hz is at least {_LEAST_HZ}: a call in eleven days")
         if self.background and self.rate_hz is not None:
             raise ValueError("a background workload runs back to back: leave rate_hz out")
         return self

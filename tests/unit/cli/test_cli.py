@@ -130,11 +130,43 @@ def test_run_with_json_prints_json_and_nothing_else(trial, tmp_path):
     assert [row["kernels"] for row in facts["comparison"] if row["workload"] == "small"] == [5, 5]
 
 
-def test_run_replaces_what_an_earlier_run_wrote(command, trial, tmp_path):
+@pytest.mark.parametrize("lying", FILES)
+def test_run_replaces_nothing_that_is_there_unless_told(
+    command, trial, tmp_path, lying, monkeypatch
+):
     out = tmp_path / "out"
-    for _ in range(2):
-        assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
+    out.mkdir()
+    (out / lying).write_text("mine")
+    run = ("run", trial, "--device", "sim:h200", "--out", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.experiments, "run_experiment", None)  # told before anything is run
+        code, _, said = command(*run)
+    assert code == cli.FAILED
+    assert f"{lying!r} is there already" in said
+    assert "--force" in said
+    assert (names(out), (out / lying).read_text()) == ([lying], "mine")
+    assert command(*run, "--force")[0] == 0
     assert names(out) == FILES
+    assert command(*run)[0] == cli.FAILED
+
+
+def test_predict_and_calibrate_replace_nothing_unless_told(command, trial, tmp_path, monkeypatch):
+    out, ran, profile = tmp_path / "out", tmp_path / "ran", tmp_path / "gpu.json"
+    assert command("run", trial, "--device", "sim:h200", "--out", ran)[0] == 0
+    out.mkdir()
+    (out / "compare.html").write_text("mine")
+    predict = ("predict", trial, "--against", ran, "--out", out)
+    code, _, said = command(*predict)
+    assert (code, names(out)) == (cli.FAILED, ["compare.html"])
+    assert "'compare.html' is there already" in said
+    assert command(*predict, "--force")[0] == 0
+    assert command(*predict)[0] == cli.FAILED
+    profile.write_text("mine")
+    monkeypatch.setattr(cli.calibration, "calibrate", None)
+    code, _, said = command("calibrate", "--device", "sim:h200", "--out", profile)
+    assert code == cli.FAILED
+    assert "'gpu.json' is there already" in said
+    assert profile.read_text() == "mine"
 
 
 def test_names_are_foreign_text(command, tmp_path):
@@ -177,7 +209,9 @@ def test_ctrl_c_writes_what_was_recorded_and_exits_1(command, trial, tmp_path, m
     assert names(out) == FILES
     assert len(gs.load_trace(out / "trace-shared.parquet").where(kind="kernel")) > 5
     with pytest.warns(UserWarning, match="interrupted"):
-        code, printed, _ = command("run", trial, "--device", "sim:h200", "--out", out, "--json")
+        code, printed, _ = command(
+            "run", trial, "--device", "sim:h200", "--out", out, "--json", "--force"
+        )
     assert code == 1
     assert json.loads(printed)["stopped"] is True
 
@@ -194,7 +228,7 @@ def test_predict_compares_with_a_run(command, trial, tmp_path):
     assert "+0.0%" in told
     assert "makespan" in told
     assert "SIMULATED" in told
-    code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json")
+    code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json", "--force")
     assert {row["of"] for row in json.loads(told)["errors"]} == {"small", "load", "makespan"}
 
 
@@ -234,7 +268,7 @@ def test_a_folder_that_is_used_again_holds_the_last_run_only(command, tmp_path):
     for name in foreign:
         (out / name).write_text("foreign")
     assert "trace-second.parquet" in names(out)
-    run("run", out, first={})
+    run("run", out, "--force", first={})
     assert names(out) == [
         "comparison.json", "notes.txt", "report.html", "trace-first.parquet", "trace-mine.parquet",
     ]  # fmt: skip
@@ -256,7 +290,7 @@ def test_a_comparison_names_no_files_elsewhere(command, trial, tmp_path, traces)
     out = tmp_path / "out"
     out.mkdir()
     (out / "comparison.json").write_text(json.dumps({"traces": traces}))
-    assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
+    assert command("run", trial, "--device", "sim:h200", "--out", out, "--force")[0] == 0
     assert trial.exists()
     assert names(out) == FILES
 
@@ -452,7 +486,7 @@ def test_a_disk_that_fills_while_the_report_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fills_up)
-        code, _, said = command("run", trial, "--device", "sim:h200", "--out", out)
+        code, _, said = command("run", trial, "--device", "sim:h200", "--out", out, "--force")
     assert code == 1
     assert "could not write 'report.html'" in said
     assert "No space left" in said

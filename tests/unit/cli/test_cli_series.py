@@ -297,3 +297,42 @@ def test_after_ctrl_c_interference_keeps_what_was_measured(command, trial, tmp_p
     assert facts["stopped"] is True
     assert any(row["interference"] is None for row in facts["rows"])
     assert "Stopped early." in (out / "interference.html").read_text("utf-8")
+
+
+# -- what is there ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "lying"),
+    [
+        (("sweep", "--vary", "partitions.a=8"), "sweep.csv"),
+        (("tune", "--vary", "partitions.a=8,16", "--objective", "load.calls_per_s"), "tune.json"),
+        (("interference", "--repeats", 3, "--rounds", 1), "interference.json"),
+    ],
+)
+def test_nothing_that_is_there_is_replaced_unless_told(command, trial, tmp_path, arguments, lying):
+    verb, *options = arguments
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / lying).write_text("mine")
+    given = (verb, trial, *options, "--device", "sim:h200", "--out", out)
+    code, _, said = command(*given)
+    assert code == 1
+    assert f"{lying!r} is there already" in said
+    assert (names(out), (out / lying).read_text()) == ([lying], "mine")
+    assert command(*given, "--force")[0] == 0
+    assert (out / lying).read_text() != "mine"
+    goes_on = verb != "interference"
+    assert command(*given)[0] == (0 if goes_on else 1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "missing"),
+    [
+        ("sweep", (), "--vary partitions.small=8,16"),
+        ("tune", (), "--vary partitions.small=8,16"),
+        ("tune", ("--vary", "partitions.a=8"), "decode.calls_per_s"),
+    ],
+)
+def test_what_is_missing_is_said_with_an_example(command, trial, verb, options, missing):
+    code, _, said = command(verb, trial, *options)
+    assert code == cli.BAD_USAGE
+    assert missing in said

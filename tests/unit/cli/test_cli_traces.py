@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,7 +156,11 @@ def test_run_under_nsys_writes_its_report_and_ours(command, trace, tmp_path, mon
         "nsys.html", "nsys.nsys-rep", "nsys.parquet",
     ]  # fmt: skip
     assert "wrote" in printed
-    code, printed, _ = command("run", path, "--nsys", "--out", out, "--json")
+    code, _, said = command("run", path, "--nsys", "--out", out)
+    assert code == 1
+    assert "'nsys.nsys-rep' is there already" in said
+    assert len(asked) == 1, "told before anything is run"
+    code, printed, _ = command("run", path, "--nsys", "--out", out, "--json", "--force")
     assert json.loads(printed)["spans"] == len(trace)
 
 
@@ -192,3 +197,33 @@ def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_p
     code, _, said = command("merge", tmp_path, "-o", tmp_path / "merged.parquet")
     assert code == 1
     assert f"{tmp_path / 'comparison.json'}: the JSON is no Chrome trace" in said
+
+
+def test_what_is_written_replaces_nothing_unless_told(command, file, tmp_path):
+    ranks = gs.runs.predict({
+        "name": "ranks", "devices": ["sim:h200", "sim:h200"], "alone_repeats": 0,
+        "streams": {"s": {}}, "workloads": {
+            "w": {"kind": "all_reduce", "nbytes": 64, "stream": "s", "repeats": 2},
+        },
+    })  # fmt: skip
+    several = gs.export(ranks["default"], tmp_path / "ranks.parquet")
+    folder, html = tmp_path / "ranks", tmp_path / "report.html"
+    inputs = [gs.export(ranks["default"], tmp_path / "in") / f"rank-{n}.json.gz" for n in (0, 1)]
+    for arguments in (
+        ("view", file, "--out", html),
+        ("export", file, tmp_path / "out.json"),
+        ("export", file, file),
+        ("export", several, folder),
+        ("merge", *inputs, "-o", tmp_path / "merged.parquet"),
+        ("merge", *inputs, "-o", inputs[0]),
+    ):
+        target = Path(arguments[-1])
+        if not target.exists():
+            assert command(*arguments)[0] == 0
+        files = [target] if target.is_file() else sorted(target.iterdir())
+        before = [path.read_bytes() for path in files]
+        code, _, said = command(*arguments)
+        assert code == 1, arguments
+        assert f"{files[0].name!r} is there already" in said
+        assert [path.read_bytes() for path in files] == before
+        assert command(*arguments, "--force")[0] == 0

@@ -630,7 +630,7 @@ def test_limits_hold_for_every_format(form, seeds, tmp_path):
 
 
 def test_limits_are_positive():
-    with pytest.raises(ValueError, match="rows is at least 1, not 0"):
+    with pytest.raises(ValueError, match="rows is 0; a whole number from 1"):
         Limits(rows=0)
 
 

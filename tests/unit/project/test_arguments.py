@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
+import importlib
+import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, figures, learn
+from gpuscope import analysis, figures, learn, report
 from gpuscope.calibration import calibrate
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
+from gpuscope.device.ranks import Ranks
 from gpuscope.errors import GpuscopeError
 from gpuscope.runs.sweeps import load_sweep
-from gpuscope.trace import Trace
+from gpuscope.trace import Trace, save_trace
+from gpuscope.trace.metadata import HazardFact
+from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.recorded import RecordedWork
+from gpuscope.workloads.softmax import Softmax
 from gpuscope.workloads.spin import Spin
 from gpuscope.workloads.traced import TracedCopy, TracedGemm
 
@@ -47,11 +57,14 @@ HOSTILE: dict[str, Any] = {
     "NumPy NaN": np.float32("nan"),
     "text": "no such thing",
     "no text": "",
+    "long text": "x" * 5000,
+    "control": "\x1b[31m",
     "surrogate": "\ud800",
     "NUL": "a\0b",
     "bytes": b"x",
     "list": [],
     "list of None": [None],
+    "no tuple": (),
     "dict": {},
     "dict of None": {None: None},
     "dict of object": {"a": object()},
@@ -84,6 +97,15 @@ def nothing(ctx, value=None):
     """Launch nothing."""
 
 
+def plain(_context: Any) -> None: ...
+
+
+@functools.wraps(gs.workloads.workload)
+def decorated(function: Any, **stated: Any) -> Any:
+    """Call it as a decorator does."""
+    return gs.workloads.workload(function, **stated)
+
+
 Target = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -98,6 +120,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
     stream.record(event)
     since = stream.record()
     since.synchronize()
+    module = gs.TorchModule(lambda _x: None, a, graph=False, owner=gpu)
     found: dict[str, Target] = {
         "Device.empty": (gpu.empty, {"shape": 4, "dtype": "float32"}),
         "Device.empty_pinned": (gpu.empty_pinned, {"shape": 4, "dtype": "float32"}),
@@ -113,7 +136,10 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
         "Device.wrap_stream": (gpu.wrap_stream, {"stream": stream, "name": None}),
         "Device.find_stream": (gpu.find_stream, {"handle": 1}),
         "Device.choose_stream": (gpu.choose_stream, {"stream": stream}),
-        "Stream.launch": (stream.launch, {"kernel": kernel, "grid": 1, "block": 32}),
+        "Stream.launch": (stream.launch, {
+            "kernel": kernel, "grid": 1, "block": 32, "flop_count": None, "nbytes": None,
+            "blocks": None,
+        }),
         "Stream.copy": (stream.copy, {"destination": out, "source": a}),
         "Stream.host_call": (stream.host_call, {"function": int}),
         "Stream.record": (stream.record, {"event": event, "timing": True}),
@@ -129,19 +155,54 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
             "owner": gpu, "duration_ns": 10, "blocks": 1, "name": None, "max_in_flight": 1,
         }),
         "workload()": (nothing, {
-            "owner": gpu, "name": None, "max_in_flight": 1, "flop_count": None, "arguments": None,
+            "owner": gpu, "name": None, "max_in_flight": 1, "flop_count": None, "nbytes": None,
+            "arguments": None,
         }),
         "Gemm.execute": (gemm.execute, {"a": a, "b": b, "out": out, "stream": stream}),
         "FunctionHandle.execute": (call.execute, {"stream": stream}),
+        "FunctionHandle": (gs.workloads.FunctionHandle, {
+            "owner": gpu, "function": plain, "name": None, "max_in_flight": 1, "flop_count": None,
+            "nbytes": None, "arguments": None, "accesses": None,
+        }),
+        "workload": (decorated, {
+            "function": plain, "flop_count": None, "nbytes": None, "reads": None, "writes": None,
+        }),
+        "TorchModule": (gs.TorchModule, {
+            "module": lambda _x: None, "inputs": a, "graph": False, "owner": gpu, "name": None,
+            "flop_count": None, "nbytes": None,
+        }),
+        "TorchModule.execute": (module.execute, {"stream": stream}),
+        "Copy.execute": (Copy(gpu, nbytes=64).execute, {"stream": stream}),
+        "Spin.execute": (Spin(gpu, duration_ns=10).execute, {"stream": stream}),
+        "Softmax": (Softmax, {
+            "owner": gpu, "rows": 4, "columns": 4, "name": None, "seed": 0, "max_in_flight": 1,
+        }),
+        "Softmax.execute": (Softmax(gpu, rows=4, columns=4).execute, {"stream": stream}),
+        "Collective": (Collective, {
+            "owner": gpu, "kind": "all_reduce", "nbytes": 64, "dtype": "float32", "name": None,
+            "seed": 0, "ranks": Ranks(0, 2),
+        }),
+        "WorkloadContext.scratch": (
+            gs.device.WorkloadContext(gpu, stream).scratch, {"nbytes": 16, "stream": None}
+        ),
+        "Scratch.view": (gpu.scratch(64).view, {"shape": 4, "dtype": "float32"}),
+        "confirm": (gs.confirm, {
+            "hazard": HazardFact("read after write"), "program": int, "device": gpu,
+        }),
         "mm_out": (gs.mm_out, {"out": out, "a": a, "b": b, "stream": stream}),
-        "CallerStreamGuard": (gs.CallerStreamGuard, {"stream": stream}),
+        "CallerStreamGuard": (gs.CallerStreamGuard, {"stream": stream, "bind": False}),
         "profile": (entering(gs.profile), {
             "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
-            "memory_limit": 1 << 20, "wait": True,
+            "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False,
         }),
     }  # fmt: skip
     if gpu.capabilities.partitions:
         parts = gpu.carve({"a": 8})
+        with gpu.create_stream() as third, third.capture() as graph:
+            third.launch(kernel, grid=1, block=32)
+        with gs.profile(gpu) as recording:
+            gemm.execute(stream=stream)
+        recorded = RecordedWork(gpu, recording.trace)
         found |= {
             "Device.carve": (gpu.carve, {
                 "sizes": {"b": 8}, "rounding": "exact", "allow_shared": False,
@@ -152,8 +213,24 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
             }),
             "Partition.create_stream": (parts["a"].create_stream, {"name": None, "priority": 0}),
             "Stream.capture": (entering(stream.capture), {"name": None}),
-            "TracedGemm": (TracedGemm, {"owner": gpu, **SHAPES, "name": None, "seed": 0}),
-            "TracedCopy": (TracedCopy, {"owner": gpu, "nbytes": 64, "name": None, "seed": 0}),
+            "Graph.launch": (graph.launch, {"stream": stream}),
+            "plan_carve": (gs.device.plan_carve, {
+                "layout": gs.device.SmLayout(8, 16, 4), "sizes": {"b": 8}, "rounding": "nearest",
+                "allow_shared": False, "keep": (), "held": None,
+            }),
+            "RecordedWork": (RecordedWork, {
+                "owner": gpu, "trace": recording.trace, "second": None, "of_stream": None,
+                "graph": False, "name": "w", "max_in_flight": 1,
+            }),
+            "RecordedWork.execute": (recorded.execute, {"stream": stream}),
+            "TracedGemm.execute": (TracedGemm(gpu, **SHAPES).execute, {"stream": stream}),
+            "TracedCopy.execute": (TracedCopy(gpu, nbytes=64).execute, {"stream": stream}),
+            "TracedGemm": (TracedGemm, {
+                "owner": gpu, **SHAPES, "name": None, "seed": 0, "max_in_flight": 1,
+            }),
+            "TracedCopy": (TracedCopy, {
+                "owner": gpu, "nbytes": 64, "name": None, "seed": 0, "max_in_flight": 1,
+            }),
         }  # fmt: skip
     return found
 
@@ -176,6 +253,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
     }  # fmt: skip
     predicted = gs.runs.predict(EXPERIMENT)
+    kernels = [int(number) for number in trace.where(kind="kernel").array("id")[:2]]
     driven: dict[str, Any] = {"device": gpu, "viewer": None, "stop": None}
     pair = {name: {"kind": "spin", "duration_us": 10, "partition": name} for name in ("p", "q")}
     return {
@@ -195,10 +273,58 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Trace.stream_name": (trace.stream_name, {"stream": 1}),
         "analysis.explain": (analysis.explain, {"trace": trace, "span": span}),
         "analysis.parts": (analysis.parts, {"trace": trace, "span": span}),
-        "save_trace": (gs.export, {"trace": trace, "path": "a.parquet"}),
-        "load_trace": (gs.load_trace, {"path": "a.parquet", "limits": None}),
+        "save_trace": (save_trace, {"trace": trace, "path": "a.parquet"}),
+        "load_trace": (gs.load_trace, {
+            "path": "a.parquet", "limits": None, "keep_private": False,
+        }),
         "merge": (gs.merge, {"traces": [trace, trace]}),
-        "export": (gs.export, {"trace": trace, "path": "a.json.gz", "merge_into": None}),
+        "export": (gs.export, {
+            "trace": trace, "path": "a.json.gz", "merge_into": None, "keep_private": False,
+            "progress": None, "cancel": None,
+        }),
+        "what_if": (gs.what_if, {
+            "trace": trace, "partitions": {"a": 8, "b": 8}, "rounding": "exact",
+            "streams": {"s": {"partition": "a", "priority": 0}}, "move": {"w": "t"},
+            "add_waits": [kernels], "drop_waits": [], "scale": {"w": 2.0}, "graphs": ["w"],
+            "second": None, "recorded_sms": None, "gpu_profile": "h200",
+        }),
+        "what_if without partitions": (gs.what_if, {
+            "trace": trace, "drop_waits": "all", "recorded_sms": {}, "streams": {},
+        }),
+        "html_report": (report.html_report, {"run": run, "path": "r.html", "title": None}),
+        "trace_report": (report.trace_report, {"trace": trace, "path": "r.html", "title": None}),
+        "prediction_report": (report.prediction_report, {
+            "predicted": predicted, "measured": run, "path": "r.html",
+        }),
+        "sweep_report": (report.sweep_report, {"result": swept, "path": "r.html"}),
+        "interference_report": (report.interference_report, {"result": shares, "path": "r.html"}),
+        "tune_report": (report.tune_report, {"result": tuned, "path": "r.html"}),
+        "analysis.collectives": (analysis.collectives, {"trace": trace}),
+        "analysis.hazards": (analysis.hazards, {"trace": trace}),
+        "analysis.requests": (analysis.requests, {"trace": trace, "slo": {"ttft_ms": 1}}),
+        "analysis.findings": (analysis.findings, {"trace": trace}),
+        "analysis.findings_by_setting": (analysis.findings_by_setting, {"traces": run}),
+        "analysis.confinement_verdict": (analysis.confinement_verdict, {"trace": trace}),
+        "analysis.outcome": (analysis.outcome, {"run": run}),
+        "figures.collectives": (figures.collectives, {
+            "result": swept, "collective": "w", "beside": None,
+        }),
+        "SweepResult.select": (swept.select, {
+            "columns": ["workload"], "where": {"workloads.w.repeats": 1},
+        }),
+        "SweepResult.most": (swept.most, {"number": 100}),
+        "TuneResult.most": (tuned.most, {"number": 100}),
+        "TuneResult.interval": (tuned.interval, {"setting": tuned.settings[0]}),
+        "TuneResult.won": (tuned.won, {"setting": tuned.settings[0]}),
+        "TunedSetting.mean": (tuned.settings[0].mean, {"goal": tuned.objective}),
+        "InterferenceResult.cell": (shares.cell, {"of": "w", "given": "v"}),
+        "OverlapResult.pair": (analysis.overlap(trace).pair, {"a": "s", "b": "t"}),
+        "Experiment.from_dict": (gs.runs.Experiment.from_dict, {"data": EXPERIMENT}),
+        "Experiment.from_file": (gs.runs.Experiment.from_file, {"path": "no.toml"}),
+        "Experiment.from_toml": (gs.runs.Experiment.from_toml, {"text": ""}),
+        "Size.parse": (gs.device.Size.parse, {"value": 8}),
+        "formats.table": (gs.formats.table, {"known": ()}),
+        "formats.Limits": (gs.formats.Limits, {"file_bytes": 1, "text_bytes": 1, "rows": 1}),
         "analysis.summary": (analysis.summary, {"trace": trace}),
         "analysis.overlap": (analysis.overlap, {"trace": trace, "by": "stream"}),
         "analysis.concurrency": (analysis.concurrency, {"trace": trace, "by": "stream"}),
@@ -222,6 +348,13 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "figures.sm_map": (figures.sm_map, {
             "trace": trace, "bins": 300, "window_ns": None, "device": None,
         }),
+        "figures.timeline of a window": (figures.timeline, {
+            "trace": trace, "window_ns": (0, 100),
+        }),
+        "figures.sm_map of a window": (figures.sm_map, {"trace": trace, "window_ns": (0, 100)}),
+        "figures.timelines of windows": (figures.timelines, {
+            "traces": run, "windows_ns": {"x": (0, 100)},
+        }),
         "figures.timeline": (figures.timeline, {
             "trace": trace, "window_ns": None, "max_spans": 100, "title": None, "sm": False,
         }),
@@ -232,10 +365,12 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "result": swept, "latency": "w", "throughput": "v",
         }),
         "open_device": (gs.open_device, {
-            "spec": "sim:h200", "pace": "none", "unified_stream": False, "quiet": True,
+            "spec": "sim:h200", "pace": "none", "jitter": True, "unified_stream": False,
+            "quiet": True,
         }),
         "predict": (gs.runs.predict, {
-            "experiment": EXPERIMENT, "gpu_profile": "h200", "viewer": None, "stop": None,
+            "experiment": EXPERIMENT, "gpu_profile": "h200", "jitter": True, "viewer": None,
+            "stop": None,
         }),
         "run": (gs.run, {"experiment": EXPERIMENT, **driven}),
         "sweep": (gs.runs.sweep, {
@@ -253,15 +388,16 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "load_sweep": (load_sweep, {"path": "swept"}),
         "measure_interference": (gs.runs.measure_interference, {
             "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,
-            "seed": 0, "inside": 1.0, "executor": None, **driven,
+            "seed": 0, "rounding": "exact", "inside": 1.0, "executor": None, **driven,
         }),
         "nsight.profile": (gs.runs.nsight.profile, {
             "experiment": EXPERIMENT, "report": "a.nsys-rep", "tool": "nsys",
             "device": "sim:h200", "graph_nodes": False, "launches": 1, "program": "/bin/false",
             "keep_private": False, "cancel": None,
         }),
-        "calibrate": (calibrate, {"device": gpu, "path": "gpu.json", "budget_s": 1.0,
-            "executor": None}),
+        "calibrate": (calibrate, {
+            "device": gpu, "path": "gpu.json", "progress": None, "budget_s": 1.0, "executor": None,
+        }),
         "annotate": (entering(gs.annotate), {"name": "a"}),
     }  # fmt: skip
 
@@ -269,6 +405,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
 def entering(manager: Callable[..., Any]) -> Callable[..., None]:
     """Call what gives a context, and enter that."""
 
+    @functools.wraps(manager)
     def enter(**arguments: Any) -> None:
         with manager(**arguments):
             pass
@@ -284,6 +421,9 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
     asked.give(1)
     choice = learn.Choice(["a", "b"])
     empty = Trace.from_columns({})
+    dashboard = gs.Dashboard("sim:h200", EXPERIMENT)
+    carver = gs.widgets.PartitionCarver(gpu, {"a": 8})
+    step = learn.Step(gpu, 10, name="s")
     return {
         "Timeline": (gs.Timeline, {"source": trace, "height": 300, "followed_ns": 1000}),
         "Timeline.show": (timeline.show, {"trace": trace}),
@@ -304,6 +444,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
         "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
         "learn.address": (learn.address, {"array": gpu.empty(4)}),
+        "Question.give": (asked.give, {}),
         "learn.Choice": (learn.Choice, {"options": ["a", "b"]}),
         "learn.Order": (learn.Order, {"items": ["a", "b"]}),
         "learn.Value": (learn.Value, {"unit": "µs", "within": 0.1}),
@@ -312,23 +453,68 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "Lesson.predict": (lesson.predict, {"name": "q", "question": "?", "kind": choice}),
         "Lesson.reveal": (lesson.reveal, {
             "name": "p", "measured": 1.0, "trace": None, "why": None, "rule": "",
-            "since_ns": None, "window_ns": None,
+            "since_ns": None, "window_ns": None, "then": "",
         }),
         "Lesson.reveal with a trace": (lesson.reveal, {
             "name": "p", "measured": 1.0, "trace": trace, "why": "w", "since_ns": 0,
             "window_ns": (0, 100),
         }),
-        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"]}),
+        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"], "rule": ""}),
         "Lesson.quiz": (lesson.quiz, {
             "name": "z", "question": "?", "kind": choice, "answer": "a", "hints": ["h"],
             "rule": "",
         }),
         "Lesson.to_csv": (lesson.to_csv, {"path": "a.csv", "learner": ""}),
+        "Lesson.watch": (lesson.watch, {"program": int}),
+        "Grades.to_csv": (learn.Grades().to_csv, {"path": "a.csv"}),
+        "learn.Limits": (learn.Limits, {"seconds": 1, "cell_seconds": 1, "memory_bytes": 10**9}),
+        "learn.grade": (learn.grade, {
+            "folder": "handed_in", "lessons": "lessons", "gpu": False, "limits": learn.Limits(),
+            "executor": None,
+        }),
+        "learn.Step": (learn.Step, {"owner": gpu, "duration_ns": 10, "name": "s", "after": ()}),
+        "Step.execute": (step.execute, {"stream": None}),
+        "Timeline.wait": (timeline.wait, {"timeout_s": 0}),
+        "Dashboard.code": (dashboard.code, {"kind": "gpuscope"}),
+        "Dashboard.open": (dashboard.open, {"experiment": EXPERIMENT}),
+        "Dashboard.wait": (dashboard.wait, {"timeout_s": 0}),
+        "StreamTable.remove": (
+            gs.widgets.StreamTable({"s": {}}, ["a"]).remove, {"name": "s"}
+        ),
+        "PartitionCarver.add": (carver.add, {"name": None}),
+        "PartitionCarver.propose": (carver.propose, {"sizes": {"a": 8}}),
+        "PartitionCarver.remove": (carver.remove, {"name": "a"}),
+        "PartitionCarver.set_sizes": (carver.set_sizes, {"sizes": {"a": 8}, "colors": None}),
     }  # fmt: skip
 
 
-DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard",)
-"""Whose docstring says TypeError, as contract A6 does."""
+DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard", "workload")
+"""Whose docstring says TypeError; of a guard, contract A6 does."""
+
+
+CALLED = ("viewer", "live", "progress", "program", "test")
+
+
+def variants(taken: Any) -> Iterator[tuple[str, Any]]:
+    """Yield hostile values, and what an argument takes with one of them inside."""
+    yield from HOSTILE.items()
+    if type(taken) is dict and taken is not EXPERIMENT:
+        for key, value in taken.items():
+            for what, inner in variants(value):
+                yield f"{{{key!r}: {what}}}", {**taken, key: inner}
+        for what, inner in HOSTILE.items():
+            if inner.__hash__ is not None:
+                yield f"{{{what}: …}}", {inner: next(iter(taken.values()), None)}
+    elif type(taken) in (list, tuple) and taken:
+        for what, inner in variants(taken[0]):
+            yield f"[{what}]", type(taken)([inner, *taken[1:]])
+
+
+def said(error: Exception) -> str:
+    try:
+        return str(error)[:90]
+    except Exception:  # noqa: BLE001 - of what was given
+        return "(no text)"
 
 
 def check(targets: dict[str, Target]) -> None:
@@ -338,9 +524,9 @@ def check(targets: dict[str, Target]) -> None:
         allowed: tuple[type[Exception], ...] = (GpuscopeError,)
         if label in DOCUMENTED_TYPE_ERRORS:
             allowed += (TypeError,)
-        for name in arguments:
-            for what, value in HOSTILE.items():
-                if name == "viewer" and callable(value):
+        for name, taken in arguments.items():
+            for what, value in variants(taken):
+                if name in CALLED and callable(value):
                     continue  # it is called, and what it raises is its own
                 try:
                     made = function(**{**arguments, name: value})
@@ -350,13 +536,144 @@ def check(targets: dict[str, Target]) -> None:
                         wrong.append(f"{label}({name}={what}): an error of {len(text)} characters")
                     continue
                 except Exception as error:  # noqa: BLE001 - that is what is looked for
-                    text = str(error)[:90]
-                    wrong.append(f"{label}({name}={what}): {type(error).__name__}: {text}")
+                    wrong.append(f"{label}({name}={what}): {type(error).__name__}: {said(error)}")
                     continue
                 close = getattr(made, "close", None)
                 if callable(close) and not isinstance(made, Device):
                     close()
     assert not wrong, f"{len(wrong)} raw errors:\n" + "\n".join(wrong)
+
+
+# -- that none is missing -------------------------------------------------------------------
+ROOMS = (
+    "", ".analysis", ".calibration", ".device", ".figures", ".formats", ".learn", ".report", ".runs",
+    ".trace", ".widgets", ".workloads",
+)  # fmt: skip
+INSIDE = "gpuscope calls it, or a class derived from it does"
+EXEMPT = {
+    "Device": "open_device makes them",
+    "Stream": "Device.create_stream makes them",
+    "Event": "Device.create_event makes them",
+    "Graph": "Stream.capture makes them",
+    "Partition": "Device.carve makes them",
+    "Partitions": "Device.carve makes them",
+    "Scratch": "Device.scratch makes them",
+    "Completion": "Handle.completion makes them",
+    "WorkloadContext": "execute makes them",
+    "Attempt": "Lesson.watch makes them",
+    "Attempt.*": "what they raise is what a check says to a learner",
+    "Collective.execute": "it takes several processes",
+    "KernelModel.reads": "what it was made with",
+    "KernelModel.writes": "what it was made with",
+    "Question": "Lesson.predict and quiz make them",
+    "Question.tell": INSIDE,
+    "Experiment": "a model of pydantic's, whose own errors tests of experiments hold",
+    "WorkloadSpec": "a model of pydantic's, whose own errors tests of experiments hold",
+    "WorkloadSpec.interval_ns": INSIDE,
+    "WorkloadSpec.make": INSIDE,
+    "Handle": "a base class",
+    "Handle.execute": "a base class",
+    "Workload": "the decorator makes them",
+    "Stream.hold": INSIDE,
+    "Stream.join": INSIDE,
+    "Stream.take_number": INSIDE,
+    "Graph.hold": INSIDE,
+    "Graph.keep": INSIDE,
+    "Partition.adopt": INSIDE,
+    "Partition.release": INSIDE,
+    "Device.told_from": INSIDE,
+    "Capabilities.require": INSIDE,
+    "Limits.check": INSIDE,
+    "Limits.check_places": INSIDE,
+    "Limits.check_room": INSIDE,
+    "Limits.check_rows": INSIDE,
+    "Limits.check_text": INSIDE,
+    "KernelCost.alone_ns": INSIDE,
+    "SmLayout.sm_count_of": INSIDE,
+    "SmLayout.sm_mask": INSIDE,
+    "Size.describe": INSIDE,
+    "Size.sm_count": INSIDE,
+    "Speed.of": INSIDE,
+    "Timeline.send_tiles": INSIDE,
+    "action": INSIDE,
+    "describe": INSIDE,
+    "edit": INSIDE,
+    "follow": INSIDE,
+    "rename": INSIDE,
+    "show": INSIDE,
+    "is_right": "Question.give calls it",
+    "read": "Question.give calls it",
+    "PartitionCarver(lock)": INSIDE,
+    "StreamTable(lock)": INSIDE,
+    "WorkloadTable(lock)": INSIDE,
+}
+"""Name of a class, method or, in brackets, parameter → why nothing hostile is tried."""
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Yield what the reference calls public and can be called: functions, classes, methods."""
+    seen: set[int] = set()
+    for room in ROOMS:
+        module = importlib.import_module(f"gpuscope{room}")
+        for name in getattr(module, "__all__", None) or dir(module):
+            value = getattr(module, name)
+            home = getattr(value, "__module__", None) or ""
+            if name.startswith("_") or not callable(value) or not home.startswith("gpuscope"):
+                continue
+            if id(value) in seen or (isinstance(value, type) and issubclass(value, Exception)):
+                continue
+            seen.add(id(value))
+            yield name, value
+            for method in dir(value) if isinstance(value, type) else ():
+                function = bare(inspect.getattr_static(value, method))
+                own = inspect.isfunction(function) and function.__module__.startswith("gpuscope")
+                if not method.startswith("_") and own:
+                    yield f"{value.__name__}.{method}", function
+
+
+def bare(function: Any) -> Any:
+    """Return a function without what binds and what checks it."""
+    inner = inspect.unwrap(function)
+    return inspect.unwrap(getattr(inner, "__func__", inner))
+
+
+def untried(tried: dict[Any, set[str]]) -> Iterator[str]:
+    """Yield the parameters of public callables that are in no table."""
+    for name, value in public():
+        alone = name.rpartition(".")[2]
+        if {name, alone, f"{name.partition('.')[0]}.*"} & EXEMPT.keys() or (
+            is_result(value) and value not in tried
+        ):
+            continue
+        for parameter in inspect.signature(value).parameters.values():
+            several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            exempt = parameter.name in ("self", "cls") or f"{name}({parameter.name})" in EXEMPT
+            if not several and not exempt and parameter.name not in tried.get(bare(value), ()):
+                yield f"{name}({parameter.name})"
+
+
+def is_result(value: Any) -> bool:
+    """Whether it holds what a call returned: who makes one states it right."""
+    return isinstance(value, type) and (
+        dataclasses.is_dataclass(value) or issubclass(value, msgspec.Struct | Mapping)
+    )
+
+
+def test_every_parameter_of_every_public_callable_is_in_a_table():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    seen = targets_of_traces(gpu)
+    trace = seen["Trace.array"][0].__self__
+    every = [targets_of_device(gpu), seen, targets_of_notebooks(gpu, trace)]
+    tried: dict[Any, set[str]] = {}
+    for function, arguments in (target for table in every for target in table.values()):
+        called = type(function).__call__ if function is nothing else function
+        tried.setdefault(bare(called), set()).update(arguments)
+    gpu.close()
+    missing = [*untried(tried)]
+    assert not missing, "\n".join(missing)
+    names = {name for name, _ in public()}
+    known = names | {name.rpartition(".")[2] for name in names}
+    assert {name.partition("(")[0].removesuffix(".*") for name in EXEMPT} <= known
 
 
 @pytest.fixture(autouse=True)
@@ -385,3 +702,43 @@ def test_widgets_and_lessons_refuse_what_they_cannot_take(monkeypatch):
     gc.collect()
     gpu.close()
     assert not [str(one.exc_value) for one in unraised]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"arrival": "fixed", "rate_hz": 1e-308},
+        {"arrival": "poisson", "rate_hz": 5e-324},
+        {"kind": "trace", "path": "x" * 5000},
+        {"kind": "trace", "path": ""},
+        {"kind": "trace", "path": "decode_h200", "second": "x" * 5000},
+    ],
+)
+def test_a_field_that_no_run_can_do_with_is_refused(fields):
+    spin = EXPERIMENT["workloads"]["w"]
+    kept = {"stream": "s", "repeats": 2} if "kind" in fields else spin
+    with pytest.raises(GpuscopeError):
+        gs.runs.predict(
+            {**EXPERIMENT, "workloads": {"w": {**kept, **fields}}, "streams": {"s": {}}}
+        )
+
+
+def test_a_forecast_takes_numbers_of_numpy():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    trace = gs.run(EXPERIMENT, gpu)["default"]
+    first, then = trace.where(kind="kernel").array("id")[:2]
+    forecast = gs.what_if(
+        trace, add_waits=[(first, then)], scale={"w": np.float32(2)},
+        streams={"s": {"priority": np.int64(0)}},
+    )  # fmt: skip
+    changes = forecast.experiment["what_if"]
+    assert changes["add_waits"] == [[int(first), int(then)]]
+    assert changes["scale"] == {"w": 2.0}
+
+
+def test_a_sweep_beside_a_link_to_nothing_is_an_error_of_ours(tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1]}, gpu, path=tmp_path)
+    (tmp_path / "point-0.parquet").symlink_to("nowhere")
+    with pytest.raises(GpuscopeError, match=r"link.*point-0\.parquet"):
+        load_sweep(tmp_path)

@@ -13,6 +13,7 @@ from IPython.utils.capture import capture_output
 
 import gpuscope as gs
 from gpuscope.device import select
+from gpuscope.magics import GpuscopeMagics
 
 LAUNCH = """
 stream = gpu.create_stream(name="s")
@@ -174,3 +175,31 @@ def test_of_several_clocks_one_is_named(shell, cell):
     assert shell.user_ns["_gpuscope"].kind_counts()["kernel"] == 3
     assert "names no device" in str(cell("%%gpuscope --device gemm\n1")[2])
     shell.user_ns.pop("other").close()
+
+
+def test_help_names_every_option_and_runs_nothing(cell):
+    for line in ("%%gpuscope --help\nraise SystemError", "%gpuscope -h"):
+        said, _, error = cell(line)
+        assert error is None
+        assert not [action for action in OPTIONS if action.option_strings[-1] not in said]
+
+
+OPTIONS = [action for action in GpuscopeMagics.gpuscope.parser._actions if action.option_strings]
+HOSTILE = [
+    "nan", "inf", "-1", "0", "9" * 4301, "1e400", "\x1b[31m", "x" * 5000, "class", "folder", "'",
+    "missing/a.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [action.option_strings[-1] for action in OPTIONS])
+def test_an_option_says_what_it_cannot_take(cell, option, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for value in HOSTILE:
+        for text in (f"%%gpuscope --no-display {option} {value}\n1", f"%gpuscope {option} {value}"):
+            _, _, error = cell(text)
+            assert error is None or isinstance(error, UsageError), (text[:80], error)
+
+
+def test_a_trace_is_kept_under_no_keyword(cell):
+    assert isinstance(cell("%%gpuscope -o class\n1")[2], UsageError)

@@ -70,9 +70,9 @@ def gemm(m: int, n: int, k: int) -> Row:
     return {"kind": "gemm", "m": m, "n": n, "k": k}
 
 
-def drawn(number: int) -> Row:
+def drawn(number: int, seed: int) -> Row:
     """Draw a pair: its workloads, what is sought, and the limit over the latency alone."""
-    draw = random.Random(f"{SEED} {number}")  # noqa: S311
+    draw = random.Random(f"{seed} {number}")  # noqa: S311
     size = draw.choice
     fast = size(
         [
@@ -221,10 +221,10 @@ def as_real(device: Any) -> bool:
     return device.is_simulated
 
 
-def tuned(task: tuple[int, Truth | None]) -> tuple[Row, Truth]:
+def tuned(task: tuple[int, Truth | None, int]) -> tuple[Row, Truth]:
     """Measure the truth of a pair, if it is not known, and tune it."""
-    number, truth = task
-    pair = drawn(number)
+    number, truth, seed = task
+    pair = drawn(number, seed)
     device = gs.open_device(f"sim:{pair['profile']}", quiet=True)
     plan, limits = prepared(pair, device)
     if truth is None:
@@ -268,12 +268,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the draw")
     parser.add_argument("--truth", type=Path, help="keep measured truths in this file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     truths = json.loads(asked.truth.read_text()) if asked.truth and asked.truth.exists() else {}
     found: list[Row] = []
-    tasks = [(number, truths.get(str(number))) for number in range(2 * asked.pairs)]
+    tasks = [(n, truths.get(str(n)), asked.seed) for n in range(2 * asked.pairs)]
     with get_context("spawn").Pool(asked.jobs) as pool:
         for row, truth in pool.imap(tuned, tasks):
             found.append(row)
@@ -281,7 +282,8 @@ def main(arguments: list[str] | None = None) -> int:
             if asked.truth:
                 asked.truth.write_text(json.dumps(truths) + "\n")
             summary = summary_of(found)
-            asked.out.write_text(json.dumps({"summary": summary, "found": found}, indent=1) + "\n")
+            kept = {"seed": asked.seed, "summary": summary, "found": found}
+            asked.out.write_text(json.dumps(kept, indent=1) + "\n")
             told = row["choice"] if row["decided"] else "-"
             print(
                 f"{row['pair']:2} {row['verdict']:5} takes {told!s:11} true "

@@ -190,7 +190,8 @@ def judged(folder: Path, logs: list[Path], calls: int) -> list[dict[str, Any]]:
             raise SystemExit(f"NCCL logged {len(logged)} operations of rank {rank}, not {len(own)}")
         unlike += sum(part.facts.kind != one[0] for part, one in zip(own, logged, strict=True))
         told |= {(rank, part.kernel): one for part, one in zip(own, logged, strict=True)}
-    matching = matched(by_rank, dict.fromkeys(by_rank, True))
+    clocks = {one.rank: (0, -(-(one.error_ns or 0) // 2)) for one in merged.metadata.ranks}
+    matching = matched(by_rank, dict.fromkeys(by_rank, True), clocks)
     differ = sum(
         len({told[rank, part.kernel] for rank, part in one.items()}) > 1 for one in matching.sets
     )

@@ -53,6 +53,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune_pairs.json"
 SEED = 32
 PAIRS = 50
+REPEATS = 7
+"""What `tune` takes if it is not told."""
 FIRST, TURNS = 4, 16
 CALLS = 100
 CLOSE = 0.01
@@ -221,9 +223,9 @@ def as_real(device: Any) -> bool:
     return device.is_simulated
 
 
-def tuned(task: tuple[int, Truth | None, int]) -> tuple[Row, Truth]:
+def tuned(task: tuple[int, Truth | None, int, int]) -> tuple[Row, Truth]:
     """Measure the truth of a pair, if it is not known, and tune it."""
-    number, truth, seed = task
+    number, truth, seed, repeats = task
     pair = drawn(number, seed)
     device = gs.open_device(f"sim:{pair['profile']}", quiet=True)
     plan, limits = prepared(pair, device)
@@ -233,7 +235,7 @@ def tuned(task: tuple[int, Truth | None, int]) -> tuple[Row, Truth]:
         truth = truth_of(plan, objective, slo, device)
     stand_ins.is_real = as_real
     began = time.monotonic()
-    result = gs.tune(plan, VARY, pair["objective"], limits, device)
+    result = gs.tune(plan, VARY, pair["objective"], limits, device, repeats=repeats)
     verdict, right = judged(result, truth)
     times = [len(one.values.get(result.objective.name, ())) for one in result.settings]
     row = {
@@ -269,12 +271,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, default=SEED, help="of the draw")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="as `tune` takes them")
     parser.add_argument("--truth", type=Path, help="keep measured truths in this file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     truths = json.loads(asked.truth.read_text()) if asked.truth and asked.truth.exists() else {}
     found: list[Row] = []
-    tasks = [(n, truths.get(str(n)), asked.seed) for n in range(2 * asked.pairs)]
+    tasks = [(n, truths.get(str(n)), asked.seed, asked.repeats) for n in range(2 * asked.pairs)]
     with get_context("spawn").Pool(asked.jobs) as pool:
         for row, truth in pool.imap(tuned, tasks):
             found.append(row)
@@ -282,7 +285,12 @@ def main(arguments: list[str] | None = None) -> int:
             if asked.truth:
                 asked.truth.write_text(json.dumps(truths) + "\n")
             summary = summary_of(found)
-            kept = {"seed": asked.seed, "summary": summary, "found": found}
+            kept = {
+                "seed": asked.seed,
+                "repeats": asked.repeats,
+                "summary": summary,
+                "found": found,
+            }
             asked.out.write_text(json.dumps(kept, indent=1) + "\n")
             told = row["choice"] if row["decided"] else "-"
             print(

@@ -10,7 +10,7 @@ that have none are tuned, too, and counted apart. For each pair:
 - *truth*: every setting measured in turns, ``FIRST`` times, and ``TURNS`` times where it may be the
   best. The best is the one with the best mean of the objective of those whose mean latency is
   within the limit;
-- *tuned*: ``gs.tune`` with its defaults and other seeds. In every second pair the device has
+- *tuned*: ``gs.tune`` with other seeds and, unless told, its defaults. In every second pair the device has
   the profile of an H100 and the forecasts are those of an H200, so that forecasts are wrong.
 
 What was named, decided before the fifty were tuned:
@@ -27,7 +27,8 @@ What was named, decided before the fifty were tuned:
 Goals: of fifty at least 40 right, at most 1 wrong, and no setting measured more often than
 ``repeats``.
 
-    python benchmarks/tune_pairs.py [--pairs N] [--jobs N] [--truth FILE] [--out FILE]
+    python benchmarks/tune_pairs.py [--pairs N] [--jobs N] [--seed N] [--repeats N]
+                                    [--truth FILE] [--out FILE]
 
 With --truth, measured truths are kept in a file and used again.
 """

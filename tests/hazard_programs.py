@@ -856,5 +856,14 @@ def what_mends_leave(seed: int, alone: int | None = None) -> tuple[int, list[str
 
 
 def _group(fact: HazardFact) -> tuple[object, ...]:
-    names = fact.first_name, fact.second_name, fact.first_stream
-    return fact.kind, *names, fact.waits, fact.awaits, fact.where, fact.behind
+    streams = fact.first_stream, fact.second_stream
+    return (
+        fact.kind,
+        fact.first_name,
+        fact.second_name,
+        *streams,
+        fact.waits,
+        fact.awaits,
+        fact.where,
+        fact.behind,
+    )

@@ -27,6 +27,7 @@ class Journal:
         self._stream = pa.ipc.new_stream(self._file, schema)
         hidden.rename(path)
         self._path = path
+        self._nbytes: int | None = None  # of whole points, once one could not be written
         self.length = 0
 
     def write(self, table: pa.Table) -> None:
@@ -35,6 +36,7 @@ class Journal:
         try:
             self._stream.write_table(table)
         except OSError:
+            self._nbytes = nbytes
             os.truncate(self._path, nbytes)
             raise
         self.length += 1
@@ -44,6 +46,8 @@ class Journal:
         for stream in (self._stream, self._file, self._lock):
             with suppress(OSError):  # a full disk
                 stream.close()
+        if self._nbytes is not None:  # the stream's end stands behind what could not be written
+            os.truncate(self._path, self._nbytes)
 
 
 def journaled(path: Path) -> tuple[pa.Table | None, bool]:

@@ -155,6 +155,8 @@ class _Recorder:
                 become(*given, **named)
             finally:  # it was not possible: this program goes on
                 self._facts.ended, self._cuda = False, None
+                if self._facts.name:
+                    self._tell()
                 if cuda:
                     self.begin_cuda()
                 for device in devices:
@@ -264,11 +266,14 @@ class _Recorder:
         rest_s = 0.0
         while not self._over.wait(_FIRST_S):
             rest_s -= _FIRST_S
-            with self._lock, self._noting("what there was so far was not written"):
+            what = "what there was so far was not written"
+            with self._lock, self._noting(what):
                 for number, journal in self._journals.items():
                     recording, told = self._recordings[number], self._told_calls.get(number, 0)
-                    calls, self._told_calls[number] = recording.ended(told)
-                    journal.advance(calls, recording.known())
+                    with self._noting(what):
+                        calls, upto = recording.ended(told)
+                        journal.advance(calls, recording.known())
+                        self._told_calls[number] = upto
                 others = self._recordings.keys() - self._journals.keys()
                 if rest_s <= 0 and others:
                     began_s = time.monotonic()

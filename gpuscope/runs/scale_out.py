@@ -38,8 +38,9 @@ Job: TypeAlias = Callable[[Device], _T]
 _LOCKS = Path("/tmp")  # noqa: S108 - TMPDIR may be a batch job's own, which others do not see
 _POLL_S = 0.2
 _ATTEMPTS = 3
-_MOST_PROCESSES = 10_000
 """How often a job is begun before it counts as lost."""
+_MOST_PROCESSES = 10_000
+"""N of ``"processes:N"``."""
 _PATIENCE_S = 60.0
 _PATIENCE = 3
 """Jobs are begun again elsewhere when none has ended for so many times the longest one."""

@@ -56,20 +56,27 @@ class SoFar:
 
     def save(self) -> Counter[str]:
         """Write anew what grew; returns how many rows of each kind all journals have."""
-        for path in sorted(self._folder.glob(f"*{JOURNAL}")):
+        there = sorted(self._folder.glob(f"*{JOURNAL}"))
+        for ended in self._readers.keys() - set(there):
+            del self._readers[ended], self._kinds[ended]
+        for path in there:
             try:
-                nbytes = path.stat().st_size
-                reader, before = self._readers.get(path) or (JournalReader(path), -1)
-                if nbytes == before:
-                    continue
-                self._readers[path] = reader, nbytes
-                trace = reader.read(over=False)
-                self._kinds[path] = Counter(trace.kind_counts())
-                if len(trace) and path.exists():
-                    save_trace(trace, path.with_suffix(SO_FAR))
-            except (GpuscopeError, OSError):
-                continue  # its process removed it, or the end tells
+                self._save(path)
+            except Exception:  # noqa: BLE001 - it is being written, or foreign: the end tells
+                self._readers.pop(path, None)
+                self._kinds.pop(path, None)
         return sum(self._kinds.values(), Counter())
+
+    def _save(self, path: Path) -> None:
+        nbytes = path.stat().st_size
+        reader, before = self._readers.get(path) or (JournalReader(path), -1)
+        if nbytes == before:
+            return
+        trace = reader.read(over=False)
+        self._readers[path] = reader, nbytes
+        self._kinds[path] = Counter(trace.kind_counts())
+        if len(trace) and path.exists():
+            save_trace(trace, path.with_suffix(SO_FAR))
 
 
 def last_trace(path: Path) -> Trace:
@@ -91,7 +98,20 @@ def cut_short(trace: Trace, at_ns: int) -> Trace:
     return trace.with_metadata(complete=False, notes=(*trace.metadata.notes, note))
 
 
+def main(folder: Path) -> int:
+    """Make the last trace of each journal that has none; returns 1 if one cannot be read."""
+    status = 0
+    for journal in sorted(folder.glob(f"*{JOURNAL}")):
+        trace = journal.with_suffix(".parquet")
+        if trace.exists():  # whole: its process was killed before it removed the journal
+            continue
+        try:
+            sys.stdout.write(f"wrote {save_trace(last_trace(journal), trace)}\n")
+        except GpuscopeError as error:
+            sys.stderr.write(f"{error}\n")
+            status = 1
+    return status
+
+
 if __name__ == "__main__":
-    for journal in sorted(Path(sys.argv[1]).glob(f"*{JOURNAL}")):
-        written = save_trace(last_trace(journal), journal.with_suffix(".parquet"))
-        sys.stdout.write(f"wrote {written}\n")
+    sys.exit(main(Path(sys.argv[1])))

@@ -97,7 +97,8 @@ def tune(
     device
         An open device or a name for :func:`gpuscope.open_device`; ``"auto"`` if not given.
     confidence
-        With which all that is told apart is right, together.
+        With which all comparisons of settings are right, together; whether one meets a limit is
+        told with it by itself.
     repeats
         Measurements of one setting, at most; at least 3.
     gpu_profile

@@ -91,7 +91,11 @@ class Journal:
             for domain in (DRIVER_API, RUNTIME_API)
         }
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._put(_HEAD, msgspec.json.encode(_Head(facts, domains)))
+        try:
+            self._put(_HEAD, msgspec.json.encode(_Head(facts, domains)))
+        except OSError:
+            os.close(self._file)
+            raise
 
     def _put(self, kind: int, payload: bytes | memoryview, number: int = 0) -> Stored:
         """Append a frame."""
@@ -155,7 +159,7 @@ class Journal:
         self._places.learn_all()
         self._put_places()
         self._collector.collect(forced=False)
-        for number in self._devices:
+        for number in self._devices.copy():  # another recording may collect meanwhile
             self._places.uuid(number)
         self._put_places()
         if calls.executions or calls.others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from pathlib import Path
 
@@ -170,3 +171,43 @@ def test_what_a_kernel_computes_is_told_by_its_row_not_by_its_workload():
     misnamed = recorded(lambda gpu: Copy(gpu, nbytes=4096, name="gemm 64x64x64 float16"))
     works = program(misnamed, Profile.load("h200"), {}).works
     assert {work.kernel.known for work in works} == {Copied(4096)}
+
+
+def test_latencies_of_calls_that_are_waited_for_are_those_of_the_split():
+    """The host sees a call done when its wait returns, not as late after the kernel as it was."""
+
+    def program(split):
+        gpu = gs.open_device("sim:h200", quiet=True)
+        small = gs.Gemm(gpu, m=64, n=4096, k=4096, name="small")
+        large = gs.Gemm(gpu, m=4096, n=4096, k=4096, name="large")
+        with contextlib.ExitStack() as stack:
+            parts = split and stack.enter_context(gpu.carve({"small": split, "large": "rest"}))
+            first, second = (
+                (parts[name] if parts else gpu).create_stream(name=f"of {name}")
+                for name in ("small", "large")
+            )
+            with gs.profile(gpu) as recording:
+                for _ in range(60):
+                    large.execute(stream=second)
+                    small.execute(stream=first)
+                    small.wait()
+                    large.wait()
+        return recording.trace
+
+    recorded, truth = program(None), program(32)
+    streams = {f"of {name}": {"partition": name} for name in ("small", "large")}
+    forecast = gs.what_if(recorded, partitions={"small": 32, "large": "rest"}, streams=streams)
+    for name in ("small", "large"):
+        told, right = (
+            np.median(calls.array("end_ns") - calls.array("start_ns"))
+            for calls in (
+                trace.where(kind="handle", category=name) for trace in (forecast["forecast"], truth)
+            )
+        )
+        assert told == pytest.approx(right, rel=0.1), name
+    launched = forecast["forecast"].where(kind="handle")
+    returned = {}
+    for row in forecast["forecast"].where(kind="api").spans.to_pylist():
+        returned[row["parent"]] = max(returned.get(row["parent"], 0), row["end_ns"])
+    for row in launched.spans.to_pylist():
+        assert row["end_ns"] >= returned.get(row["id"], 0), "seen done before its launch returned"

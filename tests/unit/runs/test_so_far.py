@@ -52,7 +52,11 @@ def test_journals_become_traces_by_hand(written, monkeypatch, capsys):
     folder, _ = written
     monkeypatch.setattr(sys, "argv", ["so_far", str(folder)])
     monkeypatch.delitem(sys.modules, "gpuscope.runs.so_far")
-    runpy.run_module("gpuscope.runs.so_far", run_name="__main__")
+    (folder / "4-5-6.journal").write_text("no journal, but long enough to have a header")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("gpuscope.runs.so_far", run_name="__main__")
+    assert ended.value.code == 1
+    (folder / "4-5-6.journal").unlink()
     assert capsys.readouterr().out == f"wrote {folder / '1-2-3.parquet'}\n"
     trace = gs.load_trace(folder / "1-2-3.parquet")
     assert trace.kind_counts()["kernel"] == 10

@@ -279,7 +279,7 @@ class Tuning(Result):
         measured = sum(one.verdict in out for one in self.settings)
         forecast = sum(one.verdict == "unlikely" for one in self.settings)
         by_forecast = f" and {forecast} by corrected forecasts" if forecast else ""
-        return f"{measured} others are ruled out by measurements{by_forecast}"
+        return f"{measured} settings are ruled out by measurements{by_forecast}"
 
     @property
     def tie_rule(self) -> str:

@@ -251,7 +251,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
         unseen = f"\ngpuscope: CUDA is not seen here: {cupti.found}: {cupti.todo}"
         complain(
             "gpuscope: nothing was recorded: no process of the program used CUDA or a device of "
-            f"gpuscope{unseen * (not cupti.ok)}"
+            f"gpuscope of the kinds that --device names{unseen * (not cupti.ok)}"
         )
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")

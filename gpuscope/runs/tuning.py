@@ -76,10 +76,10 @@ def tune(
     The simulated GPU forecasts every setting. The most promising are measured in turns, with the
     ends of the grid and those beside the best one, until all others are ruled out, by measurements
     or by forecasts whose error is known from measurements around them; until each was measured
-    ``repeats`` times; or until a third of what measuring all that often takes is spent. Of equals,
-    which noise does not tell apart or which differ by less than 1 %, the one with the fewest SMs
-    for the workloads of ``slo`` (without it, of ``objective``) is taken. A measurement is one
-    round, in which all of a workload's ``repeats`` are run.
+    ``repeats`` times; or until a third of what measuring all that often takes is spent, or what
+    three settings take. Of equals, which noise does not tell apart or which differ by less than
+    1 %, the one with the fewest SMs for the workloads of ``slo`` (without it, of ``objective``) is
+    taken. A measurement is one round, in which all of a workload's ``repeats`` are run.
 
     Parameters
     ----------

@@ -15,12 +15,13 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from gpuscope._checks import SeveralOf, require_kind
+from gpuscope._checks import given, require_kind
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidArgument
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.context import Passed
@@ -88,7 +89,12 @@ class Step(Handle):
         after: Sequence[Step] = (),
     ) -> None:
         super().__init__(owner, name=name)
-        require_kind("after", after, SeveralOf(Step))
+        require_kind("after", after, list, tuple)
+        for step in after:
+            if not hasattr(step, "array"):
+                raise InvalidArgument(
+                    f"after has {given(step)}; steps are needed, or what has an array as they do"
+                )
         self.duration_ns = duration_ns
         self.array = self.device.asarray(np.ones(4, "float32"))
         arrays = [step.array for step in after] or [self.device.asarray(np.ones(4, "float32"))]

@@ -39,10 +39,17 @@ def _code_of(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
+def _called(name: str) -> str:
+    """Return what a stream is called in code: one that nobody named here, by its handle."""
+    handle = re.fullmatch(r"stream (0x[0-9a-f]+)", name)
+    return f"gpu.wrap_stream({handle[1]})" if handle else _code_of(name)
+
+
 def mend_of(missing: Missing, first: str, second: str) -> str:
     """Return the call that makes an order, as code."""
-    awaits, waits = _code_of(missing.awaits), _code_of(missing.waits)
     is_torch = "::" in first and "::" in second
+    spelled = _code_of if is_torch else _called
+    awaits, waits = spelled(missing.awaits), spelled(missing.waits)
     place = {
         "work": f"before {second!r}",
         "graph": f"before the launch of the graph with {second!r}",

@@ -29,6 +29,7 @@ from gpuscope.record.hazard_notes import (
     Work,
 )
 from gpuscope.record.hazards import Detector
+from gpuscope.record.mends import Missing, mend_of
 
 
 def facts_of(program, *args):
@@ -639,3 +640,15 @@ def test_what_an_operand_is_keeps_no_memory_and_tells_the_same_later():
     assert seen() is None
     assert operand.accesses() == expected
     assert accesses_of(of_arrays((object(), 3), ())) == ()
+
+
+@pytest.mark.parametrize(
+    ("awaits", "waits", "code"),
+    [
+        ("s", "t", "t.wait(s.record())"),
+        ("stream 0x2a", "t", "t.wait(gpu.wrap_stream(0x2a).record())"),
+        ("s", "stream 0x2a", "gpu.wrap_stream(0x2a).wait(s.record())"),
+    ],
+)
+def test_a_mend_calls_streams_of_others_by_their_handle(awaits, waits, code):
+    assert mend_of(Missing(waits, awaits, "work"), "first", "second").startswith(f"{code}  #")

@@ -97,8 +97,7 @@ def tune(
     device
         An open device or a name for :func:`gpuscope.open_device`; ``"auto"`` if not given.
     confidence
-        With which all comparisons of settings are right, together; whether one meets a limit is
-        told with it by itself.
+        Of all comparisons of settings together, and of each limit by itself.
     repeats
         Measurements of one setting, at most; at least 3.
     gpu_profile

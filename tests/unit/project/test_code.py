@@ -15,7 +15,7 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 47_454
+CODE_LINES = 47_459
 """May only go down, unless a feature is added: then by what the feature takes."""
 ANY_PER_1000 = 6
 """May only go down."""

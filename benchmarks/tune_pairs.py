@@ -10,8 +10,9 @@ that have none are tuned, too, and counted apart. For each pair:
 - *truth*: every setting measured in turns, ``FIRST`` times, and ``TURNS`` times where it may be the
   best. The best is the one with the best mean of the objective of those whose mean latency is
   within the limit;
-- *tuned*: ``gs.tune`` with other seeds and, unless told, its defaults. In every second pair the device has
-  the profile of an H100 and the forecasts are those of an H200, so that forecasts are wrong.
+- *tuned*: ``gs.tune`` with other seeds and, unless told, its defaults. In every second pair the
+  device has the profile of an H100 and the forecasts are those of an H200, so that forecasts are
+  wrong.
 
 What was named, decided before the fifty were tuned:
 

@@ -8,7 +8,7 @@ remainder of 12, hence 8, 12, 16, 20, 24, …, 132.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias, get_args
@@ -196,7 +196,7 @@ def plan_carve(
     require_kind("layout", layout, SmLayout)
     require_kind("held", held, MappingOf(SeveralOf(int)), None)
     require_kind("allow_shared", allow_shared, bool)
-    require_kind("keep", keep, SeveralOf(str), set, frozenset, Mapping, KeysView, None)
+    require_kind("keep", keep, SeveralOf(str), set, frozenset, Mapping, None)
     held = held or {}
     taken = {part for parts in held.values() for part in parts}
     # Parts that nobody holds come first, also where sharing is allowed.

@@ -53,7 +53,7 @@ def plan(devices: Sequence[str], size: str, *, beside: bool, repeats: int) -> di
     }  # fmt: skip
 
 
-def rows_of(run: gs.runs.Run, size: str, *, beside: bool) -> list[dict[str, Any]]:
+def rows_of(run: gs.experiments.Run, size: str, *, beside: bool) -> list[dict[str, Any]]:
     """Return a row for each setting of a run."""
     rows = []
     for setting, trace in run.items():

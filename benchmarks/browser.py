@@ -317,7 +317,7 @@ def own_javascript() -> dict:
 WATCH = """
 import json, time
 import gpuscope as gs
-from gpuscope.widgets.scheduler import RedrawScheduler
+from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.widgets.view import TimelineView
 from gpuscope.workloads.spin import Spin
 begun, ended, seen = {}, {}, {}

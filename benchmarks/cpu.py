@@ -24,8 +24,8 @@ import pairs
 import shapes
 
 import gpuscope as gs
-from gpuscope.device.sim.profile import Profile
-from gpuscope.runs.execution import run
+from gpuscope.experiments.execution import run
+from gpuscope.simulator.profiles.profile import Profile
 
 
 def import_time() -> dict[str, Any]:

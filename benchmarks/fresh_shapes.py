@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.calibration import design, gemms
+from gpuscope.simulator.calibration import design, gemms
 
 SEED = 18_2026
 COUNT = 48

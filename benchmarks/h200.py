@@ -33,7 +33,7 @@ from facts import BESIDE, row, spread
 from msgspec import to_builtins as plain
 
 import gpuscope as gs
-from gpuscope.runs.execution import run
+from gpuscope.experiments.execution import run
 
 ROUNDS = 15
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",

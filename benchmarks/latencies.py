@@ -24,8 +24,8 @@ from typing import Any
 import facts  # beside this file
 
 import gpuscope as gs
-from gpuscope.calibration import host
-from gpuscope.device.sim.gemm_model import ITEM_BYTES
+from gpuscope.simulator.calibration import host
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 RESULTS = Path(__file__).parent / "results" / "latencies.json"

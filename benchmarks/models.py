@@ -19,7 +19,7 @@ import numpy as np
 from facts import BESIDE, row, spread, write
 
 import gpuscope as gs
-from gpuscope.runs import driving
+from gpuscope.experiments import driving
 from gpuscope.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.calibration.fit import fit_copy
 from gpuscope.device.api import KernelModel
-from gpuscope.device.sim.profile import Profile
-from gpuscope.device.sim.schema import CopyTimes
+from gpuscope.simulator.calibration.fit import fit_copy
+from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.schema import CopyTimes
 
 DATA = Path(__file__).resolve().parent / "data" / "pairs.json"
 GEMMS = {

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuscope as gs
-from gpuscope.runs.pool import Processes
+from gpuscope.experiments.pool import Processes
 
 SHORT, LONG = 20, 1000
 """Calls of a point's workload."""
@@ -67,7 +67,7 @@ def workers(spec: str) -> Iterator[tuple[Executor, Any]]:
 def timed(repeats: int, grid: dict[str, list[int]], **how: Any) -> tuple[float, Any]:
     """Sweep; returns the seconds, and the table."""
     start = time.perf_counter()
-    found = gs.runs.sweep(experiment(repeats), grid, DEVICE, **how)
+    found = gs.search.sweep(experiment(repeats), grid, DEVICE, **how)
     return time.perf_counter() - start, found.table
 
 

@@ -25,8 +25,8 @@ from facts import BESIDE, row, write
 
 import gpuscope as gs
 from gpuscope.device.device import Device
-from gpuscope.runs.pool import Processes
-from gpuscope.runs.scale_out import Team
+from gpuscope.experiments.pool import Processes
+from gpuscope.search.scale_out import Team
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "s", "repeats": 200}
 PLAN: dict[str, Any] = {
@@ -63,7 +63,7 @@ def seconds(points: int, device: str, rounds: int) -> tuple[list[float], list[fl
         for number in range(rounds + 1):
             for executor, own in zip((one, two), took, strict=True):
                 start = time.perf_counter()
-                gs.runs.sweep(PLAN, {"seed": [*range(points)]}, device, executor=executor)
+                gs.search.sweep(PLAN, {"seed": [*range(points)]}, device, executor=executor)
                 if number:  # the first starts them
                     own.append(round(time.perf_counter() - start, 3))
     return took
@@ -77,8 +77,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     sizes = [8 * (number % 15 + 1) for number in range(asked.points)]
-    serial = gs.runs.sweep(PLAN, {"partitions.a": sizes}, asked.device)
-    found = gs.runs.sweep(PLAN, {"partitions.a": sizes}, asked.device, executor="processes:2")
+    serial = gs.search.sweep(PLAN, {"partitions.a": sizes}, asked.device)
+    found = gs.search.sweep(PLAN, {"partitions.a": sizes}, asked.device, executor="processes:2")
     ratios = [
         two / one
         for one, two in zip(

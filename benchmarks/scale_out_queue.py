@@ -34,10 +34,10 @@ import psutil
 
 import gpuscope as gs
 from gpuscope.device.device import Device
-from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.points import Points, Rows, rows_of
-from gpuscope.runs.scale_out import Team
-from gpuscope.runs.series import Plan
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.search.points import Points, Rows, rows_of
+from gpuscope.search.scale_out import Team
+from gpuscope.search.series import Plan
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000)
 POINT_S = (0.1, 1.0, 10.0)

@@ -19,10 +19,10 @@ import numpy as np
 from facts import BESIDE
 
 import gpuscope as gs
-from gpuscope.calibration import fit
-from gpuscope.calibration.kernels import kernel_of
-from gpuscope.device.sim.gemm_model import ITEM_BYTES, alignment
-from gpuscope.device.sim.profile import Profile
+from gpuscope.simulator.calibration import fit
+from gpuscope.simulator.calibration.kernels import kernel_of
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, alignment
+from gpuscope.simulator.profiles.profile import Profile
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "results" / "shapes.json"

@@ -25,15 +25,15 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope import figures
-from gpuscope.figures.raster import png
-from gpuscope.figures.tracks import Tracks
+from gpuscope.timeline.canvas import tiles
+from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.timeline.index import Index
+from gpuscope.timeline.raster import png
 from gpuscope.timeline.scene import edges_of
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import tiles
-from gpuscope.widgets.state import TimelineState
 
 Array = np.ndarray[Any, Any]
 

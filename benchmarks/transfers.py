@@ -13,7 +13,7 @@ from pathlib import Path
 from facts import write
 
 import gpuscope as gs
-from gpuscope.calibration.host import transfers
+from gpuscope.simulator.calibration.host import transfers
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ from typing import Any
 
 import gpuscope as gs
 from gpuscope.analysis.race import Goal
-from gpuscope.runs import stand_ins
+from gpuscope.simulator.forecast import stand_ins
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune_pairs.json"

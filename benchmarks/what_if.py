@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.device.sim.kernel_model import SCALING, Launch, RecordedKernel, Scaling
-from gpuscope.device.sim.profile import Profile
+from gpuscope.simulator.models.kernel_model import SCALING, Launch, RecordedKernel, Scaling
+from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
 from gpuscope.workloads.builtin import RECORDINGS
@@ -244,7 +244,7 @@ def _cycle_ns(
     if pair["sms"]:
         experiment["partitions"] = dict(zip("ab", pair["sms"], strict=True))
         streams = {name: {"partition": name} for name in "ab"}
-    (trace,) = gs.runs.predict({**experiment, "streams": streams}).traces.values()
+    (trace,) = gs.experiments.predict({**experiment, "streams": streams}).traces.values()
     mine = trace.where(kind="kernel", category=which)
     starts = np.sort(mine.array("start_ns"))[:: len(mine) // REPEATS]
     return float(np.mean(np.diff(starts[2:])))
@@ -609,7 +609,7 @@ def judge_unchanged() -> list[Row]:
     rows = []
     for kind in (forecast_programs.experiment, forecast_programs.serving):
         for seed in range(BANDS_SEED, BANDS_SEED + UNCHANGED):
-            (trace,) = gs.runs.predict(kind(seed)).traces.values()
+            (trace,) = gs.experiments.predict(kind(seed)).traces.values()
             off, where = forecast_programs.furthest(trace, gs.what_if(trace)["forecast"])
             rows.append({"kind": kind.__name__, "seed": seed, "off": off, "where": where})
     return rows

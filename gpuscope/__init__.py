@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from gpuscope import analysis as analysis
     from gpuscope import device as device
     from gpuscope import errors as errors
+    from gpuscope import experiments as experiments
     from gpuscope import figures as figures
     from gpuscope import learn as learn
-    from gpuscope import runs as runs
+    from gpuscope import search as search
     from gpuscope import widgets as widgets
     from gpuscope import workloads as workloads
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
+    from gpuscope.experiments.execution import run as run
+    from gpuscope.experiments.profiling import profile as profile
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
+    from gpuscope.races.confirming import confirm as confirm
+    from gpuscope.races.default_stream import no_default_stream as no_default_stream
     from gpuscope.record.annotate import annotate as annotate
-    from gpuscope.record.default_stream import no_default_stream as no_default_stream
-    from gpuscope.runs.confirming import confirm as confirm
-    from gpuscope.runs.execution import run as run
-    from gpuscope.runs.profiling import profile as profile
-    from gpuscope.runs.tuning import tune as tune
-    from gpuscope.runs.what_if import what_if as what_if
+    from gpuscope.search.tuning import tune as tune
+    from gpuscope.simulator.forecast.what_if import what_if as what_if
     from gpuscope.trace.merging import merge as merge
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.timeline import Timeline as Timeline
@@ -51,13 +52,13 @@ _HOMES = {
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
     "TorchModule": "gpuscope.workloads.torch_module",
-    "profile": "gpuscope.runs.profiling",
+    "profile": "gpuscope.experiments.profiling",
     "annotate": "gpuscope.record.annotate",
-    "no_default_stream": "gpuscope.record.default_stream",
-    "confirm": "gpuscope.runs.confirming",
-    "run": "gpuscope.runs.execution",
-    "tune": "gpuscope.runs.tuning",
-    "what_if": "gpuscope.runs.what_if",
+    "no_default_stream": "gpuscope.races.default_stream",
+    "confirm": "gpuscope.races.confirming",
+    "run": "gpuscope.experiments.execution",
+    "tune": "gpuscope.search.tuning",
+    "what_if": "gpuscope.simulator.forecast.what_if",
     "load_trace": "gpuscope.formats.reading",
     "merge": "gpuscope.trace.merging",
     "export": "gpuscope.formats.writing",
@@ -66,9 +67,10 @@ _HOMES = {
     "analysis": "gpuscope.analysis",
     "device": "gpuscope.device",
     "errors": "gpuscope.errors",
+    "experiments": "gpuscope.experiments",
     "figures": "gpuscope.figures",
     "learn": "gpuscope.learn",
-    "runs": "gpuscope.runs",
+    "search": "gpuscope.search",
     "widgets": "gpuscope.widgets",
     "workloads": "gpuscope.workloads",
 }

@@ -16,7 +16,7 @@ InitializeInjection(void)
 
     if (is_up && take && give && run && is_up()) {
         int state = take();
-        run("getattr(__import__('sys').modules.get('gpuscope.runs.processes'), 'begin_cuda', int)()");
+        run("getattr(__import__('sys').modules.get('gpuscope.experiments.processes'), 'begin_cuda', int)()");
         give(state);
     }
     return 1;

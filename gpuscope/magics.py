@@ -24,9 +24,9 @@ from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
+from gpuscope.experiments.profiling import profile
 from gpuscope.formats.writing import export
 from gpuscope.record.recorder import Recording
-from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 
 LAST = "_gpuscope"

@@ -32,7 +32,7 @@ SELECTED = (
     (r"tests/unit/(\w+)/", (f"{UNIT}/{{}}",)),
     (r"(gpuscope|tests)/[^/]+$|pyproject\.toml$", (UNIT,)),
     (r"(docs|notebooks|benchmarks|scripts)/|[^/]+\.md$", (*DOCS, *ALWAYS)),
-    (r"examples/", (*DOCS, f"{UNIT}/runs", f"{UNIT}/cli")),
+    (r"examples/", (*DOCS, f"{UNIT}/experiments", f"{UNIT}/cli")),
 )
 """Pattern of a changed path → the tests that it selects; the first that matches counts."""
 

@@ -1,12 +1,18 @@
-"""Count the package: code lines, `Any`s, private names of other files, imports by string, names.
+"""Count the package: code lines, `Any`s, dialect, private reads, imports by string, names.
 
     python scripts/count_code.py [--json] [--where] [ROOM …]
 
 Code lines
-    Lines that hold code. Blank lines, comments and docstrings do not count.
+    Of Python: lines that hold code once ruff has formatted the file without its ``# fmt: skip``
+    and ``# fmt: off``. Blank lines, comments and docstrings do not count. Of other languages
+    (`OTHERS`): lines that are not blank.
 `Any`
     Each time the name stands in code, imports included. A comment or a docstring that
     mentions it does not count.
+Aliases of `Any`
+    Names bound to `Any`, to another such alias, or to a subscript of only these.
+Dialect
+    Locals that are called one of `DIALECT` each time they are bound.
 Private reads
     A name with one leading underscore that some file of the package defines, and that another
     file imports or takes from anything but ``self`` and ``cls``, also by ``getattr`` with a
@@ -16,7 +22,7 @@ Imports by string
     Calls of ``import_module`` and ``__import__`` that can name a module of gpuscope: all but
     those of a literal that names another package. Files that may do so are in `BY_STRING`.
 Long modules
-    Files over 450 lines, all lines counted, whose docstring does not say "long because".
+    Files over 400 lines, all lines counted.
 
 With rooms, such as ``trace`` or ``record``, only their files count.
 """
@@ -27,14 +33,24 @@ import argparse
 import ast
 import io
 import json
+import re
+import subprocess
+import sys
+import tempfile
 import tokenize
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG = 450
-"""Lines above which a module gives a reason at its top."""
+LONG = 400
+"""Lines that a module may have."""
+DIALECT = frozenset({"one", "found", "place", "mine", "told", "own", "said"})
+OTHERS = (".c", ".h", ".js", ".cu", ".css", ".html", ".txt", ".jinja")
+OUTSIDE_THE_CORE = ("simulator", "races", "learn")
+"""Rooms that the core does without."""
+_UNFORMATTED = re.compile(r"# fmt: (skip|off|on)\b")
 BY_STRING = {
     "gpuscope/_compiled.py": "the module in C, which readers of imports take for the package",
     "gpuscope/_lazy.py": "lazy public names",
@@ -171,10 +187,50 @@ def code_and_anys(text: str, tree: ast.Module) -> tuple[int, int]:
     return len(lines - docstring_lines(tree)), anys
 
 
-def is_long(text: str, tree: ast.Module) -> bool:
-    """Whether a module is long and its docstring gives no reason."""
-    reason = "long because" in " ".join((ast.get_docstring(tree) or "").split()).lower()
-    return len(text.splitlines()) > LONG and not reason
+def aliases_of_any(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the names that a file gives to `Any`."""
+    names = {"Any"}
+    aliases = []
+    for node in ast.walk(tree):
+        target: ast.expr | None = None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign):
+            target = node.target
+        if not isinstance(target, ast.Name):
+            continue
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        inner = value.slice if isinstance(value, ast.Subscript) else value
+        if isinstance(inner, ast.Name) and inner.id in names:
+            names.add(target.id)
+            aliases.append((node.lineno, target.id))
+    return aliases
+
+
+def dialect(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return where a file binds a local called by a word of the house."""
+    return [
+        (node.lineno, node.id)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in DIALECT
+    ]
+
+
+def formatted(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return Python files as ruff formats them, nothing excepted."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_UNFORMATTED.sub("#", text), "utf-8")
+        ruff = [sys.executable, "-m", "ruff", "format", "-q", "--no-cache"]
+        subprocess.run([*ruff, "--config", ROOT / "pyproject.toml", folder], check=True)
+        return {name: (Path(folder) / name).read_text("utf-8") for name in texts}
+
+
+def room_of(path: str) -> str:
+    """Return the room of a file of the package; ``""`` for a file of its root."""
+    return path.split("/")[1] if path.count("/") > 1 else ""
 
 
 @dataclass
@@ -184,6 +240,9 @@ class Counts:
     modules: int = 0
     code: int = 0
     any: int = 0
+    rooms: Counter[str] = field(default_factory=Counter)
+    aliases: list[str] = field(default_factory=list)
+    dialect: list[str] = field(default_factory=list)
     private: list[str] = field(default_factory=list)
     by_string: list[str] = field(default_factory=list)
     long: list[str] = field(default_factory=list)
@@ -193,28 +252,45 @@ class Counts:
         """`Any`s for every 1,000 code lines."""
         return 1000 * self.any / max(self.code, 1)
 
+    @property
+    def core(self) -> int:
+        """Code lines without the simulator, races and lessons."""
+        return self.code - sum(self.rooms[room] for room in OUTSIDE_THE_CORE)
+
 
 def count(rooms: Sequence[str] = ()) -> Counts:
     """Count the files of some rooms, or of the whole package."""
+    paths = sorted((ROOT / "gpuscope").rglob("*"))
     texts = {
         path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-        for path in sorted((ROOT / "gpuscope").rglob("*.py"))
+        for path in paths
+        if path.suffix == ".py"
     }
     trees = {name: ast.parse(text) for name, text in texts.items()}
     known = {name for tree in trees.values() for name in defined_privately(tree)}
     counts = Counts()
-    for path, tree in trees.items():
-        if rooms and path.split("/")[1].removesuffix(".py") not in rooms:
+    for path, text in formatted(texts).items():
+        if rooms and room_of(path) not in rooms:
             continue
-        code, anys = code_and_anys(texts[path], tree)
+        tree = trees[path]
+        code, anys = code_and_anys(text, ast.parse(text))
         counts.modules += 1
         counts.code += code
+        counts.rooms[room_of(path)] += code
         counts.any += anys
+        counts.aliases += [f"{path}:{at}: {name}" for at, name in aliases_of_any(tree)]
+        counts.dialect += [f"{path}:{at}: {name}" for at, name in dialect(tree)]
         counts.private += [f"{path}:{at}: {name}" for at, name in private_reads(tree, known)]
         if path not in BY_STRING:
             counts.by_string += [f"{path}:{at}: {call}" for at, call in imports_by_string(tree)]
-        if is_long(texts[path], tree):
+        if len(texts[path].splitlines()) > LONG:
             counts.long.append(f"{path}: {len(texts[path].splitlines())} lines")
+    for source in paths:
+        room = room_of(source.relative_to(ROOT).as_posix())
+        if source.suffix in OTHERS and (not rooms or room in rooms):
+            lines = sum(1 for line in source.read_text("utf-8").splitlines() if line.strip())
+            counts.code += lines
+            counts.rooms[room] += lines
     return counts
 
 
@@ -224,26 +300,32 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", help="only these rooms, such as trace")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
-        "--where", action="store_true", help="each private read, import by string, long module"
+        "--where", action="store_true", help="each place that is counted, but code lines and Anys"
     )
     given = parser.parse_args()
     counts = count(given.rooms)
     figures = {
         "modules": counts.modules,
         "code lines": counts.code,
+        "code lines without " + ", ".join(OUTSIDE_THE_CORE): counts.core,
         "Any per 1,000 code lines": round(counts.any_per_1000, 1),
+        "aliases of Any": len(counts.aliases),
+        "dialect": len(counts.dialect),
         "private names of other files read": len(counts.private),
         "imports of gpuscope by string": len(counts.by_string),
         "public names at the top": top_names(),
-        f"modules over {LONG} lines without a reason": len(counts.long),
+        f"modules over {LONG} lines": len(counts.long),
     }
     if given.json:
         print(json.dumps(figures, indent=1))
         return
     for name, value in figures.items():
         print(f"{name:45} {value:,}")
+    for room, lines in sorted(counts.rooms.items()):
+        print(f"  {room or 'the root':43} {lines:,}")
     if given.where:
-        print(*counts.private, *counts.by_string, *counts.long, sep="\n")
+        lists = (counts.private, counts.by_string, counts.long, counts.aliases, counts.dialect)
+        print(*(where for list_ in lists for where in list_), sep="\n")
 
 
 if __name__ == "__main__":

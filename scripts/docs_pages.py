@@ -22,8 +22,9 @@ from coverage_page import coverage_page
 from figures_page import figures_page
 from pydantic import BaseModel
 
-from gpuscope.device.sim import schema, softmax_model
-from gpuscope.device.sim.profile import Profile
+from gpuscope.simulator.models import softmax_model
+from gpuscope.simulator.profiles import schema
+from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.workloads.builtin import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +48,7 @@ CALIBRATION = """## Your own GPU
     gpuscope calibrate --out gpu.json
     gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
 
-In Python: `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`.
+In Python: `gpuscope.simulator.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`.
 
 Calibration takes less than 3 minutes and needs CUPTI (`gpuscope doctor` says how to install it).
 Run it on an idle GPU, in a process that has not recorded yet: once CUPTI is on, calls cost more. It
@@ -993,7 +994,7 @@ def profile_page() -> str:
     lines = [
         "# GPU profiles",
         "",
-        "Generated from `gpuscope/device/sim/schema.py` by `make docs`; do not edit.",
+        "Generated from `gpuscope/simulator/profiles/schema.py` by `make docs`; do not edit.",
         "",
         "A GPU profile is a JSON file that describes a GPU to the simulator: its SMs, the cost of",
         "host calls, and the constants of its kernels' times. `sim:h100` and `sim:h200`",

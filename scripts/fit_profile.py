@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuscope.calibration import fit as fitting
-from gpuscope.calibration.calibrator import profile_of, write_profile
-from gpuscope.calibration.fit import FOLDS, table
-from gpuscope.device.sim.schema import DeviceLayout
+from gpuscope.simulator.calibration import fit as fitting
+from gpuscope.simulator.calibration.calibrator import profile_of, write_profile
+from gpuscope.simulator.calibration.fit import FOLDS, table
+from gpuscope.simulator.profiles.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "results" / "softmax.json"
-TABLE = ROOT / "gpuscope" / "device" / "sim" / "softmax.json"
+TABLE = ROOT / "gpuscope" / "simulator" / "models" / "softmax.json"
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def check_refusals() -> None:
         words = refused(lambda name=name: getattr(gs, name))
         assert f"gpuscope.{name} needs the package" in words, words
         assert "'.[notebook]'" in words, words
-    experiment = gs.runs.Experiment.from_dict(EXPERIMENT)
+    experiment = gs.experiments.Experiment.from_dict(EXPERIMENT)
     assert "'.[cli]'" in refused(experiment.to_toml)
     live = gs.profile(gs.open_device("sim:h200", quiet=True), live=True)
     words = refused(live.__enter__)

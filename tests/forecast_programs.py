@@ -219,7 +219,7 @@ def requests_split(seed: int) -> list[Figure]:
 
 
 def _served(workloads: Row, decode: int | None, seed: int) -> Trace:
-    (trace,) = gs.runs.predict({
+    (trace,) = gs.experiments.predict({
         "name": "serving", "seed": seed, "alone_repeats": 0, "workloads": workloads,
         "streams": SPLIT if decode else {"prefill": {}, "decode": {}},
         "partitions": {"prefill": "rest", "decode": decode} if decode else {},

@@ -28,7 +28,7 @@ import numpy as np
 
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.sim import ops
+from gpuscope.simulator.engine import ops
 from gpuscope.trace.metadata import HazardFact
 
 LATE_NS = 10**9

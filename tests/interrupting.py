@@ -45,7 +45,7 @@ class Interrupt:
     Parameters
     ----------
     rooms
-        Paths under the package, such as ``"record"`` or ``"device/sim/engine.py"``.
+        Paths under the package, such as ``"record"`` or ``"simulator/engine/engine.py"``.
     at
         Where to raise: a place, or n for the n-th line that is executed for the first time.
     error
@@ -172,7 +172,7 @@ def gemm(size: int, **more: Any) -> dict[str, Any]:
     return {"kind": "gemm", "m": size, "n": size, "k": size, **more}
 
 
-def kernels_of(run: gs.runs.Run) -> int:
+def kernels_of(run: gs.experiments.Run) -> int:
     """Return how many kernels a run kept."""
     return sum(trace.kind_counts().get("kernel", 0) for trace in run.values())
 

@@ -7,11 +7,11 @@ import itertools
 import gpuscope as gs
 from gpuscope import analysis, figures
 from gpuscope.errors import GpuscopeError
-from gpuscope.figures.raster import png
+from gpuscope.timeline.canvas.compose import compose_frame
+from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.timeline.raster import png
 from gpuscope.trace.run import Run
-from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import describe, links, why
-from gpuscope.widgets.state import TimelineState
 
 SUFFIXES = (".parquet", ".sqlite", ".json", ".json.gz")
 ROWS, FEW = 12, 4

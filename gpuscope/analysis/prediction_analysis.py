@@ -132,7 +132,7 @@ def prediction(
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> gs.analysis.prediction(gs.runs.predict(one), gs.run(one, gpu)).median_error
+    >>> gs.analysis.prediction(gs.experiments.predict(one), gs.run(one, gpu)).median_error
     0.0
     """
     if isinstance(predicted, Trace) != isinstance(measured, Trace):

@@ -104,7 +104,7 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     Examples
     --------
     >>> import gpuscope as gs
-    >>> run = gs.runs.predict({
+    >>> run = gs.experiments.predict({
     ...     "name": "serving", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
     ...     "workloads": {
     ...         "prefill": {"kind": "spin", "duration_us": 900, "stream": "a"},

@@ -20,8 +20,8 @@ from gpuscope import __version__
 from gpuscope._tables import paragraph, text_table
 from gpuscope._text import clean, clean_lines
 from gpuscope.analysis.findings_analysis import Finding
-from gpuscope.runs.runner import Progress as RunProgress
-from gpuscope.runs.runner import Viewer
+from gpuscope.experiments.runner import Progress as RunProgress
+from gpuscope.experiments.runner import Viewer
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,9 +11,9 @@ import typer
 from rich.progress import TimeElapsedColumn
 
 from gpuscope._files import check_new, make_folder
-from gpuscope.calibration.calibrator import Calibration, calibrate
 from gpuscope.cli.app import Force, Json, app, progress_bar, say, say_json, show_table
 from gpuscope.device.select import open_device
+from gpuscope.simulator.calibration.calibrator import Calibration, calibrate
 
 
 @app.command("calibrate")

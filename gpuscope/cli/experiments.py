@@ -22,10 +22,10 @@ from gpuscope.cli.app import Force, Json, app
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
+from gpuscope.experiments import nsight
+from gpuscope.experiments.execution import run as run_experiment
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
-from gpuscope.runs import nsight
-from gpuscope.runs.execution import run as run_experiment
-from gpuscope.runs.experiment import Experiment
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 from gpuscope.trace.store import read_parquet, save_trace

@@ -23,10 +23,10 @@ from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.device.device import Device
 from gpuscope.device.diagnose import Check, check_cupti, check_gpu, check_launches
 from gpuscope.device.select import open_device, why_not
-from gpuscope.device.sim.profile import shipped
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.cupti.library import Library, Refused
+from gpuscope.simulator.profiles.profile import shipped
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 

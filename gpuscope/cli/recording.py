@@ -27,12 +27,12 @@ from gpuscope._text import clean
 from gpuscope.cli.app import app, complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError, InvalidArgument
+from gpuscope.experiments.processes import BOOTSTRAP
+from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order
+from gpuscope.experiments.so_far import SO_FAR, SoFar, cut_short, last_trace, read_facts
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
-from gpuscope.runs.processes import BOOTSTRAP
-from gpuscope.runs.recorded import JOURNAL, VARIABLE, Facts, Order
-from gpuscope.runs.so_far import SO_FAR, SoFar, cut_short, last_trace, read_facts
 from gpuscope.trace.store import read_parquet
 
 _FIRST_S, _LIVE_S = 1.0, 2.0
@@ -236,7 +236,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
         if not facts.ended and _is_alive(facts.pid):
             complain(
                 f"gpuscope: {who} still runs: it will write its trace to {work}; should it be "
-                f"killed: python -m gpuscope.runs.so_far {work}"
+                f"killed: python -m gpuscope.experiments.so_far {work}"
             )
             continue
         if not facts.ended:

@@ -20,14 +20,14 @@ from gpuscope.cli import FAILED
 from gpuscope.cli.app import Force, Json, app, run_bar, say, say_json, say_result, say_written
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidExperiment
-from gpuscope.exporters.tuned import DECODE, PREFILL, tuning_facts
+from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.refusals import listed
 from gpuscope.report import interference_report, sweep_report
-from gpuscope.runs.experiment import Experiment, ResolvedSetting
-from gpuscope.runs.grid import ALL, Value
-from gpuscope.runs.interference import measure_interference
-from gpuscope.runs.refusals import listed
-from gpuscope.runs.sweeps import sweep
-from gpuscope.runs.tuning import tune
+from gpuscope.search.grid import ALL, Value
+from gpuscope.search.interference import measure_interference
+from gpuscope.search.sweeps import sweep
+from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
+from gpuscope.search.tuning import tune
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
 _TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]

@@ -12,7 +12,7 @@ from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
     from gpuscope.device.ranks import Joint
-    from gpuscope.device.sim.profile import Profile
+    from gpuscope.simulator.profiles.profile import Profile
 
 
 @dataclass(frozen=True)

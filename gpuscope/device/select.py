@@ -198,7 +198,7 @@ def _as_asked(device: Device, device_type: type[Device]) -> Device:
 def _open_sim(
     profile: str, pace: Literal["none", "real"], device_type: type[Device], *, jitter: bool
 ) -> Device:
-    from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
+    from gpuscope.simulator.engine.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
     backend = SimBackend(profile, pace=pace, jitter=jitter)
     device = device_type(backend)

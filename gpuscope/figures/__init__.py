@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpuscope.figures.latency_figure import latency as latency
     from gpuscope.figures.latency_figure import tradeoff as tradeoff
     from gpuscope.figures.prediction_figure import prediction as prediction
-    from gpuscope.figures.sm_map_figure import sm_map as sm_map
-    from gpuscope.figures.timeline_figure import timeline as timeline
-    from gpuscope.figures.timeline_figure import timelines as timelines
     from gpuscope.figures.tuning_figure import tuning as tuning
+    from gpuscope.timeline.sm_map_figure import sm_map as sm_map
+    from gpuscope.timeline.timeline_figure import timeline as timeline
+    from gpuscope.timeline.timeline_figure import timelines as timelines
 
 _HOMES = {
     "collectives": "gpuscope.figures.collectives_figure",
@@ -30,9 +30,9 @@ _HOMES = {
     "latency": "gpuscope.figures.latency_figure",
     "tradeoff": "gpuscope.figures.latency_figure",
     "prediction": "gpuscope.figures.prediction_figure",
-    "sm_map": "gpuscope.figures.sm_map_figure",
-    "timeline": "gpuscope.figures.timeline_figure",
-    "timelines": "gpuscope.figures.timeline_figure",
+    "sm_map": "gpuscope.timeline.sm_map_figure",
+    "timeline": "gpuscope.timeline.timeline_figure",
+    "timelines": "gpuscope.timeline.timeline_figure",
     "tuning": "gpuscope.figures.tuning_figure",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string

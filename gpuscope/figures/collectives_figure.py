@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from gpuscope._checks import door
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import clean, escape, provenance_of, suffix_of, wrapped
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline import style
+from gpuscope.timeline.text import clean, escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.themed import ThemedFigure
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _HEIGHT = 190
@@ -41,7 +41,7 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     Parameters
     ----------
     result
-        Of :func:`gpuscope.runs.sweep` over the SMs of the collective's partition, as
+        Of :func:`gpuscope.search.sweep` over the SMs of the collective's partition, as
         ``{"partitions.comm": [8, 16, 32]}``.
     collective
         The workload that is the collective.
@@ -65,7 +65,7 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     ...     },
     ... }
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> result = gs.runs.sweep(plan, {"partitions.comm": [8, 16]}, gpu)
+    >>> result = gs.search.sweep(plan, {"partitions.comm": [8, 16]}, gpu)
     >>> figure = gs.figures.collectives(result, collective="sum")
     >>> [round(time_us) for time_us in figure.data[0].y]
     [917, 630]

@@ -15,10 +15,10 @@ from gpuscope.analysis.confinement_analysis import (
     PartitionConfinement,
 )
 from gpuscope.analysis.escapes import Escape
-from gpuscope.figures import style
-from gpuscope.figures.labels import heading
-from gpuscope.figures.style import Properties
-from gpuscope.figures.text import (
+from gpuscope.timeline import style
+from gpuscope.timeline.labels import heading
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import (
     duration,
     escape,
     provenance_lines,
@@ -27,7 +27,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _BAR = 22.0

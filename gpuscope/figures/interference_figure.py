@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline import style
+from gpuscope.timeline.text import clean, duration, escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.themed import ThemedFigure
 
 _CELL = 104
 _STRONGEST = 0.5
@@ -40,7 +40,7 @@ def interference(result: InterferenceResult) -> go.Figure:
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> short = {"kind": "spin", "duration_us": 10, "partition": "a"}
     >>> long = {"kind": "spin", "duration_us": 200, "partition": "b"}
-    >>> result = gs.runs.measure_interference(
+    >>> result = gs.search.measure_interference(
     ...     gpu, {"a": 16, "b": "rest"}, {"short": short, "long": long}, repeats=5, rounds=2)
     >>> figure = gs.figures.interference(result)
     >>> figure.layout.title.text

@@ -17,8 +17,8 @@ from gpuscope.analysis.latency_analysis import HandleLatency, durations_ns
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.analysis.settings import SweepResult, of_slowest_rank
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import (
+from gpuscope.timeline import style
+from gpuscope.timeline.text import (
     clean,
     duration,
     escape,
@@ -28,7 +28,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _MAX_POINTS = 1000
@@ -223,7 +223,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     Parameters
     ----------
     result
-        Of :func:`gpuscope.runs.sweep`.
+        Of :func:`gpuscope.search.sweep`.
     latency
         The workload whose latency is drawn; not a background workload.
     throughput
@@ -244,7 +244,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     ...     "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
     ...     "workloads": {"small": {**gemm, "stream": "s"}, "load": {**gemm, "stream": "t"}},
     ... }
-    >>> result = gs.runs.sweep(both, {"partitions.a": [8, 16]}, gpu)
+    >>> result = gs.search.sweep(both, {"partitions.a": [8, 16]}, gpu)
     >>> figure = gs.figures.tradeoff(result, latency="small", throughput="load")
     >>> figure.data[-1].text
     ('8', '16')

@@ -9,11 +9,11 @@ import plotly.graph_objects as go
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
-from gpuscope.figures import style
-from gpuscope.figures.labels import heading, stripe
-from gpuscope.figures.style import Properties
-from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline import style
+from gpuscope.timeline.labels import heading, stripe
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
+from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _ROW = 30
@@ -54,7 +54,7 @@ def prediction(
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> figure = gs.figures.prediction(gs.runs.predict(one), gs.run(one, gpu))
+    >>> figure = gs.figures.prediction(gs.experiments.predict(one), gs.run(one, gpu))
     >>> figure.layout.title.text
     '<b>Predicted and measured (SIMULATED)</b>'
     """

@@ -8,9 +8,9 @@ from gpuscope._checks import door
 from gpuscope.analysis.race import Goal, Verdict
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import escape, provenance_of, suffix_of, wrapped
-from gpuscope.figures.themed import ThemedFigure
+from gpuscope.timeline import style
+from gpuscope.timeline.text import escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.themed import ThemedFigure
 
 _LOOKS: dict[Verdict, tuple[str, str, int]] = {
     "best": ("star", style.OKABE_ITO[0], 17),

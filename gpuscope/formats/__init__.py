@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
-    from gpuscope.exporters.progress import Step as Step
     from gpuscope.formats.format import Format as Format
+    from gpuscope.formats.limits import Limits as Limits
+    from gpuscope.formats.progress import Step as Step
     from gpuscope.formats.registry import forget_plugins as forget_plugins
     from gpuscope.formats.registry import known_formats as known_formats
     from gpuscope.formats.registry import problems as problems
     from gpuscope.formats.registry import table as table
-    from gpuscope.importers.limits import Limits as Limits
 
 _HOMES = {
     "Format": "gpuscope.formats.format",
-    "Step": "gpuscope.exporters.progress",
-    "Limits": "gpuscope.importers.limits",
+    "Step": "gpuscope.formats.progress",
+    "Limits": "gpuscope.formats.limits",
     "forget_plugins": "gpuscope.formats.registry",
     "known_formats": "gpuscope.formats.registry",
     "problems": "gpuscope.formats.registry",

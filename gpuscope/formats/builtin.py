@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from operator import methodcaller
 
-from gpuscope.exporters import chrome, nsys_rep, nsys_sqlite, simple
+from gpuscope.formats.chrome import events as chrome_events
+from gpuscope.formats.chrome import read as from_chrome
+from gpuscope.formats.chrome import write as chrome
 from gpuscope.formats.format import Format
-from gpuscope.importers import chrome as from_chrome
-from gpuscope.importers import chrome_events
-from gpuscope.importers import nsys as from_nsys
-from gpuscope.importers import parquet as from_parquet
+from gpuscope.formats.nsight import read as from_nsys
+from gpuscope.formats.nsight import rep as nsys_rep
+from gpuscope.formats.nsight import write as nsys_sqlite
+from gpuscope.formats.own import parquet as from_parquet
+from gpuscope.formats.own import simple
 
 BUILT_IN = (
     Format(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuscope.errors import InvalidArgument
-from gpuscope.exporters.progress import Step
-from gpuscope.importers.limits import Limits
+from gpuscope.formats.limits import Limits
+from gpuscope.formats.progress import Step
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 

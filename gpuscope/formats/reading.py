@@ -9,9 +9,9 @@ from pathlib import Path
 from gpuscope._checks import door
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.formats.format import Format
+from gpuscope.formats.limits import Limits, reading
+from gpuscope.formats.private import public
 from gpuscope.formats.registry import known_formats, of_suffix, with_problems, with_table
-from gpuscope.importers.limits import Limits, reading
-from gpuscope.importers.private import public
 from gpuscope.trace.model import Trace
 
 _LONGEST_HEAD = 4096
@@ -35,7 +35,7 @@ def load_trace(
     Parameters
     ----------
     limits
-        How large a file may be. Default: the defaults of :class:`gpuscope.importers.Limits`.
+        How large a file may be. Default: the defaults of :class:`gpuscope.formats.Limits`.
     keep_private
         Keep host names, folders, passwords and tokens, which are removed from other tools' traces
         by default. Environment variables and user names are never read.

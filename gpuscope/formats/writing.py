@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from gpuscope._checks import door
 from gpuscope._files import make_folder, replacing
 from gpuscope.errors import ExportError
-from gpuscope.exporters.progress import Step, steps
 from gpuscope.formats import registry
 from gpuscope.formats.format import Format
-from gpuscope.importers.private import public, public_run
+from gpuscope.formats.private import public, public_run
+from gpuscope.formats.progress import Step, steps
 from gpuscope.trace.merging import split
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run

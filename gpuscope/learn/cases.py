@@ -15,8 +15,8 @@ from gpuscope.device.device import Device
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidOperand, NotFound
+from gpuscope.experiments.profiling import profile
 from gpuscope.learn.outcome import of_interest
-from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
 

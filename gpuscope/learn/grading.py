@@ -27,7 +27,7 @@ from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
 from gpuscope.learn.handed_in import ASKS, answers, asked, exercises, merged, read_cells
 from gpuscope.learn.outcome import Result
-from gpuscope.runs.scale_out import executor_of
+from gpuscope.search.scale_out import executor_of
 
 _MOST_BYTES = 10_000_000
 """Of what the checks of a notebook say."""
@@ -198,7 +198,7 @@ def grade(
     gpu
         Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
     executor
-        Grades a notebook each, as in :func:`gpuscope.runs.sweep`; two notebooks at a time on this
+        Grades a notebook each, as in :func:`gpuscope.search.sweep`; two notebooks at a time on this
         machine, if not given. Its workers need the same folders.
 
     Raises

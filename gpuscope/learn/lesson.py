@@ -14,7 +14,7 @@ from gpuscope._files import write_csv
 from gpuscope.analysis.explanation import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
-from gpuscope.figures.timeline_figure import timeline
+from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
 from gpuscope.learn.attempt import Attempt, Unmet, bounded
 from gpuscope.learn.outcome import (
@@ -28,7 +28,7 @@ from gpuscope.learn.outcome import (
     window_of,
 )
 from gpuscope.learn.question import Question
-from gpuscope.runs.profiling import profile
+from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
 
 _UNTRIED = (

@@ -17,9 +17,9 @@ from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.explanation import Explanation
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.style import INK, OKABE_ITO
-from gpuscope.figures.text import axis_unit, clean
 from gpuscope.learn.recorded import label
+from gpuscope.timeline.style import INK, OKABE_ITO
+from gpuscope.timeline.text import axis_unit, clean
 from gpuscope.trace.model import Trace
 
 Figure: TypeAlias = Any

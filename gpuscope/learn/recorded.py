@@ -11,8 +11,8 @@ from gpuscope._checks import door
 from gpuscope._text import clean
 from gpuscope.device.device import Device
 from gpuscope.errors import NotFound
+from gpuscope.experiments.profiling import profile
 from gpuscope.formats.reading import load_trace
-from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 
 RECORDINGS = Path(__file__).parent / "recordings"

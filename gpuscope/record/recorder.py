@@ -21,6 +21,8 @@ from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
+from gpuscope.races.hazard_log import HazardLog
+from gpuscope.races.libraries import watching_libraries
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
@@ -34,8 +36,6 @@ from gpuscope.record.facts import (
     thread_names,
     versions,
 )
-from gpuscope.record.hazard_log import HazardLog
-from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Journal, Options, Source, Tap

@@ -23,9 +23,9 @@ from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.analysis.intervals import by_stream, ended_kernels
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import provenance_lines, uncertainty
-from gpuscope.figures.tracks import default_window_ns
+from gpuscope.timeline import style
+from gpuscope.timeline.text import provenance_lines, uncertainty
+from gpuscope.timeline.tracks import default_window_ns
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import DeviceFacts
 from gpuscope.trace.model import Trace

@@ -21,10 +21,10 @@ from gpuscope.analysis.outcome_analysis import (
 )
 from gpuscope.analysis.settings import driven_by_requests, of_slowest_rank
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import duration
 from gpuscope.report import page
 from gpuscope.report.page import Row
+from gpuscope.timeline import style
+from gpuscope.timeline.text import duration
 from gpuscope.trace.run import Run, incomplete, is_of_requests
 
 Bars: TypeAlias = dict[str, tuple[Row, float]]

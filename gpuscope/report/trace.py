@@ -8,11 +8,11 @@ from pathlib import Path
 from gpuscope import analysis, figures
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.text import duration
-from gpuscope.figures.timeline_figure import of_view
-from gpuscope.figures.tracks import Tracks
-from gpuscope.figures.view import View
 from gpuscope.report import page
+from gpuscope.timeline.text import duration
+from gpuscope.timeline.timeline_figure import of_view
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.view import View
 from gpuscope.trace.model import Trace
 
 _SPANS = 2000

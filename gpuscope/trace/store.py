@@ -228,12 +228,12 @@ def _opened(
     if most_rows is not None and found.rows > most_rows:
         raise _NotOurs(
             f"has {found.rows:,} rows, where {most_rows:,} is the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.importers.Limits(rows=…)) reads more"
+            "the file, load_trace(path, limits=gpuscope.formats.Limits(rows=…)) reads more"
         )
     if most_bytes is not None and found.nbytes > max(most_bytes, _METADATA_BYTES):
         raise _NotOurs(
             f"unpacks to {found.nbytes:,} bytes, where {most_bytes:,} are the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.importers.Limits(text_bytes=…, rows=…)) "
+            "the file, load_trace(path, limits=gpuscope.formats.Limits(text_bytes=…, rows=…)) "
             "reads more"
         )
     file.seek(0)

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 from gpuscope.device.carve import REMAINDER, CarvePlan
-from gpuscope.figures.text import clean
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.timeline.text import clean
 
 _WIDTH = 96
 
@@ -25,7 +25,7 @@ def gpuscope_code(experiment: Experiment, key: str) -> str:
     judged += "    gs.analysis.requests(trace),\n" if experiment.driven else ""
     return (
         "import gpuscope as gs\n\n"
-        f"experiment = gs.runs.Experiment(\n{fields})\n"
+        f"experiment = gs.experiments.Experiment(\n{fields})\n"
         f"gpu = gs.open_device({key!r})\n"
         "run = gs.run(experiment, gpu)\n"
         "trace = list(run.values())[-1]\n"

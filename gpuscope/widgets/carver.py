@@ -16,8 +16,8 @@ from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
 from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
-from gpuscope.figures.style import OKABE_ITO, colours_of
-from gpuscope.figures.text import clean
+from gpuscope.timeline.style import OKABE_ITO, colours_of
+from gpuscope.timeline.text import clean
 from gpuscope.widgets.base import Control, script
 from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of, warning_of
 

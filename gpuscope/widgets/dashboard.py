@@ -19,10 +19,10 @@ from gpuscope._checks import door, given
 from gpuscope._threads import start
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidArgument
+from gpuscope.experiments import execution, nsight
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.runner import Progress
 from gpuscope.record.recorder import Recording
-from gpuscope.runs import execution, nsight
-from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.runner import Progress
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html, layout, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
@@ -75,7 +75,8 @@ class Dashboard:
     devices, form, bar, pins
         The controls.
     run
-        The last :class:`~gpuscope.runs.Run`, even if it was stopped; ``None`` before the first.
+        The last :class:`~gpuscope.experiments.Run`, even if it was stopped; ``None`` before the
+        first.
 
     Raises
     ------

@@ -14,8 +14,8 @@ import traitlets
 from gpuscope._threads import start
 from gpuscope.analysis.explanation import explain
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.labels import partition_label
-from gpuscope.figures.text import clean, duration
+from gpuscope.timeline.labels import partition_label
+from gpuscope.timeline.text import clean, duration
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.base import static
 from gpuscope.widgets.html import Row

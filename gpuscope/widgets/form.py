@@ -9,9 +9,9 @@ from pathlib import Path
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.figures.style import colours_of
-from gpuscope.figures.text import clean
-from gpuscope.runs.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.timeline.style import colours_of
+from gpuscope.timeline.text import clean
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.presets import TEMPLATE
 from gpuscope.widgets.proposal import NAME_LIMIT

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from gpuscope import _text
 from gpuscope._text import format_value, safe
-from gpuscope.figures.raster import png
+from gpuscope.timeline.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 _CELL = "padding:3px 14px 3px 0;text-align:"

@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 from gpuscope._threads import start
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Tap
+from gpuscope.timeline.canvas.snapshot import Painted, Wanted
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.painter import Painter, PainterGone, get_painter, give_back
-from gpuscope.widgets.snapshot import Painted, Wanted
 
 SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy

@@ -28,12 +28,12 @@ from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.source import Tap
+from gpuscope.timeline.canvas.compose import compose_frame
+from gpuscope.timeline.canvas.snapshot import MARGIN, Painted, Wanted
+from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.timeline.canvas.window import widened
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.compose import compose_frame
-from gpuscope.widgets.snapshot import MARGIN, Painted, Wanted
-from gpuscope.widgets.state import TimelineState
-from gpuscope.widgets.window import widened
 
 PATIENCE_S = 20.0
 """How long the process may take for a frame, its beginning included; then it is given up."""

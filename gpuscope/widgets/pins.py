@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import traitlets
 
-from gpuscope.figures.text import clean
+from gpuscope.timeline.text import clean
 from gpuscope.trace.run import Run
 from gpuscope.widgets.base import Control, script
 from gpuscope.widgets.results import Summary

@@ -8,7 +8,7 @@ from typing import Any
 from gpuscope.device.carve import REMAINDER, CarvePlan, SmLayout
 from gpuscope.device.sizes import REST, Size
 from gpuscope.errors import InvalidPartition
-from gpuscope.figures.text import clean
+from gpuscope.timeline.text import clean
 
 NAME_LIMIT = 60
 """Characters of a foreign name in a message."""

@@ -14,7 +14,7 @@ from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionC
 from gpuscope.analysis.headline import latency_spreads
 from gpuscope.analysis.outcome_analysis import WON
 from gpuscope.errors import GpuscopeError
-from gpuscope.figures.text import duration
+from gpuscope.timeline.text import duration
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, is_of_requests
 from gpuscope.widgets import html

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import traitlets
 
 from gpuscope.errors import GpuscopeError
-from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.runner import Progress
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.runner import Progress
 from gpuscope.widgets.base import Control, script
 from gpuscope.widgets.saving import EXPORTS
 

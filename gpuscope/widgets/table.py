@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from gpuscope._checks import given, require_kind
 from gpuscope.errors import InvalidArgument, InvalidExperiment
-from gpuscope.figures.text import clean
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.timeline.text import clean
 from gpuscope.widgets.base import Control, script
 
 Values: TypeAlias = dict[str, Any]

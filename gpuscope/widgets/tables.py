@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from gpuscope.figures.text import clean
-from gpuscope.runs.experiment import Experiment, StreamSpec
+from gpuscope.experiments.experiment import Experiment, StreamSpec
+from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.builtin import PYTHON
 from gpuscope.workloads.registry import kinds
@@ -31,8 +31,8 @@ class StreamTable(Table):
     ----------
     streams
         Name → fields as in an experiment (`partition`, `priority`, `blocking`), or a
-        :class:`~gpuscope.runs.experiment.StreamSpec`, to start from; one in each partition if not
-        given.
+        :class:`~gpuscope.experiments.experiment.StreamSpec`, to start from; one in each
+        partition if not given.
     partitions
         Names of the partitions to choose from.
     lock

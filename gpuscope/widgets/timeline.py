@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, door
+from gpuscope.timeline.canvas.compose import compose_frame
+from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
+from gpuscope.timeline.canvas.state import Search
+from gpuscope.timeline.canvas.window import around, clamped, panned, widened, zoomed
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import links
-from gpuscope.widgets.snapshot import MARGIN, Drawn
-from gpuscope.widgets.state import Search
 from gpuscope.widgets.view import Message, TimelineView
-from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
 
 if TYPE_CHECKING:  # what records takes a while to import, and a trace needs none of it
     from gpuscope.record.recorder import Recording

@@ -11,20 +11,20 @@ import anywidget
 import ipywidgets as ipw
 import traitlets
 
-from gpuscope.figures.style import Properties
-from gpuscope.figures.text import clean, duration
-from gpuscope.figures.timeline_figure import still, traces_of
-from gpuscope.figures.view import View
+from gpuscope.timeline.canvas import tiles
+from gpuscope.timeline.canvas.compose import compose_frame, first_layout
+from gpuscope.timeline.canvas.plot import Plot
+from gpuscope.timeline.canvas.scheduler import RedrawScheduler
+from gpuscope.timeline.canvas.snapshot import Drawn, Painted, Wanted
+from gpuscope.timeline.canvas.state import Search, TimelineState
+from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import clean, duration
+from gpuscope.timeline.timeline_figure import still, traces_of
+from gpuscope.timeline.view import View
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import tiles
 from gpuscope.widgets.base import hear_beside_cells, static
-from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.plot import Plot
-from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import Drawn, Painted, Wanted
-from gpuscope.widgets.state import Search, TimelineState
-from gpuscope.widgets.window import Window
 
 Message: TypeAlias = Mapping[str, Any]
 """What the page sends, decoded from JSON."""
@@ -42,7 +42,7 @@ class Bar(anywidget.AnyWidget):
         Called with each message, on any thread.
     """
 
-    _esm = f"{static('tiles.js')}\n{static('timeline.js')}"
+    _esm = f"{tiles.SCRIPT}\n{static('timeline.js')}"
     _css = static("timeline.css")
 
     state = traitlets.Dict().tag(sync=True)
@@ -54,7 +54,7 @@ class Bar(anywidget.AnyWidget):
     height = traitlets.Int(400).tag(sync=True)
     """Of the plot with all that is around it, px."""
     scene = traitlets.Dict().tag(sync=True)
-    """What the page paints, as of :func:`~gpuscope.widgets.tiles.scene`."""
+    """What the page paints, as of :func:`~gpuscope.timeline.canvas.tiles.scene`."""
 
     def __init__(self, told: Callable[[Message], None], **options: object) -> None:
         super().__init__(**options)

@@ -23,9 +23,9 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.ranks import Joint, Ranks, ranks_of_process
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.scratch import WorkloadContext
-from gpuscope.device.sim.collective_model import collective_cost
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency
+from gpuscope.simulator.models.collective_model import collective_cost
 from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
 from gpuscope.workloads.context import AnyStream, Context, Passed
 from gpuscope.workloads.function import Declared, FunctionHandle

@@ -13,11 +13,11 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.sim.kernel_model import Launch, RecordedKernel
-from gpuscope.device.sim.known import Known, known_of
-from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
+from gpuscope.simulator.models.kernel_model import Launch, RecordedKernel
+from gpuscope.simulator.models.known import Known, known_of
+from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.context import AnyStream, Passed

@@ -16,7 +16,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device.device import Device
-from gpuscope.device.sim.backend import SimBackend
+from gpuscope.simulator.engine.backend import SimBackend
 from gpuscope.workloads.spin import Spin
 
 SPECS = ["sim:h200", "cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.calibration import calibrate, gemms
-from gpuscope.calibration.design import shapes
-from gpuscope.device.sim.gemm_model import ITEM_BYTES
-from gpuscope.device.sim.profile import Profile
+from gpuscope.simulator import calibrate
+from gpuscope.simulator.calibration import gemms
+from gpuscope.simulator.calibration.design import shapes
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES
+from gpuscope.simulator.profiles.profile import Profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 

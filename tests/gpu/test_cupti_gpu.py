@@ -488,7 +488,7 @@ def test_kernels_are_timed_as_the_gpu_s_own_timer_tells(gpu):
 def test_the_confinement_example_is_resident_where_traced(gpu):
     from pathlib import Path
 
-    from gpuscope.runs.execution import run
+    from gpuscope.experiments.execution import run
 
     examples = Path(__file__).parents[2] / "examples"
     trace = run(examples / "confinement.toml", gpu)["64 | 32 | 16 | 8 | rest"]

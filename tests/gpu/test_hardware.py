@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.runs.execution import run
+from gpuscope.experiments.execution import run
 from gpuscope.workloads.spin import Spin
 
 pytestmark = pytest.mark.gpu

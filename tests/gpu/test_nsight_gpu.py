@@ -15,7 +15,7 @@ import pytest
 import gpuscope as gs
 from gpuscope import _nsys
 from gpuscope.errors import MissingDependency
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
 
 pytestmark = pytest.mark.gpu
 
@@ -159,7 +159,9 @@ def test_the_quickstart_under_nsys_and_by_ourselves(nsys, tmp_path):
     plain = Experiment.from_file(ROOT / "examples" / "quickstart.toml").to_dict()
     plain["workloads"]["small"]["repeats"] = REPEATS
     experiment = Experiment.from_dict(plain | {"rounds": ROUNDS, "alone_repeats": 0})
-    found = gs.runs.nsight.profile(experiment, tmp_path / "quickstart.nsys-rep", program=nsys)
+    found = gs.experiments.nsight.profile(
+        experiment, tmp_path / "quickstart.nsys-rep", program=nsys
+    )
     assert found.report.stat().st_size > 10_000
     trace = found.trace
     assert trace is not None

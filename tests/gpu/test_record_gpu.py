@@ -50,7 +50,7 @@ if __name__ == "__main__":
 JOURNALED = """
 import os, shutil, signal, sys, time
 from alone import work
-from gpuscope.runs import processes
+from gpuscope.experiments import processes
 
 for count in (20, 20, 20):
     work(count)

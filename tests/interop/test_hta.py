@@ -10,7 +10,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.analysis import intervals
-from gpuscope.exporters import chrome
+from gpuscope.formats.chrome import write as chrome
 
 
 def test_what_it_reads_and_what_it_makes_of_it(tmp_path, hta):

@@ -12,7 +12,7 @@ import made
 import pytest
 
 import gpuscope as gs
-from gpuscope.exporters import chrome
+from gpuscope.formats.chrome import write as chrome
 
 SLICES = """
     select extract_arg(s.arg_set_id, 'args.id'), s.ts, s.dur, s.name, s.category, t.utid

@@ -19,8 +19,8 @@ from pathlib import Path
 import gpuscope as gs
 from gpuscope import _threads
 from gpuscope.device import carve
-from gpuscope.runs.experiment import Experiment
-from gpuscope.widgets.scheduler import RedrawScheduler
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 
 assert not hasattr(threading, "get_native_id"), "Pyodide has what it is known to lack"
 assert not _threads.start(threading.Thread(target=print))

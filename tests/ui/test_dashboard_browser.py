@@ -20,7 +20,7 @@ import pytest
 from jupyter_lab import BUSY, IDLE, ask, eventually, running_lab
 
 import gpuscope as gs
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
 
 expect = pytest.importorskip("playwright.sync_api").expect
 

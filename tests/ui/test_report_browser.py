@@ -133,12 +133,14 @@ def write_trace(path, gpu):
 
 
 def write_prediction(path, gpu):
-    reports.prediction_report(gs.runs.predict(CARVED).traces, gs.run(CARVED, gpu).traces, path)
+    reports.prediction_report(
+        gs.experiments.predict(CARVED).traces, gs.run(CARVED, gpu).traces, path
+    )
 
 
 def write_sweep(path, gpu):
     varied = {"partitions.small": [8, 16], "workloads.load.m": [4096, 8192]}
-    reports.sweep_report(gs.runs.sweep(CARVED, varied, gpu), path)
+    reports.sweep_report(gs.search.sweep(CARVED, varied, gpu), path)
 
 
 def write_tuning(path, gpu):
@@ -153,7 +155,7 @@ def write_interference(path, gpu):
         name: {"kind": "gemm", "m": size, "n": size, "k": size, "partition": name}
         for name, size in shapes.items()
     }
-    result = gs.runs.measure_interference(
+    result = gs.search.measure_interference(
         gpu, CARVED["partitions"], workloads, repeats=20, rounds=1
     )
     reports.interference_report(result, path)

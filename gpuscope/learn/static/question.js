@@ -1,3 +1,4 @@
+// A question of a lesson: its fields, what was answered, and the check.
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);

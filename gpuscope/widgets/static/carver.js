@@ -1,3 +1,4 @@
+// The partition carver: a bar of SMs that is dragged, and its fields.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-carver", "Partitions: the GPU's SMs shared out");
   const send = voice(model, home);

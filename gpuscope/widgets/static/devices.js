@@ -1,3 +1,4 @@
+// The choice of a device.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-devices", "Device");
   const select = h("select", {

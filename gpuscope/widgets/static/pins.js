@@ -1,3 +1,4 @@
+// Pinned runs, to compare with the next.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-pins", "Compare runs");
   const send = voice(model, home);

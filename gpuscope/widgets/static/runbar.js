@@ -1,3 +1,4 @@
+// The run bar: buttons, progress and keys.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-bar", "Run");
   const send = voice(model, home);

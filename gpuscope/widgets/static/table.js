@@ -1,3 +1,4 @@
+// A table of fields, a row each stream or workload.
 function render({ model, el }) {
   const noun = model.get("noun");
   const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);

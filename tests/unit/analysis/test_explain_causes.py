@@ -11,10 +11,10 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.sim import host
-from gpuscope.device.sim.engine import Engine
-from gpuscope.device.sim.ops import CopyOp, GraphOp, KernelOp
 from gpuscope.record.rows import node_row, work_row
+from gpuscope.simulator.engine import host
+from gpuscope.simulator.engine.engine import Engine
+from gpuscope.simulator.engine.ops import CopyOp, GraphOp, KernelOp
 
 SPANS = 10_000
 NEVER = -(1 << 62)

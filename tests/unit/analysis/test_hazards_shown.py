@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import gpuscope as gs
-from gpuscope.figures.arrows import HAZARD
-from gpuscope.figures.raster import png
 from gpuscope.report import trace_report
+from gpuscope.timeline.arrows import HAZARD
+from gpuscope.timeline.raster import png
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.timeline import Timeline
 

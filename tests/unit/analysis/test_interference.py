@@ -157,7 +157,7 @@ THREE = {"small": gemm(512, "a"), "large": gemm(4096, "b"), "other": gemm(3072, 
 
 def measure(gpu, workloads=None, sizes=SIZES, **more):
     options = {"repeats": 6, "rounds": 2, **more}
-    return gs.runs.measure_interference(gpu, sizes, workloads or THREE, **options)
+    return gs.search.measure_interference(gpu, sizes, workloads or THREE, **options)
 
 
 def test_partitions_keep_simulated_workloads_apart_and_sharing_does_not(gpu):
@@ -192,13 +192,13 @@ def test_a_kernel_longer_than_the_others_busy_stretches_has_no_value(gpu):
 
 def test_the_value_follows_from_the_definition(gpu, monkeypatch):
     """Recorded runs, judged again by the definition, written out."""
-    from gpuscope.runs import series
+    from gpuscope.search import series
 
     runs, measured = [], gs.run
 
     def run(experiment, *args, **more):
         runs.append((list(experiment.workloads), measured(experiment, *args, **more)["default"]))
-        return gs.runs.Run({"default": runs[-1][1]}, None, {})
+        return gs.experiments.Run({"default": runs[-1][1]}, None, {})
 
     monkeypatch.setattr(series, "run", run)
     result = measure(gpu, {"x": gemm(3072, "b"), "y": gemm(4096, "b")}, inside=0.9)
@@ -244,7 +244,7 @@ def test_the_one_behind_runs_back_to_back(gpu):
 
 
 def test_specs_of_an_experiment_can_be_given(gpu):
-    plan = gs.runs.Experiment.from_dict(
+    plan = gs.experiments.Experiment.from_dict(
         {
             "name": "n",
             "streams": {"a": {}, "b": {}},
@@ -444,7 +444,7 @@ def test_a_result_without_pairs_cannot_be_drawn():
 
 @pytest.mark.parametrize("name", ["confinement", "interference"])
 def test_the_examples_run(gpu, name):
-    plan = gs.runs.Experiment.from_file(EXAMPLES / f"{name}.toml").to_dict()
+    plan = gs.experiments.Experiment.from_file(EXAMPLES / f"{name}.toml").to_dict()
     for spec in plan["workloads"].values():
         spec["repeats"] = 10
     run = gs.run({**plan, "rounds": 1, "alone_repeats": 3}, gpu)
@@ -467,7 +467,7 @@ def test_the_interference_example_can_be_measured_in_pairs(gpu):
     header = (EXAMPLES / "interference.toml").read_text("utf-8").partition("\nname")[0]
     lines = [line.removeprefix("#   ") for line in header.splitlines() if line.startswith("#   ")]
     code = "\n".join(lines[lines.index("import gpuscope as gs") :])
-    assert "gs.runs.measure_interference(" in code
+    assert "gs.search.measure_interference(" in code
     code = code.replace("inside=0.9", "inside=0.9, repeats=4, rounds=1")
     code = code.replace('"auto"', '"sim:h200"').replace(".show()", "")
     code = code.replace('"examples/', f'"{EXAMPLES.as_posix()}/')

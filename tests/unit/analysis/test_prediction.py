@@ -33,7 +33,7 @@ EXPERIMENT = {
 
 @pytest.fixture(scope="module")
 def predicted():
-    return gs.runs.predict(EXPERIMENT)
+    return gs.experiments.predict(EXPERIMENT)
 
 
 def slowed(run, factor):
@@ -58,11 +58,11 @@ def test_a_prediction_is_a_run_that_says_it_is_simulated(predicted):
     assert list(predicted) == ["shared", "16 | rest"]
     assert all(trace.is_simulated for trace in predicted.values())
     with pytest.raises(gs.errors.DeviceUnavailable, match="nope"):
-        gs.runs.predict(EXPERIMENT, "nope")
+        gs.experiments.predict(EXPERIMENT, "nope")
 
 
 def test_the_same_experiment_predicted_twice_has_no_error(predicted):
-    result = gs.analysis.prediction(predicted, gs.runs.predict(predicted.experiment))
+    result = gs.analysis.prediction(predicted, gs.experiments.predict(predicted.experiment))
     assert {one.error for one in result.times} == {0.0}
     assert [(one.setting, one.of) for one in result.times] == [
         ("shared", "small"), ("shared", "load"), ("shared", MAKESPAN),
@@ -179,7 +179,7 @@ def test_another_experiment_is_refused_and_what_differs_is_said(predicted):
     with pytest.raises(
         gs.errors.MissingEvidence, match=r"workloads\.small\.m: 512 was predicted, 64 me"
     ):
-        gs.analysis.prediction(predicted, slowed(gs.runs.predict(other), 1.0))
+        gs.analysis.prediction(predicted, slowed(gs.experiments.predict(other), 1.0))
 
 
 def test_settings_that_only_one_has_are_named(predicted):

@@ -144,7 +144,7 @@ def test_ipythons_terminal_shows_the_table_too(run):
 def test_a_sweep_prints_its_parameters_first(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     gpu = gs.open_device("sim:h200", quiet=True)
-    text = str(gs.runs.sweep(PLAN, {"partitions.a": [8, 16]}, gpu))
+    text = str(gs.search.sweep(PLAN, {"partitions.a": [8, 16]}, gpu))
     assert max(map(len, text.splitlines())) <= 80
     lines = text.splitlines()
     assert lines[lines.index("") - 1].split()[0] == "16"
@@ -154,7 +154,7 @@ def test_interference_prints_a_matrix(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     gpu = gs.open_device("sim:h200", quiet=True)
     spin = {"kind": "spin", "duration_us": 10}
-    result = gs.runs.measure_interference(
+    result = gs.search.measure_interference(
         gpu, {"a": 16, "b": "rest"},
         {"x": {**spin, "partition": "a"}, "y": {**spin, "partition": "b"}}, repeats=3, rounds=1,
     )  # fmt: skip

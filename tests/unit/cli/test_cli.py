@@ -18,11 +18,11 @@ import pytest
 import gpuscope as gs
 import gpuscope.cli.commands
 from gpuscope import cli
-from gpuscope.calibration.calibrator import Calibration
 from gpuscope.device import diagnose, select
 from gpuscope.device.cuda import driver
-from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import DeviceUnavailable
+from gpuscope.simulator.calibration.calibrator import Calibration
+from gpuscope.simulator.profiles.profile import Profile
 
 EXPERIMENT = {
     "name": "trial",
@@ -43,7 +43,7 @@ EXPERIMENT = {
         },
     },
 }  # fmt: skip
-H200 = Path(gs.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
+H200 = Path(gs.__file__).parent / "simulator" / "profiles" / "h200.json"
 FILES = ["comparison.json", "report.html", "trace-16-rest.parquet", "trace-shared.parquet"]
 
 

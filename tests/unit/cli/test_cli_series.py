@@ -97,7 +97,7 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
     page = (out / "sweep.html").read_text("utf-8")
     assert 'id="tradeoff-0"' in page
     assert "SIMULATED, not measured." in page
-    assert len(gs.runs.load_sweep(out).table) == 8
+    assert len(gs.search.load_sweep(out).table) == 8
 
 
 def test_a_sweep_as_json(command, trial, tmp_path):

@@ -200,7 +200,7 @@ def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_p
 
 
 def test_what_is_written_replaces_nothing_unless_told(command, file, tmp_path):
-    ranks = gs.runs.predict({
+    ranks = gs.experiments.predict({
         "name": "ranks", "devices": ["sim:h200", "sim:h200"], "alone_repeats": 0,
         "streams": {"s": {}}, "workloads": {
             "w": {"kind": "all_reduce", "nbytes": 64, "stream": "s", "repeats": 2},

@@ -12,7 +12,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import cli
-from gpuscope.runs import processes, recorded
+from gpuscope.experiments import processes, recorded
 
 ROOT = Path(gs.__file__).parents[1]
 TESTS = Path(__file__).parents[2]
@@ -198,7 +198,7 @@ import os, signal, sys, time
 import fake_cupti, pytest
 from gpuscope.device import select
 from gpuscope.device.cuda import driver
-from gpuscope.runs import processes
+from gpuscope.experiments import processes
 
 driver.wait_for_current_context = lambda: None
 select.open_device = lambda *_, **__: None

@@ -77,7 +77,10 @@ def test_types_of_other_libraries_are_taken(dtype, name):
     with gs.Gemm(gpu, m=8, n=8, k=8, dtype=dtype) as gemm:
         assert (gemm.dtype, gemm.name) == (name, f"gemm 8x8x8 {name}")
     assert gpu.empty((2,), dtype).dtype == DTYPES[name].numpy
-    assert gs.runs.Experiment.from_dict(gemm_of(dtype)).to_dict()["workloads"]["w"]["dtype"] == name
+    assert (
+        gs.experiments.Experiment.from_dict(gemm_of(dtype)).to_dict()["workloads"]["w"]["dtype"]
+        == name
+    )
 
 
 def test_an_array_may_have_any_type_of_torchs():
@@ -98,7 +101,7 @@ def test_a_near_miss_gets_a_suggestion(dtype, near):
     with pytest.raises(InvalidOperand, match=rf"Did you mean '{near}"):
         gs.Gemm(gpu, m=8, n=8, k=8, dtype=dtype)
     with pytest.raises(InvalidExperiment, match=rf"w\.dtype: should be .*Did you mean '{near}"):
-        gs.runs.Experiment.from_dict(gemm_of(dtype))
+        gs.experiments.Experiment.from_dict(gemm_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["int8", None, 3, np.dtype(">f2"), np.int32], ids=str)

@@ -23,11 +23,11 @@ from programs import (
 )
 
 from gpuscope import open_device
-from gpuscope.device.sim import allocation, backend, host
-from gpuscope.device.sim.engine import Engine
-from gpuscope.device.sim.memory import Version
-from gpuscope.device.sim.ops import KernelOp, Wave
-from gpuscope.device.sim.profile import Profile
+from gpuscope.simulator.engine import allocation, backend, host
+from gpuscope.simulator.engine.engine import Engine
+from gpuscope.simulator.engine.memory import Version
+from gpuscope.simulator.engine.ops import KernelOp, Wave
+from gpuscope.simulator.profiles.profile import Profile
 
 
 class Seen(Engine):

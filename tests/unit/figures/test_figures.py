@@ -13,10 +13,10 @@ from PIL import Image
 
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures import style
-from gpuscope.figures.text import clean, duration, escape
-from gpuscope.figures.tracks import MAX_TRACKS
-from gpuscope.figures.view import LANES
+from gpuscope.timeline import style
+from gpuscope.timeline.text import clean, duration, escape
+from gpuscope.timeline.tracks import MAX_TRACKS
+from gpuscope.timeline.view import LANES
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 

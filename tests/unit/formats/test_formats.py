@@ -114,8 +114,8 @@ def test_an_incomplete_declaration_is_refused(fields, words):
 
 def test_reading_limits_loads_no_format():
     code = (
-        "import sys, gpuscope.importers, gpuscope.formats\n"
-        "assert not {'sqlite3', 'plotly', 'gpuscope.importers.nsys', 'gpuscope.report'} & "
+        "import sys, gpuscope.formats\n"
+        "assert not {'sqlite3', 'plotly', 'gpuscope.formats.nsight.read', 'gpuscope.report'} & "
         "set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

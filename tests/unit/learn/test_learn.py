@@ -9,10 +9,10 @@ import pytest
 from lessons import cells
 
 import gpuscope as gs
-from gpuscope.figures.raster import png
 from gpuscope.learn import Choice, Interval, Order, Value
 from gpuscope.learn.outcome import RESULTS
 from gpuscope.learn.recorded import note_of
+from gpuscope.timeline.raster import png
 from gpuscope.workloads.spin import Spin
 
 OPTIONS = ["at once", "later"]

@@ -18,12 +18,12 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import analysis, figures, learn, report
-from gpuscope.calibration import calibrate
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import Ranks
 from gpuscope.errors import GpuscopeError
-from gpuscope.runs.sweeps import load_sweep
+from gpuscope.search.sweeps import load_sweep
+from gpuscope.simulator import calibrate
 from gpuscope.trace import Trace, save_trace
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.collective import Collective
@@ -240,7 +240,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
     run = gs.run({**EXPERIMENT, "settings": {"x": {}, "y": {}}}, gpu)
     trace = run["x"]
     span = int(trace.where(kind="kernel").array("id")[0])
-    shares = gs.runs.measure_interference(
+    shares = gs.search.measure_interference(
         gpu, {"p": 8, "q": "rest"},
         {
             "w": {"kind": "spin", "duration_us": 10, "partition": "p"},
@@ -248,11 +248,11 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }, repeats=2, rounds=1,
     )  # fmt: skip
     tuned = gs.tune(EXPERIMENT, {"workloads.w.repeats": [1]}, "w.kernel_median_us", None, gpu)
-    swept = gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1, 2]}, gpu)
+    swept = gs.search.sweep(EXPERIMENT, {"workloads.w.repeats": [1, 2]}, gpu)
     columns = {
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
     }  # fmt: skip
-    predicted = gs.runs.predict(EXPERIMENT)
+    predicted = gs.experiments.predict(EXPERIMENT)
     kernels = [int(number) for number in trace.where(kind="kernel").array("id")[:2]]
     driven: dict[str, Any] = {"device": gpu, "viewer": None, "stop": None}
     pair = {name: {"kind": "spin", "duration_us": 10, "partition": name} for name in ("p", "q")}
@@ -319,9 +319,9 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "TunedSetting.mean": (tuned.settings[0].mean, {"goal": tuned.objective}),
         "InterferenceResult.cell": (shares.cell, {"of": "w", "given": "v"}),
         "OverlapResult.pair": (analysis.overlap(trace).pair, {"a": "s", "b": "t"}),
-        "Experiment.from_dict": (gs.runs.Experiment.from_dict, {"data": EXPERIMENT}),
-        "Experiment.from_file": (gs.runs.Experiment.from_file, {"path": "no.toml"}),
-        "Experiment.from_toml": (gs.runs.Experiment.from_toml, {"text": ""}),
+        "Experiment.from_dict": (gs.experiments.Experiment.from_dict, {"data": EXPERIMENT}),
+        "Experiment.from_file": (gs.experiments.Experiment.from_file, {"path": "no.toml"}),
+        "Experiment.from_toml": (gs.experiments.Experiment.from_toml, {"text": ""}),
         "Size.parse": (gs.device.Size.parse, {"value": 8}),
         "formats.table": (gs.formats.table, {"known": ()}),
         "formats.Limits": (gs.formats.Limits, {"file_bytes": 1, "text_bytes": 1, "rows": 1}),
@@ -368,12 +368,12 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "spec": "sim:h200", "pace": "none", "jitter": True, "unified_stream": False,
             "quiet": True,
         }),
-        "predict": (gs.runs.predict, {
+        "predict": (gs.experiments.predict, {
             "experiment": EXPERIMENT, "gpu_profile": "h200", "jitter": True, "viewer": None,
             "stop": None,
         }),
         "run": (gs.run, {"experiment": EXPERIMENT, **driven}),
-        "sweep": (gs.runs.sweep, {
+        "sweep": (gs.search.sweep, {
             "experiment": EXPERIMENT, "parameters": {"workloads.w.repeats": [1]}, "path": None,
             "executor": None, "shard": None, "reference": None, **driven,
         }),
@@ -382,15 +382,15 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "objective": "w.kernel_median_us", "slo": None, "confidence": 0.9, "repeats": 3,
             "gpu_profile": "h200", "path": None, "executor": None, **driven,
         }),
-        "manual_divisions": (gs.runs.manual_divisions, {"results": {1: tuned}, "labels": None}),
+        "manual_divisions": (gs.search.manual_divisions, {"results": {1: tuned}, "labels": None}),
         "figures.tuning": (figures.tuning, {"result": tuned}),
         "TuneResult.export": (tuned.export, {"path": "t.json", "setting": None}),
         "load_sweep": (load_sweep, {"path": "swept"}),
-        "measure_interference": (gs.runs.measure_interference, {
+        "measure_interference": (gs.search.measure_interference, {
             "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,
             "seed": 0, "rounding": "exact", "inside": 1.0, "executor": None, **driven,
         }),
-        "nsight.profile": (gs.runs.nsight.profile, {
+        "nsight.profile": (gs.experiments.nsight.profile, {
             "experiment": EXPERIMENT, "report": "a.nsys-rep", "tool": "nsys",
             "device": "sim:h200", "graph_nodes": False, "launches": 1, "program": "/bin/false",
             "keep_private": False, "cancel": None,
@@ -718,7 +718,7 @@ def test_a_field_that_no_run_can_do_with_is_refused(fields):
     spin = EXPERIMENT["workloads"]["w"]
     kept = {"stream": "s", "repeats": 2} if "kind" in fields else spin
     with pytest.raises(GpuscopeError):
-        gs.runs.predict(
+        gs.experiments.predict(
             {**EXPERIMENT, "workloads": {"w": {**kept, **fields}}, "streams": {"s": {}}}
         )
 
@@ -738,7 +738,7 @@ def test_a_forecast_takes_numbers_of_numpy():
 
 def test_a_sweep_beside_a_link_to_nothing_is_an_error_of_ours(tmp_path):
     gpu = gs.open_device("sim:h200", quiet=True)
-    gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1]}, gpu, path=tmp_path)
+    gs.search.sweep(EXPERIMENT, {"workloads.w.repeats": [1]}, gpu, path=tmp_path)
     (tmp_path / "point-0.parquet").symlink_to("nowhere")
     with pytest.raises(GpuscopeError, match=r"link.*point-0\.parquet"):
         load_sweep(tmp_path)

@@ -30,7 +30,7 @@ def check():
         ("tests/unit/project/test_docs.py", "tests/unit/project/test_docs.py"),
         ("docs/howto/ci.md", "tests/unit/project/test_docs.py"),
         ("README.md", "tests/unit/project/test_docs.py"),
-        ("examples/quickstart.toml", "tests/unit/runs"),
+        ("examples/quickstart.toml", "tests/unit/experiments"),
     ],
 )
 def test_a_change_selects_its_rooms_tests(check, path, tests):

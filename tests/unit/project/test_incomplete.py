@@ -30,13 +30,13 @@ from gpuscope.device import select
 from gpuscope.formats import known_formats
 from gpuscope.record.recorder import Recording
 from gpuscope.report import html_report, prediction_report, trace_report
+from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import HazardFacts, TraceMetadata
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.details import why
-from gpuscope.widgets.state import TimelineState
 
 SUFFIXES = [suffix for known in known_formats() for suffix in known.suffixes]
 SENTENCE = "incomplete: 1,234 dropped; the buffer was full"
@@ -166,8 +166,8 @@ ANALYSES = {
 }
 """Public function → what it says; one that is new belongs here."""
 SERIES = {
-    "SweepResult": lambda gpu: gs.runs.sweep(PLAN, {"partitions.a": [8, 16]}, gpu),
-    "InterferenceResult": lambda gpu: gs.runs.measure_interference(
+    "SweepResult": lambda gpu: gs.search.sweep(PLAN, {"partitions.a": [8, 16]}, gpu),
+    "InterferenceResult": lambda gpu: gs.search.measure_interference(
         gpu, {"a": 16, "b": "rest"},
         {"x": {"kind": "spin", "duration_us": 10, "partition": "a"},
          "y": {"kind": "spin", "duration_us": 10, "partition": "b"}},

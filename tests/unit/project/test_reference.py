@@ -18,8 +18,8 @@ from gpuscope.analysis.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ROOT / "docs" / "reference" / "index.md"
-MODULES = ("analysis", "errors", "figures", "learn", "runs.nsight")
-ROOMS = ("device", "runs", "widgets", "workloads")
+MODULES = ("analysis", "errors", "figures", "learn", "experiments.nsight")
+ROOMS = ("device", "experiments", "search", "widgets", "workloads")
 """Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {
@@ -38,21 +38,21 @@ WITHOUT_EXAMPLE = {
     "analysis.SummaryRow": "part of what summary() returns",
     "analysis.TrackGaps": "part of what gaps() returns",
     "analysis.TunedSetting": "part of what tune() returns",
-    "calibration.calibrator.Calibration": "what calibrate() returns, which needs a GPU",
+    "simulator.calibration.calibrator.Calibration": "what calibrate() returns, which needs a GPU",
     "device.Kernel": "what Device.compile() returns: KernelModel's example launches one",
     "device.KernelCost": "in KernelModel's example",
     "device.SmLayout": "what plan_carve() needs to know of a GPU, for tests and tools",
     "device.plan_carve": "Device.plan_carve() has one, and needs no layout",
     "device.caller_stream_capsule": "for C: docs/native.md is its example",
-    "runs.load_sweep": "reads the folder that sweep() writes",
+    "search.load_sweep": "reads the folder that sweep() writes",
     "device.PlannedPartition": "part of a CarvePlan",
     "learn.Case": "what case() returns",
     "learn.Feedback": "what Lesson.check() returns",
     "learn.Outcome": "what Lesson.reveal() returns",
     "learn.Result": "part of an Outcome",
-    "runs.nsight.Profile": "what nsight.profile() returns",
-    "runs.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
-    "runs.runner.Progress": "what viewers are given",
+    "experiments.nsight.Profile": "what nsight.profile() returns",
+    "experiments.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
+    "experiments.runner.Progress": "what viewers are given",
     "analysis.Part": "what parts() returns",
     "workloads.Completion": "what Handle.completion returns, in the example there",
     "workloads.FunctionHandle": "what a workload returns when it is called",

@@ -12,8 +12,8 @@ from report_pages import figures_of, without_plotly
 
 from gpuscope.analysis import settings_table
 from gpuscope.errors import GpuscopeError
-from gpuscope.figures import style
 from gpuscope.report import html_report, trace_report
+from gpuscope.timeline import style
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run

@@ -15,16 +15,16 @@ from patience import PATIENCE_S
 from PIL import Image
 
 import gpuscope as gs
-from gpuscope.figures.raster import WIDTH, png
-from gpuscope.figures.style import ESCAPED, OKABE_ITO
-from gpuscope.figures.tracks import Tracks
-from gpuscope.figures.view import View
+from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.index import Index
+from gpuscope.timeline.raster import WIDTH, png
 from gpuscope.timeline.scene import Row, breaks_of, edges_of, heights, marks, resampled, scene_of
+from gpuscope.timeline.style import ESCAPED, OKABE_ITO
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.view import View
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import HazardFacts, TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import tiles
 
 KINDS = ("uniform", "alternating", "rare", "all escaped")
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from gpuscope import load_trace
 from gpuscope._checks import closest
 from gpuscope.errors import GpuscopeError, MissingEvidence, TraceFormatError
-from gpuscope.exporters.tracks import layout, names
-from gpuscope.figures.labels import partition_label
+from gpuscope.formats.tracks import layout, names
+from gpuscope.timeline.labels import partition_label
 from gpuscope.trace import Trace, save_trace, schema
 from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
 

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import gpuscope as gs
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.widgets.as_code import cpp_code, cuda_core_code, gpuscope_code
 from gpuscope.widgets.presets import TEMPLATE
 
@@ -63,7 +63,7 @@ def test_gpuscope_code_runs_and_is_the_experiment(experiment, capsys):
     made: dict[str, object] = {}
     exec(compile(code, "copied", "exec"), made)  # noqa: S102 - it is what a person would run
     assert made["experiment"] == experiment
-    assert isinstance(made["run"], gs.runs.Run)
+    assert isinstance(made["run"], gs.experiments.Run)
     assert made["run"].experiment == experiment.to_dict()
     said = capsys.readouterr().out
     assert ("confinement" in said) == bool(experiment.partitions)

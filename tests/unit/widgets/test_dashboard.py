@@ -25,11 +25,11 @@ from gpuscope.errors import (
     InvalidPartition,
     MissingDependency,
 )
-from gpuscope.figures.style import colours_of
-from gpuscope.runs import execution
-from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.nsight import Profile
-from gpuscope.runs.runner import Progress
+from gpuscope.experiments import execution
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.nsight import Profile
+from gpuscope.experiments.runner import Progress
+from gpuscope.timeline.style import colours_of
 from gpuscope.trace import Trace
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets import results
@@ -325,7 +325,7 @@ def test_toml_is_saved_and_opened_by_the_page(dashboard, pages):  # noqa: F811 -
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("gpuscope", "gs.runs.Experiment("),
+        ("gpuscope", "gs.experiments.Experiment("),
         ("cuda.core", "create_context"),
         ("C++", "cuGreenCtxCreate"),
     ],
@@ -359,7 +359,7 @@ def on_a_gpu(dashboard, monkeypatch):
 
 def test_nsight_runs_the_experiment_and_shows_what_it_wrote(on_a_gpu, monkeypatch):
     seen = []
-    trace = gs.runs.predict({**short_data(), "alone_repeats": 0})["default"]
+    trace = gs.experiments.predict({**short_data(), "alone_repeats": 0})["default"]
 
     def profile(experiment, *, device, cancel):
         seen.append((experiment, device, cancel.is_set()))

@@ -14,10 +14,10 @@ from patience import PATIENCE_S
 import gpuscope as gs
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
+from gpuscope.timeline.canvas.snapshot import Wanted
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import painter
 from gpuscope.widgets.live import FarPump
-from gpuscope.widgets.snapshot import Wanted
 
 NO_CALLS = Ended(0, [], [])
 

@@ -6,7 +6,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.errors import InvalidExperiment
-from gpuscope.runs.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.widgets import results
 from gpuscope.widgets.as_code import gpuscope_code
 from gpuscope.widgets.compared import side_by_side
@@ -65,7 +65,7 @@ def test_requests_alone_say_what_is_missing():
 
 def test_a_card_judges_requests():
     workloads = {**PRESET["workloads"], "chat": SHORT}
-    run = gs.runs.predict({**PRESET, "workloads": workloads, "alone_repeats": 0})
+    run = gs.experiments.predict({**PRESET, "workloads": workloads, "alone_repeats": 0})
     seen = gs.analysis.requests(run["default"])["chat"]
     now = results.summarise(run)
     shown = results.verdicts(now, {})
@@ -84,7 +84,7 @@ def test_code_judges_requests():
 
 def test_there_is_no_card_without_requests():
     spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}
-    run = gs.runs.predict(
+    run = gs.experiments.predict(
         {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": spin}}
     )
     assert "Requests" not in results.verdicts(results.summarise(run), {})

@@ -28,17 +28,25 @@ from plotly.basedatatypes import Undefined
 
 import gpuscope as gs
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
+from gpuscope.timeline.canvas.plot import Plot, _bars_first
+from gpuscope.timeline.canvas.scheduler import RedrawScheduler
+from gpuscope.timeline.canvas.snapshot import DARK
+from gpuscope.timeline.canvas.state import LISTED
+from gpuscope.timeline.canvas.window import (
+    LEAST_NS,
+    around,
+    axis_ticks,
+    clamped,
+    panned,
+    widened,
+    zoomed,
+)
+from gpuscope.timeline.tracks import MAX_TRACKS
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details, describe
-from gpuscope.widgets.plot import Plot, _bars_first
-from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import DARK
-from gpuscope.widgets.state import LISTED
 from gpuscope.widgets.view import Bar, TimelineView
-from gpuscope.widgets.window import LEAST_NS, around, axis_ticks, clamped, panned, widened, zoomed
 from gpuscope.workloads.spin import Spin
 
 TIMES = st.integers(0, 10**12)
@@ -175,7 +183,7 @@ def test_frames_that_follow_each_other_are_drawn_by_one_thread():
 
 
 def test_a_thread_with_nothing_to_draw_ends_and_another_follows(monkeypatch):
-    monkeypatch.setattr("gpuscope.widgets.scheduler._LINGER_S", 0.001)
+    monkeypatch.setattr("gpuscope.timeline.canvas.scheduler._LINGER_S", 0.001)
     threads = []
     scheduler = RedrawScheduler(
         lambda: threads.append(threading.current_thread()), failed=pytest.fail
@@ -190,7 +198,7 @@ def test_a_thread_with_nothing_to_draw_ends_and_another_follows(monkeypatch):
 
 
 def test_a_browser_that_went_away_holds_up_one_frame_only(drawn, monkeypatch):
-    monkeypatch.setattr("gpuscope.widgets.scheduler.PATIENCE_S", 0.01)
+    monkeypatch.setattr("gpuscope.timeline.canvas.scheduler.PATIENCE_S", 0.01)
     scheduler = RedrawScheduler(drawn, failed=pytest.fail)
     drawn.go.release(10)
     scheduler.painted(0)

@@ -14,9 +14,9 @@ import pytest
 import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import NoMeeting, Ranks
-from gpuscope.device.sim.collective_model import collective_cost
-from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import CapabilityError, InvalidOperand
+from gpuscope.simulator.models.collective_model import collective_cost
+from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.metadata import CollectiveFacts
 from gpuscope.workloads import collective
 from tests.ranked import as_ranks

@@ -18,7 +18,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.device.event import take_event
-from gpuscope.device.sim.backend import SimBackend
+from gpuscope.simulator.engine.backend import SimBackend
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.spin import Spin
 

@@ -60,18 +60,18 @@ def entry_point(folder: Path, monkeypatch, entries: str, module: str) -> None:
     monkeypatch.delitem(sys.modules, "broken", raising=False)
 
 
-def described(**fields) -> gs.runs.Experiment:
-    return gs.runs.Experiment.from_dict(
+def described(**fields) -> gs.experiments.Experiment:
+    return gs.experiments.Experiment.from_dict(
         {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": fields}}
     )
 
 
 # -- a kind of another package -----------------------------------------------------------
 def test_a_plugins_kind_runs_from_toml(plugin):
-    experiment = gs.runs.Experiment.from_toml(FILL)
+    experiment = gs.experiments.Experiment.from_toml(FILL)
     assert experiment.workloads["w"].value == 2.5
-    assert gs.runs.Experiment.from_toml(experiment.to_toml()) == experiment
-    assert gs.runs.Experiment.from_dict(experiment.to_dict()) == experiment
+    assert gs.experiments.Experiment.from_toml(experiment.to_toml()) == experiment
+    assert gs.experiments.Experiment.from_dict(experiment.to_dict()) == experiment
     gpu = gs.open_device("sim:h200", quiet=True)
     run = gs.run(experiment, gpu)
     assert run["default"].kind_counts()["kernel"] == 3
@@ -197,7 +197,7 @@ def test_malformed_entry_points_of_a_package_break_nothing(
     monkeypatch.syspath_prepend(tmp_path / "other")
     registry.forget_kinds()
     assert described(**GEMM).workloads["w"].m == 8
-    assert gs.runs.Experiment.from_toml(FILL).workloads["w"].value == 2.5
+    assert gs.experiments.Experiment.from_toml(FILL).workloads["w"].value == 2.5
     (words,) = registry.broken_kinds()
     assert "the package 'odd-package'" in words
     assert "Mend or uninstall the package" in words
@@ -265,7 +265,7 @@ def test_a_kind_needs_no_package(monkeypatch):
 
     experiment = described(**GEMM)
     nap = NapSpec(kind="nap", stream="s", repeats=2)
-    experiment = gs.runs.Experiment(
+    experiment = gs.experiments.Experiment(
         name="x", alone_repeats=0, streams={"s": {}}, workloads={"w": nap}
     )
     run = gs.run(experiment, gs.open_device("sim:h200", quiet=True))

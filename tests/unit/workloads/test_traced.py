@@ -12,7 +12,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
-from gpuscope.device.sim.backend import SimBackend
+from gpuscope.simulator.engine.backend import SimBackend
 from gpuscope.workloads import traced
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.traced import TracedCopy, TracedGemm

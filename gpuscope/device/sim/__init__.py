@@ -1,1 +1,0 @@
-"""A simulated GPU: a discrete-event engine, a cost model, lazy values."""

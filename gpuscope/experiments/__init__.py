@@ -1,0 +1,26 @@
+"""One run: experiments and what runs them, ranks, recorded programs, predictions, Nsight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.experiments import nsight as nsight
+    from gpuscope.experiments.execution import predict as predict
+    from gpuscope.experiments.execution import run as run
+    from gpuscope.experiments.experiment import Experiment as Experiment
+    from gpuscope.experiments.profiling import profile as profile
+    from gpuscope.trace.run import Run as Run
+
+_HOMES = {
+    "Experiment": "gpuscope.experiments.experiment",
+    "profile": "gpuscope.experiments.profiling",
+    "run": "gpuscope.experiments.execution",
+    "predict": "gpuscope.experiments.execution",
+    "Run": "gpuscope.trace.run",
+    "nsight": "gpuscope.experiments.nsight",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__, __dir__ = public(__name__, _HOMES)

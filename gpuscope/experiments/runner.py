@@ -1,0 +1,432 @@
+"""One run of an experiment: its rounds, its recordings, and its way to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuscope.analysis.settings import settings_table, solo_statistics
+from gpuscope.device.caller import innermost_guard
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition, Partitions
+from gpuscope.device.ranks import ranks_of_process
+from gpuscope.device.stream import Stream
+from gpuscope.device.unique import close_all
+from gpuscope.errors import InvalidPartition, NothingRecorded
+from gpuscope.experiments.driving import LOOK_NS, Driving
+from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.serving import Feed, Request, Serving, draws, share
+from gpuscope.experiments.workers import QUEUED_NS, Worker
+from gpuscope.record.annotate import annotate
+from gpuscope.record.recorder import Recording
+from gpuscope.record.source import Options
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run, incomplete
+from gpuscope.workloads.handle import Handle
+from gpuscope.workloads.requests import RequestsSpec
+from gpuscope.workloads.spec import WorkloadSpec
+
+_LEGACY_STREAM = 1  # cudaStreamLegacy
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run, passed to viewers.
+
+    Attributes
+    ----------
+    done, total
+        Foreground calls completed and planned, over all settings and rounds; with an executor,
+        jobs of its workers.
+    recording
+        The current recording, for its batches; ``None`` between recordings.
+    phase
+        ``"together"``, or the workload that is measured alone.
+    """
+
+    setting: str
+    round: int
+    done: int
+    total: int
+    recording: Recording | None
+    phase: str = "together"
+
+
+Viewer = Callable[[Progress], None]
+
+
+class Runner:
+    """One run: its handles, its traces so far, its way to stop.
+
+    Where a tool outside records, ``records`` is false: nothing is recorded here, nothing is run
+    alone, and ranges name the settings. ``before_round`` is called before each round of a setting
+    and before its workloads run alone, and may set ``stop``. ``ends`` is asked before each call of
+    the foreground whether a workload, which has so many calls left, makes no more.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        device: Device,
+        viewer: Viewer | None,
+        stop: threading.Event,
+        *,
+        records: bool = True,
+        before_round: Callable[[], None] = lambda: None,
+        ends: Callable[[str, int], bool] | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.device = device
+        self.viewer = viewer
+        self.stop = stop
+        self.records = records
+        self.before_round = before_round
+        self.ends = ends
+        self.settings = experiment.resolve()
+        self.total = foreground_calls(experiment) * len(self.settings)
+        self.done = 0
+        self.recordings: dict[str, list[Recording]] = {
+            setting.name: [] for setting in self.settings
+        }
+        self.alone: dict[tuple[str, str], list[Recording]] = {}
+        self.handles: dict[tuple[str, object], Handle] = {}
+        self.stream_ids: dict[tuple[str, str], int] = {}
+        self.recording: Recording | None = None
+        self.round = 0
+        self._open: list[Stream] = []  # of this round, to be closed
+        self._workers: list[Worker] = []  # of this round
+        self._driving: Driving | None = None
+        self._finished = 0  # foreground calls of this round
+        self._servings: list[Serving] = []  # of this round
+        self._carved: list[Partitions] = []
+        self._guard = innermost_guard()
+        self._collects = gc.isenabled()
+        self._switch_s = sys.getswitchinterval()
+
+    def run(self) -> Run:
+        """Perform, and return what was recorded; after an interrupt, wherever that struck, too."""
+        try:
+            self.perform()
+            return self._result(stopped=self.stop.is_set())
+        except KeyboardInterrupt:
+            pass  # what it left is looked after when nothing holds on to it any more
+        self.settle()
+        run = self._result(stopped=True)
+        warnings.warn(
+            "the run was interrupted: it returns what was recorded until then", stacklevel=3
+        )
+        return run
+
+    def _result(self, *, stopped: bool) -> Run:
+        kept = {name: _traces(recordings) for name, recordings in self.recordings.items()}
+        traces = {
+            name: self._whole(name, Trace.concat(parts)) for name, parts in kept.items() if parts
+        }
+        if not traces:
+            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
+        return Run(traces, settings_table(traces), self.experiment.to_dict(), stopped)
+
+    def _whole(self, setting: str, trace: Trace) -> Trace:
+        """Return a setting's trace with what was seen of each workload alone."""
+        driven = self.experiment.driven
+        solo = {
+            name: measured
+            for name, spec in self.experiment.workloads.items()
+            if (
+                measured := solo_statistics(
+                    _traces(self.alone.get((setting, name), [])),
+                    _traces(self.alone.get(("", name), [])),
+                    paced=spec.rate_hz is not None or name in driven,
+                )
+            )
+        }
+        trace = trace.with_metadata(
+            solo=solo, experiment=self.experiment.to_dict(), setting=setting
+        )
+        alone = {
+            f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
+            for (where, workload), recordings in self.alone.items()
+            for number, part in enumerate(_traces(recordings), 1)
+            if where in (setting, "")
+        }
+        if missing := incomplete(alone):
+            notes = (*trace.metadata.notes, f"what ran alone is {missing}")
+            trace = trace.with_metadata(complete=False, notes=notes)
+        return trace
+
+    def perform(self) -> None:
+        """Do every round of every setting; closes all that was made, also on an error."""
+        for setting in self.settings:
+            if setting.partitions:
+                try:
+                    self.device.plan_carve(setting.partitions, rounding=setting.rounding)
+                except InvalidPartition as error:
+                    where = " (in an experiment: rounding, at the top or in the setting)"
+                    raise InvalidPartition(
+                        f"setting {setting.name!r}: {error}{where * ('rounding' in str(error))}"
+                    ) from error
+        ranks = ranks_of_process()  # whose hosts do not take the same time for each call
+        self.device.backend.seed(self.experiment.seed + (ranks.rank if ranks else 0))
+        try:
+            for number in range(self.experiment.rounds):
+                for setting in self.settings:
+                    self.before_round()
+                    if self.stop.is_set():
+                        break
+                    with contextlib.nullcontext() if self.records else annotate(setting.name):
+                        self._round(setting, number)
+        except Exception:
+            self._end()
+            raise
+        self._close()
+
+    def settle(self) -> None:
+        """Put in order what an interrupt left undone, wherever it struck.
+
+        What it kept from being closed or left is noted here, or garbage. So nobody may hold the
+        interrupt any more, whose traceback holds that.
+        """
+        while (guard := innermost_guard()) is not None and guard is not self._guard:
+            guard.__exit__(None, None, None)
+        self.device.calls.enter_handle(None)
+        if self._collects:
+            gc.enable()
+        sys.setswitchinterval(self._switch_s)
+        gc.collect()
+        self._end()
+
+    def _end(self) -> None:
+        """End what launches, stop what records, and close all that was made."""
+        try:
+            if self._driving is not None:
+                self._driving.end()
+            for recording in itertools.chain(*self.recordings.values(), *self.alone.values()):
+                if recording.has_begun:
+                    recording.stop()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._close_made()
+        finally:
+            close_all(list(self.handles.values()))
+
+    def _close_made(self) -> None:
+        """Close what a round made; again closes what an interrupt left."""
+        if self._driving is not None:
+            self._driving.end()
+            self._driving = None
+        parts = [part for carving in self._carved for part in carving.values()]
+        close_all([*self._open, *parts, *self._carved])
+        self._open.clear()
+        self._carved.clear()
+
+    # -- one round of one setting -----------------------------------------------------
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        self.round = number
+        self._finished = 0
+        self._workers = self._make_workers(setting, self._make_streams(setting), number)
+        self._driving = driving = Driving(
+            self.device, self._workers, self.stop,
+            functools.partial(self._count_finished, setting.name, number),
+            [f"round {number}"], [] if self.records else [setting.name],
+        )  # fmt: skip
+        driving.warm_up()
+        if not self.stop.is_set():
+            options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
+            with self._recorded(self.recordings[setting.name], options), _no_collection():
+                self._begin_serving()
+                began_ns = self.device.now_ns()
+                driving.drive()
+            self.before_round()
+            if self.records and self.experiment.alone_repeats and not self.stop.is_set():
+                self._measure_alone(setting, number, driving.launched_ns - began_ns)
+        self._close_made()
+
+    def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
+        partitions: Mapping[str, Partition] = {}
+        if setting.partitions:
+            self._carved.append(self.device.carve(setting.partitions, rounding=setting.rounding))
+            partitions = self._carved[-1]
+        for name, color in self.experiment.colors.items():
+            if name in partitions:
+                partitions[name].color = color
+        streams: dict[str, Stream] = {}
+        for name, spec in setting.streams.items():
+            home = self.device if spec.partition is None else partitions[spec.partition]
+            only_devices = {"blocking": True} if spec.blocking else {}
+            self._open.append(home.create_stream(name=name, priority=spec.priority, **only_devices))
+            stream = streams[name] = self._open[-1]
+            # The same stream in every round, as far as the trace is concerned.
+            stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
+        return streams
+
+    def _make_workers(
+        self, setting: ResolvedSetting, streams: Mapping[str, Stream], number: int
+    ) -> list[Worker]:
+        launching = {name: spec for name, spec in setting.workloads.items() if spec.launches}
+        handles = {name: self._handle(name, spec) for name, spec in launching.items()}
+        feeds = self._serve(setting, number)
+        return [
+            Worker(
+                handles[name],
+                streams[spec.stream],
+                spec,
+                len(share(spec.repeats, self.experiment.rounds, number)),
+                draws(self.experiment.seed, name, number),
+                queued_ns=QUEUED_NS // len(handles),
+                waits_on=[handles[other] for other in spec.waits_on],
+                unguarded=None if spec.guard else self._legacy,
+                feed=feeds.get(name),
+                ends=None if self.ends is None else functools.partial(self.ends, name),
+            )
+            for name, spec in launching.items()
+        ]
+
+    def _serve(self, setting: ResolvedSetting, number: int) -> dict[str, Feed]:
+        """Return what feeds the workloads that requests drive, by name."""
+        self._servings = []
+        feeds: dict[str, Feed] = {}
+        for name, spec in setting.workloads.items():
+            if isinstance(spec, RequestsSpec):
+                numbers = share(spec.repeats, self.experiment.rounds, number)
+                rng = draws(self.experiment.seed, name, number)
+                serving = Serving(spec, numbers, rng, functools.partial(self._note_request, name))
+                self._servings.append(serving)
+                feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
+        return feeds
+
+    def _begin_serving(self) -> None:
+        for serving in self._servings:
+            serving.begin(self.device.now_ns())
+
+    def _note_request(self, workload: str, request: Request) -> None:
+        """Record a request that has its last token."""
+        if self.recording is None:
+            return
+        self.recording.ranges.note(
+            f"request {request.number}", request.arrival_ns, request.tokens_ns[-1], workload,
+            request.facts.to_json(),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _legacy(self) -> Stream:
+        """CUDA's legacy default stream, where work goes that nobody guards."""
+        return self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
+
+    def _handle(self, name: str, spec: WorkloadSpec) -> Handle:
+        key = (name, getattr(spec, "sm_count_target", None))  # what a setting may change of it
+        if key not in self.handles:
+            self.handles[key] = spec.make(self.device, name=name, seed=self.experiment.seed)
+        return self.handles[key]
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Recording], options: Options | None = None) -> Iterator[None]:
+        """Record; what is kept before it begins is there whatever happens."""
+        if not self.records:
+            yield
+            return
+        self.recording = Recording((self.device,), options)
+        kept.append(self.recording)
+        self.recording.start()
+        yield
+        kept[-1].stop()
+        self.recording = None
+
+    def _count_finished(self, setting: str, number: int) -> None:
+        """Tell the viewer of foreground calls and requests that finished since."""
+        finished = sum(serving.finished for serving in self._servings)
+        finished += sum(
+            worker.finished
+            for worker in self._workers
+            if worker.feed is None and not worker.spec.background
+        )
+        if finished != self._finished:
+            self.done += finished - self._finished
+            self._finished = finished
+            self._report(setting, number)
+
+    def _report(self, setting: str, number: int, phase: str = "together") -> None:
+        if self.viewer is not None:
+            self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
+
+    # -- alone ------------------------------------------------------------------------
+    def _measure_alone(self, setting: ResolvedSetting, number: int, took_ns: int) -> None:
+        """Record each workload alone: in its place, and once a round on the whole GPU."""
+        for worker in self._workers:
+            if self._driving is not None and self._driving.has_threads:  # new to this thread
+                worker.warm_up(self.device.now_ns, self.stop)
+            self._alone(setting.name, worker, took_ns)
+        if setting is not self.settings[0]:
+            return
+        self._open.append(self.device.create_stream(name="alone"))
+        with self._open[-1] as stream:
+            for name, spec in self.experiment.workloads.items():
+                if not spec.launches:
+                    continue
+                rng = draws(self.experiment.seed, name, number)  # of arrivals, of which it has none
+                worker = Worker(self._handle(name, spec), stream, spec, 0, rng)
+                worker.warm_up(self.device.now_ns, self.stop)
+                self._alone("", worker, took_ns)
+
+    def _alone(self, setting: str, worker: Worker, took_ns: int) -> None:
+        """Record one workload alone; a background for as long as it ran with the others.
+
+        A GPU under a power cap slows down while it is busy: a shorter run would be too fast a
+        reference, a longer one too slow. Ranks call a collective equally often.
+        """
+        if self.stop.is_set():
+            return
+        phase = f"{worker.handle.name} alone"
+        self._report(setting, self.round, phase)
+        with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
+            reported_ns = self.device.now_ns()  # only now: a recording takes time to begin
+            until_ns = reported_ns + (took_ns if worker.spec.background else 0)
+            for launched in itertools.count():
+                now_ns = self.device.now_ns()
+                is_enough = launched >= self.experiment.alone_repeats and now_ns >= until_ns
+                if is_enough or self.stop.is_set():
+                    break
+                if not worker.has_room:
+                    worker.wait_one()
+                worker.issue()
+                if now_ns - reported_ns > LOOK_NS:
+                    reported_ns = now_ns
+                    self._report(setting, self.round, phase)
+            worker.finish()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is being timed."""
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def foreground_calls(experiment: Experiment) -> int:
+    """Return the foreground calls of a setting, as its progress counts them."""
+    driven = experiment.driven
+    return sum(
+        spec.repeats
+        for name, spec in experiment.workloads.items()
+        if not spec.background and name not in driven
+    )
+
+
+def _traces(recordings: Iterable[Recording]) -> list[Trace]:
+    """Return the traces of those that recorded anything; they have ended."""
+    traces = [recording.trace for recording in recordings if recording.has_begun]
+    return [trace for trace in traces if len(trace)]

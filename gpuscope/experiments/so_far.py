@@ -1,0 +1,117 @@
+"""What recorded programs left, read in another process: while they run, or after a crash.
+
+python -m gpuscope.experiments.so_far FOLDER     makes those of processes that were killed unwatched
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from gpuscope.errors import GpuscopeError
+from gpuscope.experiments.recorded import JOURNAL, Facts
+from gpuscope.record.cupti.journal import JournalReader
+from gpuscope.trace.model import Trace
+from gpuscope.trace.store import save_trace
+
+SO_FAR = ".so-far.parquet"
+
+
+def read_facts(folder: Path) -> tuple[dict[Path, Facts], list[Path]]:
+    """Return what the processes of a program said so far, in the order of their beginning.
+
+    Returns
+    -------
+    dict, list
+        File → what it says; files that no process of ours wrote, or that cannot be read.
+    """
+    every: dict[Path, Facts] = {}
+    unreadable: list[Path] = []
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
+        try:
+            every[path] = msgspec.json.decode(path.read_bytes(), type=Facts)
+        except (OSError, msgspec.MsgspecError, RecursionError):
+            unreadable.append(path)
+    return every, unreadable
+
+
+class SoFar:
+    """Writes what there is of a program's journals beside them, as traces.
+
+    Parameters
+    ----------
+    folder
+        Where the program's processes write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers: dict[Path, tuple[JournalReader, int]] = {}
+        """Journal → what reads it, and how many bytes it had."""
+        self._kinds: dict[Path, Counter[str]] = {}
+
+    def save(self) -> Counter[str]:
+        """Write anew what grew; returns how many rows of each kind all journals have."""
+        there = sorted(self._folder.glob(f"*{JOURNAL}"))
+        for ended in self._readers.keys() - set(there):
+            del self._readers[ended], self._kinds[ended]
+        for path in there:
+            try:
+                self._save(path)
+            except Exception:  # noqa: BLE001 - it is being written, or foreign: the end tells
+                self._readers.pop(path, None)
+                self._kinds.pop(path, None)
+        return sum(self._kinds.values(), Counter())
+
+    def _save(self, path: Path) -> None:
+        nbytes = path.stat().st_size
+        reader, before = self._readers.get(path) or (JournalReader(path), -1)
+        if nbytes == before:
+            return
+        trace = reader.read(over=False)
+        self._readers[path] = reader, nbytes
+        self._kinds[path] = Counter(trace.kind_counts())
+        if len(trace) and path.exists():
+            save_trace(trace, path.with_suffix(SO_FAR))
+
+
+def last_trace(path: Path) -> Trace:
+    """Return the trace of a journal whose process is gone, which says what it lacks.
+
+    Raises
+    ------
+    TraceFormatError
+        It cannot be read.
+    """
+    reader = JournalReader(path)
+    return cut_short(reader.read(over=True), reader.written_ns)
+
+
+def cut_short(trace: Trace, at_ns: int) -> Trace:
+    """Return the trace of a process that did not end by itself, as of a moment, which says so."""
+    when = time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9))
+    note = f"the process was killed or crashed: what it did after {when} is not here"
+    return trace.with_metadata(complete=False, notes=(*trace.metadata.notes, note))
+
+
+def main(folder: Path) -> int:
+    """Make the last trace of each journal that has none; returns 1 if one cannot be read."""
+    status = 0
+    for journal in sorted(folder.glob(f"*{JOURNAL}")):
+        trace = journal.with_suffix(".parquet")
+        if trace.exists():  # whole: its process was killed before it removed the journal
+            continue
+        try:
+            sys.stdout.write(f"wrote {save_trace(last_trace(journal), trace)}\n")
+        except GpuscopeError as error:
+            sys.stderr.write(f"{error}\n")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

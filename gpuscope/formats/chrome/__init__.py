@@ -1,0 +1,1 @@
+"""Chrome's trace events, and PyTorch's profiler, which writes them."""

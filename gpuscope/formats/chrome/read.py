@@ -1,0 +1,369 @@
+"""Chrome trace JSON: PyTorch's (Kineto), viztracer's, ours, and whatever else is one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from gpuscope._types import Array
+from gpuscope.formats.chrome import events as raw
+from gpuscope.formats.chrome import own as chrome_own
+from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, Spans, fact, flows
+from gpuscope.formats.limits import Limits, reading
+from gpuscope.formats.private import LEFT_OUT, public_text, scrub
+from gpuscope.trace import arrow, joins, schema, valid
+from gpuscope.trace.arrow import NONE, Columns
+from gpuscope.trace.metadata import DeviceFacts, RankFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.model import Trace
+
+_ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
+_WORK = ("kernel", "memcpy", "memset")
+_MOST_NAMED = 200
+_ARGUMENTS = {
+    "device": "device", "context": "context", "stream": "stream", "correlation": "correlation",
+    "external_correlation": "External id", "graph": "graph id", "graph_node": "graph node id",
+    "nbytes": "bytes",
+}  # fmt: skip
+"""Column → Kineto's name of the argument."""
+_CONFIG = {"grid": "grid", "block": "block", "registers": "registers per thread",
+           "shared_memory": "shared memory"}  # fmt: skip
+_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_FOREIGN = 1_000_000_000
+"""A stream whose number another device has, too, is numbered from here."""
+_WANTED = (*_ARGUMENTS.values(), *_CONFIG.values())
+"""Names of the arguments that are read."""
+_AT_ONCE = 4096
+"""Launch configurations that are Python's at the same time."""
+_T = TypeVar("_T")
+
+
+def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
+    """Read Chrome trace JSON, gzipped or not.
+
+    Raises
+    ------
+    TraceFormatError
+        It is damaged, no Chrome trace, or holds more than ``limits``.
+    """
+    with reading(path.name, "JSON file"):
+        data = raw.text_of(path, limits)
+    with reading(path.name, "Chrome trace"):
+        events, top = raw.decode(data.removeprefix(b"\xef\xbb\xbf"), limits)
+        own = chrome_own.metadata(top)
+        if own is not None:
+            return chrome_own.trace(events, top, own, keep_private=keep_private)
+        return _trace(Spans(events, top), top, limits, keep_private=keep_private)
+
+
+def _trace(
+    spans: Spans, top: dict[str, msgspec.Raw], limits: Limits, *, keep_private: bool
+) -> Trace:
+    """Put the trace together."""
+    rows = spans.rows
+    count = len(rows)
+    ids = np.arange(1, count + 1, dtype=np.int64)
+    on_gpu = spans.is_(*_ON_GPU)
+    called = np.flatnonzero(on_gpu | spans.is_("api"))
+    calling = [spans.events[row] for row in rows[called].tolist()]
+    told, others = raw.arguments(
+        [event.args for event in calling], _WANTED, as_written=("grid", "block")
+    )
+    for event in calling:  # they are read
+        event.args = raw.ABSENT
+    for key, number in others.items():
+        spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
+    columns, streams = _places(spans, called, on_gpu, told, limits)
+    devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
+    edges, columns = _launches(spans, columns, on_gpu, ids)
+    names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
+    ranges = spans.is_("range", "mark")
+    where = np.where(ranges, spans.category[rows], NONE)
+    columns |= {
+        "id": ids,
+        "parent": _parents(spans, on_gpu, ids),
+        "kind": arrow.text_column(spans.kind, [*KINDS]),
+        "name": names,
+        "start_ns": spans.starts[rows] + spans.base_ns,
+        "end_ns": arrow.nullable(spans.ends[rows] + spans.base_ns, spans.open[rows]),
+        "category": arrow.text_column(where, [one or None for one in spans.categories]),
+        "range_style": arrow.text_column(
+            np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE),
+            ["push/pop", "start/end"],
+        ),
+        "payload": _payloads(spans, ranges),
+        "source": arrow.constant("chrome", count),
+        **_copies(names, spans.is_("memcpy")),
+    }
+    tables = (arrow.table(columns, count), _counters(spans, count + 1, limits))
+    table = schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
+    table, edges, left = valid.sifted(table, edges)
+    spans.left.update(left)
+    table = table if keep_private else scrub(table)
+    metadata = _metadata(spans, top, table, devices, keep_private=keep_private)
+    return Trace(table, edges, replace(metadata, streams=streams))
+
+
+def _launches(
+    spans: Spans, columns: Columns, on_gpu: Array, ids: Array
+) -> tuple[pa.Table, Columns]:
+    """Join GPU work to its calls, and return edges and finished columns."""
+    rows = spans.rows
+    process, thread = spans.process[rows], spans.thread[rows]
+    calls = np.flatnonzero(spans.is_("api") & (columns["correlation"] > 0))
+    at = joins.match(columns["correlation"], columns["correlation"][calls])
+    at = np.where(on_gpu & (columns["correlation"] > 0), at, NONE)
+    call = arrow.picked(calls, at)
+    known = call >= 0
+    process = np.where(on_gpu, arrow.picked(process, call), process)
+    thread = np.where(on_gpu, arrow.picked(thread, call), thread)
+    queued = np.where(known & ~spans.open[rows[call]], spans.ends[rows[call]], NONE)
+    work = known & spans.is_(*_WORK)
+    launches = (ids[call[work]], ids[work], "launch")
+    arrows = [part for part in flows(spans, ids) if part[2] != "launch" or not len(launches[0])]
+    columns |= {"process": process, "thread": thread}
+    finished = {
+        name: arrow.nullable(values) if isinstance(values, np.ndarray) else values
+        for name, values in columns.items()
+    }
+    queued_ns = arrow.nullable(queued + spans.base_ns, ~work | (queued == NONE))
+    return arrow.edges([launches, *arrows]), {**finished, "queued_ns": queued_ns}
+
+
+def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
+    """Return the range around each range and call of a host thread."""
+    rows = spans.rows
+    owner = arrow.coded_rows(spans.process[rows], spans.thread[rows])[0].astype(np.int64)
+    nests = np.flatnonzero(spans.is_("range") & spans.of("X", "B")[rows])
+    ends = np.where(spans.open[rows], NEVER, spans.ends[rows])
+    starts = spans.starts[rows]
+    found = np.full(len(rows), NONE, np.int64)
+    found[nests] = joins.enclosing(owner[nests], starts[nests], ends[nests])
+    others = np.flatnonzero(~on_gpu & ~spans.is_("range"))
+    found[others] = joins.innermost(
+        owner[others], starts[others], owner[nests], starts[nests], ends[nests]
+    )
+    return arrow.nullable(arrow.picked(ids[nests], found))
+
+
+def _payloads(spans: Spans, ranges: Array) -> pa.Array:
+    """Return the arguments of ranges and marks as they are."""
+    texts = [
+        bytes(spans.events[row].args) if mine else b""
+        for row, mine in zip(spans.rows.tolist(), ranges.tolist(), strict=True)
+    ]
+    kept = [text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None
+            for text in texts]  # fmt: skip
+    spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = sum(
+        len(text) > raw.LONGEST_TEXT for text in texts
+    )
+    if all(text is None for text in kept):
+        return pa.nulls(len(kept))
+    return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()
+
+
+def _counters(spans: Spans, first: int, limits: Limits) -> pa.Table:
+    """Return samples of counters, one row for each number in an event."""
+    counted: list[int] = []
+    names: list[str] = []
+    numbers: list[float] = []
+    for row in np.flatnonzero(spans.of("C")).tolist():
+        event = spans.events[row]
+        values = raw.values(event.args)
+        if not isinstance(values, dict):
+            continue
+        for key, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                counted.append(row)
+                names.append(str(event.name) if len(values) == 1 else f"{event.name} {key}")
+                numbers.append(float(value))
+            else:
+                spans.left["counters without a number"] += 1
+        limits.check_rows("samples of counters", len(counted))
+    rows, count = np.array(counted, np.int64), len(counted)
+    times = spans.starts[rows] + spans.base_ns
+    return arrow.table(
+        {
+            "id": np.arange(first, first + count, dtype=np.int64),
+            "kind": arrow.constant("counter", count),
+            "name": raw.texts(names, "(unnamed)"),
+            "start_ns": times,
+            "end_ns": times,
+            "process": arrow.nullable(spans.process[rows]),
+            "value": pa.array(numbers, pa.float64()),
+            "source": arrow.constant("chrome", count),
+        },
+        count,
+    )
+
+
+def _metadata(
+    spans: Spans,
+    top: dict[str, msgspec.Raw],
+    table: pa.Table,
+    devices: list[int],
+    *,
+    keep_private: bool,
+) -> TraceMetadata:
+    plain = (lambda name: name) if keep_private else public_text
+    known = {f"cuda:{index}": DeviceFacts(index, name=f"GPU {index}") for index in devices}
+    for facts in _listed(fact(top, "deviceProperties"), dict):
+        index, name, count = (facts.get(key) for key in ("id", "name", "numSms"))
+        if valid.is_short(index) and isinstance(name, str):
+            known[f"cuda:{index}"] = DeviceFacts(
+                index, name=name[:LONGEST_FACT], sm_count=count if valid.is_short(count) else None
+            )
+    ranks = _ranks(fact(top, "distributedInfo"))
+    taken = ["baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion"]
+    taken += ["distributedInfo"] * len(ranks)
+    for key in top:
+        if key not in taken:
+            spans.left[f"{key[:40]!r} beside the events"] = 1
+    named = (+spans.left).most_common(_MOST_NAMED)
+    rest = spans.left.total() - sum(count for _, count in named)
+    notes = ["imported from a Chrome trace"]
+    if not keep_private:
+        notes.append(LEFT_OUT)
+    return TraceMetadata(
+        time_base=spans.time_base,
+        devices=known,
+        ranks=ranks,
+        process_names=_used(spans.process_names, table.column("process"), plain),
+        thread_names=_used(spans.thread_names, table.column("thread"), plain),
+        counts={
+            "received": table.num_rows,
+            **{f"{what} not taken": count for what, count in named},
+            **({"others not taken": rest} if rest else {}),
+        },
+        notes=tuple(notes),
+    )
+
+
+def _ranks(told: object) -> tuple[RankFacts, ...]:
+    """Return the rank that Kineto tells, if it does."""
+    known = told if isinstance(told, dict) else {}
+    with contextlib.suppress(msgspec.ValidationError):
+        names = ("rank", "world_size", "backend")
+        return (msgspec.convert({name: known[name] for name in names if name in known}, RankFacts),)
+    return ()
+
+
+def _used(
+    names: dict[int, str], column: pa.ChunkedArray, plain: Callable[[str], str]
+) -> dict[str, str]:
+    wanted = set(column.unique().to_pylist())
+    return {str(number): plain(name) for number, name in names.items() if number in wanted}
+
+
+# -- what the arguments of GPU work and API calls tell in Kineto's traces -------------------
+def _places(
+    spans: Spans, called: Array, on_gpu: Array, told: raw.Values, limits: Limits
+) -> tuple[Columns, dict[str, StreamFacts]]:
+    """Return the columns that arguments tell, of all spans, and what is known of streams.
+
+    ``told`` is emptied on the way.
+    """
+    count = len(spans.rows)
+    columns: Columns = {"launch_config": _launch_configs(count, called, told)}
+    for name, argument in _ARGUMENTS.items():
+        values = raw.whole(told.pop(argument))
+        known = np.asarray(values.is_valid(), dtype=bool)
+        numbers = np.full(count, NONE, np.int64)
+        if known.any():
+            numbers[called[known]] = np.asarray(values.drop_null())
+        columns[name] = numbers
+    in_graph = columns["graph"] > 0
+    columns["graph"] = np.where(in_graph, columns["graph"], NONE)
+    columns["graph_node"] = np.where(in_graph, columns["graph_node"], NONE)
+    process, thread = spans.process[spans.rows], spans.thread[spans.rows]
+    columns["device"] = np.where(on_gpu & (columns["device"] == NONE), process,
+                                 columns["device"])  # fmt: skip
+    small = (columns["device"] >= 0) & (columns["device"] < 1 << 15)
+    columns["device"] = np.where(small, columns["device"], NONE)
+    streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
+    streams = np.where(on_gpu & (streams >= 0), streams, NONE)
+    columns["stream"], facts = _streams(columns["device"], streams, limits)
+    return columns, facts
+
+
+def _streams(device: Array, stream: Array, limits: Limits) -> tuple[Array, dict[str, StreamFacts]]:
+    """Return a number for each stream of each device; Kineto's repeat."""
+    codes, distinct = arrow.coded_array(device, stream)
+    limits.check_places(len(distinct))
+    facts: dict[str, StreamFacts] = {}
+    numbers = []
+    for place, (index, number) in enumerate(distinct.tolist()):
+        if number == NONE:
+            numbers.append(NONE)
+            continue
+        free = str(number) not in facts
+        own = number if free else _FOREIGN + place
+        name = f"stream {number}" if free else f"stream {number} of GPU {index}"
+        facts[str(own)] = StreamFacts(name, device=f"cuda:{index}")
+        numbers.append(own)
+    return np.array(numbers or [NONE], np.int64)[codes], facts
+
+
+def _launch_configs(count: int, called: Array, told: raw.Values) -> pa.DictionaryArray:
+    """Return the launch configurations as JSON, each distinct one once."""
+    # As bytes until distinct: a tuple of each takes several times as much.
+    keys = map(_key, *(told.pop(name) for name in _CONFIG.values()))
+    parts = [pa.array([], pa.binary())]
+    while some := list(itertools.islice(keys, _AT_ONCE)):
+        parts.append(pa.array(some, pa.binary()))
+    coded = pa.concat_arrays(parts).dictionary_encode()
+    codes = np.full(count, NONE, np.int64)
+    codes[called] = np.asarray(coded.indices.fill_null(NONE))
+    return arrow.text_column(codes, (_config(key.as_py()) for key in coded.dictionary))
+
+
+def _key(grid: msgspec.Raw, block: msgspec.Raw, registers: object, shared: object) -> bytes | None:
+    """Return a configuration as a list in JSON, if it has its sizes."""
+    if grid is raw.ABSENT or block is raw.ABSENT:
+        return None
+    more = (str(one).encode() if type(one) is int else b"null" for one in (registers, shared))
+    return b"[%b,%b,%b,%b]" % (bytes(grid), bytes(block), *more)
+
+
+def _config(key: bytes) -> str | None:
+    """Return a launch configuration as JSON, if it has the numbers of one."""
+    try:
+        facts = dict(zip(_CONFIG, msgspec.json.decode(key), strict=True))
+    except msgspec.DecodeError:  # a number that is out of any range
+        return None
+    sizes = [*_listed(facts["grid"], int), *_listed(facts["block"], int)]
+    if len(sizes) != 6:
+        return None
+    told = {"grid": sizes[:3], "block": sizes[3:]}
+    more = {name: facts[name] for name in ("registers", "shared_memory")}
+    return json.dumps(told | {name: one for name, one in more.items() if isinstance(one, int)})
+
+
+def _copies(names: pa.DictionaryArray, is_copy: Array) -> Columns:
+    """Return what the names of copies tell: direction and kinds of memory."""
+    if not is_copy.any():
+        return {}
+    found = [_COPY.match(name or "") for name in names.dictionary.to_pylist()]
+    codes = np.where(is_copy, np.asarray(names.indices.fill_null(NONE)), NONE).astype(np.int64)
+    return {
+        column: arrow.text_column(
+            codes, [None if one is None else word(one.group(place)) for one in found]
+        )
+        for place, column, word in (
+            (1, "copy_kind", str), (2, "src_kind", str.lower), (3, "dst_kind", str.lower),
+        )
+    }  # fmt: skip
+
+
+def _listed(found: object, kind: type[_T]) -> list[_T]:
+    """Return the values of one type in what should be a list."""
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []

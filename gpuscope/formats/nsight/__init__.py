@@ -1,0 +1,1 @@
+"""Nsight Systems: its SQLite exports, and reports in its own format."""

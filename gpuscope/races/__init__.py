@@ -1,0 +1,1 @@
+"""Races: which pieces of work share bytes, and whether anything orders them."""

@@ -1,0 +1,111 @@
+"""``no_default_stream``: warn of work that every blocking stream waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from gpuscope.device.calls import QUEUES_WORK, Activity, Call
+from gpuscope.device.handles import Library
+from gpuscope.device.select import observing
+from gpuscope.races import operators
+
+_LEGACY = (0, 1)
+"""CUDA's handles of the legacy default stream."""
+
+
+@contextlib.contextmanager
+def no_default_stream() -> Iterator[None]:
+    """Warn of work that is queued on the legacy default stream inside the ``with`` block.
+
+    Work there runs after all that was queued before on any blocking stream, and before all that
+    is queued on one afterwards; with a non-blocking stream, as PyTorch's and gpuscope's are, it
+    has no order at all. Each line of the program is told of once, by a ``RuntimeWarning``. Seen are
+    gpuscope's launches and copies, of all threads, and PyTorch's operators of this thread. It can
+    decorate a function, too.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> legacy, kernel = gpu.wrap_stream(0), gs.learn.spin_kernel(gpu)
+    >>> with warnings.catch_warnings(record=True) as told, gs.no_default_stream():
+    ...     legacy.launch(kernel, 5_000, grid=1, block=32)
+    >>> str(told[0].message)[:48]
+    "'spin' is queued on the legacy default stream: e"
+    """
+    watcher = _Watcher()
+    with observing(watcher), contextlib.ExitStack() as undo:
+        torch = operators.pytorch()
+        if torch is not None:
+            undo.enter_context(operators.watching(torch, _Operators(torch, watcher)))
+        yield
+
+
+class _Watcher:
+    """Is told of calls, and warns."""
+
+    def call_begins(self, call: Call) -> None:
+        """Warn of work in the legacy default stream."""
+        if (
+            call.kind in QUEUES_WORK
+            and call.stream is not None
+            and call.stream.kind == "legacy default"
+        ):
+            self.warn(call.name)
+
+    def call_ends(self, call: Call) -> None:
+        """Ignore it: it was looked at when it began."""
+
+    def activity(self, activity: Activity) -> None:
+        """Ignore it: the call was looked at."""
+
+    def warn(self, name: str) -> None:
+        """Warn of a piece of work, at the line of the user's program that queued it."""
+        message = (
+            f"{name!r} is queued on the legacy default stream: every blocking stream waits for "
+            "it, and no other does. Create a stream and select it, as with "
+            "gs.CallerStreamGuard(stream) or torch.cuda.stream(stream)"
+        )
+        frame = _place()
+        module = frame.f_globals
+        warnings.warn_explicit(
+            message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno,
+            module.get("__name__"), module.setdefault("__warningregistry__", {}),
+        )  # fmt: skip
+
+
+class _Operators:
+    """Runs PyTorch's operators, and tells of those in its default stream."""
+
+    def __init__(self, torch: Library, watcher: _Watcher) -> None:
+        self._torch, self._watcher = torch, watcher
+
+    def __call__(
+        self, function: Library, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        result = function(*args, **kwargs)
+        operator = operators.operator_of(function)
+        if operator is not None:
+            gpus = {operators.gpu_of(use.tensor) for use in operator.uses(args, kwargs, result)}
+            gpus.discard(None)
+            if any(operators.current_stream(self._torch, gpu or 0) in _LEGACY for gpu in gpus):
+                self._watcher.warn(operator.name)
+        return result
+
+
+def _place() -> FrameType:
+    """Return where the program called a library."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    libraries = [str(Path(__file__).parents[1]), contextlib.__file__, "<frozen"]
+    if torch:
+        libraries.append(str(Path(torch).parent))
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries,)):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,232 @@
+"""What devices tell of their calls, as notes for the detector of hazards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from gpuscope._fork import free_in_children
+from gpuscope._threads import thread_number
+from gpuscope.device.accesses import Access, accesses_of
+from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
+from gpuscope.device.event import Event
+from gpuscope.device.graph import Captured, Node
+from gpuscope.device.handles import Library
+from gpuscope.device.raw import StreamKind
+from gpuscope.device.select import open_devices
+from gpuscope.device.stream import Stream
+from gpuscope.races.hazard_notes import (
+    HostAccess,
+    HostWait,
+    Memory,
+    Note,
+    Queue,
+    Record,
+    Returned,
+    Wait,
+    Work,
+)
+from gpuscope.races.hazards import Detector
+from gpuscope.record.outside import Calls
+from gpuscope.record.rows import move, node_row, work_row
+from gpuscope.record.window import OVERFULL
+from gpuscope.trace.metadata import HazardFacts
+
+_AT_ONCE = 1024
+_NO_CALLS = ("seen", "freed", "given", "host access")
+
+
+class HazardLog:
+    """Finds hazards among what devices and others tell.
+
+    What is launched waits for it, so it only takes note; :meth:`read` does the rest. Where nobody
+    reads for long, who makes a note reads a few.
+    """
+
+    def __init__(self) -> None:
+        self._read: tuple[Detector, list[Note | Noted]] = Detector(), []
+        """What was read, and notes that were taken from the queue and not read."""
+        self._noted: deque[Note | Noted] = deque()
+        self._reading = free_in_children(Lock())
+        self._full = OVERFULL
+        self._relieve: Callable[[], object] = self._read_some
+        self.outside = Calls()
+        """Those of other libraries."""
+        self.captures: dict[Queue, Captured] = {}
+        """What streams are being captured into by other libraries."""
+        self.graphs: WeakKeyDictionary[Library, Captured] = WeakKeyDictionary()
+        """Graphs of other libraries → what was captured into them."""
+
+    def note(self, note: Note | Noted) -> None:
+        """Note what devices and libraries tell, in the order of the host's calls."""
+        if self.captures and type(note) is Call and note.kind not in _NO_CALLS:
+            captured = self._captured(note)
+            if captured is not None:
+                captured.take(note)
+                note.accesses = ()  # its end does not count it, too
+                return
+        self._noted.append(note)
+        if len(self._noted) >= self._full:
+            self._relieve()
+
+    def relieve_at(self, full: int, relieve: Callable[[], object]) -> None:
+        """Have so many notes read by who makes one."""
+        self._full, self._relieve = full, relieve
+
+    def _captured(self, call: Call) -> Captured | None:
+        """Return what a call becomes part of, if that is another library's graph."""
+        stream = call.stream if self.captures else None
+        if stream is None:
+            return None
+        queue = queue_of(stream, call.thread)
+        if call.kind == "wait":  # the stream may join by this
+            for captured in [*self.captures.values()]:
+                if call.event in captured.events:
+                    self.captures.setdefault(queue, captured)
+        return self.captured(queue)
+
+    def captured(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into by another library, if it is."""
+        captured = self.captures.get(queue)
+        if captured is None or captured.is_open:
+            return captured
+        self.captures.pop(queue, None)  # one of ours, which the stream had joined
+        return None
+
+    def read(self, *, over: bool = True) -> None:
+        """Look for hazards in what was noted by now.
+
+        Until it is ``over``, what comes behind a host function waits for that to run.
+        """
+        with self._reading:
+            self._look(len(self._noted), over=over)
+
+    def _read_some(self) -> None:
+        """Read a few notes, on the launch path, unless somebody reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._look(_AT_ONCE, over=False)
+            finally:
+                self._reading.release()
+
+    def _look(self, most: int, *, over: bool) -> None:
+        """Read so many notes at one moment, by one assignment: interrupted, it begins anew."""
+        detector, taken = self._read
+        move(self._noted, taken, most)
+        detector, waits = copy(detector), len(taken)
+        for place, noted in enumerate(taken):
+            if isinstance(noted, str):
+                detector.count_unseen(noted)
+            elif not isinstance(noted, Call):
+                detector.take(_note_of(noted))
+            elif over or _have_run(noted):
+                for note in notes_of(noted):
+                    detector.take(note)
+            else:
+                waits = place
+                break
+        self._read = detector, taken[waits:]
+
+    def facts(self) -> HazardFacts:
+        """Return what was found in what was read."""
+        return self._read[0].facts()
+
+
+class Streams:
+    """Finds the queues of other libraries' streams, as calls of ours on the same ones have them."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[tuple[int, int], Stream] = {}
+        """Those that no device of ours made, by GPU and handle."""
+
+    def stream(self, gpu: int, handle: int) -> Stream | None:
+        """Return a stream by its GPU's ordinal and its handle; ``None`` where no device has it."""
+        for device in open_devices():
+            if device.info.key == f"cuda:{gpu}":
+                stream = device.find_stream(handle) or self._wrapped.get((gpu, handle))
+                if stream is None:
+                    stream = self._wrapped[gpu, handle] = device.wrap_stream(handle)
+                return stream
+        return None
+
+    def queue(self, gpu: int, handle: int) -> Queue:
+        """Return the queue of a stream, by its GPU's ordinal and its handle."""
+        stream = self.stream(gpu, handle)
+        if stream is not None:
+            return queue_of(stream, thread_number())
+        kind: StreamKind = "non-blocking" if handle else "legacy default"
+        return Queue(f"cuda:{gpu}", handle, kind=kind)
+
+    def captured(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into, if that is a graph of ours."""
+        for device in open_devices():
+            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
+            if stream is not None and stream.graph is not None:
+                return stream.graph.captured
+        return None
+
+
+def queue_of(stream: Stream, thread: int) -> Queue:
+    """Return the queue that a stream is, or is for a thread."""
+    kind = stream.kind
+    return Queue(
+        stream.device.info.key, stream.queue_number,
+        thread if kind == "per-thread default" else 0, kind,
+    )  # fmt: skip
+
+
+def _note_of(noted: Note | Event | int) -> Note:
+    if isinstance(noted, int):
+        return Returned(noted)
+    return HostWait(noted) if isinstance(noted, Event) else noted
+
+
+def _have_run(call: Call) -> bool:
+    return all(run.is_over for run in call.runs.values())
+
+
+def _of(run: HostRun) -> tuple[Access, ...] | None:
+    return tuple(run.accesses) if run.is_over else None
+
+
+def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each kind
+    """Return what a call means for the order of work, and for memory."""
+    stream, kind, event = call.stream, call.kind, call.event
+    queue = queue_of(stream, call.thread) if stream is not None else None
+    accesses = accesses_of(call.accesses or ())
+    if kind in ("freed", "given"):
+        given = kind == "given"
+        return [Memory(one.start, one.stop, queue, is_given=given) for one in accesses]
+    if kind == "host access":
+        return [HostAccess(call.name, accesses)]
+    if kind == "seen":
+        return [HostWait(event, queue, call.device_key, graph=call.graph)]
+    if kind == "sync":
+        return [HostWait(event, queue, call.device_key, call.correlation)]
+    if queue is None:
+        return []
+    if kind == "wait":
+        return [Wait(queue, event)] if event is not None else []
+    if kind == "record":
+        return [Record(queue, event)]
+    seen = call.accesses is not None or call.graph is not None or call.runs
+    if kind not in QUEUES_WORK or not seen:
+        return []  # of what is not seen, the end tells
+    assert stream is not None  # noqa: S101 - it has a queue
+    number, graph = call.correlation, call.graph
+    if graph is not None:
+        nodes = tuple(graph.captured.nodes)
+        for place, run in call.runs.items():
+            nodes = (*nodes[:place], nodes[place]._replace(accesses=_of(run)), *nodes[place + 1 :])
+        if not nodes and not graph.is_empty:
+            nodes = (Node(call.name, None),)
+        spans = tuple(node_row(number, node) for node in range(len(nodes)))
+        return [Work(queue, call.name, None, spans, graph=graph, nodes=nodes, stream=stream.name)]
+    did = _of(call.runs[0]) if call.runs else accesses
+    work = Work(queue, call.name, did, (work_row(number),), kind == "copy", stream=stream.name)
+    if isinstance(call, Execution) and event is not None:
+        return [work, Record(queue, event)]
+    return [work]

@@ -1,0 +1,380 @@
+"""Hazards: accesses to common bytes, one of them a write, that nothing orders.
+
+The detector takes notes in the order of the host's calls. It follows what happens before what by
+vector clocks: of streams, events, graphs and the host, which counts as one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from gpuscope.device.accesses import Access
+from gpuscope.device.graph import Node
+from gpuscope.device.overlap import Shared, common, shared_bytes
+from gpuscope.races.hazard_notes import (
+    HostAccess,
+    HostWait,
+    Memory,
+    Note,
+    Queue,
+    Record,
+    Returned,
+    Wait,
+    Work,
+)
+from gpuscope.races.mends import Missing, mend_of, missing_between
+from gpuscope.races.pieces import START, Piece, Place
+from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
+
+_GROUPS = 1000
+_UNSEEN_NAMES = 8
+_FEW_CELLS = 4096
+
+
+class _Entry(NamedTuple):
+    """What memory remembers of an access.
+
+    Attributes
+    ----------
+    freed
+        The place in a queue where the memory was freed since.
+    """
+
+    piece: Piece
+    access: Access
+    freed: Place | None = None
+
+
+class _Found(NamedTuple):
+    fact: HazardFact
+    times: int = 0
+
+
+_Group: TypeAlias = tuple[str, str, str, str, str, Missing]
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """Who accessed which bytes last: ranges that do not overlap, in order."""
+
+    starts: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    entries: list[tuple[_Entry, ...]] = field(default_factory=list)
+
+    def __copy__(self) -> _Memory:
+        return _Memory([*self.starts], [*self.stops], [*self.entries])
+
+    def _cut(self, at: int) -> int:
+        """Let a range begin at an address if one reaches over it; returns the first from there."""
+        place = bisect_left(self.starts, at)
+        if place and self.stops[place - 1] > at:
+            self._insert(place, at, self.stops[place - 1], self.entries[place - 1])
+            self.stops[place - 1] = at
+        return place
+
+    def _insert(self, place: int, start: int, stop: int, entries: tuple[_Entry, ...]) -> None:
+        self.starts.insert(place, start)
+        self.stops.insert(place, stop)
+        self.entries.insert(place, entries)
+
+    def cover(self, start: int, stop: int) -> Iterable[int]:
+        """Return the places of the ranges that make up one, new ones where there was none."""
+        first = place = self._cut(start)
+        self._cut(stop)
+        at = start
+        while at < stop:
+            if place == len(self.starts) or self.starts[place] > at:
+                end = min(stop, self.starts[place]) if place < len(self.starts) else stop
+                self._insert(place, at, end, ())
+            at = self.stops[place]
+            place += 1
+        return range(first, place)
+
+    def touched(self, start: int, stop: int) -> Iterable[int]:
+        """Return the places of the ranges that reach into one."""
+        first = bisect_right(self.stops, start)
+        return range(first, bisect_left(self.starts, stop, lo=first))
+
+    def keep(self, of: Iterable[int], entries: Iterable[tuple[_Entry, ...]]) -> None:
+        """Put other entries into ranges; those without any go."""
+        empty = []
+        for place, kept in zip(of, entries, strict=True):
+            self.entries[place] = kept
+            if not kept:
+                empty.append(place)
+        for columns in (self.starts, self.stops, self.entries) if empty else ():
+            for place in reversed(empty):
+                del columns[place]
+
+
+class Detector:
+    """Finds hazards in notes that come in the order of the host's calls."""
+
+    def __init__(self) -> None:
+        self._places: dict[Queue, Place] = {}
+        self._host = START
+        self._events: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
+        self._waits: dict[int, Place] = {}
+        self._memory = _Memory()
+        self._most_cells = _FEW_CELLS
+        self._found: dict[_Group, _Found] = {}
+        self._left_out = 0
+        self._accesses = 0
+        self._unseen: dict[str, int] = {}
+
+    def __copy__(self) -> Detector:
+        """Return one that goes on from here, and leaves this one as it is."""
+        other = Detector()
+        vars(other).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return other
+
+    def facts(self) -> HazardFacts:
+        """Return what was found by now."""
+        return HazardFacts(
+            accesses=self._accesses,
+            unseen=sum(self._unseen.values()),
+            unseen_names=tuple(list(self._unseen)[:_UNSEEN_NAMES]),
+            found=tuple(replace(found.fact, count=found.times) for found in self._found.values()),
+            left_out=self._left_out,
+        )
+
+    def count_unseen(self, name: str) -> None:
+        """Count work whose accesses nobody knows."""
+        self._unseen[name] = self._unseen.get(name, 0) + 1
+
+    def take(self, note: Note) -> None:
+        """Take the next note."""
+        if isinstance(note, Work):
+            self._work(note)
+        elif isinstance(note, Record):
+            self._events[note.event] = self._enter(note.queue)
+        elif isinstance(note, Wait):
+            place = self._enter(note.queue)
+            recorded = self._events.get(note.event)
+            if recorded is not None:
+                self._places[note.queue] = place.joined(recorded)
+        elif isinstance(note, HostWait):
+            place = self._awaited(note)
+            if note.call is None:
+                self._host = self._host.joined(place)
+            else:
+                self._waits[note.call] = place
+        elif isinstance(note, Returned):
+            self._host = self._host.joined(self._waits.pop(note.call, START))
+        elif isinstance(note, HostAccess):
+            self._accesses += 1
+            self._check(Piece(self._host, note.name, note.span), note.accesses)
+        else:
+            self._change_hands(note)
+
+    # -- order ------------------------------------------------------------------------
+    def _enter(self, queue: Queue) -> Place:
+        """Let the next piece of a queue follow what it must; returns its place."""
+        place = self._places.get(queue)
+        if place is None:
+            place = Place({}, queue)
+        place = place.joined(self._host)
+        for other, its in self._places.items() if queue.kind != "non-blocking" else ():
+            if (
+                other.device == queue.device
+                and other != queue
+                and (
+                    other.kind == "legacy default"
+                    or (queue.kind == "legacy default" and other.kind != "non-blocking")
+                )
+            ):
+                place = place.joined(its)
+        self._places[queue] = place = place._replace(number=place.number + 1)
+        return place
+
+    def _awaited(self, wait: HostWait) -> Place:
+        if wait.event is not None:
+            return self._events.get(wait.event, START)
+        if wait.graph is not None:
+            return self._graphs.get(wait.graph, START)
+        awaited, device = wait.queue, wait.device
+        if awaited is not None:
+            place = self._places.get(awaited, START)
+            if awaited.kind != "legacy default" or wait.call is None:
+                return place
+            device = awaited.device  # whose blocking streams a wait for it waits for, too
+        else:
+            place = START
+        for queue, its in self._places.items():
+            if queue.device == device and (awaited is None or queue.kind != "non-blocking"):
+                place = place.joined(its)
+        return place
+
+    # -- accesses ---------------------------------------------------------------------
+    def _work(self, work: Work) -> None:
+        place = self._enter(work.queue)
+        if work.graph is not None:
+            last = self._graphs.get(work.graph)
+            if last is not None:
+                place = self._places[work.queue] = place.joined(last)
+            self._graphs[work.graph] = place
+        nodes = work.nodes
+        if work.graph is None:
+            nodes = (Node(work.name, work.accesses, (), work.is_copy),)
+        befores: list[int] = []
+        for number, node in enumerate(nodes):
+            before = 0
+            for other in node.after:
+                before |= befores[other] | 1 << other
+            befores.append(before)
+            span = work.spans[number] if number < len(work.spans) else None
+            if node.accesses is None:
+                self.count_unseen(node.name)
+                continue
+            self._accesses += 1
+            queue = work.stream or f"stream {work.queue.handle:#x}"
+            launched_on = queue if work.graph is not None else ""
+            stream = node.stream or queue
+            piece = Piece(place, node.name, span, stream, node.is_copy, launched_on, number, before)
+            self._check(piece, node.accesses)
+
+    def _check(self, piece: Piece, accesses: Iterable[Access]) -> None:
+        """Compare a piece's accesses with those that memory remembers, and remember them."""
+        pairs: dict[int, list[tuple[_Entry, Access, int, int]]] = {}
+        is_host = piece.place.queue is None
+        memory = self._memory
+        for access in accesses:
+            start, stop = access.start, access.stop
+            if start >= stop:
+                continue
+            places = memory.touched(start, stop) if is_host else memory.cover(start, stop)
+            kept = []
+            for cell in places:
+                low, high = max(start, memory.starts[cell]), min(stop, memory.stops[cell])
+                rest = []
+                for entry in memory.entries[cell]:
+                    other, before = entry.access, entry.piece
+                    if before is piece:
+                        rest.append(entry)
+                        continue
+                    if piece.follows(before):
+                        if is_host or not (
+                            (access.writes or not other.writes)
+                            and (not access.step or _same_rows(access, other))
+                        ):
+                            rest.append(entry)
+                        continue
+                    rest.append(entry)
+                    if (access.writes or other.writes) and common(access, other, low, high):
+                        pairs.setdefault(id(before), []).append((entry, access, low, high))
+                if not is_host:
+                    rest.append(_Entry(piece, access))
+                kept.append(tuple(rest))
+            if not is_host:
+                memory.keep(places, kept)
+        for shared in pairs.values():
+            entry, access, *_ = max(shared, key=_weight)
+            kind = _kind(entry, piece, access)
+            parts = [(entry.access, access, low, high) for entry, access, low, high in shared]
+            self._add(kind, entry.piece, piece, parts)
+        if len(memory.starts) > self._most_cells:
+            self._forget()
+
+    def _change_hands(self, note: Memory) -> None:
+        """Mark who used memory that was freed, but for those whom its owner waits for."""
+        memory, kept = self._memory, []
+        places = memory.touched(note.start, note.stop)
+        if not places:
+            return
+        places = memory.cover(note.start, note.stop)
+        # It is no work: it stands in nobody's barrier.
+        place = START if note.queue is None else self._places.get(note.queue, Place({}, note.queue))
+        waited = START
+        for other in note.others:
+            waited = waited.joined(self._places.get(other, START))
+        done = Piece(waited, "", None)
+        for cell in places:
+            entries = memory.entries[cell]
+            if note.queue is None:
+                entries = ()
+            elif note.is_given:
+                entries = tuple(entry for entry in entries if entry.freed is not None)
+                for entry in entries:
+                    place = place.joined(entry.freed or START)
+            else:
+                entries = tuple(
+                    entry._replace(freed=place)
+                    for entry in entries
+                    if not done.follows(entry.piece)
+                )
+            kept.append(entries)
+        if note.queue is not None:
+            self._places[note.queue] = place
+        memory.keep(places, kept)
+
+    def _forget(self) -> None:
+        """Forget what the host knows to be done: all that comes follows it."""
+        memory, now = self._memory, Piece(self._host, "", None)
+        places = range(len(memory.starts))
+        memory.keep(
+            places,
+            [
+                tuple(entry for entry in memory.entries[cell] if not now.follows(entry.piece))
+                for cell in places
+            ],
+        )
+        self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
+
+    def _add(self, kind: HazardKind, first: Piece, second: Piece, shared: list[Shared]) -> None:
+        """Count a hazard."""
+        missing = missing_between(first, second)
+        group = (kind, first.name, second.name, first.stream, second.stream, missing)
+        known = self._found.get(group)
+        if known is None:
+            if len(self._found) >= _GROUPS:
+                self._left_out += 1
+                return
+            address, nbytes = shared_bytes(shared)
+            fact = HazardFact(
+                kind=kind,
+                first=first.span,
+                second=second.span,
+                first_name=first.name,
+                second_name=second.name,
+                first_stream=first.stream,
+                second_stream=second.stream,
+                address=address,
+                nbytes=nbytes,
+                waits=missing.waits,
+                awaits=missing.awaits,
+                where=missing.where,
+                behind=missing.behind,
+                mend=mend_of(missing, first.name, second.name),
+            )
+            known = _Found(fact)
+        self._found[group] = known._replace(times=known.times + 1)
+
+
+def _same_rows(one: Access, other: Access) -> bool:
+    return one._replace(reads=other.reads, writes=other.writes) == other
+
+
+def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
+    """Return which of a pair's accesses name it: what reads what was written, before all."""
+    entry, access, *_ = pair
+    return 2 * (access.reads and entry.access.writes) + entry.access.writes
+
+
+def _kind(entry: _Entry, second: Piece, access: Access) -> HazardKind:
+    if second.place.queue is None:
+        return "host access too early"
+    if entry.freed is not None:
+        return "reuse of freed memory"
+    if entry.piece.is_copy:
+        return "use before a copy ended"
+    if access.reads and entry.access.writes:
+        return "read after write"
+    return "write after write" if entry.access.writes else "write after read"

@@ -1,0 +1,64 @@
+"""Pieces of work, and what happens before them: vector clocks of queues and of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from gpuscope.races.hazard_notes import Queue
+
+_Clock: TypeAlias = Mapping[Queue, int]
+"""Queue → how many of its pieces have ended."""
+
+
+class Place(NamedTuple):
+    """A place in a queue's work, or in the host's: what happens before it."""
+
+    clock: _Clock
+    queue: Queue | None = None
+    number: int = 0
+
+    def joined(self, other: Place) -> Place:
+        """Return it with what happens before another place, too."""
+        mine, theirs = self.clock, other.clock
+        new = {} if theirs is mine else {
+            queue: number for queue, number in theirs.items()
+            if queue != self.queue and mine.get(queue, 0) < number
+        }  # fmt: skip
+        queue = other.queue
+        if queue is not None and queue != self.queue and mine.get(queue, 0) < other.number:
+            new[queue] = other.number
+        return self._replace(clock={**mine, **new}) if new else self
+
+
+START = Place({})
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A piece of work, or a moment of the host's.
+
+    Attributes
+    ----------
+    launched_on
+        Name of the stream that launched its graph; empty where it is no node.
+    node, before
+        Of a graph's node: which, and a bit mask of the nodes that it follows.
+    """
+
+    place: Place
+    name: str
+    span: int | None
+    stream: str = "host"
+    is_copy: bool = False
+    launched_on: str = ""
+    node: int = 0
+    before: int = 0
+
+    def follows(self, first: Piece) -> bool:
+        """Whether an earlier piece happens before it."""
+        mine, theirs = self.place, first.place
+        if mine.queue == theirs.queue:
+            return theirs.number < mine.number or bool(self.before >> first.node & 1)
+        return theirs.queue is None or mine.clock.get(theirs.queue, 0) >= theirs.number

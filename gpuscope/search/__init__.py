@@ -1,0 +1,26 @@
+"""Many runs: sweeps, tuning, interference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.search.interference import measure_interference as measure_interference
+    from gpuscope.search.sweeps import load_sweep as load_sweep
+    from gpuscope.search.sweeps import sweep as sweep
+    from gpuscope.search.tune_result import TuneResult as TuneResult
+    from gpuscope.search.tuned_code import manual_divisions as manual_divisions
+    from gpuscope.search.tuning import tune as tune
+
+_HOMES = {
+    "sweep": "gpuscope.search.sweeps",
+    "load_sweep": "gpuscope.search.sweeps",
+    "measure_interference": "gpuscope.search.interference",
+    "tune": "gpuscope.search.tuning",
+    "TuneResult": "gpuscope.search.tune_result",
+    "manual_divisions": "gpuscope.search.tuned_code",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__, __dir__ = public(__name__, _HOMES)

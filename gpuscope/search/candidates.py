@@ -1,0 +1,93 @@
+"""The settings of all points of a grid, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gpuscope.device.device import Device
+from gpuscope.errors import InvalidPartition
+from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.search.grid import Point, Value, at, points_of
+from gpuscope.trace.run import heading
+from gpuscope.workloads.requests import RequestsSpec
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting of the grid.
+
+    Attributes
+    ----------
+    place
+        Its values' places in the parameters; ``None`` if these change nothing of it.
+    homes
+        Workload → the partition that it runs on; ``None`` for the whole GPU.
+    """
+
+    label: str
+    point: Point
+    setting: str
+    experiment: Experiment
+    sizes: Mapping[str, int]
+    place: tuple[int, ...] | None
+    homes: Mapping[str, str | None]
+    error: str = ""
+
+    def sms_for(self, workloads: Iterable[str], sm_count: int) -> int:
+        """Return how many SMs workloads have together; those of requests are their decode's."""
+        homes = {self.homes[name] for name in workloads}
+        return sm_count if None in homes else sum(self.sizes[home] for home in homes if home)
+
+
+def candidates_of(
+    experiment: Experiment, parameters: Mapping[str, tuple[Value, ...]], device: Device
+) -> tuple[list[Candidate], list[int]]:
+    """Return the settings of a grid, each once, and which of them are the reference."""
+    points = points_of(parameters)
+    met: dict[str, set[str]] = {}
+    found: dict[str, Candidate] = {}
+    for point in points:
+        changed = at(experiment, point)
+        label = ", ".join(f"{heading(path)} = {value}" for path, value in point.items())
+        place = tuple(parameters[path].index(value) for path, value in point.items())
+        for setting in changed.resolve():
+            key = setting.model_dump_json(exclude={"name"})
+            met.setdefault(key, set()).add(label)
+            if key not in found:
+                sizes, error = _sizes(setting, device)
+                found[key] = Candidate(
+                    label, point, setting.name, changed, sizes, place, _homes(setting), error
+                )
+    same = [key for key, labels in met.items() if len(labels) == len(points) > 1]
+    varied = {one.setting for key, one in found.items() if key not in same}
+    for key, one in found.items():
+        if key in same:
+            found[key] = replace(one, label=one.setting, point={}, place=None)
+        elif len(varied) > 1:
+            found[key] = replace(one, label=f"{one.label}, {one.setting}")
+    keys = list(found)
+    described = [one.model_dump_json(exclude={"name"}) for one in experiment.resolve()]
+    first = next((key for key in [*same, *described] if key in found), None)
+    reference = [] if first is None or found[first].error else [keys.index(first)]
+    return list(found.values()), reference
+
+
+def _homes(setting: ResolvedSetting) -> dict[str, str | None]:
+    """Return which partition each workload runs on."""
+    of = setting.workloads
+    streams = {
+        name: of[spec.decode].stream if isinstance(spec, RequestsSpec) else spec.stream
+        for name, spec in of.items()
+    }
+    return {name: setting.streams[stream].partition for name, stream in streams.items()}
+
+
+def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], str]:
+    """Return the SMs that a setting's partitions get, or why they cannot be had."""
+    if not setting.partitions:
+        return {}, ""
+    try:
+        return device.plan_carve(setting.partitions, rounding=setting.rounding).granted(), ""
+    except InvalidPartition as error:
+        return {}, str(error)

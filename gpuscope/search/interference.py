@@ -1,0 +1,251 @@
+"""Measuring interference: each workload alone and each pair together, by turns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import TypeAlias
+
+from pydantic import BaseModel
+
+from gpuscope._checks import door, given
+from gpuscope.analysis.interference_analysis import InterferenceResult, interference
+from gpuscope.device.device import Device
+from gpuscope.device.sizes import Rounding, Sizes, named_sizes
+from gpuscope.errors import (
+    GpuscopeError,
+    InvalidArgument,
+    InvalidExperiment,
+    NothingRecorded,
+)
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.refusals import listed
+from gpuscope.experiments.runner import Viewer
+from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
+from gpuscope.timeline.labels import partition_label
+from gpuscope.timeline.text import uncertainty
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+from gpuscope.workloads.requests import RequestsSpec
+from gpuscope.workloads.spec import WorkloadSpec
+
+_Turn: TypeAlias = tuple[int, tuple[str, ...]]
+"""The round, and who is measured: a workload, or one and that behind it."""
+
+BACKGROUND_QUEUED = 4
+"""Calls that the one in the background keeps queued at least, so that the GPU never waits."""
+
+
+@door(
+    device=(Device, str, None),
+    executor=(Executor, str, None),
+    viewer=(Callable, None),
+    stop=(threading.Event, None),
+    inside=float,
+)
+def measure_interference(
+    device: Device | str | None,
+    partitions: Sizes | None,
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, object]],
+    *,
+    repeats: int = 50,
+    rounds: int = 5,
+    seed: int = 0,
+    rounding: Rounding = "exact",
+    inside: float = 1.0,
+    executor: Executor | str | None = None,
+    viewer: Viewer | None = None,
+    stop: threading.Event | None = None,
+) -> InterferenceResult:
+    """Measure how much longer each workload's kernels take while each other one runs.
+
+    interference(A | B) = (median duration of A's kernels that lie wholly inside busy(B) / their
+    median duration alone on the same partition) − 1, over all rounds. busy(B) is the time in
+    which kernels of B run. A runs as described; B runs in the background, back to back, with at
+    least four calls queued. In each round every workload runs alone and then with each of the
+    others, so that drift affects all of them equally.
+
+    Parameters
+    ----------
+    device
+        An open device or a name for :func:`gpuscope.open_device`.
+    partitions
+        Sizes as for ``device.carve``, the same in all runs; ``None`` uses the whole GPU.
+    rounding
+        As ``device.carve`` takes it.
+    workloads
+        Name → fields as in an experiment file, with ``partition`` = the name of one of the
+        partitions. Each workload has its own stream there, even if two share a partition. Without
+        ``partition``, ``stream`` names the partition, as in a spec taken from an experiment.
+        ``background``, ``repeats`` and ``waits_on`` are ignored.
+    repeats
+        Calls of the measured workload in each round, alone and in each pair.
+    rounds
+        Number of rounds, over which the spread is taken.
+    seed
+        Random seed of operands and arrivals.
+    inside
+        Share of its duration, in (0, 1], for which a kernel of A must lie inside busy(B). 1 is
+        the definition. Use a smaller value if A's kernels are longer than B's busy times without
+        a gap.
+    executor
+        Measures on several GPUs, as in :func:`gpuscope.search.sweep`. A workload alone and its
+        pairs are measured on one GPU in each round, so that only times of one GPU are compared.
+    viewer
+        Called repeatedly from this thread with the progress of the whole measurement.
+    stop
+        Set it to end early.
+
+    Returns
+    -------
+    InterferenceResult
+        ``result["a", "b"]`` is interference(a | b). ``result.cell("a", "b")`` has its spread, n
+        and, if there is no value, the reason. After Ctrl-C or ``stop``, it holds what was
+        measured until then.
+
+    Raises
+    ------
+    InvalidExperiment
+        A workload is invalid or names no partition, or there are fewer than two workloads.
+    InvalidPartition
+        The GPU cannot grant the sizes.
+    GpuscopeError
+        The measurement was stopped before anything was recorded.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> small = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "partition": "a"}
+    >>> large = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "partition": "b"}
+    >>> result = gs.search.measure_interference(
+    ...     gpu, {"a": 16, "b": "rest"}, {"small": small, "large": large}, repeats=5, rounds=2)
+    >>> 0 <= result["small", "large"] < 0.5
+    True
+    """
+    if not 0 < inside <= 1:
+        raise InvalidArgument(f"inside is {given(inside)}; a share in (0, 1] is needed")
+    named = {} if partitions is None else named_sizes(partitions)
+    sizes = {name: size.plain for name, size in named.items()}
+    plan = _plan(sizes, workloads, repeats, rounds, seed, rounding)
+    stop = stop or threading.Event()
+    jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
+    for number, name in itertools.product(range(rounds), plan.workloads):
+        others = [other for other in plan.workloads if other != name]
+        row: dict[tuple[str, ...], str] = {(name,): f"{name} alone"}
+        row |= {(name, one): f"{name} with {one}" for one in others}
+        planned = {
+            (number, names): Plan(_part(plan, number, names), label, _trace, number)
+            for names, label in row.items()
+        }
+        jobs.append((f"{name}, round {number}", planned))
+    plans = [one for _, plans in jobs for one in plans.values()]
+    found: dict[_Turn, Trace] = {}
+
+    def keep(turn: _Turn, made: Trace | GpuscopeError) -> None:
+        if isinstance(made, GpuscopeError):
+            raise made
+        found[turn] = made
+
+    with place_of(executor, device) as place:
+        calls = sum(one.calls for one in plans)
+        series = Series(place, keep, calls, viewer, stop)
+
+        def result() -> InterferenceResult:
+            series.settle()
+            recorded: dict[tuple[str, ...], list[Trace]] = {}
+            for turn in sorted(found):
+                recorded.setdefault(turn[1], []).append(found[turn])
+            stopped = series.stopped or len(found) < len(plans)
+            return _result(plan, recorded, inside=inside, stopped=stopped)
+
+        return as_far_as_measured(lambda: series.run(jobs), result)
+
+
+def _trace(made: Run, _: str) -> Trace:
+    return made["default"]
+
+
+def _result(
+    plan: Experiment,
+    recorded: Mapping[tuple[str, ...], list[Trace]],
+    *,
+    inside: float,
+    stopped: bool,
+) -> InterferenceResult:
+    every = [trace for traces in recorded.values() for trace in traces]
+    if not every:
+        raise NothingRecorded("it was stopped before anything was recorded: measure again")
+    whole = Trace.concat(every)
+    return InterferenceResult(
+        cells=tuple(
+            interference(
+                recorded.get((a, b), ()), recorded.get((a,), ()), of=a, given=b, inside=inside
+            )
+            for a, b in itertools.permutations(plan.workloads, 2)
+        ),
+        partitions={
+            name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
+        },
+        stopped=stopped,
+        provenance=f"{whole.provenance}; {uncertainty(whole)}",
+        incomplete=whole.metadata.incomplete,
+    )
+
+
+def _plan(
+    sizes: Mapping[str, int | str],
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, object]],
+    repeats: int,
+    rounds: int,
+    seed: int,
+    rounding: Rounding,
+) -> Experiment:
+    """Return an experiment of all the workloads, each in the foreground on its own stream."""
+    if not isinstance(workloads, Mapping) or len(workloads) < 2:
+        raise InvalidExperiment(
+            "workloads: interference takes at least two, as a dict of name → fields"
+        )
+    streams, described = {}, {}
+    for name, spec in workloads.items():
+        stated = spec.model_dump() if isinstance(spec, BaseModel) else spec
+        fields = dict(stated) if isinstance(stated, Mapping) else {}
+        kind = fields.get("kind")
+        if isinstance(kind, str) and kind == RequestsSpec.kind_name():
+            raise InvalidExperiment(
+                f"workloads.{name}: requests launch nothing themselves: leave {name!r} out, and "
+                "give their prefill and decode"
+            )
+        home = fields.pop("partition", fields.get("stream")) if sizes else None
+        if sizes and not (isinstance(home, str) and home in sizes):
+            raise InvalidExperiment(
+                f"workloads.{name}.partition: {given(home)} is no partition; allowed: "
+                + listed(sizes)
+            )
+        fields.pop("partition", None)
+        streams[name] = {"partition": home}
+        described[name] = {
+            **fields, "stream": name, "background": False, "repeats": repeats, "waits_on": [],
+        }  # fmt: skip
+    return Experiment(
+        name="interference", seed=seed, rounds=rounds, alone_repeats=0, partitions=dict(sizes),
+        rounding=rounding, streams=streams, workloads=described,
+    )  # fmt: skip
+
+
+def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
+    """Return the experiment of one turn: the first name alone, or with the second behind it."""
+    workloads = {name: plan.workloads[name] for name in names}
+    for name in names[1:]:
+        changes = {
+            "background": True, "arrival": "back_to_back", "rate_hz": None,
+            "max_queued": max(BACKGROUND_QUEUED, workloads[name].max_queued),
+        }  # fmt: skip
+        workloads[name] = workloads[name].model_copy(update=changes)
+    update = {
+        "name": " | ".join(names), "seed": plan.seed + number, "rounds": 1, "workloads": workloads,
+        "streams": {name: plan.streams[name] for name in names},
+    }  # fmt: skip
+    return plan.model_copy(update=update)

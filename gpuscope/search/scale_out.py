@@ -1,0 +1,400 @@
+"""Jobs on several GPUs or hosts, by an executor; a lock for each GPU."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import os
+import queue
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+from gpuscope._checks import given
+from gpuscope._optional import require
+from gpuscope.device.api import DeviceInfo
+from gpuscope.device.carve import SmLayout
+from gpuscope.device.cuda import driver
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError, InvalidArgument, WorkerLost
+from gpuscope.experiments.pool import Processes
+from gpuscope.experiments.runner import Progress, Viewer
+
+_Key = TypeVar("_Key")
+_T = TypeVar("_T")
+Job: TypeAlias = Callable[[Device], _T]
+"""Work on one GPU; can be pickled."""
+
+_LOCKS = Path("/tmp")  # noqa: S108 - TMPDIR may be a batch job's own, which others do not see
+_POLL_S = 0.2
+_ATTEMPTS = 3
+"""How often a job is begun before it counts as lost."""
+_MOST_PROCESSES = 10_000
+"""N of ``"processes:N"``."""
+_PATIENCE_S = 60.0
+_PATIENCE = 3
+"""Jobs are begun again elsewhere when none has ended for so many times the longest one."""
+_any_of_host = ("auto", "cuda")
+_one_job = threading.Lock()
+"""A process does one job at a time, however many threads its executor has."""
+
+
+# -- on the worker -------------------------------------------------------------------------
+@contextmanager
+def locked(gpus: Sequence[DeviceInfo]) -> Iterator[DeviceInfo]:
+    """Hold the first of some GPUs that nobody else holds, until the block ends.
+
+    Waits while all are held. A lock is a file for each UUID on the host, held by ``flock``: the
+    kernel frees it when a process dies. Devices other than GPUs need none.
+
+    Raises
+    ------
+    GpuscopeError
+        A lock file cannot be opened.
+    """
+    for attempt in itertools.count():
+        for gpu in gpus:
+            if gpu.kind != "cuda":
+                yield gpu
+                return
+            with os.fdopen(_lock_file(gpu.uuid), "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield gpu
+                return
+        if not attempt:
+            names = ", ".join(gpu.key for gpu in gpus)
+            warnings.warn(f"waiting for {names}: another process measures there", stacklevel=3)
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
+    """Hold the GPU of a device and those of these names, such as ``"cuda:1"``, for the block.
+
+    All processes lock GPUs in the order of their UUIDs, so none waits for ever.
+    """
+    gpus = {device.info.uuid: device.info}
+    if names:
+        gpus |= {gpu.uuid: gpu for gpu in driver.gpus() if gpu.key in names}
+    with ExitStack() as locks:
+        for uuid in sorted(gpus):
+            locks.enter_context(locked([gpus[uuid]]))
+        yield
+
+
+def _lock_file(uuid: str) -> int:
+    path = _LOCKS / f"gpuscope-{uuid}.lock"
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # another user may have made anything
+        try:
+            lock = os.open(path, flags)
+        except FileNotFoundError:
+            lock = os.open(path, flags | os.O_CREAT, 0o444)
+            os.fchmod(lock, 0o444)
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            return lock
+        os.close(lock)
+        why = "it is no file"
+    except OSError as error:
+        why = str(error.strerror)
+    raise GpuscopeError(f"cannot open the lock of GPU {uuid}, {str(path)!r}: {why}. Remove it")
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[_T]):
+    made: _T | GpuscopeError
+    gpu: DeviceInfo | None
+    seconds: float
+
+
+_opened = cache(lambda name: open_device(name, quiet=True))
+_latest: list[str] = []
+"""Key of the GPU that this process used last: what was set up and compiled there is used again."""
+
+
+def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
+    """Do a job on the device of this name that is free; an error is an outcome, too.
+
+    Parameters
+    ----------
+    attempt
+        Makes the calls differ: Dask takes equal ones for one.
+    """
+    del attempt
+    start_s, gpu = time.monotonic(), None
+    try:
+        with _one_job:
+            several = driver.gpus() if name in _any_of_host else []
+            several.sort(key=lambda gpu: gpu.key not in _latest)
+            with locked(several or [_opened(name).info]) as gpu:
+                start_s, _latest[:] = time.monotonic(), [gpu.key]
+                made: _T | GpuscopeError = job(_opened(gpu.key if several else name))
+    except GpuscopeError as error:
+        made = error
+    except Exception as error:  # noqa: BLE001 - a library's, which may not unpickle elsewhere
+        made = GpuscopeError(f"{type(error).__name__}: {error}")
+    return _Outcome(made, gpu, time.monotonic() - start_s)
+
+
+# -- on the host that asks -----------------------------------------------------------------
+@dataclass(frozen=True)
+class _Kind:
+    """What the GPUs of all workers have in common."""
+
+    info: DeviceInfo
+    layout: SmLayout
+
+
+def _kind(device: Device) -> _Kind:
+    return _Kind(device.info, device.layout)
+
+
+@dataclass
+class Team:
+    """The workers of an executor, and the device that each opens.
+
+    Attributes
+    ----------
+    name
+        As :func:`gpuscope.open_device` takes it. ``"auto"`` and ``"cuda"`` are any GPU that a
+        worker sees.
+    gpu
+        One of the GPUs: all have to be of its model. The first worker's, if not given.
+    mixed
+        Whether GPUs may differ all the same.
+    """
+
+    executor: Executor
+    name: str
+    gpu: DeviceInfo | None = None
+    mixed: bool = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        """One of the GPUs."""
+        return self._kind.info
+
+    @property
+    def layout(self) -> SmLayout:
+        """Its SMs."""
+        return self._kind.layout
+
+    @cached_property
+    def _kind(self) -> _Kind:
+        """What a worker says of its GPU."""
+        return dict(self.results({"": _kind}, threading.Event()))[""]
+
+    def results(
+        self,
+        jobs: Mapping[_Key, Job[_T]],
+        stop: threading.Event,
+        viewer: Viewer | None = None,
+        label: Callable[[_Key], str] = str,
+    ) -> Iterator[tuple[_Key, _T]]:
+        """Do jobs as :meth:`done` does, and raise the first error of one."""
+        for key, made in self.done(jobs, stop, viewer, label):
+            if isinstance(made, GpuscopeError):
+                raise made
+            yield key, made
+
+    def done(
+        self,
+        jobs: Mapping[_Key, Job[_T]],
+        stop: threading.Event,
+        viewer: Viewer | None = None,
+        label: Callable[[_Key], str] = str,
+    ) -> Iterator[tuple[_Key, _T | GpuscopeError]]:
+        """Do jobs, and yield each key once with what its job made or raised, as they end.
+
+        A job whose worker is lost is done again, at most three times; then its error is a
+        ``WorkerLost``, as is that of all that are left when the executor takes no more jobs or
+        Dask's scheduler is gone. Where no job ends for long, those that are left are begun again
+        elsewhere, and the first result counts. Jobs that have not begun are cancelled when the
+        caller leaves.
+
+        Parameters
+        ----------
+        stop
+            Set it to end early.
+        viewer
+            Told of each job that has ended, over all workers.
+        label
+            Key → what the viewer is told.
+
+        Raises
+        ------
+        GpuscopeError
+            Workers have GPUs that differ, or the executor takes no jobs.
+        """
+        ended: queue.SimpleQueue[Future[_Outcome[_T]]] = queue.SimpleQueue()
+        futures: dict[Future[_Outcome[_T]], _Key] = {}
+        left = dict.fromkeys(jobs, 0)  # and how often each was begun
+
+        def begin(key: _Key) -> None:
+            left[key] += 1
+            try:
+                future = self.executor.submit(_perform, jobs[key], self.name, left[key])
+            except Exception as error:  # as executors raise once they are shut down or broken
+                if not (isinstance(error, RuntimeError) or _has_ended(self.executor)):
+                    raise
+                raise WorkerLost(f"the executor takes no more jobs: {error}") from error
+            futures[future] = key
+            future.add_done_callback(ended.put)
+
+        def is_lost(key: _Key) -> bool:
+            if key not in futures.values() and left[key] < _ATTEMPTS:
+                begin(key)
+            return key not in futures.values()
+
+        def ends() -> Iterator[tuple[_Key, _T | GpuscopeError]]:
+            longest_s, last_s = math.inf, time.monotonic()  # no patience is known yet
+            while left and not stop.is_set():
+                if time.monotonic() - last_s > max(_PATIENCE_S, _PATIENCE * longest_s):
+                    last_s = time.monotonic()
+                    for key in [key for key, attempts in left.items() if attempts < _ATTEMPTS]:
+                        begin(key)
+                try:
+                    future = ended.get(timeout=_POLL_S)
+                except queue.Empty:
+                    if _has_ended(self.executor):
+                        raise WorkerLost("the scheduler is gone, and with it all workers") from None
+                    continue
+                key = futures.pop(future)
+                if key not in left:
+                    continue  # another attempt was faster
+                last_s, outcome = time.monotonic(), self._outcome(future)
+                if isinstance(outcome.made, WorkerLost) and not is_lost(key):
+                    continue
+                longest_s = max(outcome.seconds, 0.0 if math.isinf(longest_s) else longest_s)
+                del left[key]
+                if viewer is not None:
+                    done = len(jobs) - len(left)
+                    viewer(Progress(label(key), 0, done, len(jobs), recording=None))
+                yield key, outcome.made
+
+        try:
+            for key in jobs:
+                begin(key)
+            try:
+                yield from ends()
+            except WorkerLost as error:  # of the executor: no job can be begun again
+                yield from ((key, error) for key in left)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _outcome(self, future: Future[_Outcome[_T]]) -> _Outcome[_T]:
+        try:
+            outcome = future.result()
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - jobs raise nothing
+            lost = WorkerLost(f"its worker was lost: {type(error).__name__}: {error}")
+            return _Outcome(lost, None, 0.0)
+        gpu, first = outcome.gpu, self.gpu
+        self.gpu = first or gpu
+        if gpu and first and not self.mixed and _model(gpu) != _model(first):
+            raise GpuscopeError(
+                f"workers have GPUs that differ, and their times cannot be compared: {first.name} "
+                f"({first.sm_count} SMs, {first.driver}) and {gpu.name} ({gpu.sm_count} SMs, "
+                f"{gpu.driver}). Use workers with one kind of GPU and driver, or normalise a sweep "
+                "by a reference"
+            )
+        return outcome
+
+
+def _has_ended(executor: Executor) -> bool:
+    """Whether an executor of Dask has given up its scheduler: then its futures never end."""
+    client = getattr(executor, "_client", None)
+    return getattr(client, "status", None) in {"closing", "closed"}
+
+
+def _model(gpu: DeviceInfo) -> tuple[str, int, str]:
+    return gpu.name, gpu.sm_count, gpu.driver
+
+
+@contextmanager
+def executor_of(
+    executor: Executor | str, processes: Callable[[int], Executor] = Processes
+) -> Iterator[Executor]:
+    """Yield the executor that an argument means; closes what it opened.
+
+    Parameters
+    ----------
+    processes
+        What ``"processes:N"`` is.
+
+    Raises
+    ------
+    InvalidArgument
+        The text is none that is known.
+    MissingDependency
+        Dask is not installed.
+    GpuscopeError
+        No scheduler of Dask answers there.
+    """
+    if isinstance(executor, Executor):
+        yield executor
+        return
+    kind, _, rest = executor.partition(":")
+    if kind == "processes" and rest.isdecimal() and 0 < float(rest) <= _MOST_PROCESSES:
+        with processes(int(rest)) as own:
+            yield own
+    elif kind == "dask" and rest.startswith("//") and rest != "//":
+        distributed = require("distributed", feature="workers of Dask")
+        try:
+            client = distributed.Client(rest[2:])
+        except (OSError, ValueError) as error:
+            raise GpuscopeError(
+                f"no scheduler of Dask answers at {rest[2:]!r}: {error}. Start one with `dask "
+                "scheduler`, and name its host and port"
+            ) from error
+        with client:
+            yield client.get_executor()
+    else:
+        raise InvalidArgument(
+            f"executor is {given(executor)}; an Executor of concurrent.futures, 'processes:N' or "
+            "'dask://HOST:PORT' is needed"
+        )
+
+
+@contextmanager
+def team_of(
+    executor: Executor | str,
+    device: Device | str | None,
+    gpu: DeviceInfo | None = None,
+    *,
+    mixed: bool = False,
+) -> Iterator[Team]:
+    """Yield the workers that an argument ``executor`` means; closes what it opened.
+
+    Parameters
+    ----------
+    device, gpu, mixed
+        As :class:`Team` has them.
+
+    Raises
+    ------
+    InvalidArgument
+        The executor is none, or the device is an open one: workers open their own.
+    MissingDependency
+        Dask is not installed.
+    """
+    if isinstance(device, Device):
+        raise InvalidArgument(
+            f"device is {device.info.key}, open here, but workers open their own: give its name, "
+            "such as 'cuda' or 'sim:h200'"
+        )
+    with executor_of(executor) as own:
+        yield Team(own, device or "auto", gpu, mixed)

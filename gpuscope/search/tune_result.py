@@ -1,0 +1,66 @@
+"""What a tuning found: a table, its figure, and its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuscope._checks import require_kind
+from gpuscope.analysis.tuning_analysis import Tuning
+from gpuscope.figures.tuning_figure import tuning as tuning_figure
+from gpuscope.search.tuned_code import write_tuning
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True)
+class TuneResult(Tuning):
+    """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
+
+    ``best`` is the winner; ``None`` where noise does not tell it from others: then take ``choice``.
+    ``front`` are those that no other beats. Each is a ``TunedSetting``.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+    ...     "streams": {"s": {"partition": "a"}},
+    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+    ...                         "repeats": 3}},
+    ... }
+    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
+    >>> result.best.label, dict(result.best.sizes)
+    ('a = 120', {'a': 120})
+    """
+
+    def figure(self) -> go.Figure:
+        """Draw the objective against what it costs: :func:`gpuscope.figures.tuning`."""
+        return tuning_figure(self)
+
+    def export(self, path: str | Path, setting: str | None = None) -> Path:
+        """Write the result for somebody else; the suffix says as what.
+
+        ``.yaml`` is SGLang's ``manual_divisions``, ``.json`` all facts, ``.html`` a report;
+        ``.py`` (cuda.core) and ``.cpp`` (CUDA driver) are code that makes just these partitions.
+
+        Parameters
+        ----------
+        path
+            The file.
+        setting
+            The label of the setting whose partitions are written; ``choice`` if not given.
+
+        Raises
+        ------
+        InvalidArgument
+            Of another suffix, or no setting was named where it is not known which to take.
+        GpuscopeError
+            The file cannot be written.
+        """
+        require_kind("path", path, str, Path)
+        require_kind("setting", setting, str, None)
+        return write_tuning(self, path, setting)

@@ -1,0 +1,1 @@
+"""Measuring a GPU and fitting the profile that it is simulated by."""

@@ -1,0 +1,454 @@
+"""Fitting a profile's constants, tiles and habits to measured kernel durations; errors of the fit.
+
+Constants are fitted for the kernels that ran, by least absolute error of the logarithm
+(Levenberg-Marquardt on reweighted squares), then the library's habits of choice by search, on
+the times of whatever kernels they choose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from gpuscope._types import Floats
+from gpuscope.device.carve import SmLayout
+from gpuscope.errors import GpuscopeError
+from gpuscope.simulator.calibration.kernels import (
+    Key,
+    Row,
+    Rows,
+    Tile,
+    is_vector,
+    kind,
+    shares_constants,
+)
+from gpuscope.simulator.models.gemm_model import (
+    ITEM_BYTES,
+    Kernels,
+    choose,
+    durations,
+    traits,
+    weighed,
+)
+from gpuscope.simulator.profiles.schema import Choice, GemmKernels, KernelTimes
+
+FOLDS = 5
+
+Errors = dict[str, list[float]]
+"""Dtype → relative errors."""
+
+Table = dict[str, dict[str, float]]
+"""Dtype, and ``all`` → rows, median, p90, share_median, share_p90."""
+
+NOISE = 0.03
+"""Errors below this are not worth a constant: repeated measurements differ as much."""
+
+_WARINESS = 0.02
+"""Weight of a constant's distance from where it started, in the logarithm."""
+
+_NEAR = 1.0
+"""The same for one kind of kernels, from the constants of those it is fitted together with."""
+
+_START = {
+    "launch_us": 1.5, "block_us": 0.7, "latency_us": 1.5e-3, "multiply_us": 3e-7,
+    "load_us": 2e-5, "store_us": 5e-5, "misaligned": 1.3, "sharpness": 1.5,
+    "sm_bytes_per_us": 55e3, "bytes_per_us": 3.6e6, "wave_rounding": 0.8,
+    "held_rounding": 0.5, "late_rounds": 1.0, "reduce_us": 2.5,
+}  # fmt: skip
+_BY_KIND = {
+    ("float16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
+    ("bfloat16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
+    ("float32", 16): {"multiply_us": 4e-6, "load_us": 4e-5, "latency_us": 1e-2},
+    ("float64", 16): {"multiply_us": 4e-6, "load_us": 4e-5, "latency_us": 5e-3},
+}
+_BOUNDS = {
+    "sharpness": (1.0, 8.0), "wave_rounding": (0.05, 1.0), "held_rounding": (0.05, 1.0),
+    "late_rounds": (0.0, 4.0), "misaligned": (1.0, 4.0),
+}  # fmt: skip
+_CERTAINTY, _FAR, _STEPS = 10.0, 1.5, 300
+"""Of preferences: how much more likely faster tiles are, the error from which on all are alike, and
+steps of the descent."""
+_HABITS: dict[str, list[float]] = {
+    "split_k_at_least": [32, 64, 128, 256, 512, 1024],
+    "split_below_blocks": [0, 0.12, 0.18, 0.24, 0.27, 1 / 3],
+    "blocks_at_most": [1, 2, 3],
+    "split_side_at_least": [8, 32],
+    "crowded_from": [0.7, 0.8, 0.85],
+    "crowding": [0, 0.1, 0.2, 0.3, 0.5],
+}
+"""What is tried; numbers of blocks as shares of the SMs."""
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _descend(
+    start: Floats, errors: Callable[[Floats], Floats], wariness: float = _WARINESS
+) -> Floats:
+    """Least absolute error, by Levenberg-Marquardt on reweighted squares."""
+
+    def loss(x: Floats, residuals: Floats) -> float:
+        away = wariness * float(np.sum((x - start) ** 2))
+        return float(np.sum(np.sqrt(residuals**2 + NOISE**2))) + away
+
+    x, residuals, damping = start.copy(), errors(start), 1e-2
+    best = loss(x, residuals)
+    step = 1e-4
+    for _ in range(60):
+        slopes = np.array(
+            [(errors(x + step * axis) - residuals) / step for axis in np.eye(len(x))]
+        ).T
+        weights = 1 / np.sqrt(residuals**2 + NOISE**2)
+        curve = slopes.T @ (slopes * weights[:, None]) + 2 * wariness * np.eye(len(x))
+        slope = slopes.T @ (weights * residuals) + 2 * wariness * (x - start)
+        before = best
+        for _ in range(8):
+            damped = curve + damping * np.diag(np.diag(curve) + 1e-3)
+            there = x - np.clip(np.linalg.solve(damped, slope), -1, 1)
+            residuals_there = errors(there)
+            if loss(there, residuals_there) < best:
+                x, residuals, best = there, residuals_there, loss(there, residuals_there)
+                damping = max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if before - best < 1e-5 * before:
+            break
+    return x
+
+
+def _fit_times(
+    key: Key, rows: Rows, layout: SmLayout, near: KernelTimes | None = None
+) -> KernelTimes:
+    """Fit the constants of one kind's times to the kernels that ran, near others if given."""
+    item = ITEM_BYTES[key[0]]
+    start = _START | _BY_KIND.get(key, {})
+    if near is not None:
+        start = {name: getattr(near, name) for name in _START}
+    idle = {"misaligned", "held_rounding"} if rows.persistent else {"late_rounds"}
+    names = [name for name in start if name not in idle]
+    flop = 2 * np.prod(rows.shape.astype(float), axis=0)
+    rates = {
+        "tflop_per_s": _digits(np.max(flop / rows.us * (rows.sms == layout.sm_count)) / 1e6),
+        "sm_tflop_per_s": _digits(np.max(flop / rows.us / rows.sms) / 1e6),
+    }
+    read = rows.readable
+    kernels, shape = rows.kernels.where(read), tuple(rows.shape[:, read])
+    sms, us = rows.sms[read], rows.us[read]
+
+    def times(x: Floats) -> KernelTimes:
+        values = dict.fromkeys(idle, 1.0)
+        values |= {name: float(np.exp(value)) for name, value in zip(names, x, strict=True)}
+        for name, (low, high) in _BOUNDS.items():
+            values[name] = min(max(values[name], low), high)
+        if final:
+            values = {name: _digits(value) for name, value in values.items()}
+        return KernelTimes.model_construct(
+            None,
+            persistent=rows.persistent,
+            vector=item > 2 or rows.vector,
+            power=0.0,
+            **rates,
+            **values,
+        )
+
+    def errors(x: Floats) -> Floats:
+        predicted_us = durations(
+            times(x), kernels, shape, item, sms, believed=layout.sm_count, layout=layout
+        )
+        return np.asarray(np.log(predicted_us / us))
+
+    final = False
+    wariness = _WARINESS if near is None else _NEAR
+    best = _descend(np.log([max(start[name], 1e-9) for name in names]), errors, wariness)
+    final = True
+    return times(best)
+
+
+def _tiles_of(rows: Rows) -> list[Tile]:
+    """Return the tiles that ran, each with its most frequent depth."""
+    tiles: dict[tuple[int, int], Tile] = {}
+    for tile, _ in sorted(rows.tiles.items(), key=lambda item: (-item[1], item[0])):
+        tiles.setdefault(tile[:2], tile)
+    return sorted(tiles.values())
+
+
+def predict(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> Floats:
+    """Return times of rows in µs, each by the kernel that the library is thought to choose."""
+    times, every, sms = kernels.times, Kernels.every(kernels.tiles), layout.sm_count
+    _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
+    chosen = [
+        choose(
+            times, kernels.choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout
+        )
+        for m, n, k in rows.shape[:, first].T.tolist()
+    ]
+    names = ("rows", "columns", "depth", "resident", "splits")
+    ran = Kernels(
+        *(np.array([getattr(kernel, name)[0] for kernel in chosen])[back] for name in names)
+    )
+    return durations(times, ran, tuple(rows.shape), item, rows.sms, believed=sms, layout=layout)
+
+
+def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> GemmKernels:
+    """Search the habits under which the chosen kernels' times are nearest to the measured."""
+    sms, persistent = layout.sm_count, kernels.times.persistent
+    in_blocks = ("split_below_blocks", "blocks_at_most")
+    tried = {
+        name: [round(sms * value) for value in values] if name in in_blocks else values
+        for name, values in _HABITS.items()
+    }
+    habits: dict[str, float] = {
+        "split_k_at_least": 1024 if persistent else 64, "split_side_at_least": 8,
+        "split_below_blocks": 0, "blocks_at_most": (1 if persistent else 3) * sms,
+        "crowding": 0, "crowded_from": 0.8,
+    }  # fmt: skip
+
+    def loss(values: dict[str, float]) -> float:
+        tried = kernels.model_copy(update={"choice": Choice.model_construct(None, **values)})
+        errors = np.log(predict(tried, item, rows, layout) / rows.us)
+        return float(np.mean(np.sqrt(errors**2 + NOISE**2)))
+
+    best = loss(habits)
+    for _ in range(2):
+        before = best
+        for name, values in tried.items():
+            if name == "crowded_from" and habits["crowding"] == 0:
+                continue
+            for value in values:
+                if value == habits[name]:
+                    continue
+                tried_loss = loss(habits | {name: value})
+                if tried_loss < best - 1e-6:
+                    best, habits = tried_loss, habits | {name: value}
+        if best == before:
+            break
+    return kernels.model_copy(update={"choice": Choice.model_validate(habits)})
+
+
+def _with_preferences(
+    kernels: GemmKernels, item: int, rows: Sequence[Row], told: Sequence[Row], layout: SmLayout
+) -> GemmKernels:
+    """Learn which tiles the library prefers, from the times that it was measured with.
+
+    Each tile gets a share of a GEMM, larger the faster the library seems to think it; the shares'
+    mean error, of times in the logarithm, is brought down by gradient descent (Adam).
+    """
+    every, tiles = Kernels.every(kernels.tiles), len(kernels.tiles)
+    all_of_them, traits_of, thought, errors = layout.sm_count, [], [], []
+    cases = [((*row["shape"], all_of_them), row["us"]) for row in rows] + [
+        ((*row["shape"], min(row["told"][sms], all_of_them)), {sms: us})
+        for row in told for sms, us in row["us"].items()
+    ]  # fmt: skip
+    for (m, n, k, believed), us in cases:
+        shape = (m, n, k)
+        each = weighed(
+            kernels.times, kernels.choice, every, shape, item, believed=believed, layout=layout
+        )
+        splits = each.reshape(tiles, -1).argmin(axis=1)
+        ran = every.where(splits + np.arange(tiles) * (len(each) // tiles))
+        times = [
+            durations(kernels.times, ran, shape, item, int(sms), believed=believed, layout=layout)
+            for sms in us
+        ]
+        off = np.abs(np.log(np.array(times) / np.array(list(us.values()))[:, None]))
+        errors.append(np.minimum(off, _FAR).mean(axis=0))
+        thought.append(np.log(np.minimum(each.reshape(tiles, -1).min(axis=1), 1e20)))
+        traits_of.append(traits(shape, believed, layout))
+    x, log_us, error = map(np.array, (traits_of, thought, errors))
+    liked = np.zeros((tiles, x.shape[1]))
+    first, second = np.zeros_like(liked), np.zeros_like(liked)
+    for step in range(1, _STEPS + 1):
+        score = x @ liked.T - _CERTAINTY * (log_us - log_us.min(axis=1, keepdims=True))
+        share = np.exp(score - score.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        beyond = error - (share * error).sum(axis=1, keepdims=True)
+        slope = (share * beyond).T @ x / len(x) + 1e-4 * liked
+        first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2
+        root = np.sqrt(second / (1 - 0.99**step)) + 1e-8
+        liked = liked - 0.1 * first / (1 - 0.9**step) / root
+    preferences = [[_digits(value) for value in row] for row in (liked / _CERTAINTY).tolist()]
+    choice = kernels.choice.model_copy(update={"preferences": preferences})
+    return kernels.model_copy(update={"choice": choice})
+
+
+def fit_gemm(
+    rows: Sequence[Row], layout: SmLayout, told: Sequence[Row] = ()
+) -> dict[Key, GemmKernels]:
+    """Fit every kind of kernels that there is.
+
+    Parameters
+    ----------
+    told
+        Rows of a library that was told the SM count, by which its preferences are learned. Without
+        them it has none, nor has it any among persistent kernels, where the model chooses well.
+
+    Raises
+    ------
+    GpuscopeError
+        Of no kernel of a kind, nor of its kin, the tile can be told.
+    """
+    fitted: dict[Key, GemmKernels] = {}
+    by_shared: dict[Key, list[Row]] = defaultdict(list)
+    keys = sorted({kind(row) for row in rows})
+    by_key = {key: [row for row in rows if kind(row) == key] for key in keys}
+    for key, of_kind in by_key.items():
+        by_shared[shares_constants(key)] += of_kind
+    times = {key: _fit_times(key, Rows.of(kin), layout) for key, kin in by_shared.items()}
+    for key in keys:
+        dtype, width = key
+        item = ITEM_BYTES[dtype]
+        mine = Rows.of(by_key[key])
+        # The kernels of float16 and bfloat16 for aligned rows have the same tiles; rows of
+        # 4-byte alignment can take whatever those of 2 bytes take.
+        twins = [key]
+        if item == 2 and width == 16:
+            twins = [("bfloat16", 16), ("float16", 16)]
+        elif item == 2 and width == 4:
+            twins = [key, (dtype, 2)]
+        tiles = _tiles_of(Rows.of([row for twin in twins for row in by_key.get(twin, [])]))
+        if not tiles:
+            raise GpuscopeError(
+                f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "
+                + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
+            )
+        kernels = GemmKernels.model_construct(
+            None, alignment=width, tiles=tiles,
+            times=_fit_times(key, mine, layout, times[shares_constants(key)]),
+        )  # fmt: skip
+        fitted[key] = _with_choice(kernels, item, mine, layout)
+        heard = [row for row in told if kind(row) == key and not is_vector(row)]
+        if heard and not mine.persistent:
+            tiled = [row for row in by_key[key] if not is_vector(row)]
+            fitted[key] = _with_preferences(fitted[key], item, tiled, heard, layout)
+    return fitted
+
+
+def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Fit the copy kernel: launch + bytes / (soft minimum of the SMs' and memory's rate).
+
+    Parameters
+    ----------
+    rows
+        ``mb`` (MiB read, and as many written), ``sms`` and ``us`` of each.
+    """
+    moved = np.array([2 * row["mb"] * 2**20 for row in rows])
+    sms, us = (np.array([row[name] for row in rows]) for name in ("sms", "us"))
+    names = ("launch_us", "sm_bytes_per_us", "bytes_per_us", "sharpness")
+
+    def errors(x: Floats) -> Floats:
+        launch, of_sm, of_memory, p = np.exp(x)
+        rate = ((sms * of_sm) ** -p + of_memory**-p) ** (-1 / p)
+        return np.asarray(np.log((launch + moved / rate) / us))
+
+    best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)
+    return dict(zip(names, map(_digits, np.exp(best)), strict=True))
+
+
+# -- errors -----------------------------------------------------------------------------
+
+
+def fold_of(shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
+    """Deal shapes to folds, the same at every run."""
+    ordered = sorted(shapes)
+    order = np.random.default_rng(0).permutation(len(ordered)).tolist()
+    return {ordered[at]: index % FOLDS for index, at in enumerate(order)}
+
+
+def errors_of(
+    fitted: Mapping[Key, GemmKernels], rows: Sequence[Row], *, layout: SmLayout
+) -> Errors:
+    """Return relative errors of predicted times, by dtype."""
+    errors: Errors = defaultdict(list)
+    for key in sorted({kind(row) for row in rows}):
+        mine = Rows.of([row for row in rows if kind(row) == key])
+        us = predict(fitted[key], ITEM_BYTES[key[0]], mine, layout)
+        errors[key[0]].extend(np.abs(us / mine.us - 1).tolist())
+    return errors
+
+
+def share_errors(rows: Iterable[Row], *, layout: SmLayout) -> Errors:
+    """Return relative errors of the time on all SMs, scaled by the share of SMs, by dtype."""
+    errors: Errors = defaultdict(list)
+    for row in rows:
+        whole = row["us"][str(layout.sm_count)] * layout.sm_count
+        errors[row["dtype"]].extend(abs(whole / int(sms) / us - 1) for sms, us in row["us"].items())
+    return errors
+
+
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return how many errors there are, their median and their 90th percentile."""
+    return {
+        "rows": len(errors), "median": float(np.median(errors)),
+        "p90": float(np.quantile(errors, 0.9)),
+    }  # fmt: skip
+
+
+def table(errors: Errors, by_share: Errors) -> Table:
+    """Return median and 90th percentile of errors, by dtype and of all."""
+    rows = {}
+    for dtype in [*sorted(errors), "all"]:
+        ours, theirs = (
+            spread(list(itertools.chain(*of.values())) if dtype == "all" else of[dtype])
+            for of in (errors, by_share)
+        )
+        rows[dtype] = ours | {"share_median": theirs["median"], "share_p90": theirs["p90"]}
+    return rows
+
+
+def errors_told(
+    fitted: Mapping[Key, GemmKernels], told: Iterable[Row], *, layout: SmLayout
+) -> list[float]:
+    """Return relative errors of predicted times where the library was told the SM count."""
+    errors = []
+    for row in told:
+        kernels, (m, n, k) = fitted[kind(row)], row["shape"]
+        every, item = Kernels.every(kernels.tiles), ITEM_BYTES[row["dtype"]]
+        for sms, us in row["us"].items():
+            believed = min(row["told"][sms], layout.sm_count)
+            ran = choose(
+                kernels.times, kernels.choice, every, (m, n, k), item,
+                believed=believed, layout=layout,
+            )  # fmt: skip
+            (guess_us,) = durations(
+                kernels.times, ran, (m, n, k), item, int(sms), believed=believed, layout=layout
+            )
+            errors.append(abs(float(guess_us) / us - 1))
+    return errors
+
+
+def without_fold(
+    rows: Sequence[Row], index: int, told: Sequence[Row] = (), *, layout: SmLayout
+) -> tuple[dict[Key, GemmKernels], list[Row], list[Row]]:
+    """Fit to all shapes but those of one fold; return with the rows of these, and those told."""
+    fold = fold_of({tuple(row["shape"]) for row in rows})
+    rest, rest_told = (
+        [row for row in some if fold[tuple(row["shape"])] != index] for some in (rows, told)
+    )
+    fitted = fit_gemm(rest, layout, rest_told)
+    out, out_told = (
+        [row for row in some if fold[tuple(row["shape"])] == index and kind(row) in fitted]
+        for some in (rows, told)
+    )
+    return fitted, out, out_told
+
+
+def cross_validate(
+    rows: Sequence[Row], folds: Iterable[int] = range(FOLDS), *, layout: SmLayout
+) -> Table:
+    """Return the table of errors, each fold predicted by what the others taught.
+
+    Every dtype and SM count of a shape is in one fold. What only shapes of one fold show, kernels
+    for some alignment, is not judged.
+    """
+    errors: Errors = defaultdict(list)
+    held: list[Row] = []
+    for index in folds:
+        fitted, out, _ = without_fold(rows, index, layout=layout)
+        for dtype, of_dtype in errors_of(fitted, out, layout=layout).items():
+            errors[dtype].extend(of_dtype)
+        held += out
+    return table(errors, share_errors(held, layout=layout))

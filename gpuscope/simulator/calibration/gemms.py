@@ -1,0 +1,265 @@
+"""Measuring how long GEMMs take: each alone, on each SM count, not told of it and told."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from gpuscope.device.device import Device
+from gpuscope.device.raw import NativeArray
+from gpuscope.device.stream import Stream
+from gpuscope.experiments.profiling import profile
+from gpuscope.search.scale_out import Team
+from gpuscope.simulator.calibration.design import Shape, streams_by_count
+from gpuscope.simulator.calibration.host import Source, complete_trace
+from gpuscope.simulator.calibration.kernels import Launched, Row
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.gemm import Gemm, SmCountTarget
+
+AT_ONCE = 8
+"""Shapes of one recording; after each the time is looked at."""
+
+_LONGEST_NS = 60_000_000
+"""A call that would take longer is left out."""
+
+_LONG_NS = 20_000_000
+"""Of a call up to this long the repeats take, of a longer one there is one."""
+
+_REPEATS = 5
+_NAME_CHARS = 120
+
+
+Operands = tuple[NativeArray, NativeArray]
+
+
+@dataclass
+class Gemms:
+    """Measured GEMMs.
+
+    Attributes
+    ----------
+    rows
+        Each shape and dtype, the library not told how many SMs there are.
+    told
+        The same on fewer SMs than all, told what a partition's streams tell; ``told`` in a row
+        is SM count → what that was, and ``ran`` the kernels.
+    skipped
+        Calls left out because one would have taken too long.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    told: list[Row] = field(default_factory=list)
+    skipped: int = 0
+
+
+def measure(
+    device: Device,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    source: Source,
+    *,
+    until_ns: int,
+    team: Team | None = None,
+    step: Callable[[int], None] = lambda _done: None,
+) -> Gemms:
+    """Measure shapes by and by, until the device's clock shows ``until_ns``.
+
+    Parameters
+    ----------
+    team
+        Measures in place of the device, for the time that is left.
+    step
+        Told after some shapes how many are done.
+    """
+    if team is not None:
+        left_s = (until_ns - device.now_ns()) / 1e9
+        return _measure_on(team, shapes, dtypes, source, budget_s=left_s, step=step)
+    gemms = Gemms()
+    largest = max(max(m * n, m * k, k * n) for m, n, k in shapes)
+    operands = {
+        dtype: (device.random(largest, dtype, seed=0), device.random(largest, dtype, seed=1))
+        for dtype in dtypes
+    }
+    flop_per_ns: dict[str, float] = {}
+    longest_ns = 0
+    for first in range(0, len(shapes), AT_ONCE):
+        start_ns = device.now_ns()
+        if start_ns + longest_ns > until_ns:
+            break
+        cases = [
+            _Case(shape, dtype) for shape in shapes[first : first + AT_ONCE] for dtype in dtypes
+        ]
+        _measure_some(device, cases, operands, flop_per_ns, source)
+        for case in cases:
+            gemms.rows += case.row(case.us)
+            gemms.told += [
+                {**row, "told": case.told, "ran": case.ran} for row in case.row(case.told_us)
+            ]
+            gemms.skipped += case.skipped
+        longest_ns = max(longest_ns, device.now_ns() - start_ns)
+        step(min(first + AT_ONCE, len(shapes)))
+    return gemms
+
+
+def _measure_on(
+    team: Team,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    source: Source,
+    *,
+    budget_s: float,
+    step: Callable[[int], None],
+) -> Gemms:
+    """Measure shapes on several GPUs of one model, until so much time has passed."""
+    jobs = {
+        at: partial(_measure_part, shapes[at : at + AT_ONCE], dtypes, source)
+        for at in range(0, len(shapes), AT_ONCE)
+    }
+    parts: dict[int, Gemms] = {}
+    stop, until_s = threading.Event(), time.monotonic() + budget_s
+    for at, part in team.results(jobs, stop):
+        parts[at] = part
+        step(min(AT_ONCE * len(parts), len(shapes)))
+        if time.monotonic() > until_s:
+            stop.set()
+    every = [parts[at] for at in sorted(parts)]
+    return Gemms(
+        rows=[row for part in every for row in part.rows],
+        told=[row for part in every for row in part.told],
+        skipped=sum(part.skipped for part in every),
+    )
+
+
+def _measure_part(
+    shapes: Sequence[Shape], dtypes: Sequence[str], source: Source, device: Device
+) -> Gemms:
+    return measure(device, shapes, dtypes, source, until_ns=sys.maxsize)
+
+
+@dataclass
+class _Case:
+    """One shape and dtype, as far as it was measured."""
+
+    shape: Shape
+    dtype: str
+    whole_ns: float = 0
+    us: dict[str, float] = field(default_factory=dict)
+    told_us: dict[str, float] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+    kernels: list[Launched] = field(default_factory=list)
+    ran: dict[str, list[Launched]] = field(default_factory=dict)
+    skipped: int = 0
+
+    @property
+    def flop_count(self) -> int:
+        return 2 * math.prod(self.shape)
+
+    def row(self, us: dict[str, float]) -> list[Row]:
+        if not us or not self.kernels:  # what ran is read on the whole GPU
+            return []
+        shape = list(self.shape)
+        return [{"dtype": self.dtype, "shape": shape, "kernels": self.kernels, "us": us}]
+
+
+def _measure_some(
+    device: Device,
+    cases: Sequence[_Case],
+    operands: dict[str, Operands],
+    flop_per_ns: dict[str, float],
+    source: Source,
+) -> None:
+    """Measure cases on every SM count, in one recording; begins with the whole GPU."""
+    ran: list[tuple[_Case, int, bool]] = []
+    with profile(device, source=source) as recording:
+        for sms, stream in streams_by_count(device):
+            whole = sms == device.sm_count
+            for case in cases:
+                expected_ns = (
+                    case.flop_count / flop_per_ns.get(case.dtype, math.inf)
+                    if whole
+                    else case.whole_ns * device.sm_count / sms
+                )
+                if expected_ns > _LONGEST_NS or not (whole or case.whole_ns):
+                    case.skipped += 1
+                    continue
+                for told in (False,) if whole else (False, True):
+                    name = f"{len(ran)}"
+                    once_ns = _run(case, operands[case.dtype], stream, name, expected_ns, told=told)
+                    ran.append((case, sms, told))
+                if whole:
+                    case.whole_ns = once_ns
+                    rate = case.flop_count / once_ns
+                    flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
+                else:
+                    case.told[str(sms)] = stream.sm_count_target
+    for number, calls in _calls(complete_trace(recording)).items():
+        case, sms, told = ran[number]
+        if len(calls) < 2:  # of some kernels it is not known which call launched them
+            continue
+        us = float(np.median([sum(ns for ns, _ in call) for call in calls[1:]])) / 1e3
+        (case.told_us if told else case.us)[str(sms)] = round(us, 3)
+        ran_kernels = [kernel for _, kernel in calls[-1]]
+        if told:
+            case.ran[str(sms)] = ran_kernels
+        elif sms == device.sm_count:
+            case.kernels = ran_kernels
+
+
+def _run(
+    case: _Case, operands: Operands, stream: Stream, name: str, expected_ns: float, *, told: bool
+) -> int:
+    """Call once to load what is needed, once to time it on the host, then the repeats."""
+    device, (m, n, k) = stream.device, case.shape
+    target: SmCountTarget = "auto" if told else None
+    a, b = operands[0][: m * k].reshape((m, k)), operands[1][: k * n].reshape((k, n))
+    out = device.empty((m, n), case.dtype)
+    with Gemm(device, m=m, n=n, k=k, dtype=case.dtype, name=name, sm_count_target=target) as handle:
+        handle.execute(a, b, out, stream=stream)
+        handle.wait()
+        start_ns = device.now_ns()
+        handle.execute(a, b, out, stream=stream)
+        handle.wait()
+        took_ns = device.now_ns() - start_ns
+        if max(took_ns, expected_ns) <= _LONG_NS:
+            for _ in range(min(_REPEATS, int(_LONG_NS // max(1, took_ns)) + 1) - 1):
+                handle.execute(a, b, out, stream=stream)
+            handle.wait()
+    return max(1, took_ns)
+
+
+def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
+    """Return a recording's calls by the number that their handle was named by.
+
+    Each call is its kernels, in order: ns, and name, blocks and threads a block.
+    """
+    kernels = trace.where(kind="kernel")
+    ours, theirs = (
+        kernels.array(name, fill=-1) for name in ("external_correlation", "correlation")
+    )
+    calls: dict[str | None, dict[int, list[tuple[int, int, Launched]]]] = {}
+    for row in zip(
+        kernels.texts("category"), np.where(ours >= 0, ours, theirs).tolist(),
+        kernels.array("start_ns").tolist(), kernels.array("end_ns").tolist(),
+        kernels.texts("name"), kernels.texts("launch_config"), strict=True,
+    ):  # fmt: skip
+        category, call, start_ns, end_ns, name, config = row
+        facts = json.loads(config or '{"grid": [0], "block": [0]}')
+        ran = str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])
+        kernels_of_call = calls.setdefault(category, {}).setdefault(call, [])
+        kernels_of_call.append((start_ns, end_ns - start_ns, ran))
+    return {
+        int(category): [
+            [(took_ns, ran) for _, took_ns, ran in sorted(handle_calls[call])]
+            for call in sorted(handle_calls)
+        ]
+        for category, handle_calls in calls.items()
+        if category is not None
+    }

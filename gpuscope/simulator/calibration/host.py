@@ -1,0 +1,366 @@
+"""Measuring what host calls cost, what stands between kernels, and how fast memory is copied."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from gpuscope._types import Array, Floats, Ints
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.errors import MissingEvidence
+from gpuscope.experiments.execution import run
+from gpuscope.experiments.profiling import profile
+from gpuscope.record.recorder import Recording
+from gpuscope.simulator.calibration.design import sm_counts, streams_by_count
+from gpuscope.simulator.engine.jitter import Speeds
+from gpuscope.simulator.engine.ops import FULL
+from gpuscope.simulator.models.assumed import IDLE_POWER
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.gemm import Gemm, mm_out
+from gpuscope.workloads.spin import Spin
+
+Source = Literal["auto", "cupti"]
+_Launches: TypeAlias = tuple[Floats, Ints, Ints, Ints]
+"""µs of sleep before each launch, ns until its kernel was queued, ns until it was seen to be over;
+and ns until each of the load's kernels was queued."""
+
+_BATCHES, _CALLS = 7, 100
+_WAITS, _HELD_NS = 40, 200_000
+_QUEUED, _HOLD_NS = 24, 5_000_000
+_STREAMS = 8
+_COPIES = 5
+_COPY_MIB = (64, 512)
+_TRANSFERS = 11
+_TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
+_BUSY = 200, {"duration_us": 20, "max_queued": 8}
+_IDLE = 500, {"duration_us": 5000, "max_queued": 3}
+"""Launches, and the load beside them."""
+_RATE_HZ = 2000
+_SLEPT_US = (30, 60, 150, 400, 1000)
+"""Between these, times of sleep are taken together; below the first counts as none."""
+_FEW = 60
+"""Fewer launches have no quantiles of their own."""
+_SHARES = (
+    0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1,
+)  # fmt: skip
+_HEATING, _HEATING_NS = 4096, 400_000_000
+_COOLING_NS, _COOL_NS, _HOT_NS = 300_000_000, 20_000_000, 100_000_000
+_EMPTY = 'extern "C" __global__ void empty_kernel() {}'
+
+
+def call_costs(device: Device) -> dict[str, int]:
+    """Return what calls cost on the host, in ns, as a program pays that makes them here."""
+    kernel = device.compile(
+        _EMPTY, "empty_kernel", model=KernelModel(lambda *_: KernelCost(1, 1000))
+    )
+    a, b = (device.random((64, 64), "float16", seed=seed) for seed in (0, 1))
+    out = device.empty((64, 64), "float16")
+    event = device.create_event()
+    with device.create_stream(name="calls") as stream:
+        calls: dict[str, Callable[[], object]] = {
+            "launch_call_ns": lambda: stream.launch(kernel, grid=1, block=32),
+            "gemm_call_ns": lambda: mm_out(out, a, b, stream=stream),
+            "event_record_call_ns": lambda: stream.record(event),
+            "stream_wait_call_ns": lambda: stream.wait(event),
+            "query_call_ns": lambda: event.is_done,
+        }
+        return {name: _cost_ns(device, stream, call) for name, call in calls.items()}
+
+
+def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
+    """Median cost of a call: batches are short enough for the launch queue."""
+    costs = []
+    for _ in range(1 + _BATCHES):  # the first loads and compiles what is needed
+        start_ns = device.now_ns()
+        for _ in range(_CALLS):
+            call()
+        costs.append((device.now_ns() - start_ns) / _CALLS)
+        stream.synchronize()
+    return max(1, round(statistics.median(costs[1:])))
+
+
+def launches(device: Device) -> tuple[_Launches, _Launches]:
+    """Launch a small GEMM at random moments, and wait for it; as an experiment does.
+
+    First while the experiment's loop is always busy with launches of short kernels, then while it
+    mostly sleeps. A host is slower for seconds: sample it now and then.
+    """
+    return _launches(device, *_BUSY), _launches(device, *_IDLE)
+
+
+def experiment_costs(
+    samples: Sequence[tuple[_Launches, _Launches]], calls: Mapping[str, int]
+) -> tuple[dict[str, int], Speeds]:
+    """Return what launches cost in an experiment, in ns, and how that varies.
+
+    The GEMM is over before its launch has returned; so the time until the loop sees it is the
+    host's alone.
+
+    Parameters
+    ----------
+    samples
+        What :func:`launches` saw.
+    calls
+        What :func:`call_costs` found.
+
+    Returns
+    -------
+    dict
+        Medians of a host that did not sleep.
+    Speeds
+        How fast it goes after it slept; empty where launches do not vary.
+    """
+    busy, idle = (
+        [np.concatenate(parts) for parts in zip(*some, strict=True)]
+        for some in zip(*samples, strict=True)
+    )
+    whole = float(np.median(idle[2] / idle[1]))  # nothing else is launched meanwhile
+    slept_us = np.concatenate((busy[0], idle[0]))
+    before_ns = np.concatenate((busy[1], idle[1]))
+    group = np.digitize(slept_us, _SLEPT_US)
+    costs = {"gemm_call_ns": _typical(before_ns[group == 0]), "launch_call_ns": _typical(busy[3])}
+    known = costs["gemm_call_ns"] + calls["event_record_call_ns"] + calls["query_call_ns"]
+    costs["return_call_ns"] = max(0, round(whole * costs["gemm_call_ns"]) - known)
+    speeds: list[tuple[float, list[tuple[float, float]]]] = []
+    for number in range(len(_SLEPT_US) + 1):
+        mine = group == number
+        if speeds and np.sum(mine) < _FEW:
+            continue
+        ratios = np.quantile(before_ns[mine] / costs["gemm_call_ns"], _SHARES)
+        quantiles = [(share, round(float(x), 3)) for share, x in zip(_SHARES, ratios, strict=True)]
+        slept = round(float(np.median(slept_us[mine])), 1) if speeds else 0.0
+        speeds.append((slept, quantiles))
+    varies = any(ratio != 1 for _, quantiles in speeds for _, ratio in quantiles)
+    return costs, speeds if varies else []
+
+
+def _launches(device: Device, count: int, load: Mapping[str, int]) -> _Launches:
+    experiment = {
+        "name": "calibration", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
+        "workloads": {
+            "paced": {
+                "kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a",
+                "repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ,
+            },
+            "load": {"kind": "spin", "stream": "b", "background": True, **load},
+        },
+    }  # fmt: skip
+    trace = _complete(run(experiment, device)["default"])
+    handles, kernels = (
+        {name: _in_order(trace.where(kind=kind, category=name)) for name in ("paced", "load")}
+        for kind in ("handle", "kernel")
+    )
+    start_ns, seen_ns = (handles["paced"].array(name) for name in ("start_ns", "end_ns"))
+    queued = {name: np.sort(kernels[name].array("queued_ns")) for name in kernels}
+    launched = np.concatenate(([0], queued["load"]))
+    last_ns = launched[np.searchsorted(queued["load"], start_ns)]
+    last_ns[1:] = np.maximum(last_ns[1:], seen_ns[:-1])
+    before = {name: queued[name] - handles[name].array("start_ns") for name in queued}
+    slept_us = (start_ns - last_ns)[1:] / 1e3
+    return slept_us, before["paced"][1:], (seen_ns - start_ns)[1:], before["load"]
+
+
+def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, float]:
+    """Return what a large GEMM draws of what the GPU may draw for long, beside an idle GPU.
+
+    By how much slower it goes after some time than at first: 1 together with an idle GPU's draw
+    if it does not.
+    """
+    drawn: dict[str, float] = {}
+    for dtype in dtypes:
+        gemm = Gemm(device, m=_HEATING, n=_HEATING, k=_HEATING, dtype=dtype, max_in_flight=16)
+        with gemm, device.create_stream(name="power") as stream:
+            operands = gemm.operands()
+            gemm.execute(*operands, stream=stream)
+            stream.synchronize()
+            device.backend.wait_until_ns(device.now_ns() + _COOLING_NS)
+            with profile(device, source=source) as recording:
+                until_ns = device.now_ns() + _HEATING_NS
+                while device.now_ns() < until_ns:
+                    for _ in range(16):
+                        gemm.execute(*operands, stream=stream)
+                    stream.synchronize()
+        kernels = _in_order(complete_trace(recording).where(kind="kernel"))
+        start_ns, end_ns = kernels.array("start_ns"), kernels.array("end_ns")
+        since_ns = start_ns - start_ns[0]
+        first = np.median((end_ns - start_ns)[since_ns < _COOL_NS])
+        last = np.median((end_ns - start_ns)[since_ns > since_ns[-1] - _HOT_NS])
+        drawn[dtype] = round(max(1.0, float(last / first)) - IDLE_POWER / FULL, 3)
+    return drawn
+
+
+def partition_costs(device: Device) -> dict[str, int]:
+    """Return what a partition and a stream in one cost, in ns; of a partition, where it can be."""
+    costs: dict[str, int] = {}
+    made, streams = [], []
+    if device.capabilities.partitions:
+        for count in sm_counts(device.backend.layout)[1:]:
+            start_ns = device.now_ns()
+            parts = device.carve([count])
+            made.append(device.now_ns() - start_ns)
+            with parts:
+                streams += [_stream_ns(device, parts[0]) for _ in range(_STREAMS)]
+        costs["create_partition_call_ns"] = max(1, round(statistics.median(made)))
+    else:
+        streams = [_stream_ns(device, device) for _ in range(_STREAMS)]
+    return costs | {"create_stream_call_ns": max(1, round(statistics.median(streams)))}
+
+
+def _stream_ns(device: Device, owner: Device | Partition) -> int:
+    start_ns = device.now_ns()
+    stream = owner.create_stream()
+    took_ns = device.now_ns() - start_ns
+    stream.close()
+    return took_ns
+
+
+def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMetadata]:
+    """Return the times from a launch to its kernel, between kernels, and to the host's return.
+
+    From kernels that were recorded: medians, in ns; with what the recording says of itself.
+    """
+    spin = Spin(device, duration_ns=_HELD_NS, name="held")
+    hold = Spin(device, duration_ns=_HOLD_NS, name="hold")
+    gemm = Gemm(device, m=1024, n=1024, k=1024, name="queued", sm_count_target=None)
+    with spin, hold, gemm, device.create_stream(name="overheads") as stream:
+        operands = gemm.operands()
+        for handle in (spin, gemm, hold):
+            handle.execute(stream=stream)
+        stream.synchronize()
+        returned_ns = []
+        with profile(device, source=source) as recording:
+            for _ in range(_WAITS):
+                spin.execute(stream=stream)
+                stream.device.backend.sync_stream(stream.raw)  # nobody watches: it is timed
+                returned_ns.append(device.now_ns())
+            hold.execute(stream=stream)
+            for _ in range(_QUEUED):
+                gemm.execute(*operands, stream=stream)
+            stream.synchronize()
+    trace = complete_trace(recording).where(kind="kernel")
+    waited, queued = (_in_order(trace.where(category=name)) for name in ("held", "queued"))
+    start_ns, end_ns = (queued.array(name) for name in ("start_ns", "end_ns"))
+    costs = {
+        "launch_latency_ns": _typical(waited.array("start_ns") - waited.array("queued_ns")),
+        "synchronize_return_ns": _typical(np.array(returned_ns) - waited.array("end_ns")),
+        "kernel_gap_ns": _typical(start_ns[1:] - end_ns[:-1]),
+    }
+    return costs, trace.metadata
+
+
+def complete_trace(recording: Recording) -> Trace:
+    """Return what was recorded.
+
+    Raises
+    ------
+    MissingEvidence
+        Rows are missing: the times of the others would pass for those of all.
+    """
+    return _complete(recording.trace)
+
+
+def _complete(trace: Trace) -> Trace:
+    if trace.metadata.incomplete:
+        raise MissingEvidence(
+            "measure again: a recording that the profile would rest on is "
+            f"{trace.metadata.incomplete}. Let nothing else run on the GPU or record meanwhile"
+        )
+    return trace
+
+
+def _in_order(trace: Trace) -> Trace:
+    order = np.argsort(trace.array("start_ns"), kind="stable")
+    return Trace(trace.spans.take(order), trace.edges, trace.metadata)
+
+
+def _typical(times_ns: Array) -> int:
+    """Median; at least 1, where the clocks of host and GPU are apart by more than there is."""
+    return max(1, round(float(np.median(times_ns))))
+
+
+def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float]]]:
+    """Return the time of copies and memsets in µs on the GPU, by way and bytes.
+
+    The ways are the fields of :class:`~gpuscope.simulator.profiles.schema.Transfers`.
+    """
+    sizes = [nbytes for nbytes in _TRANSFER_BYTES if 64 * nbytes <= device.info.memory_bytes]
+    times: dict[str, list[tuple[int, float]]] = {}
+    with device.create_stream(name="transfers") as stream:
+        for nbytes in sizes:
+            near, far = device.empty(nbytes, "uint8"), device.empty(nbytes, "uint8")
+            pinned, pageable = device.empty_pinned(nbytes, "uint8"), np.ones(nbytes, np.uint8)
+            pinned[...] = 1
+            copies = {
+                "pinned_host_to_device": (near, pinned),
+                "pinned_device_to_host": (pinned, near),
+                "pageable_host_to_device": (near, pageable),
+                "pageable_device_to_host": (pageable, near),
+                "device_to_device": (far, near),
+            }
+            nothing = device.empty((nbytes // 4, 0)), device.empty((0, 1))
+            cleared = device.empty((nbytes // 4, 1))
+            for pair in copies.values():
+                stream.copy(*pair)  # the first pins, maps or loads what it needs
+            stream.synchronize()
+            with profile(device, source=source) as recording:
+                for pair in copies.values():
+                    for _ in range(_TRANSFERS):
+                        stream.copy(*pair)
+                        stream.synchronize()
+                for _ in range(_TRANSFERS):
+                    mm_out(cleared, *nothing, stream=stream)
+                    stream.synchronize()
+            copied = _durations_us(complete_trace(recording).where(kind="memcpy"))
+            cleared_by = "kernel" if device.is_simulated else "memset"
+            set_us = _durations_us(complete_trace(recording).where(kind=cleared_by))
+            medians = np.median(copied.reshape(len(copies), _TRANSFERS), axis=1).tolist()
+            for way, us in zip((*copies, "memset"), (*medians, np.median(set_us)), strict=True):
+                times.setdefault(way, []).append((nbytes, max(0.001, round(float(us), 3))))
+    return times
+
+
+def _durations_us(trace: Trace) -> Floats:
+    ordered = _in_order(trace)
+    return np.asarray((ordered.array("end_ns") - ordered.array("start_ns")) / 1e3)
+
+
+def copy_rate(device: Device, source: Source) -> dict[str, int]:
+    """Return the rate of a copy inside device memory in bytes/µs, read and write counted."""
+    count = min(128 << 20, device.info.memory_bytes // 64)  # float32: 512 MiB, or a sixteenth
+    first, second = device.empty(count), device.empty(count)
+    with device.create_stream(name="copies") as stream:
+        with profile(device, source=source) as recording:
+            for _ in range(_COPIES):
+                stream.copy(second, first)
+                stream.synchronize()
+        us = float(np.median(_durations_us(complete_trace(recording).where(kind="memcpy"))))
+    return {"device_copy_bytes_per_us": max(1, round(2 * first.nbytes / us))}
+
+
+def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
+    """Measure the element-wise copy kernel: ``mb`` read (MiB), ``sms``, ``us`` of each."""
+    sizes = [mib for mib in _COPY_MIB if mib << 24 <= device.info.memory_bytes] or [8]
+    copies = {mib: Copy(device, nbytes=mib << 20, name=f"{mib}") for mib in sizes}
+    rows: list[dict[str, float]] = []
+    for sms, stream in streams_by_count(device):
+        with profile(device, source=source) as recording:
+            for copy in copies.values():
+                for _ in range(1 + _COPIES):
+                    copy.execute(stream=stream)
+            stream.synchronize()
+        trace = complete_trace(recording).where(kind="kernel")
+        for mib, copy in copies.items():
+            mine = _in_order(trace.where(category=copy.name))
+            times_ns = (mine.array("end_ns") - mine.array("start_ns"))[1:]
+            rows.append({"mb": mib, "sms": sms, "us": float(np.median(times_ns)) / 1e3})
+    for copy in copies.values():
+        copy.close()
+    return rows

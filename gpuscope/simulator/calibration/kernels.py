@@ -1,0 +1,249 @@
+"""What measured GEMMs say of the library's kernels: tiles by their names, splits by their grids."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+import numpy as np
+
+from gpuscope._types import Bools, Floats, Ints
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Kernels, alignment
+
+Launched = tuple[str, int, int]
+"""A kernel's name, thread blocks, and threads a block."""
+
+
+class Row(TypedDict):
+    """One measured shape and dtype.
+
+    Attributes
+    ----------
+    shape
+        m, n and k.
+    kernels
+        In the order in which they ran on all SMs.
+    us
+        SM count, as text → µs.
+    told
+        SM count, as text → the one that the library was told.
+    ran
+        SM count, as text → the kernels that ran there, of a library that was told.
+    """
+
+    dtype: str
+    shape: list[int]
+    kernels: list[Launched]
+    us: dict[str, float]
+    told: NotRequired[dict[str, int]]
+    ran: NotRequired[dict[str, list[Launched]]]
+
+
+Tile = tuple[int, int, int, int]
+"""Rows, columns, step along k, and blocks that one SM holds."""
+
+Key = tuple[str, int]
+"""A dtype and the alignment that a kind of kernels needs."""
+
+_PERSISTENT = re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_(\d+)x(\d+)_(\d+)x\d+_")
+_LATER_PERSISTENT = re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_mma_(\d+)x(\d+)x(\d+)_(\d+)_")
+_XMMA = re.compile(r"tilesize(\d+)x(\d+)x(\d+)_(?:stage(\d))?")
+_WMMA = re.compile(r"wmma.*_32x32_")
+_PLAIN = re.compile(r"gemm_(?:[a-z]+\d*_)*(\d+)x(\d+)_")
+_DEPTH = re.compile(r"_(\d+)x(\d)_")
+_ALIGNMENTS = {2: (16, 4, 2), 4: (16, 4), 8: (16, 8)}
+"""Bytes of an element → alignments with kernels of their own."""
+
+KINDS: list[Key] = [
+    (dtype, width) for dtype, item in ITEM_BYTES.items() for width in _ALIGNMENTS[item]
+]
+"""Every kind of kernels."""
+
+_SIDES = (256, 128, 64, 32, 16, 8)
+_REGISTERS, _SHARED_BYTES = 65536, 227 * 1024
+"""Of one SM; the least that a block takes of them is estimated from its tile."""
+
+_NO_TILE = (32, 64, 32, 4)
+"""Stands where a kernel has no tile that could be told."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a measured kernel's name and grid say.
+
+    Attributes
+    ----------
+    persistent
+        Whether its blocks loop over tiles.
+    known
+        Whether the tile was told: by the name, or by the grids of this name.
+    """
+
+    tile: Tile
+    splits: int = 1
+    persistent: bool = False
+    known: bool = True
+
+
+def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Kernel:
+    """Read a kernel's tile from its name; cuBLAS counts columns first, most kernels do too.
+
+    Parameters
+    ----------
+    by_grid
+        Rows and columns of the tiles of kernels whose names tell none: see
+        :func:`tiles_by_grid`.
+    """
+    name, blocks, threads = row["kernels"][0]
+    item = ITEM_BYTES[row["dtype"]]
+    m, n, _ = row["shape"]
+    stages, persistent = 2, False
+    if match := _PERSISTENT.search(name):
+        columns, rows, depth = map(int, match.groups())
+        persistent = True
+    elif match := _LATER_PERSISTENT.search(name):
+        columns, rows, depth, stages = map(int, match.groups())
+    elif match := _XMMA.search(name):
+        rows, columns, depth = map(int, match.groups()[:3])
+        stages = int(match[4] or 2)
+    elif _WMMA.search(name):
+        rows, columns, depth = 32, 32, 32
+    elif match := _PLAIN.search(name):
+        columns, rows = int(match[1]), int(match[2])
+        steps = _DEPTH.search(name, match.end() - 1)
+        depth, stages = map(int, steps.groups()) if steps else (32, 2)
+    elif by_grid and name in by_grid:
+        rows, columns = by_grid[name]
+        depth = 32
+    else:
+        return Kernel(_NO_TILE, known=False)
+    tiles = -(-m // rows) * -(-n // columns)
+    persistent |= blocks < tiles
+    split = "splitK" in name or len(row["kernels"]) > 1
+    split |= not persistent and blocks >= 2 * tiles
+    if persistent:
+        resident = 1
+    else:  # as many as registers and shared memory have room for
+        registers = min(255, rows * columns / threads * max(1, item // 4) + 56) * threads
+        shared = stages * (rows + columns) * depth * item
+        resident = max(1, min(16, int(_REGISTERS // registers), _SHARED_BYTES // shared))
+    splits = max(1, round(blocks / tiles)) if split else 1
+    return Kernel((rows, columns, depth, resident), splits, persistent)
+
+
+def tiles_by_grid(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """Infer the tiles of kernels whose names tell none, from two or more grids of each.
+
+    Returns
+    -------
+    dict
+        Name → rows and columns, the squarest and then largest that gives every one of its grids.
+        What no tile explains is left out.
+    """
+    grids: dict[str, set[tuple[int, int, int]]] = {}
+    for row in rows:
+        if not kernel_of(row).known and not is_vector(row):
+            name, blocks, _ = row["kernels"][0]
+            m, n, _ = row["shape"]
+            grids.setdefault(name, set()).add((m, n, blocks))
+    tiles = {}
+    for name, seen in grids.items():
+        if len({blocks for _, _, blocks in seen}) < 2:
+            continue
+        fitting = [
+            (rows, columns)
+            for rows in _SIDES
+            for columns in _SIDES
+            if all(-(-m // rows) * -(-n // columns) == blocks for m, n, blocks in seen)
+        ]
+        if fitting:
+            tiles[name] = min(fitting, key=lambda tile: (max(tile) / min(tile), -math.prod(tile)))
+    return tiles
+
+
+def is_vector(row: Row) -> bool:
+    """Whether a row is a matrix times a vector, which has kernels of its own without tiles."""
+    m, n, _ = row["shape"]
+    return bool(min(m, n) == 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured GEMMs as arrays, one place a shape and SM count.
+
+    Attributes
+    ----------
+    shape
+        m, n and k, shape (3, rows).
+    kernels
+        What ran.
+    readable
+        Whether the kernel's tile is known, or none is needed.
+    tiles
+        Known tile → rows that it ran in.
+    persistent
+        Whether most of the kernels are persistent.
+    vector
+        Whether a kernel of the library's for matrix × vector ran.
+    """
+
+    shape: Ints
+    sms: Ints
+    us: Floats
+    kernels: Kernels
+    readable: Bools
+    tiles: Counter[Tile]
+    persistent: bool
+    vector: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Rows:
+        """Read measured rows."""
+        by_grid = tiles_by_grid(rows)
+        kernels = [kernel_of(row, by_grid) for row in rows]
+        counts = [len(row["us"]) for row in rows]
+        ran = np.array([(*kernel.tile, kernel.splits) for kernel in kernels])
+        readable = [
+            kernel.known or is_vector(row) for kernel, row in zip(kernels, rows, strict=True)
+        ]
+        looping = sum(kernel.persistent for kernel in kernels)
+        return cls(
+            shape=np.repeat(np.array([row["shape"] for row in rows]), counts, axis=0).T,
+            sms=np.array([int(count) for row in rows for count in row["us"]]),
+            us=np.array([us for row in rows for us in row["us"].values()]),
+            kernels=Kernels(*np.repeat(ran, counts, axis=0).T),
+            readable=np.repeat(readable, counts),
+            tiles=Counter(kernel.tile for kernel in kernels if kernel.known),
+            persistent=2 * looping > len(rows),
+            vector=any("gemv" in row["kernels"][0][0] for row in rows),
+        )
+
+
+def unreadable(rows: Sequence[Row]) -> list[str]:
+    """Names of kernels whose tile is not known: no constant is fitted to their times."""
+    by_grid = tiles_by_grid(rows)
+    return sorted(
+        {
+            row["kernels"][0][0]
+            for row in rows
+            if not is_vector(row) and not kernel_of(row, by_grid).known
+        }
+    )
+
+
+def kind(row: Row) -> Key:
+    """Dtype and alignment of the kernels that a row's operands can take."""
+    m, n, k = row["shape"]
+    dtype = row["dtype"]
+    width = alignment(m, n, k, dtype)
+    return dtype, next(least for least in _ALIGNMENTS[ITEM_BYTES[dtype]] if least <= width)
+
+
+def shares_constants(key: Key) -> Key:
+    """Kinds whose kernels differ in alignment alone: fitted together, then each near the result."""
+    dtype, width = key
+    return (dtype, 16) if ITEM_BYTES[dtype] > 2 or width == 16 else (dtype, 2)

@@ -1,0 +1,1 @@
+"""The simulated GPU: a discrete-event engine behind the interface of devices."""

@@ -1,0 +1,439 @@
+"""What the simulated GPU runs: work of each kind, streams, events, graphs, and waves of blocks.
+
+The engine moves work on; see its notes on what an interrupt may leave half done.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from gpuscope.device.calls import Release
+
+if TYPE_CHECKING:
+    from gpuscope.simulator.engine.capture import Capture
+    from gpuscope.simulator.engine.together import Together
+
+Effect = Callable[[], Callable[[], None]]
+"""Called at the start of work, binds inputs; returns what commits the output at its end."""
+
+FULL = 1 << 30
+"""Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
+
+# What an op has come to: it waits for others; it will begin at its time; it began; all is done.
+WAITING, STARTED, RUNNING, OVER = range(4)
+
+
+class Failure:
+    """What a piece of work raised: told once, by the first call that waits for that work.
+
+    Attributes
+    ----------
+    before
+        One that the same work or what it follows met earlier.
+    told
+        Whether somebody was told.
+    """
+
+    __slots__ = ("before", "error", "told")
+
+    def __init__(self, error: Exception, before: Failure | None) -> None:
+        self.error = error
+        self.before = before
+        self.told = False
+
+    def first(self) -> Failure | None:
+        """Return the earliest of them that nobody was told."""
+        earliest, failure = None, self if not self.told else self.before
+        while failure is not None:
+            if not failure.told:
+                earliest = failure
+            failure = failure.before
+        return earliest
+
+    def tell(self) -> None:
+        """Raise the error, unless somebody was told."""
+        if not self.told:
+            self.told = True
+            raise self.error
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class SimEvent:
+    """An event: the latest record counts, older waits keep the one they saw.
+
+    Attributes
+    ----------
+    captured
+        The capture and the place in it, if the latest record became part of a graph.
+    """
+
+    record: Record | None = None
+    captured: tuple[Capture, frozenset[int]] | None = None
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Op:
+    """One piece of work in a stream.
+
+    Attributes
+    ----------
+    after
+        Work elsewhere that it must follow.
+    behind
+        All work that it must follow and that was not done when it was queued.
+    followers
+        Work to look at again when it is done, if any; the same may stand there twice.
+    free_ns
+        When the last piece of work that it must follow ended.
+    number
+        Its place in its stream, from 1; 0 in a graph.
+    phase
+        How far it has come; only grows.
+    owner, node
+        The launched graph that it is a node of, and which one.
+    failure
+        What it raised, or what it follows did.
+    """
+
+    kind: ClassVar[str] = ""
+
+    stream: SimStream
+    queued_ns: int
+    correlation: int
+    name: str
+    start_ns: int | None = field(default=None, init=False)
+    done_ns: int | None = field(default=None, init=False)
+    after: Op | None = field(default=None, init=False)
+    behind: Sequence[Op] = field(default=(), init=False)
+    free_ns: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
+    phase: int = field(default=WAITING, init=False)
+    failure: Failure | None = field(default=None, init=False)
+    followers: list[Op] | None = field(default=None, init=False)
+    owner: GraphOp | None = field(default=None, init=False)
+    node: int | None = field(default=None, init=False)
+
+    def again(self, queued_ns: int, correlation: int) -> Op:
+        """Return the same work, not yet done: what a graph's launch makes of a node."""
+        return replace(self, queued_ns=queued_ns, correlation=correlation)
+
+    def forget(self) -> None:
+        """Let go of other work and of memory: it is done."""
+        self.after = self.followers = None
+        self.behind = ()
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class WaveOp(Op):
+    """Work that takes time on the device, and bandwidth: equal blocks.
+
+    Attributes
+    ----------
+    work_ns
+        How long one of its blocks takes when nothing holds it up.
+    nbytes
+        What all of its blocks move in device memory.
+    stall
+        How much longer a block takes, of its time, while others use all of the memory bandwidth.
+    traffic
+        Bytes that they move beside these, on which others stall.
+    power
+        What a block draws of what the GPU may draw for long: so much of FULL.
+    gap_ns
+        From the end of what it follows to its start; the engine's for kernels if not given.
+    rate
+        What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
+    pressure
+        The same with the traffic beside it.
+    left
+        How many blocks have not begun.
+    """
+
+    effect: Effect | None
+    blocks: int
+    work_ns: int
+    nbytes: int = 0
+    stall: float = field(default=0.0, kw_only=True)
+    traffic: int = field(default=0, kw_only=True)
+    power: int = field(default=0, kw_only=True)
+    gap_ns: int | None = field(default=None, kw_only=True)
+    rate: int = field(init=False)
+    pressure: int = field(init=False)
+    left: int = field(init=False)
+    commit: Callable[[], None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.blocks
+        self._ask(self.blocks)
+
+    def _ask(self, pieces: int) -> None:
+        work_ns = max(1, pieces * self.work_ns)
+        self.rate = self.nbytes * FULL // work_ns
+        self.pressure = (self.nbytes + self.traffic) * FULL // work_ns
+
+    @property
+    def shares(self) -> bool:
+        """Whether what else runs matters to it, or it to that."""
+        return bool(self.pressure or self.stall or self.power)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class KernelOp(WaveOp):
+    """Blocks that need SMs.
+
+    Attributes
+    ----------
+    running
+        The waves that its blocks are in, until they end; ``None`` before the first.
+    released_by
+        Who released the SMs that its first blocks got, where it waited for SMs.
+    held
+        Bit masks of SMs, and from when to when its blocks held these, where anybody watches; an
+        interrupt may note the same twice.
+    turn
+        Its place among those that became ready at the same time.
+    tiles
+        Pieces of work that take ``work_ns`` each. Every block does one of its own; the others
+        go to whichever block is done with one. 0: one for each block.
+    spare
+        Tiles that are no block's own and that none has taken.
+    together
+        Of a collective: what it has in common with the same one on other ranks.
+    launch_config
+        As in traces; empty: not known; ``None``: as its call says.
+    """
+
+    kind = "kernel"
+
+    tiles: int = 0
+    together: Together | None = field(default=None, kw_only=True)
+    launch_config: str | None = field(default=None, kw_only=True)
+    spare: int = field(init=False)
+    running: dict[Wave, None] | None = field(default=None, init=False)
+    ready_ns: int = field(default=0, init=False)
+    released_by: tuple[Release, ...] = field(default=(), init=False)
+    held: list[tuple[int, int, int]] | None = field(default=None, init=False)
+    turn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        tiles = max(self.tiles, self.blocks)
+        self.left, self.spare = self.blocks, tiles - self.blocks
+        self._ask(tiles)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class CopyOp(WaveOp):
+    """A transfer that holds one copy engine: one block."""
+
+    kind = "memcpy"
+
+    engine: str = field(kw_only=True)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class HostOp(Op):
+    """A host function run in stream order.
+
+    Attributes
+    ----------
+    calls
+        Gives the function's result when it is asked for the first time, and nothing then: to
+        be asked and to call are one step, so that no interrupt makes it two calls or none.
+    """
+
+    kind = "host"
+
+    function: Callable[[], None]
+    duration_ns: int
+    calls: Iterator[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calls = map(operator.call, (self.function,))
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Record(Op):
+    """An event's record: done when the work before it is."""
+
+    kind = "record"
+
+    name: str = field(default="event.record", init=False)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Wait(Op):
+    """A stream's wait for one record of an event."""
+
+    kind = "wait"
+
+    name: str = field(default="stream.wait", init=False)
+    after: Op | None
+    before: Op | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = self.stream.last
+
+    def forget(self) -> None:
+        """Let go of other work, too."""
+        Op.forget(self)
+        self.before = None
+
+
+@dataclass(eq=False, repr=False)
+class SimGraph:
+    """Captured work, ready to launch.
+
+    Attributes
+    ----------
+    nodes
+        Work, each with the numbers of those it follows. It keeps its stream, and with it the
+        SMs and the priority that it was captured with.
+    last
+        The latest launch, which the next one follows: a graph never runs beside itself.
+    """
+
+    nodes: Sequence[tuple[Op, Sequence[int]]]
+    last: GraphOp | None = None
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class GraphOp(Op):
+    """The launch of a graph: done when all of its nodes are.
+
+    Attributes
+    ----------
+    nodes
+        What :meth:`Op.again` made of the graph's nodes when it started.
+    done
+        That many of the first nodes are known to be done.
+    """
+
+    kind = "graph"
+
+    name: str = field(default="graph", init=False)
+    graph: SimGraph
+    nodes: list[Op] = field(default_factory=list, init=False)
+    done: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.after = self.graph.last
+
+    def forget(self) -> None:
+        """Let go of its nodes, too."""
+        Op.forget(self)
+        self.nodes = []
+
+
+class Wave:
+    """Blocks of one kernel that started together, at one or several tiles, or a copy.
+
+    Attributes
+    ----------
+    sms
+        Bit mask of the SMs they hold.
+    since_ns
+        When they started, on these SMs.
+    left, spare
+        What the kernel's are once these blocks have their SMs and their tiles.
+    following
+        The same blocks, or some of them, at their next tile; those not in it are over.
+    pace
+        What was left to do at a time, that time in ns, and the speed since: of FULL, that much
+        is done a ns at full speed.
+    end_ns
+        When it will end; -1 when it has.
+    """
+
+    __slots__ = (
+        "count", "end_ns", "following", "left", "op", "pace", "since_ns", "sms", "spare",
+    )  # fmt: skip
+
+    def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
+        self.op = op
+        self.sms = sms
+        self.count = count
+        self.left = left
+        self.since_ns = now_ns
+        self.spare = 0
+        self.following: Wave | None = None
+        self.pace = (op.work_ns * FULL, now_ns, FULL)
+        self.end_ns = now_ns + op.work_ns
+
+    def take_tiles(self, op: KernelOp, spare: int, *, alone: bool) -> None:
+        """Let every block do a tile, of ``spare`` ones one more for each while it is certain.
+
+        Alone, no block can come between that would take some of them.
+        """
+        rounds = spare // self.count if alone else 0
+        self.spare = spare - rounds * self.count
+        work, now_ns, speed = self.pace
+        self.pace = (work + rounds * op.work_ns * FULL, now_ns, speed)
+        self.end_ns += rounds * op.work_ns
+
+    def follow(self, op: KernelOp, now_ns: int) -> Wave:
+        """Return those of the blocks that go on, at tiles that are left."""
+        count = min(self.count, op.spare)
+        sms = self.sms if count == self.count else lowest(self.sms, count)
+        wave = Wave(op, sms, count, op.left, now_ns)
+        wave.since_ns = self.since_ns
+        left, since_ns, speed = self.pace  # what they did beyond their last tile counts
+        beyond = left - (now_ns - since_ns) * speed
+        wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
+        alone = len(op.running or ()) == 1 and (not op.left or sms == op.stream.sms)
+        wave.take_tiles(op, op.spare - count, alone=alone)
+        return wave
+
+
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
+class SimStream:
+    """A queue of work on some SMs.
+
+    Attributes
+    ----------
+    sms
+        Bit mask of the SMs its kernels may use.
+    context
+        Number of its partition's context.
+    blocking
+        Whether it stands in the legacy default stream's barrier.
+    last
+        What was queued last.
+    done
+        The number of what was done last.
+    waited
+        Records that held back what comes next.
+    capture
+        The capture that what is queued now becomes part of.
+    """
+
+    handle: int
+    sms: int
+    priority: int
+    context: int | None = None
+    blocking: bool = field(default=False, kw_only=True)
+    last: Op | None = field(default=None, init=False)
+    done: int = field(default=0, init=False)
+    waited: tuple[int, ...] = field(default=(), init=False)
+    capture: Capture | None = field(default=None, init=False)
+
+    @property
+    def depth(self) -> int:
+        """How much is queued and not done."""
+        return 0 if self.last is None else self.last.number - self.done
+
+
+@functools.lru_cache(1024)
+def lowest(mask: int, count: int) -> int:
+    """Return the ``count`` lowest set bits of ``mask``, which has more."""
+    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
+    while above - below > 1:
+        middle = (below + above) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            below = middle
+        else:
+            above = middle
+    return mask & ((1 << above) - 1)

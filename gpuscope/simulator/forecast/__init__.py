@@ -1,0 +1,1 @@
+"""Forecasts: what a recorded run would do in another setting."""

@@ -1,0 +1,401 @@
+"""Where a forecast's streams go, and what a replay gave as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._checks import closest, given, require_kind
+from gpuscope._types import Array
+from gpuscope.device.carve import SmLayout, plan_carve
+from gpuscope.device.sizes import Rounding, Sizes
+from gpuscope.errors import InvalidArgument
+from gpuscope.simulator.forecast.program import Program, Work
+from gpuscope.simulator.forecast.replay import Place, Replayed
+from gpuscope.simulator.forecast.seen import Seen
+from gpuscope.trace.metadata import NO_THREAD, PartitionFacts, StreamFacts
+from gpuscope.trace.model import Trace
+
+Change: TypeAlias = Mapping[str, Any]
+"""What becomes of a stream."""
+
+_WARPED = ("api", "sync", "range", "mark", "event", "handle", "host function")
+_DROPPED_EDGES = ("SMs", "priority", "event wait")
+_FRESH = ("start_uncertainty_ns", "end_uncertainty_ns", "green_context", "submitted_ns", "sm")
+
+
+# -- partitions and streams ----------------------------------------------------------------
+@dataclass(eq=False)
+class Carving:
+    """Partitions, and where each stream's work goes.
+
+    Attributes
+    ----------
+    partitions
+        Name → what metadata holds of it.
+    masks
+        Name → its SMs.
+    of
+        Stream → name of its partition, and its priority.
+    names
+        Stream → name.
+    """
+
+    layout: SmLayout
+    partitions: Mapping[str, PartitionFacts]
+    masks: Mapping[str, int]
+    of: dict[int, tuple[str | None, int]]
+    names: dict[int, str]
+
+    @classmethod
+    def recorded(cls, trace: Trace, found: Program, sm_counts: Mapping[str, int]) -> Carving:
+        """Return the recording's; partitions whose SMs are unknown lie beside each other."""
+        layout, metadata = found.profile.layout, trace.metadata
+        names_of = {name for work in found.works if (name := work.row["partition"])}
+        for name, given_count in sm_counts.items():
+            if name not in names_of or not 0 < given_count <= layout.sm_count:
+                raise InvalidArgument(
+                    f"recorded_sms[{name!r}] is {given(given_count)}{closest(name, names_of)}: it "
+                    f"takes partitions in which work was recorded, {sorted(names_of)}, and 1 to "
+                    f"{layout.sm_count} SMs of each"
+                )
+        of: dict[int, tuple[str | None, int]] = {}
+        names: dict[int, str] = {}
+        for work in found.works:
+            number = work.row["stream"]
+            facts = metadata.stream(number)
+            of[number] = work.row["partition"], (facts.priority if facts else None) or 0
+            names[number] = trace.stream_name(number)
+        partitions, masks, free = {}, {}, layout.sm_count
+        for name in dict.fromkeys(name for name, _ in of.values() if name is not None):
+            known = metadata.partition(name)
+            count = sm_counts.get(name) or known.sm_count
+            partitions[name] = msgspec.structs.replace(known, sm_count=count)
+            if known.sm_ids and max(known.sm_ids) < layout.sm_count:
+                masks[name] = sum(1 << number for number in known.sm_ids)
+                continue
+            count = min(count or layout.sm_count, layout.sm_count)
+            shift = free - count if free >= count else 0
+            free -= count if free >= count else 0
+            masks[name] = ((1 << count) - 1) << shift
+        return cls(layout, partitions, masks, of, names)
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Stream → SMs and priority."""
+        whole = (1 << self.layout.sm_count) - 1
+        return {
+            number: Place(whole if name is None else self.masks[name], priority)
+            for number, (name, priority) in self.of.items()
+        }
+
+    def number(self, name: str) -> int:
+        """Return the stream of a name.
+
+        Raises
+        ------
+        InvalidArgument
+            There is none, or there are several.
+        """
+        same = [number for number, known in self.names.items() if name in (known, str(number))]
+        if len(same) != 1:
+            raise InvalidArgument(
+                f"{'no' if not same else len(same)} streams of the trace are called {given(name)}"
+                f"{closest(name, self.names.values())}; there are "
+                + ", ".join(f"{known!r} ({number})" for number, known in self.names.items())
+            )
+        return same[0]
+
+    def changed(
+        self, sizes: Sizes | None, rounding: Rounding, streams: Mapping[str, Change]
+    ) -> Carving:
+        """Return it with other partitions, and streams elsewhere."""
+        partitions, masks = dict(self.partitions), dict(self.masks)
+        if sizes is not None:
+            plan = plan_carve(self.layout, sizes, rounding=rounding)
+            partitions = {
+                one.name: PartitionFacts(asked=one.asked, sm_count=one.sm_count)
+                for one in plan.partitions
+            }
+            masks = {one.name: self.layout.sm_mask(one.parts) for one in plan.partitions}
+            for name, facts in partitions.items():
+                ids = tuple(sm for sm in range(self.layout.sm_count) if masks[name] >> sm & 1)
+                partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
+        after = Carving(self.layout, partitions, masks, dict(self.of), dict(self.names))
+        for stream, change in streams.items():
+            require_kind("a stream in streams", stream, str, int)
+            number = self.number(str(stream))
+            require_kind(f"streams[{stream!r}]", change, dict)
+            unknown = [given(key) for key in change if key not in ("partition", "priority")]
+            if unknown:
+                raise InvalidArgument(
+                    f"streams[{stream!r}] has {unknown[0]}: it takes partition and priority"
+                )
+            old, was = after.of[number]
+            home, priority = change.get("partition", old), change.get("priority", was)
+            require_kind(f"streams[{stream!r}]['partition']", home, str, None)
+            require_kind(f"streams[{stream!r}]['priority']", priority, int)
+            after.of[number] = home, int(priority)
+        for number, (home, _) in after.of.items():
+            if home is not None and home not in masks:
+                raise InvalidArgument(
+                    f"stream {self.names[number]!r} is in partition {home!r}, of which there is "
+                    f"none: the partitions are {list(masks)}. Say where it goes: "
+                    f"streams={{{self.names[number]!r}: {{'partition': …}}}}"
+                )
+        if sizes is not None and not any(home in partitions for home, _ in after.of.values()):
+            raise InvalidArgument(
+                f"no stream is in {' or '.join(map(repr, partitions))}: say which are, "
+                f"streams={{{next(iter(self.names.values()))!r}: "
+                f"{{'partition': {next(iter(partitions))!r}}}}}; the trace has "
+                f"{', '.join(map(repr, self.names.values()))}"
+            )
+        return after
+
+    def check_sizes(self, after: Carving, sent: Mapping[Work, int]) -> None:
+        """Refuse to move work of a partition whose size is not known.
+
+        Raises
+        ------
+        InvalidArgument
+            There is such work: how it goes on other SMs hangs on those it had.
+        """
+        moved = {work.row["stream"] for work in sent}
+        moved |= {number for number in self.of if self.places[number] != after.places[number]}
+        homes = {name for number, (name, _) in self.of.items() if number in moved}
+        unknown = sorted(name for name in homes if name and not self.partitions[name].sm_count)
+        if unknown:
+            raise InvalidArgument(
+                f"the trace does not say how many SMs {', '.join(map(repr, unknown))} had: give "
+                f"them, recorded_sms={{{unknown[0]!r}: …}}"
+            )
+
+    def untouched(self, after: Carving, found: Program) -> frozenset[int]:
+        """Return the streams whose SMs nobody else uses otherwise than before."""
+        here, there = self.places, after.places
+        touched = {number for number in here if here[number] != there[number]}
+        streams = {work.row["stream"] for work in found.works}
+        return frozenset(
+            number
+            for number in streams
+            if not any(
+                there[number].sms & (here[other].sms | there[other].sms) for other in touched
+            )
+        )
+
+
+# -- as a trace ----------------------------------------------------------------------------
+def as_trace(
+    trace: Trace,
+    found: Program,
+    done: Replayed,
+    carving: Carving,
+    sent: Mapping[Work, int],
+    forecast: str,
+) -> Trace:
+    """Return the recording's rows at the times of a replay, marked as a forecast."""
+    ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
+    start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
+    place = {int(number): position for position, number in enumerate(ids)}
+    keep = np.isin(kinds, _WARPED) & (trace.array("thread", fill=-1) != NO_THREAD)
+    unused = [call for number, call in enumerate(found.calls) if number not in done.calls_ns]
+    keep &= ~np.isin(
+        ids, [one for call in unused for one in (call.row, call.handle) if one is not None]
+    )
+    _warp(trace, found, done, start, end)
+    recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
+    seen = Seen(found, done)
+    for number, works in found.handles.items():
+        if works[0] not in done.times_ns:
+            continue
+        row = place[number]
+        first = min((work.call for work in works if work.call is not None), default=None)
+        if first is not None:  # as long before its first launch as it was
+            before_ns = found.calls[first].start_ns - int(recorded_start[row])
+            start[row] = done.calls_ns[first][0] - before_ns
+        if end[row] >= 0:
+            end[row] = seen.end_ns(number, works, int(recorded_end[row]), int(end[row]))
+    stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
+    partition = np.array(trace.texts("partition"), dtype=object)
+    for work, (start_ns, end_ns) in done.times_ns.items():
+        row = place[work.id]
+        keep[row], start[row], end[row] = True, start_ns, end_ns
+        stream[row] = sent.get(work, work.row["stream"])
+        if work.call is not None:
+            queued[row] = done.calls_ns[work.call][1]
+    for number, (name, _) in carving.of.items():
+        partition[stream == number] = name
+    payload = trace.spans.column("payload").to_pylist() if done.requests else []
+    for number, request in done.requests.items():
+        row = place[number]
+        keep[row], start[row], end[row] = True, request.arrival_ns, request.tokens_ns[-1]
+        payload[row] = request.facts.to_json()
+    table = trace.spans
+    columns: dict[str, Callable[[], pa.Array]] = {
+        "start_ns": lambda: pa.array(start),
+        "end_ns": lambda: pa.array(end, mask=end < 0),
+        "stream": lambda: pa.array(stream, mask=stream < 0),
+        "queued_ns": lambda: pa.array(queued, mask=queued < 0),
+        "partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
+        "intended_partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
+        "source": lambda: pa.array(["simulated"] * len(trace)).dictionary_encode(),
+        **dict.fromkeys(_FRESH, lambda: pa.nulls(len(trace))),
+    }
+    if payload:
+        columns["payload"] = lambda: pa.array(payload, table.schema.field("payload").type)
+    for name, column in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column())
+    table = table.filter(pa.array(keep))
+    edges = [edge for edge in trace.edges.to_pylist() if edge["kind"] not in _DROPPED_EDGES]
+    edges += [
+        {"from": before.id, "to": work.id, "kind": "event wait"}
+        for work in done.times_ns
+        for before in work.after
+    ]
+    there = set(table.column("id").to_pylist())
+    edges = [edge for edge in edges if edge["from"] in there and edge["to"] in there]
+    streams = {
+        **trace.metadata.streams,
+        **{
+            str(number): _stream_facts(trace, number, carving, name, priority)
+            for number, (name, priority) in carving.of.items()
+        },
+    }
+    metadata = msgspec.structs.replace(
+        trace.metadata,
+        simulated=True,
+        forecast=forecast,
+        partitions=dict(carving.partitions),
+        streams=streams,
+        windows_ns=_windows(trace, start, end, keep),
+        kept=None,
+        clocks={},
+        solo={},
+        setting=None,
+    )
+    columns_of_edges = {name: [edge[name] for edge in edges] for name in ("from", "to", "kind")}
+    return Trace(table, Trace.from_columns({}, columns_of_edges).edges, metadata)
+
+
+def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple[int, int], ...]:
+    """Return the recording windows: as far before and behind what they recorded as they were."""
+    windows = sorted(trace.metadata.windows_ns)
+    old_start = trace.array("start_ns")
+    old_end = np.maximum(old_start, trace.array("end_ns", fill=-1))
+    of = np.searchsorted([low for low, _ in windows], old_start, "right") - 1
+    moved: list[tuple[int, int]] = []
+    for number, (low, high) in enumerate(windows):
+        was = of == number
+        there = was & keep
+        if not there.any():
+            continue
+        begin_ns = int(start[there].min()) - max(0, int(old_start[was].min()) - low)
+        end_ns = int(max(start[there].max(), end[there].max()))
+        if moved and moved[-1][1] > begin_ns:  # the round before lasts longer
+            begin_ns = max(moved[-1][0], begin_ns)
+            moved[-1] = moved[-1][0], begin_ns
+        moved.append((begin_ns, end_ns + max(0, high - int(old_end[was].max()))))
+    return tuple(moved)
+
+
+def _stream_facts(
+    trace: Trace, number: int, carving: Carving, partition: str | None, priority: int
+) -> StreamFacts:
+    known = trace.metadata.stream(number) or StreamFacts(name=carving.names[number])
+    return msgspec.structs.replace(known, partition=partition, priority=priority)
+
+
+@dataclass(frozen=True)
+class Band:
+    """A forecast figure, and what it lies between.
+
+    Raises
+    ------
+    ValueError
+        It does not lie between them.
+    """
+
+    forecast: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.forecast <= self.high:
+            raise ValueError(f"{self.forecast} does not lie between {self.low} and {self.high}")
+
+    @classmethod
+    def around(cls, forecast: float, *others: float) -> Band:
+        """Return the band of a figure in a forecast and in those at the ends of its ranges.
+
+        Shorter times need not make a figure smaller: of waiting requests, some meet their SLO and
+        others do not.
+        """
+        return cls(forecast, min(forecast, *others), max(forecast, *others))
+
+    def said(self, unit: str = "") -> str:
+        """Return it as text, with the unit behind the figure."""
+        return f"{self.forecast:,.4g}{unit} (band {self.low:,.4g} to {self.high:,.4g})"
+
+
+def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
+    """Say what a forecast is: its end and the band, from what, and what was assumed."""
+    first_ns = min(work.start_ns for work in found.works)
+    was_ns = max(work.end_ns for work in found.works) - first_ns
+    band = Band.around(*((end_ns - first_ns) / 1e6 for end_ns in ends_ns))
+    kernels = [work.kernel for work in found.works if work.kernel is not None]
+    two = any(len(kernel.times_ns) > 1 for kernel in kernels)
+    plain = sum(kernel.launch is None and kernel.known is None for kernel in kernels)
+    assumed = {
+        f"{plain:,} kernels and graphs have no launch configuration: each taken to fill its SMs":
+            plain,
+        f"{found.unexplained:,} launches unknown: their work starts as late as it did":
+            found.unexplained,
+    }  # fmt: skip
+    return "; ".join(
+        [
+            (f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"),
+            (
+                f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
+                f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})"
+            ),
+            *(text for text, count in assumed.items() if count),
+        ]
+    )
+
+
+def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array) -> None:
+    """Move the host's rows with the calls of their threads."""
+    process, thread = trace.array("process", fill=0), trace.array("thread", fill=0)
+    anchors: dict[tuple[int, int], dict[int, int]] = {}
+    made_ns: dict[int, tuple[int, int]] = {}
+    for place, (start_ns, end_ns) in done.calls_ns.items():
+        call = found.calls[place]
+        if call.thread[2]:  # its place among the thread's calls may be another one
+            if call.row is not None:
+                made_ns[call.row] = start_ns, end_ns
+            if done.requests:
+                continue
+        mine = anchors.setdefault(call.thread[:2], {})
+        mine[call.start_ns] = start_ns
+        mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))
+    for (process_id, thread_id), mine in anchors.items():
+        rows = (process == process_id) & (thread == thread_id)
+        old = np.array(sorted(mine))
+        new = np.maximum.accumulate(np.array([mine[time_ns] for time_ns in old]))
+        for times in (start, end):
+            times[rows] = np.where(times[rows] < 0, -1, _moved_times(times[rows], old, new))
+    for row, number in enumerate(trace.array("id").tolist() if made_ns else ()):
+        if number in made_ns:
+            start[row], end[row] = made_ns[number]
+    end[:] = np.where(end < 0, -1, np.maximum(start, end))
+
+
+def _moved_times(times: Array, old: Array, new: Array) -> Array:
+    """Return times between anchors as far between them; outside, as far from the nearest."""
+    shift = np.interp(times.astype(float), old.astype(float), (new - old).astype(float))
+    return np.asarray(times + np.rint(shift).astype(np.int64))

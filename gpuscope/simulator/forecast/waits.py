@@ -1,0 +1,180 @@
+"""Waits between streams, added to a recorded program and dropped, with the host's time for them."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from gpuscope._checks import given
+from gpuscope.errors import InvalidArgument
+from gpuscope.simulator.forecast.program import Call, Host, Program, Work
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.recorded import Row, finished_rows
+
+Waits: TypeAlias = Sequence[tuple[int, int]]
+"""Pairs of span ids."""
+
+_Timed = TypeVar("_Timed", Row, Call)
+_RECORD = ("event.record", "cudaEventRecord", "cuEventRecord")
+_WAIT = ("stream.wait", "cudaStreamWaitEvent", "cuStreamWaitEvent")
+"""How the names of calls begin that record an event, and that let a stream wait for one."""
+
+
+def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
+    """Add and drop waits between streams, and the host's time for them.
+
+    Raises
+    ------
+    InvalidArgument
+        A pair names what is not there.
+    """
+    if not add and not drop:
+        return
+    by_id = {work.id: work for work in found.works}
+    dropped: list[tuple[Work, Work]] = []
+
+    def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
+        for number in ids:
+            if number not in by_id:
+                raise InvalidArgument(
+                    f"{name}: span {given(number)} is no finished GPU work of the trace: give the "
+                    "ids of two kernels, copies or memsets, trace.array('id')"
+                )
+        return by_id[ids[0]], by_id[ids[1]]
+
+    if isinstance(drop, str) and drop != "all":
+        raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
+    if drop == "all":
+        for work in found.works:
+            work.after.clear()
+    else:
+        for ids in drop:
+            first, then = pair("drop_waits", ids)
+            if first not in then.after:
+                waits = [
+                    (edge["from"], edge["to"])
+                    for edge in trace.edges.to_pylist()
+                    if edge["to"] == ids[1] and edge["kind"] != "launch"
+                ]
+                raise InvalidArgument(
+                    f"drop_waits: span {ids[1]} does not wait for {ids[0]} in another stream; its "
+                    f"waits are {waits}"
+                )
+            then.after.remove(first)
+            dropped.append((first, then))
+    calls = [row for row in finished_rows(trace) if row["kind"] in ("api", "event")]
+    host = _Host(found, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
+    if drop == "all":
+        host.drop_all()
+    else:
+        host.drop(dropped)
+    for ids in add:
+        first, then = pair("add_waits", ids)
+        if first is not then and first not in then.after:
+            then.after.append(first)
+            host.add(then)
+
+
+class _Host:
+    """The host's time for events that are recorded and waited for.
+
+    Parameters
+    ----------
+    rows
+        The calls that record events and wait for them, in the order of their starts.
+    """
+
+    def __init__(self, found: Program, rows: Sequence[Row]) -> None:
+        self.found = found
+        self.records: dict[int, list[Row]] = defaultdict(list)
+        self.waits: dict[int, list[Row]] = defaultdict(list)
+        self.rows = rows
+        for row in rows:
+            kept = self.records if row["name"].startswith(_RECORD) else self.waits
+            kept[row["stream"]].append(row)
+        self.launches: dict[int, list[int]] = defaultdict(list)
+        self.calls: dict[Host, list[Call]] = defaultdict(list)
+        for call in found.calls:
+            if not call.looks:  # the others are in the order of their starts
+                self.calls[call.host].append(call)
+            for stream in {work.row["stream"] for work in call.launches}:
+                self.launches[stream].append(call.start_ns)
+        took_ns = [
+            float(np.median([row["end_ns"] - row["start_ns"] for row in mine]))
+            if (mine := [row for rows in kept.values() for row in rows])
+            else found.profile.constants[name]
+            for kept, name in (
+                (self.records, "event_record_call_ns"), (self.waits, "stream_wait_call_ns"),
+            )
+        ]  # fmt: skip
+        self.added_ns = round(sum(took_ns))
+
+    def drop_all(self) -> None:
+        """Take off all calls that made streams wait, and what recorded events right before."""
+        record: dict[Host, Row] = {}
+        for row in self.rows:
+            host = row["process"] or 0, row["thread"] or 0
+            if row["name"].startswith(_RECORD):
+                record[host] = row
+                continue
+            self._shift(row)
+            before = record.pop(host, None)
+            if before is not None and not self._calls(host, before["start_ns"], row["start_ns"]):
+                self._shift(before)
+
+    def drop(self, pairs: Iterable[tuple[Work, Work]]) -> None:
+        """Take off the calls that made these waits, as far as nothing else needs them."""
+        gone: dict[int, Row] = {}
+        firsts: dict[Work, list[Work]] = defaultdict(list)
+        for first, then in pairs:
+            firsts[then].append(first)
+        needed = {other for work in self.found.works for other in work.after}
+        for then, before in firsts.items():
+            if then.call is None:
+                continue
+            launched_ns = self.found.calls[then.call].start_ns
+            stream = then.row["stream"]
+            number = bisect_left(self.launches[stream], launched_ns)
+            since_ns = self.launches[stream][number - 1] if number else 0
+            waits = _between(self.waits[stream], since_ns, launched_ns)[len(then.after) :]
+            gone |= {row["id"]: row for row in waits}
+            until_ns = max((row["start_ns"] for row in waits), default=launched_ns)
+            for first in before:
+                if first not in needed and first.call is not None:
+                    called_ns = self.found.calls[first.call].start_ns
+                    records = _between(self.records[first.row["stream"]], called_ns, until_ns)
+                    gone |= {row["id"]: row for row in records[-1:]}
+        for row in gone.values():
+            self._shift(row)
+
+    def add(self, then: Work) -> None:
+        """Let the host record an event and wait for it before it launches work."""
+        if then.call is not None:
+            call = self.found.calls[then.call]
+            call.lags_ns = (*call.lags_ns[:-1], call.lags_ns[-1] + self.added_ns)
+
+    def _calls(self, host: Host, low_ns: int, high_ns: int) -> list[Call]:
+        """Return a thread's launches and waits for work that start between two times."""
+        return _between(self.calls[host], low_ns, high_ns)
+
+    def _shift(self, row: Row) -> None:
+        """Let the next call of a row's thread begin earlier by what the row took."""
+        host = row["process"] or 0, row["thread"] or 0
+        for call in self._calls(host, row["start_ns"], sys.maxsize)[:1]:
+            *others_ns, last_ns = call.lags_ns
+            call.lags_ns = (*others_ns, max(0, last_ns - (row["end_ns"] - row["start_ns"])))
+
+
+def _between(rows: list[_Timed], low_ns: int, high_ns: int) -> list[_Timed]:
+    """Return the rows or calls that start between two times."""
+    low, high = (bisect_left(rows, at_ns, key=_start_ns) for at_ns in (low_ns, high_ns))
+    return rows[low:high]
+
+
+def _start_ns(one: Row | Call) -> int:
+    return one.start_ns if isinstance(one, Call) else int(one["start_ns"])

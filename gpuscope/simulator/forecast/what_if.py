@@ -1,0 +1,283 @@
+"""What if it had run otherwise? A recorded trace, replayed with changes on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Literal
+
+from gpuscope._checks import MappingOf, SeveralOf, closest, door, given, require_kind
+from gpuscope.analysis.requests_analysis import Served, requests
+from gpuscope.analysis.settings import settings_table
+from gpuscope.device.sizes import Rounding, Sizes
+from gpuscope.errors import InvalidArgument
+from gpuscope.simulator.forecast.forecast import Band, Carving, Change, as_trace, described
+from gpuscope.simulator.forecast.program import Program, Work, program
+from gpuscope.simulator.forecast.replay import Replay
+from gpuscope.simulator.forecast.served_anew import requests_of, with_copies
+from gpuscope.simulator.forecast.waits import Waits, change_waits
+from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+
+RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
+_ROUNDS = 6
+_CLOSE = 1e-4
+"""Of the makespan: a replay of what was is corrected until every start is that close."""
+
+
+@door(
+    trace=Trace,
+    streams=(Mapping, None),
+    move=(MappingOf(str), None),
+    add_waits=SeveralOf(SeveralOf(int, 2)),
+    drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
+    scale=(MappingOf(float), None),
+    graphs=(SeveralOf(str), set, frozenset),
+    second=(Trace, None),
+    recorded_sms=(MappingOf(int), None),
+    gpu_profile=(str, Path),
+)
+def what_if(
+    trace: Trace,
+    *,
+    partitions: Sizes | None = None,
+    rounding: Rounding = "exact",
+    streams: Mapping[str, Change] | None = None,
+    move: Mapping[str, str] | None = None,
+    add_waits: Waits = (),
+    drop_waits: Waits | Literal["all"] = (),
+    scale: Mapping[str, float] | None = None,
+    graphs: Iterable[str] = (),
+    second: Trace | None = None,
+    recorded_sms: Mapping[str, int] | None = None,
+    gpu_profile: str | Path = "h200",
+) -> Run:
+    """Forecast what a recorded trace would have been with changes.
+
+    The recording is replayed on the simulated GPU: launches with the host's time between them,
+    the order of streams, waits and synchronisation. A kernel's time on other SMs follows from
+    its launch configuration and its recorded time.
+
+    Parameters
+    ----------
+    trace
+        A recording of one GPU: gpuscope's, PyTorch's or Nsight Systems'.
+    partitions
+        Partition → SMs, as for :meth:`Device.carve`; those of the recording if not given.
+    rounding
+        As for :meth:`Device.carve`.
+    streams
+        Stream → ``{"partition": name or None, "priority": number}``; what is left out stays.
+    move
+        Kernel → stream: kernels whose name or workload matches the pattern (``"*"`` stands for
+        any text) go to that stream, which may be new. The order that their old stream gave them
+        is lost: add waits for what they need.
+    add_waits, drop_waits
+        Pairs of span ids: the second waits for the first. ``"all"`` drops all waits between
+        streams.
+    scale
+        Kernel → factor: that many times the work, by patterns as in ``move``.
+    graphs
+        Names of ranges or handles, or patterns of them: what is launched inside each becomes one
+        graph.
+    second
+        The same work recorded on a small partition: makes times on other SMs more accurate.
+    recorded_sms
+        Partition → SMs, where the recording does not know its partitions' sizes.
+    gpu_profile
+        The simulated GPU's profile: the part after ``sim:`` in :func:`open_device`.
+
+    Returns
+    -------
+    Run
+        ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
+        and ``"forecast, high"`` the same with all times of kernels and of the host at the ends of
+        the ranges in which nine of ten are expected. Forecasts are marked as simulated. Requests
+        are served anew: they arrive as they did, and their calls are made as they need them. Where
+        nothing is changed, all times are those of the recording.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished GPU work, or that of several GPUs.
+    InvalidArgument, InvalidPartition
+        A change names what is not there, or cannot be.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=4096, n=4096, k=4096).execute(stream=stream)
+    >>> run = gs.what_if(
+    ...     recording.trace, partitions={"a": 32, "b": "rest"}, streams={"s": {"partition": "a"}}
+    ... )
+    >>> list(run), run["forecast"].is_simulated
+    (['recorded', 'forecast', 'forecast, low', 'forecast, high'], True)
+    """
+    profile = Profile.load(str(gpu_profile).removeprefix("sim:"))
+    sm_counts = dict(recorded_sms or {})
+    found = program(trace, profile, sm_counts, second)
+    before = Carving.recorded(trace, found, sm_counts)
+    require_kind("graphs", graphs, list, tuple, set, frozenset)
+    others = bool(move or add_waits or drop_waits or scale or graphs)
+    is_as_it_was = not others and (
+        before.changed(partitions, rounding, streams or {}).places == before.places
+    )
+    factors = {} if is_as_it_was else _fitted(found, before)
+    sent = _moved(found, move or {}, before)
+    after = before.changed(partitions, rounding, streams or {})
+    before.check_sizes(after, sent)
+    _scale(found, scale or {})
+    change_waits(found, trace, add_waits, drop_waits)
+    grouped = _graphs(found, trace, graphs)
+    kept = before.untouched(after, found) if not others else frozenset()
+    anew = requests_of(trace, found, factors, sent, grouped)
+    given_changes = {
+        "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
+        "drop_waits": drop_waits, "scale": scale, "graphs": list(graphs),
+    }  # fmt: skip
+    changes = {
+        name: json.loads(json.dumps(one, default=_plain))
+        for name, one in given_changes.items()
+        if one
+    }
+
+    done = {
+        name: Replay(
+            found, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
+        ).play()
+        for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
+    }
+    ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
+    text = described(found, changes, ends_ns)
+    if anew.why:
+        text += f"; no forecast of requests: {anew.why}"
+    longer = with_copies(trace, anew.copies)
+    forecasts = {
+        name: as_trace(longer, found, one, after, sent, text) for name, one in done.items()
+    }
+    if anew.rounds:
+        served = {name: requests(one).workloads for name, one in forecasts.items()}
+        words = ", ".join(map(_served, *served.values()))
+        text += f"; requests served anew, in other batches: {words}"
+        forecasts = {name: one.with_metadata(forecast=text) for name, one in forecasts.items()}
+    compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
+    return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
+
+
+def _plain(number: Real) -> int | float:
+    """Return a number of NumPy or another library as one of Python's."""
+    return int(number) if isinstance(number, Integral) else float(number)
+
+
+def _served(middle: Served, low: Served, high: Served) -> str:
+    """Say how a workload's requests fare, each with its band."""
+    every = (middle, low, high)
+    figures = {
+        ("TTFT p50", " ms"): [(one.ttft_p50_ns or 0) / 1e6 for one in every],
+        ("TBT p50", " ms"): [(one.tbt_p50_ns or 0) / 1e6 for one in every],
+        ("goodput", "/s"): [one.goodput_per_s or 0 for one in every],
+    }
+    one = 1 / middle.n  # a request more or less that meets its SLO
+    told = [
+        f"{name} {Band.around(*values, *more).said(unit)}"
+        for (name, unit), values in figures.items()
+        if any(values)
+        for more in [(min(values) * (1 - one), max(values) * (1 + one)) if unit == "/s" else ()]
+    ]
+    return f"{middle.workload}: {', '.join(told)}"
+
+
+def _fitted(found: Program, carving: Carving) -> dict[Work, float]:
+    """Return what the modelled times are multiplied with to give what was recorded."""
+    factors: dict[Work, float] = {}
+    places = carving.places
+    span_ns = max(work.end_ns for work in found.works) - min(w.start_ns for w in found.works)
+    for _ in range(_ROUNDS):
+        done = Replay(found, places, frozenset(places), factors).play()
+        worst = 0.0
+        for work, (start_ns, end_ns) in done.times_ns.items():
+            worst = max(worst, abs(start_ns - work.start_ns), abs(end_ns - work.end_ns))
+            took_ns = max(1, work.end_ns - work.start_ns)
+            factors[work] = factors.get(work, 1.0) * took_ns / max(1, end_ns - start_ns)
+        if worst <= _CLOSE * span_ns:
+            break
+    for work in found.works:
+        if work.beside:  # its time alone is known by itself
+            factors[work] = 1.0
+    return factors
+
+
+# -- changes -------------------------------------------------------------------------------
+def _matching(found: Program, patterns: Mapping[str, object], what: str) -> dict[Work, str]:
+    """Return the kernels that each pattern means; the last that matches counts."""
+    hits: dict[Work, str] = {}
+    for pattern in patterns:
+        mine = [
+            work
+            for work in found.works
+            if any(
+                fnmatchcase(text, pattern)
+                for text in (work.row["name"], work.row["category"] or "")
+            )
+        ]
+        if not mine:
+            names = dict.fromkeys(work.row["category"] or work.row["name"] for work in found.works)
+            raise InvalidArgument(
+                f"{what}: no kernel's name or workload matches {given(pattern)}"
+                f"{closest(pattern, names)}: a pattern is a whole name, with * for any text"
+            )
+        hits.update(dict.fromkeys(mine, pattern))
+    return hits
+
+
+def _moved(found: Program, move: Mapping[str, str], carving: Carving) -> dict[Work, int]:
+    sent = {}
+    for work, pattern in _matching(found, move, "move").items():
+        name = move[pattern]
+        if name not in carving.names.values() and not name.isdecimal():
+            number = max(carving.names, default=0) + 1
+            carving.names[number], carving.of[number] = name, (None, 0)
+        sent[work] = carving.number(name)
+    return sent
+
+
+def _scale(found: Program, scale: Mapping[str, float]) -> None:
+    for work, pattern in _matching(found, scale, "scale").items():
+        factor = scale[pattern]
+        if not 0 < factor < 1e6:
+            raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
+        if work.kernel is not None:
+            work.kernel = work.kernel.scaled(float(factor))
+
+
+def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
+    """Return place of a call → place of the first call of the graph that it becomes part of."""
+    grouped: dict[int, int] = {}
+    columns = ["name", "start_ns", "end_ns", "process", "thread"]
+    spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()
+    known = {span["name"] for span in spans}
+    for name in names:
+        require_kind("a name in graphs", name, str)
+        mine = [one for one in known if fnmatchcase(one, name)]
+        if not mine:
+            raise InvalidArgument(
+                f"graphs: the trace has no range and no handle called {given(name)}"
+                f"{closest(name, sorted(known))}: a pattern is a whole name, with * for any text"
+            )
+        for span in (one for one in spans if one["name"] in mine):
+            inside = [
+                place
+                for place, call in enumerate(found.calls)
+                if call.launches
+                and call.thread[:2] == (span["process"] or 0, span["thread"] or 0)
+                and span["start_ns"] <= call.start_ns
+                and (span["end_ns"] is None or call.start_ns < span["end_ns"])
+            ]
+            grouped.update({place: inside[0] for place in inside if place not in grouped})
+    return grouped

@@ -1,0 +1,399 @@
+"""How long a recorded kernel takes on another number of SMs: from its launch and its times.
+
+A time is a floor, and a body that three things bound: the *roof* of the memory, which does not
+depend on the SMs; the *waves* of blocks, which do; and the latency of one block. One recording
+says how long the body took, not what bound it: that comes from the kind of kernel
+(:class:`Scaling`, fitted by ``benchmarks/what_if.py``). A second recording on few SMs says it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from gpuscope.device.api import KernelCost
+from gpuscope.simulator.models.known import Known
+from gpuscope.simulator.profiles.profile import Profile
+
+_WARP = 32
+_MOST_BLOCKS, _MOST_WARPS, _REGISTERS = 32, 64, 65536
+_SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
+"""Of an SM of compute capability 9.0, and what the driver takes for each block."""
+_TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
+_REACHED = 0.86
+"""Of a device copy's rate, what kernels reach."""
+_ATTENTION = ("sdpa", "flash", "fmha", "attention")
+_SKINNY = 64
+"""A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
+_ENGINE_WAVES = 64
+"""More waves than these are simulated as so many: one more or less does not matter then."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel's launch configuration.
+
+    Attributes
+    ----------
+    blocks, threads
+        Thread blocks of the grid; threads of a block.
+    registers
+        Of a thread.
+    shared_bytes
+        Of a block, static and dynamic.
+    cluster
+        Blocks of a cluster.
+    """
+
+    blocks: int
+    threads: int
+    registers: int = 32
+    shared_bytes: int = 0
+    cluster: int = 1
+
+    @classmethod
+    def parse(cls, text: str | None) -> Launch | None:
+        """Read a trace's ``launch_config``; ``None`` where it says no grid and no block."""
+        try:
+            facts = json.loads(text or "null")
+            return cls(
+                max(1, math.prod(map(int, facts["grid"]))),
+                max(1, math.prod(map(int, facts["block"]))),
+                int(facts.get("registers") or 32),
+                int(facts.get("shared_memory") or 0),
+                max(1, math.prod(map(int, facts.get("cluster") or [1]))),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    @cached_property
+    def occupancy(self) -> int:
+        """Blocks that an SM holds at a time."""
+        warps = -(-self.threads // _WARP)
+        registers = -(-self.registers // 8) * 8 * _WARP * warps
+        room = _SHARED_BYTES // (self.shared_bytes + _SHARED_PER_BLOCK)
+        return max(1, min(_MOST_BLOCKS, _MOST_WARPS // warps, _REGISTERS // registers, room))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Constants of the model.
+
+    Attributes
+    ----------
+    floor_ns
+        What a kernel takes however small it is.
+    sharpness
+        Of the soft maximum (a p-norm) of roof and waves.
+    waves
+        Kind of kernel → what the waves take of the body on all SMs; the roof takes the rest.
+    saturating_warps
+        Warps that keep an SM's units busy.
+    block_loads, flop_rate
+        Bytes and floating-point operations a ns that one SM loads and does for a tile.
+    usual_k
+        A product of ``k`` as long as this has as many tiles a block as one of ``k`` twice as
+        long has with two: guesses the tiles of a persistent kernel.
+    cool
+        Time of a tile when part of the GPU is idle, of that when all of it works.
+    """
+
+    floor_ns: float = 1500.0
+    sharpness: float = 4.0
+    waves: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "tiles": 1.0, "persistent": 0.82, "attention": 0.55, "vectorized": 0.5, "few": 1.0,
+            "many": 0.9,
+        }
+    )  # fmt: skip
+    saturating_warps: int = 48
+    block_loads: float = 115.0
+    flop_rate: float = 5700.0
+    usual_k: int = 1024
+    cool: float = 0.93
+
+
+SCALING = Scaling()
+_BUSY = {"tiles": 0.2, "persistent": 0.3}
+"""Kind → its share of the memory's bandwidth on all SMs, where the roof does not say it."""
+_STALL = {"product": 0.25, "tiles": 0.25, "persistent": 0.35, "tile": 0.4, "attention": 0.5}
+_USUAL_STALL = 1.0
+"""How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
+stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
+_SPREAD = {
+    "tiles": (0.25, 0.28), "tile": (0.21, 0.1), "persistent": (0.35, 0.32),
+    "attention": (0.2, 0.12), "many": (0.24, 0.08), "few": (0.34, 0.17), "vectorized": (0.62, 0.1),
+    "product": (0.24, 0.15), "softmax": (0.2, 0.15), "copy": (0.05, 0.05),
+}  # fmt: skip
+"""How far off nine of ten times are, per kind, from one recording and from two, where the SMs are
+e times as many or as few: of the models of ``benchmarks/data/models.json``, and of products and
+copies of ``benchmarks/data/h200.json`` and ``h200_host.json``, each from every SM count on others.
+"""
+
+
+@dataclass(frozen=True)
+class RecordedKernel:
+    """A kernel that was recorded, and its time on any number of SMs.
+
+    Attributes
+    ----------
+    name
+        As it was recorded.
+    launch
+        Its configuration; ``None`` where the recording has none.
+    times_ns
+        SM count → duration: of one recording or two.
+    profile
+        The GPU.
+    known
+        What it computes, where that is known.
+    scale
+        How many times the work: blocks, or tiles of persistent blocks.
+    """
+
+    name: str
+    launch: Launch | None
+    times_ns: Mapping[int, float]
+    profile: Profile = field(repr=False)
+    known: Known | None = None
+    scaling: Scaling = SCALING
+    scale: float = 1.0
+
+    @cached_property
+    def sm_count(self) -> int:
+        """The largest SM count it was recorded on."""
+        return max(self.times_ns)
+
+    @cached_property
+    def kind(self) -> str:
+        """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or what is known."""
+        if self.known is not None:
+            return self.known.kind
+        launch, name = self.launch, self.name
+        if launch is None:
+            return "many"
+        total = self.profile.layout.sm_count
+        fills = launch.occupancy == 1 and launch.blocks in (
+            total // launch.cluster * launch.cluster,
+            self.sm_count // launch.cluster * launch.cluster,
+        )
+        tiled = "nvjet" in name and _TILE.search(name) is not None
+        kinds = {
+            "tiles": tiled and fills,
+            "tile": tiled,
+            "persistent": fills,
+            "attention": any(word in name for word in _ATTENTION),
+            "vectorized": "vectorized_elementwise" in name,
+            "few": launch.blocks <= launch.occupancy * total,
+        }
+        return next((kind for kind, fits in kinds.items() if fits), "many")
+
+    # -- its time ---------------------------------------------------------------------
+    def duration_ns(self, sm_count: int) -> float:
+        """Return its time alone on so many SMs."""
+        if self.scale == 1.0 and sm_count in self.times_ns:
+            return self.times_ns[sm_count]
+        if self.known is not None:
+            return self._as_known(sm_count)
+        floor_ns = self._floor_ns
+        few = min(self.times_ns)
+        if few < self.sm_count:
+            relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
+            body_ns = self.times_ns[self.sm_count] - floor_ns
+            return floor_ns + self._by_two(body_ns, few, relative, sm_count)
+        return floor_ns + self._body_ns * self._bounded(sm_count, self.scale)
+
+    def range_ns(self, sm_count: int) -> tuple[float, float]:
+        """Return what nine of ten such times lie in."""
+        duration_ns = self.duration_ns(sm_count)
+        if self.scale == 1.0 and sm_count in self.times_ns:
+            return duration_ns, duration_ns
+        spread = _SPREAD[self.kind][len(self.times_ns) > 1]
+        nearest = min(abs(math.log(sm_count / known)) for known in self.times_ns)
+        spread *= min(1.0, 0.3 + nearest)
+        return duration_ns / (1 + spread), duration_ns * (1 + spread)
+
+    @property
+    def _floor_ns(self) -> float:
+        return min(self.scaling.floor_ns, 0.8 * self.times_ns[self.sm_count])
+
+    @cached_property
+    def _body_ns(self) -> float:
+        """Its body on all SMs of the GPU, where it may not have been recorded."""
+        return (self.times_ns[self.sm_count] - self._floor_ns) / self._bounded(self.sm_count, 1.0)
+
+    def _bounded(self, sm_count: int, scale: float) -> float:
+        """Return the body on so many SMs, of that on all."""
+        p, share = self.scaling.sharpness, self._share
+        relative = self._waves(sm_count, scale) / self._waves(self.profile.layout.sm_count, 1.0)
+        roof = (1 - share**p) * max(1.0, scale) ** p
+        return float((roof + (share * relative) ** p) ** (1 / p))
+
+    @cached_property
+    def _share(self) -> float:
+        """What the waves take of the body."""
+        if self.kind != "tile":
+            return self.scaling.waves[self.kind]
+        # A tile's operands are loaded by its SM, its longer one from memory if it is skinny.
+        assert self.launch is not None  # noqa: S101 - or it would have no kind
+        wide, narrow = max(self._tile), min(self._tile)
+        p = self.scaling.sharpness
+        work = 2 * max(
+            (wide + narrow) / self.scaling.block_loads, wide * narrow / self.scaling.flop_rate
+        )
+        rate = _REACHED * self.profile.constants["device_copy_bytes_per_us"] / 1000
+        roof = 2 * self.launch.blocks * wide / rate if narrow <= _SKINNY else 0.0
+        return float(work / (work**p + roof**p) ** (1 / p))
+
+    @cached_property
+    def _tile(self) -> tuple[int, int]:
+        match = _TILE.search(self.name)
+        assert match is not None  # noqa: S101 - or it would be of another kind
+        return int(match[1]), int(match[2])
+
+    def _waves(self, sm_count: int, scale: float) -> float:
+        """Return what the waves take on so many SMs, in any unit."""
+        launch = self.launch
+        if launch is None:
+            return scale / sm_count
+        blocks = launch.blocks * scale
+        if self.kind == "tiles":
+            return self._tiled(sm_count, scale)
+        if self.kind == "tile":
+            return float(-(-blocks // sm_count))
+        if self.kind == "persistent":
+            return blocks / sm_count
+        if launch.occupancy <= 2:
+            waves = blocks / (launch.occupancy * sm_count)
+            return max(1.0, math.ceil(waves) if waves < 4 else waves + 0.5)
+        each = blocks / sm_count
+        if each < 8:
+            each = math.ceil(each)
+        warps = -(-launch.threads // _WARP)
+        holds = min(launch.occupancy, max(1.0, self.scaling.saturating_warps / warps))
+        return max(1.0, each / holds)
+
+    def _tiled(self, sm_count: int, scale: float) -> float:
+        """Return how many tiles' time persistent blocks take that fetch their next tile.
+
+        The tiles of a block are not recorded: what is plausible for the time counts equally.
+        """
+        assert self.launch is not None  # noqa: S101 - or it would have no kind
+        grid = self.launch.blocks
+        wide, narrow = self._tile
+        body_ns = self.times_ns[self.sm_count] - self._floor_ns
+        deep = body_ns * self.scaling.flop_rate / (2 * wide * narrow * self.scaling.usual_k)
+        likely = math.sqrt(max(1.0, deep))
+        rounds = [max(1, round(likely * factor)) for factor in (0.5, 1.0, 2.0)]
+        cool = self.scaling.cool if sm_count < 0.9 * grid else 1.0
+        times = [_rounds(each * scale, grid, sm_count) / each * cool for each in rounds]
+        return math.exp(sum(map(math.log, times)) / len(times))
+
+    def _by_two(self, body_ns: float, few: int, relative: float, sm_count: int) -> float:
+        """Return the body from two recordings."""
+        p = self.scaling.sharpness
+        few_ns = max(self.times_ns[few] - self._floor_ns, 1.0)
+        there = self._waves(few, 1.0) / self._waves(self.sm_count, 1.0)
+        if self.kind == "tiles":
+            off = few_ns / (body_ns * there)  # its waves are all that bounds it
+            reached = min(1.0, math.log(self.sm_count / sm_count) / math.log(2))
+            return float(body_ns * relative * off ** max(0.0, reached))
+        waves = (few_ns**p - body_ns**p) / (there**p - 1) if there > 1 else 0.0
+        if waves <= 0:  # its waves do not say how much slower it was there
+            reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
+            between = body_ns * (few_ns / body_ns) ** min(1.0, max(0.0, reached))
+            return float(between) * max(
+                1.0, self.scale, relative / there if sm_count < few else 1.0
+            )
+        roof = body_ns**p - waves
+        if roof >= 0:
+            roof *= max(1.0, self.scale) ** p
+            return float((roof + waves * relative**p) ** (1 / p))
+        if relative >= there:
+            return few_ns * relative / there
+        return float(body_ns * relative ** (math.log(few_ns / body_ns) / math.log(there)))
+
+    def _as_known(self, sm_count: int) -> float:
+        """Return its time as the model of its kind scales it, bent to a second recording."""
+        here = self.times_ns[self.sm_count] / self._modelled(self.sm_count, 1.0).alone_ns(
+            self.sm_count
+        )
+        few = min(self.times_ns)
+        if few < self.sm_count:
+            there = self.times_ns[few] / self._modelled(few, 1.0).alone_ns(few)
+            reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
+            here *= (there / here) ** min(1.0, max(0.0, reached))
+        return here * self._modelled(sm_count, self.scale).alone_ns(sm_count)
+
+    def _modelled(self, sm_count: int, scale: float) -> KernelCost:
+        """Return the cost of so many times what is known to be computed."""
+        assert self.known is not None  # noqa: S101 - or it would be of another kind
+        return self.known.cost(self.profile, sm_count, scale)
+
+    # -- for the engine ---------------------------------------------------------------
+    def cost(self, sm_count: int, *, gap_ns: int | None = None) -> KernelCost:
+        """Return what the simulated GPU runs: blocks that occupy an SM each, and their bytes."""
+        duration_ns = max(1.0, self.duration_ns(sm_count))
+        rate = self.profile.constants["device_copy_bytes_per_us"] / 1000
+        if self.known is not None:
+            modelled = self._modelled(sm_count, self.scale)
+            tile_ns = modelled.block_ns * duration_ns / modelled.alone_ns(sm_count)
+            return replace(
+                modelled,
+                block_ns=max(1, round(tile_ns)),
+                nbytes=min(modelled.nbytes, int(rate * duration_ns)),
+                stall=self._stall,
+                gap_ns=gap_ns,
+            )
+        occupied = self._occupied(sm_count)
+        waves = -(-occupied // sm_count)
+        if waves > _ENGINE_WAVES:
+            occupied, waves = _ENGINE_WAVES * sm_count, _ENGINE_WAVES
+        return KernelCost(
+            occupied,
+            max(1, round(duration_ns / waves)),
+            round(self._busy(duration_ns) * rate * duration_ns),
+            stall=self._stall,
+            gap_ns=gap_ns,
+        )
+
+    @property
+    def _stall(self) -> float:
+        return _STALL.get(self.kind, _USUAL_STALL)
+
+    def _occupied(self, sm_count: int) -> int:
+        """Return how many times one of its SMs is taken: whole SMs, and tiles of some blocks."""
+        if self.launch is None:
+            return sm_count
+        blocks = max(1, round(self.launch.blocks * self.scale))
+        return -(-blocks // self.launch.occupancy)
+
+    def _busy(self, duration_ns: float) -> float:
+        """Return its share of the memory's bandwidth when it runs alone and takes so long."""
+        p = self.scaling.sharpness
+        if self.kind in _BUSY:
+            share = _BUSY[self.kind]
+        else:
+            share = (1 - min(1.0, self._share) ** p) ** (1 / p)
+        return min(1.0, share * self._body_ns * self.scale / duration_ns)
+
+    def scaled(self, factor: float) -> RecordedKernel:
+        """Return it with so many times the work."""
+        return replace(self, scale=self.scale * factor)
+
+
+def _rounds(each: float, grid: int, sm_count: int) -> float:
+    """Return how many tiles one after the other a persistent grid takes.
+
+    Its blocks start with a tile of their own and fetch the others. Blocks that find no SM start
+    when the others have fetched all tiles, and do their own.
+    """
+    if sm_count >= grid:
+        return each
+    late, tiles = grid - sm_count, 0.98 * each * grid
+    fetched = max(tiles - late, float(sm_count))
+    return math.ceil(fetched / sm_count - 0.02) + math.ceil(late / sm_count - 0.02)

@@ -1,0 +1,1 @@
+"""Profiles of GPUs: what the simulated one is made from."""

@@ -1,0 +1,1 @@
+"""The painter of a timeline in a browser."""

@@ -1,0 +1,252 @@
+"""A frame of the timeline: the snapshot it is made from, and what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope._types import Array
+from gpuscope.timeline import style
+from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.labels import Class, Places
+from gpuscope.timeline.sm_map_figure import HeldIndex
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.view import View
+
+Bars = dict[Class, tuple[Properties, Properties]]
+"""Class of bars → how they look, and which there are."""
+SM_HEIGHT = 200
+"""Of the SMs below the tracks in px, or half of the plot where that is less."""
+MARGIN = 0.5
+"""What is drawn on either side of the view, for panning, as a part of its width."""
+LARGEST = 1.6
+"""How much larger than usual tracks are drawn at most, to fill the plot."""
+SNAP_PX, HIT_PX = 6, 2
+_IN_COLUMNS = ", narrow ones as columns of busy time"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours that have to differ from the paper."""
+
+    ink: str
+    muted: str
+    grid: str
+    paper: str
+    outlined: Callable[[str], str]
+    """Colour of a bar → that of its outline."""
+
+    def layout(self) -> Properties:
+        """Return them as properties of a layout."""
+        axis = {"gridcolor": self.grid, "linecolor": self.muted, "tickcolor": self.muted}
+        return {
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font.color": self.ink,
+            "title.subtitle.font.color": self.muted,
+            "hoverlabel.bgcolor": self.paper,
+            "hoverlabel.font.color": self.ink,
+            "modebar.color": self.muted,
+            "modebar.activecolor": self.ink,
+            "modebar.bgcolor": "rgba(0,0,0,0)",
+            **{f"xaxis.{name}": colour for name, colour in axis.items()},
+        }
+
+
+STRIPE = "rgba(128,128,128,0.09)"
+"""Behind every second track, on either paper."""
+LIGHT = Theme(style.INK, style.MUTED, "rgba(27,31,36,0.1)", "#FFFFFF", style.darker)
+DARK = Theme("#E6EAEE", "#A9B3BD", "rgba(230,234,238,0.14)", "#1C2128", style.lighter)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Immutable snapshot of the state that a frame is made from."""
+
+    tracks: Tracks
+    places: Places
+    colours: dict[str, str]
+    window_ns: Window
+    extent_ns: Window
+    following: bool
+    pixels: int
+    zero_ns: int
+    plot_px: float
+    theme: Theme
+    selected: int | None
+    links: tuple[tuple[int, int], ...]
+    marks: tuple[int, ...]
+    heading: tuple[str, ...]
+    held: HeldIndex | None
+    lanes: Array | None
+    """Row → line inside its track; ``None`` while rows still come."""
+    version: int
+    """Another one where tiles made before are of no use."""
+
+    @property
+    def margin(self) -> float:
+        """How much more than the view is fetched on either side, in widths of the view."""
+        return 0.0 if self.following else MARGIN
+
+    @property
+    def sms_px(self) -> float:
+        """Px of the plot for the SMs."""
+        return min(SM_HEIGHT, self.plot_px / 2) if self.held is not None else 0
+
+    @property
+    def height(self) -> float:
+        """What the vertical axis of the tracks reaches to: few are drawn larger, many smaller."""
+        return max((self.plot_px - self.sms_px) / LARGEST, self.places.bottom + 2)
+
+    def is_like(self, other: Snapshot) -> bool:
+        """Whether the frame would be the same."""
+        mine, others = vars(self), vars(other)
+        by_identity = ("tracks", "places", "theme", "held", "lanes")
+        return all(
+            value is others[name] if name in by_identity else value == others[name]
+            for name, value in mine.items()
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A frame, and where its bars are.
+
+    Attributes
+    ----------
+    bars
+        What puts the classes into the legend.
+    overlays, layout
+        What changes of the plot's overlays, and of its layout.
+    scene
+        What the browser paints.
+    """
+
+    snapshot: Snapshot
+    view: View
+    bars: Bars
+    overlays: dict[str, Properties]
+    layout: Properties
+    scene: Properties
+
+    @property
+    def following(self) -> bool:
+        """Whether the window follows the newest spans."""
+        return self.snapshot.following
+
+    def words(self) -> str:
+        """Say how much is in view, and how much of it has a bar of its own."""
+        tracks, window = self.snapshot.tracks, self.snapshot.window_ns
+        groups = [group for track in self.view.shown for group in tracks.rows[track.number].groups]
+        total = int(tracks.index.counts(window, groups).sum())
+        return f"{total:,} spans in view" + ("" if self.view.with_spans.all() else _IN_COLUMNS)
+
+    def place(self, row: int) -> tuple[float, float]:
+        """Return the centre and height of a span, px from the top: its bar's, or its track's."""
+        snapshot = self.snapshot
+        at = np.flatnonzero(self.view.rows == row)
+        if len(at):
+            return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
+        number = int(snapshot.tracks.track[row])
+        places, lanes = snapshot.places, snapshot.lanes
+        for place, track in enumerate(places.tracks):
+            if track.number == number and lanes is not None:
+                return places.bar(place, int(lanes[row]))
+            if track.number == number:
+                return places.tops[place] + places.heights[place] / 2, places.heights[place] - 6
+        return -100.0, 0.0  # its track is hidden: out of sight
+
+    def at(self, x: float, y: float) -> int | None:
+        """Return the row that is drawn at a point; 0 and 1 are the edges of the plot."""
+        snapshot = self.snapshot
+        low, high = snapshot.window_ns
+        time_ns, px = low + (high - low) * x, snapshot.height * y
+        near = HIT_PX * (high - low) / snapshot.pixels
+        rows = self.view.rows
+        start, end = snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]
+        hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
+        for place in hit[::-1].tolist():  # the narrower lie above the wider
+            centre, size = snapshot.places.bar(self.view.place[place], self.view.lanes[place])
+            if abs(px - centre) <= size / 2 + 1:
+                return int(rows[place])
+        places, window = snapshot.places, (int(time_ns - near), int(time_ns + near) + 1)
+        for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
+            if 0 <= px - top < height:  # columns: the longest of the spans there
+                index, tracks = snapshot.tracks.index, snapshot.tracks
+                rows = index.rows(window, tracks.rows[track.number].groups)
+                if not len(rows):
+                    return None
+                width = tracks.end_ns[rows] - tracks.start_ns[rows]
+                return int(rows[np.lexsort((rows, tracks.start_ns[rows], -width))[0]])
+        return None
+
+    def snapped(self, x: float) -> int:
+        """Return the time at a point, or that of a bar's edge next to it."""
+        snapshot = self.snapshot
+        low, high = snapshot.window_ns
+        time_ns = round(low + (high - low) * x)
+        rows = self.view.rows
+        edges = np.concatenate([snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]])
+        edges = edges[edges != OPEN_NS]
+        if not len(edges):
+            return time_ns
+        nearest = int(edges[np.abs(edges - time_ns).argmin()])
+        is_near = abs(nearest - time_ns) * snapshot.pixels <= SNAP_PX * (high - low)
+        return nearest if is_near else time_ns
+
+
+# -- between the process that records and the one that paints ----------------------------
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be seen.
+
+    Attributes
+    ----------
+    following
+        Whether the window moves to the newest spans.
+    paint
+        Whether a frame is wanted.
+    """
+
+    window_ns: Window
+    following: bool
+    hidden: tuple[str, ...]
+    pixels: int
+    height: float
+    dark: bool
+    paint: bool
+
+
+@dataclass(frozen=True)
+class Painted:
+    """A frame, and what is to be known of it.
+
+    Attributes
+    ----------
+    rows
+        How many rows there are.
+    bars, overlays, layout, scene
+        As :class:`Drawn` has them.
+    labels, left_out, extent_ns
+        As :class:`~gpuscope.timeline.canvas.state.TimelineState` has them.
+    """
+
+    bars: Bars
+    overlays: dict[str, Properties]
+    layout: Properties
+    scene: Properties
+    said: str
+    window_ns: Window
+    following: bool
+    extent_ns: Window
+    labels: list[tuple[str, bool]]
+    left_out: int
+    rows: int
+
+    def words(self) -> str:
+        """Say how much is in view, and how much of it has a bar of its own."""
+        return self.said

@@ -1,0 +1,307 @@
+"""The state of a timeline: rows and tracks, which may grow, selection and marks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from gpuscope._types import Array
+from gpuscope.errors import MissingEvidence
+from gpuscope.timeline import style
+from gpuscope.timeline.canvas.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
+from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.labels import Places
+from gpuscope.timeline.sm_map_figure import Blocks, HeldIndex
+from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
+from gpuscope.timeline.tracks import Tracks, busiest, default_window_ns
+from gpuscope.timeline.view import LANES, lanes_of
+from gpuscope.trace.model import Trace
+
+HEIGHTS = (140, 640)
+"""Least and most px of the plotting area, if nobody says."""
+LISTED = 500
+"""Tracks that are listed to be shown or hidden."""
+_LINKS = 60
+_versions = itertools.count(1)
+
+
+class TimelineState:
+    """The state that frames are made from. Not thread-safe: callers hold a lock.
+
+    Parameters
+    ----------
+    trace
+        What to show, or, of a recording that begins, a trace with metadata alone.
+    height
+        Of the plotting area in px; ``None``: what the tracks of ``trace`` need.
+
+    Attributes
+    ----------
+    tracks
+        The rows.
+    extent_ns
+        First start and last end.
+    height, pixels
+        Height and width of the plotting area, px.
+    labels
+        Label of each track, in order, and whether it is shown; of many those of the busiest.
+    left_out
+        Less busy tracks that nobody hid and that are not shown.
+    has_blocks
+        Whether there are thread blocks; a recording's come when it has ended.
+    """
+
+    def __init__(self, trace: Trace, height: float | None) -> None:
+        self.pixels = 900
+        self._theme: Theme = LIGHT
+        self._hidden: tuple[str, ...] = ()
+        self._shows_sms = False
+        self.show(trace)
+        below = SM_HEIGHT if self.has_blocks else 0
+        needed = min(max(self._places.bottom + 6 + below, HEIGHTS[0]), HEIGHTS[1])
+        self.height = float(needed if height is None else height)
+
+    def show(self, trace: Trace) -> None:
+        """Show another trace."""
+        self.tracks = Tracks.of(trace)
+        self.extent_ns = self._whole(trace)
+        windows = trace.metadata.windows_ns
+        began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
+        self._zero_ns = min(began_ns, self.extent_ns[0])
+        self.has_blocks = "block" in self.tracks.elsewhere()
+        self._blocks_of = trace
+        self._held: HeldIndex | None = None
+        self._lanes: Array | None = lanes_of(self.tracks)
+        self._version = next(_versions)
+        if self._shows_sms:
+            self.show_sms(shown=True)
+        self._heading = (f"Timeline{title_suffix([trace])}", *provenance_lines({"": trace}))
+        self.selected: int | None = None
+        self._links: tuple[tuple[int, int], ...] = ()
+        self.marks: tuple[int, ...] = ()
+        self._place()
+
+    @staticmethod
+    def _whole(trace: Trace) -> Window:
+        windows = trace.metadata.windows_ns
+        if not len(trace):
+            low = int(windows[0][0]) if windows else 0
+            return low, low + 1
+        low, high = default_window_ns(trace.with_metadata(windows_ns=windows[-1:]))
+        return low, high
+
+    def first_view(self, trace: Trace) -> Window:
+        """Return what of a trace to show at first."""
+        return default_window_ns(trace) if len(trace) else self.extent_ns
+
+    def extend(self, more: Trace) -> Window:
+        """Add rows; return when they were."""
+        self._lanes = None
+        count, sources = len(self.tracks), len(self.tracks.coded["source"].values)
+        self.tracks = self.tracks.extended(more.spans, more.edges, more.metadata)
+        if not count or len(self.tracks.coded["source"].values) > sources:
+            self._heading = _live_heading(self.tracks)
+        self._place()
+        start, end = self.tracks.start_ns[count:], self.tracks.end_ns[count:]
+        if not len(start):
+            return self.extent_ns
+        low = int(start.min())
+        high = int(np.where(end == OPEN_NS, start, end).max())
+        self.extent_ns = min(low, self.extent_ns[0]), max(high, self.extent_ns[1], low + 1)
+        return low, high
+
+    # -- SMs --------------------------------------------------------------------------
+    def show_sms(self, *, shown: bool) -> None:
+        """Show the SMs below the tracks, or not; where there are no blocks, nothing changes."""
+        self._shows_sms = shown
+        if shown and self._held is None:
+            with suppress(MissingEvidence):  # none of the blocks has ended, or names its SM
+                self._held = HeldIndex(Blocks(self._blocks_of, None))
+
+    # -- tracks -----------------------------------------------------------------------
+    def hide(self, hidden: Sequence[str]) -> None:
+        """Leave out the tracks with these labels."""
+        self._hidden = tuple(hidden)
+        self._place()
+
+    def _place(self) -> None:
+        hidden = set(self._hidden)
+        tracks, busy_ns = self.tracks.tracks, self.tracks.busy_ns
+        listed = busiest(tracks, busy_ns, LISTED)[0]
+        labels = dict.fromkeys([*(track.label for track in listed), *self._hidden])
+        self.labels = [(label, label not in hidden) for label in labels]
+        wanted = [track for track in tracks if track.label not in hidden]
+        shown, self.left_out = busiest(wanted, busy_ns)
+        depths = self.tracks.index.depths(np.array([track.number for track in shown], np.int64))
+        lines = [int(depth) for depth in np.minimum(depths, LANES)]
+        before = getattr(self, "_places", None)
+        places = Places.of(shown, lines, self.tracks.marked)
+        if before is None or places != before:
+            self._places = places
+            self._version = next(_versions)
+        self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
+
+    # -- rows -------------------------------------------------------------------------
+    def row(self, span: int) -> int:
+        """Return the position of the row with an id.
+
+        Raises
+        ------
+        MissingEvidence
+            There is none.
+        """
+        found = np.flatnonzero(self.tracks.ids == span)
+        if not len(found):
+            raise MissingEvidence(f"no row {span} is shown: rows are named by their id")
+        return int(found[0])
+
+    def span_ns(self, row: int) -> Window:
+        """Return start and end of a row; one that is open ends with what is known."""
+        start, end = int(self.tracks.start_ns[row]), int(self.tracks.end_ns[row])
+        return start, max(start, self.extent_ns[1]) if end == OPEN_NS else end
+
+    def named(self, text: str) -> Array:
+        """Return the rows with a text in their or their workload's name: by start, calls last."""
+        if not text:
+            return np.zeros(0, np.int64)
+        wanted = text.casefold()
+        match = np.zeros(len(self.tracks), bool)
+        for column in ("name", "category"):
+            coded = self.tracks.coded[column]
+            has = [value is not None and wanted in str(value).casefold() for value in coded.values]
+            match |= np.array(has)[coded.codes]
+        rows = np.flatnonzero(match & (self.tracks.track >= 0))
+        return rows[np.lexsort((self.tracks.start_ns[rows], self.is_call(rows)))]
+
+    def is_call(self, rows: Array) -> Array:
+        """Return which rows are API calls."""
+        kinds = self.tracks.coded["kind"]
+        return np.array([kind == "api" for kind in kinds.values])[kinds.codes[rows]]
+
+    def neighbour(self, window: Window, along: int, across: int) -> int | None:
+        """Return the row next to the selected one, along its track or on another track.
+
+        Without a selected row, the first that starts in the window.
+        """
+        track, start = self.tracks.track, self.tracks.start_ns
+        order = [track.number for track in self._places.tracks]
+        row = self.selected
+        if row is None or int(track[row]) not in order:
+            inside = np.isin(track, order) & (start >= window[0]) & (start < window[1])
+            rows = np.flatnonzero(inside)
+            return int(rows[start[rows].argmin()]) if len(rows) else None
+        if across:
+            place = order.index(int(track[row])) + across
+            if not 0 <= place < len(order):
+                return None
+            rows = np.flatnonzero(track == order[place])
+            return int(rows[np.abs(start[rows] - start[row]).argmin()])
+        same = np.flatnonzero(track == track[row])
+        same = same[np.argsort(start[same], kind="stable")]
+        place = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
+        return int(same[place]) if 0 <= place < len(same) else None
+
+    def select(self, row: int | None, links: Sequence[tuple[int, int]] = ()) -> None:
+        """Mark a row, and which rows had to come before which."""
+        self.selected = row
+        self._links = tuple(links[:_LINKS])
+
+    def window_at(self, low_us: float, high_us: float) -> Window:
+        """Return the window that the time axis has with this range."""
+        low, high = (round(edge * 1e3) + self._zero_ns for edge in (low_us, high_us))
+        return low, max(high, low + 1)
+
+    # -- the picture ------------------------------------------------------------------
+    def resize(self, pixels: int) -> bool:
+        """Take the width of the plotting area; return whether that calls for a new frame."""
+        changed = pixels > 0 and abs(pixels - self.pixels) > 0.2 * self.pixels
+        if changed:
+            self.pixels = pixels
+        return changed
+
+    def repaint(self, *, dark: bool) -> bool:
+        """Take the colour of the page; return whether it changed."""
+        before, self._theme = self._theme, DARK if dark else LIGHT
+        return before is not self._theme
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether the page is dark."""
+        return self._theme is DARK
+
+    def snapshot(self, window: Window, *, following: bool) -> Snapshot:
+        """Return all that a frame is made of."""
+        return Snapshot(
+            tracks=self.tracks,
+            places=self._places,
+            colours=self._colours,
+            window_ns=window,
+            extent_ns=self.extent_ns,
+            following=following,
+            pixels=self.pixels,
+            zero_ns=self._zero_ns,
+            plot_px=self.height,
+            theme=self._theme,
+            selected=self.selected,
+            links=self._links,
+            marks=self.marks,
+            heading=self._heading,
+            held=self._held if self._shows_sms else None,
+            lanes=self._lanes,
+            version=self._version,
+        )
+
+
+def _live_heading(tracks: Tracks) -> tuple[str, ...]:
+    """Return title and provenance while rows still come; how uncertain they are is said later."""
+    sources = tracks.coded["source"].values[1:]
+    rows = range(len(sources))
+    told = Trace.from_columns(
+        {"id": list(rows), "kind": ["kernel" for _ in rows], "name": ["" for _ in rows],
+         "start_ns": list(rows), "source": sources},
+        metadata=tracks.names.metadata,
+    )  # fmt: skip
+    return f"Timeline, live{title_suffix([told])}", *provenance_of(told.provenance)
+
+
+class Search:
+    """A search text, its matches, and the current one.
+
+    Attributes
+    ----------
+    text
+        What names are searched for; empty: nothing.
+    rows
+        The rows that match, as :meth:`TimelineState.named` orders them.
+    at
+        Position in ``rows``; −1 before the first step.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.rows: Array = np.zeros(0, np.int64)
+        self.at = -1
+
+    def look(self, state: TimelineState) -> None:
+        """Update the matches: rows may have been added."""
+        here = self.rows[self.at] if self.at >= 0 else None
+        self.rows = state.named(self.text)
+        self.at = -1 if here is None else int(np.flatnonzero(self.rows == here)[0])
+
+    def go(self, step: int, state: TimelineState, window: Window) -> int | None:
+        """Return the row that is ``step`` further; at first, the one that is next in the view."""
+        if not len(self.rows):
+            return None
+        if self.at < 0:
+            calls = int(np.count_nonzero(state.is_call(self.rows)))
+            first = len(self.rows) - calls or calls
+            starts = state.tracks.start_ns[self.rows[:first]]
+            self.at = int(np.searchsorted(starts, window[0])) - (step < 0)
+        else:
+            self.at += step
+        self.at %= len(self.rows)
+        return int(self.rows[self.at])

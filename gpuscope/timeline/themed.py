@@ -1,0 +1,72 @@
+"""Figures that follow the theme of the notebook they are shown in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+from gpuscope.timeline import style
+
+_MARK = "gpuscope-dark"
+# Jupyter tells a page whether its theme is light; the figure is the output after the style.
+_BELOW = f'[data-jp-theme-light="false"] .jp-OutputArea-child:has(.{_MARK}) + .jp-OutputArea-child'
+
+
+class ThemedFigure(go.Figure):  # type: ignore[misc]
+    """A figure whose neutral colours are others on a dark page.
+
+    A kernel does not know the theme of a page, and the theme may change: a style beside the
+    figure replaces the colours that are made for white paper.
+    """
+
+    def _ipython_display_(self) -> None:
+        if pio.renderers.render_on_display:
+            self.show()
+        else:
+            super()._ipython_display_()
+
+    def show(self, *args: object, **kwargs: object) -> None:
+        """Show it; a renderer or other options are passed on to Plotly."""
+        bundle = {} if args or kwargs else self._repr_mimebundle_()
+        if not bundle:
+            super().show(*args, **kwargs)
+            return
+        from IPython.display import display  # noqa: PLC0415 - only a notebook comes here
+
+        display({"text/html": self._style(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+    def _dark_picture(self) -> bytes | None:
+        """Return what replaces the figure's PNG on a dark page, if it has one."""
+        return None
+
+    def _style(self) -> str:
+        """Return the style for dark pages; it shows nothing itself."""
+        rules = [
+            f".jp-OutputArea-child:has(> * > .{_MARK}){{display:none}}",
+            f".jp-OutputArea-child:has(.{_MARK}) + * .plot-img{{max-width:100%}}",
+        ]
+        rules += [
+            f'{_BELOW} .js-plotly-plot [style*="{what}: rgb({_decimal(light)})"]:not(.bartext)'
+            f"{{{what}:{dark} !important}}"
+            for what in ("fill", "stroke", "background")
+            for light, dark in style.DARK.items()
+        ]
+        rules += [
+            f'{_BELOW} .js-plotly-plot .bars [style*="stroke: rgb({_decimal(style.darker(fill))})"]'
+            f"{{stroke:{style.lighter(fill)} !important}}"
+            for fill in (*style.OKABE_ITO, style.WHOLE_GPU_COLOUR, style.HOST_COLOUR)
+        ]
+        picture = self._dark_picture() or b""
+        mine = f"{_MARK}-{hashlib.sha256(picture).hexdigest()[:16]}"  # not another figure's
+        if picture:
+            data, below = base64.b64encode(picture).decode(), _BELOW.replace(_MARK, mine)
+            rules.append(f"{below} .plot-img{{content:url(data:image/png;base64,{data})}}")
+        return f'<style class="{_MARK} {mine}">{"".join(rules)}</style>'
+
+
+def _decimal(colour: str) -> str:
+    return ", ".join(str(int(colour[start : start + 2], 16)) for start in (1, 3, 5))

@@ -1,0 +1,387 @@
+"""The tracks of a trace: which rows a timeline shows, and on which track each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._types import Array
+from gpuscope.timeline.grown import Coded, Grown
+from gpuscope.timeline.index import OPEN_NS, Index
+from gpuscope.timeline.labels import LAYOUT, Class, Track, in_order, labelled
+from gpuscope.timeline.scene import Row
+from gpuscope.timeline.style import KIND_STYLES
+from gpuscope.trace.columns import codes, combined, outside
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+from gpuscope.trace.tracks import Group, TrackKey
+
+_WAITS = ("event wait", "collective")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Which rows waited for others.
+
+    Attributes
+    ----------
+    cause, effect
+        Rows: the one that was waited for, and the one that waited.
+    joint
+        Whether they are of one collective: its end waited for the other's start. Otherwise its
+        start waited for the other's end, by an event.
+    """
+
+    cause: Array
+    effect: Array
+    joint: Array
+    _pending: Array
+    _sorted: tuple[tuple[Array, Array], ...]
+    _count: int
+
+    @classmethod
+    def none(cls) -> Waits:
+        """Return those of no rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, nothing.astype(bool), np.zeros((3, 0), np.int64), (), 0)
+
+    def extended(self, ids: Array, edges: pa.Table) -> Waits:
+        """Return them with those of more edges.
+
+        Parameters
+        ----------
+        ids
+            Row → id, of all rows that there are by now. Edges to others wait for these.
+        """
+        kind, kinds = codes(edges.column("kind"))
+        waits = np.flatnonzero(np.array([name in _WAITS for name in kinds])[kind])
+        new = [np.asarray(edges.column(name).take(waits).to_numpy()) for name in ("from", "to")]
+        new.append(np.array([name == "collective" for name in kinds])[kind[waits]])
+        pending = np.concatenate([self._pending, new], axis=1) if len(waits) else self._pending
+        if not pending.size:
+            return self
+        parts = list(self._sorted)
+        rows = np.arange(self._count, len(ids))
+        while parts and len(parts[-1][1]) <= 2 * len(rows):
+            rows = np.concatenate([parts.pop()[1], rows])
+        if len(rows):
+            rows = rows[np.argsort(ids[rows], kind="stable")]
+            parts.append((ids[rows], rows))
+        ends = pending[:2]
+        found = np.full(ends.shape, -1)
+        for held, row in parts:
+            place = np.minimum(np.searchsorted(held, ends), len(held) - 1)
+            found = np.where(held[place] == ends, row[place], found)
+        known = (found >= 0).all(axis=0)
+        return Waits(
+            np.concatenate([self.cause, found[0, known]]),
+            np.concatenate([self.effect, found[1, known]]),
+            np.concatenate([self.joint, pending[2, known] > 0]),
+            pending[:, ~known],
+            tuple(parts),
+            len(ids),
+        )
+
+
+MAX_TRACKS = 100
+"""Tracks that a page can show legibly; the busiest stay."""
+
+_INSTANTS = ("mark", "event")
+_CODED = (
+    "kind", "name", "partition", "intended_partition", "stream", "status", "source", "process",
+    "thread", "device", "category",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """What a timeline can show of a trace, ready to be asked for any window; immutable.
+
+    Make one by ``Tracks.of(trace)``; :meth:`extended` adds the rows of a batch.
+
+    Attributes
+    ----------
+    names
+        A trace without rows: the metadata, and what it calls things.
+    tracks
+        In the order in which they are drawn.
+    index
+        The spans by group; rows of kinds that a timeline does not draw are left out.
+    groups
+        Group → the number of its track, and what bars its spans are.
+    start_ns, end_ns
+        Row → times; an open span ends at ``OPEN_NS``, a mark where it starts.
+    track
+        Row → number of its track, −1 for kinds that a timeline does not draw.
+    coded
+        Column → its values, by number.
+    classes
+        What bars there can be, in the order of the legend → the sources that told of them.
+    busy_ns
+        Track number → sum of its spans' widths, open ones left out.
+    escaped
+        Rows of kernels that ran outside the partition they were intended for.
+    waits
+        Which rows waited for which, by events and in collectives.
+    """
+
+    names: Trace
+    tracks: tuple[Track, ...]
+    index: Index
+    groups: dict[tuple[int, Class], int]
+    classes: dict[Class, tuple[str, ...]]
+    busy_ns: Array
+    escaped: Array
+    coded: dict[str, Coded]
+    waits: Waits
+    _columns: dict[str, Grown]
+    _keys: dict[TrackKey, int]
+    _sole_process: int | None
+
+    @classmethod
+    def of(cls, trace: Trace) -> Tracks:
+        """Sort the rows of a trace."""
+        nothing = np.zeros(0, np.int64)
+        columns = {
+            name: Grown(nothing.astype(np.int32 if name in ("track", "group") else np.int64))
+            for name in ("start", "end", "id", "early", "late", "track", "group")
+        }
+        empty = cls(
+            Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
+            {}, {}, nothing, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(),
+            columns, {}, None,
+        )  # fmt: skip
+        return empty.extended(trace.spans, trace.edges, trace.metadata)
+
+    def __len__(self) -> int:
+        """Rows, also those that are not drawn."""
+        return len(self.start_ns)
+
+    @property
+    def start_ns(self) -> Array:
+        """Row → start."""
+        return self._columns["start"].values
+
+    @property
+    def end_ns(self) -> Array:
+        """Row → end."""
+        return self._columns["end"].values
+
+    @property
+    def track(self) -> Array:
+        """Row → track number."""
+        return self._columns["track"].values
+
+    @property
+    def group(self) -> Array:
+        """Row → group; that of rows without a track means nothing."""
+        return self._columns["group"].values
+
+    @cached_property
+    def rows(self) -> dict[int, Row]:
+        """Track number → its groups, in the order in which they are stacked."""
+        order = {bar_class: place for place, bar_class in enumerate(self.classes)}
+        found: dict[int, list[tuple[int, bool]]] = {track.number: [] for track in self.tracks}
+        for track, bar_class in sorted(self.groups, key=lambda pair: order[pair[1]]):
+            found[track].append((self.groups[track, bar_class], bar_class.escaped))
+        return {
+            track: Row(tuple(number for number, _ in mine), tuple(one for _, one in mine))
+            for track, mine in found.items()
+        }
+
+    @property
+    def ids(self) -> Array:
+        """Row → the span's id."""
+        return self._columns["id"].values
+
+    @cached_property
+    def hazards(self) -> tuple[Array, Array]:
+        """Rows of work that nothing orders, the first and the second of each hazard."""
+        facts = self.names.metadata.hazards
+        found = facts.found if facts is not None else ()
+        pairs = [(one.first, one.second) for one in found if None not in (one.first, one.second)]
+        rows = np.flatnonzero(np.isin(self.ids, np.array(pairs, np.int64)))
+        row_of = dict(zip(self.ids[rows].tolist(), rows.tolist(), strict=True))
+        there = [[row_of[one] for one in pair] for pair in pairs if row_of.keys() >= set(pair)]
+        first, second = np.array(there, np.int64).reshape(-1, 2).T
+        return first, second
+
+    @cached_property
+    def marked(self) -> set[int]:
+        """Numbers of the tracks with escapes or works of hazards."""
+        works = np.concatenate([self.escaped, *self.hazards])
+        return set(np.unique(self.track[works]).tolist())
+
+    def uncertainties(self, rows: Array) -> tuple[Array, Array]:
+        """Return how much later spans may have started and how much earlier ended, ns."""
+        return self._columns["early"].values[rows], self._columns["late"].values[rows]
+
+    @cached_property
+    def drawn(self) -> int:
+        """How many rows are on a track."""
+        return int(np.count_nonzero(self.track >= 0))
+
+    def partitions(self) -> set[str]:
+        """Return the partitions in which something ran."""
+        return {name for name in self.coded["partition"].values if name is not None}
+
+    def elsewhere(self) -> dict[str, int]:
+        """Kind → rows that a timeline does not draw (blocks, counters)."""
+        kinds = self.coded["kind"]
+        counts = np.bincount(kinds.codes, minlength=len(kinds.values)).tolist()
+        return {
+            str(kind): count
+            for kind, count in zip(kinds.values, counts, strict=True)
+            if count and kind not in KIND_STYLES
+        }
+
+    def extended(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> Tracks:
+        """Return it with more rows behind, as a recording's batches bring them.
+
+        Of one object only the newest descendant may be extended, as they share memory.
+        """
+        count = len(self)
+        knew_process = len(self.coded["process"].values) > 1
+        coded = {name: column.extended(spans.column(name)) for name, column in self.coded.items()}
+        columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
+        fresh = {name: code for name, (code, _) in columns_of.items()}
+        group = LAYOUT.grouped(columns_of)
+        start, end, is_open = _times(spans, coded["kind"].values, fresh["kind"])
+        processes = coded["process"].values[1:]
+        sole = processes[0] if len(processes) == 1 else None
+        if knew_process:
+            sole = self._sole_process
+        keys = dict(self._keys)
+        track = LAYOUT.assigned(group, columns_of, keys, sole)
+        more = {
+            "start": start, "end": end, "track": track, "id": _integers(spans, "id"),
+            "early": _integers(spans, "start_uncertainty_ns"),
+            "late": _integers(spans, "end_uncertainty_ns"),
+        }  # fmt: skip
+        shown = track >= 0
+        busy = np.bincount(
+            track[shown], np.where(is_open, 0, end - start)[shown], len(keys)
+        ).astype(np.int64)
+        busy[: len(self.busy_ns)] += self.busy_ns
+        columns = {name: self._columns[name].extended(more[name]) for name in more}
+        escaped = _escaped(coded, fresh) & shown
+        names = self.names
+        if metadata is not names.metadata:
+            names = Trace.from_columns({}, metadata=metadata)
+        groups = dict(self.groups)
+        classes = {bar_class: set(sources) for bar_class, sources in self.classes.items()}
+        number = _grouped(
+            groups, classes, coded, fresh, track, is_open, escaped, group == Group.STREAM
+        )
+        columns["group"] = self._columns["group"].extended(number)
+        return replace(
+            self,
+            names=names,
+            tracks=labelled(names, keys, sole),
+            index=self.index.extended(start, end, track, number),
+            groups=groups,
+            classes={
+                bar_class: tuple(sorted(classes[bar_class]))
+                for bar_class in in_order(classes, metadata.partitions)
+            },
+            busy_ns=busy,
+            escaped=np.r_[self.escaped, np.flatnonzero(escaped) + count],
+            coded=coded,
+            waits=self.waits.extended(columns["id"].values, edges),
+            _columns=columns,
+            _keys=keys,
+            _sole_process=sole,
+        )
+
+
+def busiest(
+    tracks: Iterable[Track], busy_ns: Array, most: int = MAX_TRACKS
+) -> tuple[list[Track], int]:
+    """Return as many of the tracks as a page can show, and how many are left out.
+
+    Parameters
+    ----------
+    busy_ns
+        Track number → how busy it is.
+    """
+    held = list(tracks)
+    if len(held) <= most:
+        return held, 0
+    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
+    numbers = {track.number for track in kept}
+    return [track for track in held if track.number in numbers], len(held) - len(kept)
+
+
+def default_window_ns(trace: Trace) -> tuple[int, int]:
+    """Return the first of several recording windows, else the whole trace."""
+    windows = trace.metadata.windows_ns
+    if len(windows) > 1:
+        return int(windows[0][0]), int(windows[0][1])
+    if not len(trace):
+        return 0, 1
+    starts = trace.array("start_ns")
+    ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
+    closing = [int(pair[1]) for pair in windows] if trace.spans.column("end_ns").null_count else []
+    # An instant at the very end is in the window, too.
+    return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
+
+
+def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:
+    """Return start, end and whether it is open of each row."""
+    start = _integers(spans, "start_ns")
+    unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
+    instant = np.array([name in _INSTANTS for name in kinds])[kind] & unknown
+    end = np.where(unknown, OPEN_NS, _integers(spans, "end_ns"))
+    return start, np.where(instant, start, end), unknown & ~instant
+
+
+def _integers(spans: pa.Table, name: str) -> Array:
+    column = spans.column(name)
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
+    filled = column.fill_null(0) if column.null_count else column
+    return np.asarray(filled.to_numpy(), np.int64)
+
+
+def _escaped(coded: dict[str, Coded], code: dict[str, Array]) -> Array:
+    """Return which of new rows are kernels that ran outside the partition intended for them."""
+    is_kernel = np.array([kind == "kernel" for kind in coded["kind"].values])[code["kind"]]
+    intended, partition = (
+        (code[name], coded[name].values) for name in ("intended_partition", "partition")
+    )
+    return is_kernel & outside(intended, partition)
+
+
+def _grouped(
+    groups: dict[tuple[int, Class], int],
+    classes: dict[Class, set[str]],
+    coded: dict[str, Coded],
+    code: dict[str, Array],
+    track: Array,
+    is_open: Array,
+    escaped: Array,
+    on_stream: Array,
+) -> Array:
+    """Return new rows' groups; new groups, classes and their sources are added."""
+    found = np.zeros(len(track), np.int32)
+    shown = np.flatnonzero(track >= 0)
+    columns = [code[name][shown] for name in ("kind", "partition", "source")]
+    first, combination = combined(*columns, is_open[shown], escaped[shown], track[shown])
+    number = np.zeros(len(first), np.int32)
+    for place, (row, at) in enumerate(zip(first.tolist(), shown[first].tolist(), strict=True)):
+        kind, partition, source = (
+            coded[name].values[column[row]]
+            for name, column in zip(("kind", "partition", "source"), columns, strict=True)
+        )
+        if partition is None and on_stream[at]:
+            partition = ""
+        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
+        classes.setdefault(bar_class, set()).add(source)
+        number[place] = groups.setdefault((int(track[at]), bar_class), len(groups))
+    found[shown] = number[combination]
+    return found

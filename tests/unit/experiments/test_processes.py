@@ -1,0 +1,50 @@
+"""What the processes of a recorded program do, in this one: the driver's call, interrupts."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import sys
+
+import pytest
+from interrupting import Interrupt
+
+import gpuscope as gs
+from gpuscope.experiments import processes
+from gpuscope.experiments.recorded import Order
+from gpuscope.experiments.so_far import read_facts
+
+
+@pytest.mark.skipif(not processes.INJECTION.exists(), reason="it is not compiled")
+def test_the_driver_s_first_call_reaches_the_recorder(monkeypatch):
+    called = []
+    monkeypatch.setattr(processes, "begin_cuda", lambda: called.append(processes))
+    load = ctypes.CDLL(str(processes.INJECTION)).InitializeInjection
+    assert (load(), called) == (1, [processes])
+    monkeypatch.delitem(
+        sys.modules, "gpuscope.experiments.processes"
+    )  # a Python that is not recorded
+    assert (load(), called) == (1, [processes])
+
+
+def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
+    for place in itertools.count(1):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        recorder = processes._Recorder(Order(str(folder)))
+        gpu = gs.open_device("sim:h200", quiet=True)
+        recorder.opened(gpu)
+        with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
+            gemm.execute(stream=stream)
+        with Interrupt("experiments/processes.py", at=place) as interrupt:
+            recorder.finish()
+        recorder.finish()  # what struck before it began
+        atexit.unregister(recorder.finish)
+        (facts,) = read_facts(folder)[0].values()
+        (file,) = facts.traces
+        assert facts.ended, place
+        assert gs.load_trace(folder / file).kind_counts()["kernel"] == 1, place
+        if not interrupt.raised:
+            break
+    assert place > 30

@@ -1,0 +1,763 @@
+"""Sweeps: which points are run, what is kept, what is refused, and the picture to choose from."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
+import pyarrow.parquet as pq
+import pytest
+from kept_points import kept_points
+
+import gpuscope as gs
+from gpuscope import figures
+from gpuscope.analysis.settings import COLUMNS, SweepResult
+from gpuscope.record import recorder
+from gpuscope.search.points import Points
+from gpuscope.search.sweeps import load_sweep
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EVIL = "<script>alert(1)</script>$\\href{y}{z}$ \u202eg"
+
+
+@pytest.fixture
+def gpu():
+    device = gs.open_device("sim:h200", quiet=True)
+    yield device
+    assert device.registry.held_parts() == {}
+    assert device.calls.observers == ()
+    assert not device.registry.streams
+    assert recorder.running == ()
+    assert gc.isenabled()
+
+
+def described(**facts):
+    """Describe a small one: a spin of one SM beside a load, plain and carved."""
+    return {
+        "name": "described",
+        "alone_repeats": 2,
+        "streams": {"s": {}, "l": {}},
+        "workloads": {
+            "fast": {"kind": "spin", "duration_us": 20, "stream": "s", "repeats": 4},
+            "load": {
+                "kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "l",
+                "background": True, "max_queued": 3,
+            },
+        },
+        "settings": {
+            "plain": {},
+            "v1.0": {
+                "partitions": {"small": 16, "load": "rest"},
+                "streams": {"s": {"partition": "small"}, "l": {"partition": "load"}},
+            },
+        },
+        **facts,
+    }  # fmt: skip
+
+
+def points(result):
+    return list(dict.fromkeys(tuple(row[p] for p in result.parameters) for row in result.rows()))
+
+
+def row(result, workload="load", setting="v1.0", **at):
+    names = {"workload": workload, "setting": setting, **at}
+    (found,) = (r for r in result.rows() if all(r[k] == v for k, v in names.items()))
+    return found
+
+
+# -- parameters and the table -------------------------------------------------------------
+
+
+def test_a_partition_is_varied_in_every_setting_that_carves_it(gpu):
+    experiment = described()
+    experiment["settings"]["other"] = experiment["settings"]["v1.0"]
+    result = gs.search.sweep(experiment, {"partitions.small": [8, 64]}, gpu)
+    assert result.table.column_names == ["partitions.small", *COLUMNS, "gpu", "error"]
+    assert result.table.schema.field("partitions.small").type == pa.int64()
+    assert len(result.rows()) == 2 * 3 * 2
+    assert points(result) == [(8,), (64,)]
+    for setting in ("v1.0", "other"):
+        rates = [
+            row(result, setting=setting, **{"partitions.small": size})["tflop_per_s"]
+            for size in (8, 64)
+        ]
+        assert rates[0] > 1.3 * rates[1], "the load got the rest"
+    assert not result.stopped
+    assert set(result.table.column("error").to_pylist()) == {None}
+    assert set(result.table.column("gpu").to_pylist()) == {gpu.info.uuid}
+    assert "SIMULATED" in result.note
+
+
+def test_a_point_is_what_a_run_of_it_gives(gpu):
+    result = gs.search.sweep(described(), {"partitions.small": [24]}, gpu)
+    experiment = described()
+    experiment["settings"]["v1.0"]["partitions"]["small"] = 24
+    expected = gs.run(experiment, gs.open_device("sim:h200", quiet=True)).comparison
+    assert result.table.select(list(COLUMNS)).equals(expected)
+
+
+def test_partitions_of_the_experiment_itself_are_varied(gpu):
+    experiment = described(partitions={"small": 8, "load": "rest"}, settings={})
+    experiment["streams"] = {"s": {"partition": "small"}, "l": {"partition": "load"}}
+    result = gs.search.sweep(experiment, {"partitions.small": [8, 100]}, gpu)
+    assert len(result.rows()) == 4
+
+
+def test_several_parameters_are_a_grid(gpu):
+    varied = {"workloads.load.m": (1024, 2048), "settings.v1.0.streams.s.priority": [0, -2]}
+    result = gs.search.sweep(described(), varied, gpu)
+    assert points(result) == [(1024, 0), (1024, -2), (2048, 0), (2048, -2)]
+    kernels = {
+        m: row(result, **{"workloads.load.m": m, "settings.v1.0.streams.s.priority": 0})[
+            "kernel_median_us"
+        ]
+        for m in (1024, 2048)
+    }
+    assert kernels[1024] < kernels[2048]
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "kind"),
+    [
+        (np.array([16, 24]), [16, 24], pa.int64()),
+        (range(16, 33, 16), [16, 32], pa.int64()),
+        ([16, "rest"], ["16", "rest"], pa.string()),
+    ],
+)
+def test_values_can_be_of_many_kinds(gpu, values, kept, kind):
+    result = gs.search.sweep(described(), {"partitions.small": values}, gpu)
+    assert result.table.schema.field(0).type == kind
+    assert points(result) == [(one,) for one in kept]
+
+
+def test_a_float_parameter(gpu):
+    result = gs.search.sweep(described(), {"workloads.fast.duration_us": [1, 2.5]}, gpu)
+    assert points(result) == [(1.0,), (2.5,)]
+
+
+def test_a_count_that_cannot_be_granted_is_a_row_with_its_error(gpu):
+    result = gs.search.sweep(described(), {"partitions.small": [8, 7, 132, 16]}, gpu)
+    assert points(result) == [(8,), (7,), (132,), (16,)]
+    bad = [one for one in result.rows() if one["error"]]
+    assert [one["partitions.small"] for one in bad] == [7, 132]
+    assert "8 above" in bad[0]["error"]
+    assert "nothing is left" in bad[1]["error"]
+    assert {one[name] for one in bad for name in COLUMNS} == {None}
+    assert not result.stopped
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"partitions.x": [8]}, r"partitions\.x: no setting carves .* 'small', 'load'"),
+        ({"workloads.load.q": [8]}, r"workloads\.load\.q: workloads\.load has no 'q'; .*'m', 'n'"),
+        ({"workloads.q.m": [8]}, r"workloads has no 'q\.m'; there are: 'fast', 'load'"),
+        ({"bogus": [8]}, r"bogus: the experiment has no 'bogus'; there are: 'name', 'seed'"),
+        ({"rounds.x": [8]}, r"the experiment has no 'rounds\.x'"),
+        ({"workloads.load": [8]}, r"workloads\.load: this is a table; name a field in it: 'str"),
+        ({"workloads.load.m": [8, 0]}, r"at workloads\.load\.m = 0: .*\n.*greater than 0"),
+        ({"workloads.fast.stream": ["q"]}, "'q' is no stream"),
+        ({"workloads.load.m": []}, "found none"),
+        ({"workloads.load.m": "12"}, "a list, not '12'"),
+        ({"workloads.load.m": 12}, "a list, not 12"),
+        ({"workloads.load.m": [None]}, "found None"),
+        ({"settings.v1.0.partitions": [{"small": 8}]}, "numbers or texts"),
+        ({}, "name at least one"),
+        ([8], "name at least one"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused_before_anything_runs(gpu, parameters, text):
+    before_ns = gpu.now_ns()
+    with pytest.raises(gs.errors.InvalidExperiment, match=text):
+        gs.search.sweep(described(), parameters, gpu)
+    assert gpu.now_ns() == before_ns
+
+
+def test_a_python_workloads_arguments_can_be_varied():
+    experiment = gs.experiments.Experiment.from_dict(
+        {
+            "name": "n",
+            "streams": {"s": {}},
+            "workloads": {"w": {"kind": "python:a.b:c", "args": {"x": 1}, "stream": "s"}},
+        }
+    )
+    with pytest.raises(gs.errors.InvalidExperiment, match=r"w\.args has no 'y'; there are: 'x'"):
+        gs.search.sweep(experiment, {"workloads.w.args.y": [1]}, "sim:h200")
+
+
+def test_the_function_is_there_whatever_was_imported():
+    module = importlib.import_module("gpuscope.search.sweeps")
+    assert gs.search.sweep is module.sweep
+    assert callable(gs.search.sweep)
+
+
+# -- progress and ending early ------------------------------------------------------------
+
+
+def test_the_viewer_sees_one_progress_over_the_sweep(gpu):
+    seen = []
+    gs.search.sweep(described(), {"partitions.small": [8, 16]}, gpu, viewer=seen.append)
+    together = [one for one in seen if one.phase == "together"]
+    assert [one.done for one in together] == list(range(1, 17))
+    assert {one.total for one in seen} == {16}
+    assert list(dict.fromkeys(one.setting for one in together)) == [
+        "partitions.small = 8: plain", "partitions.small = 8: v1.0",
+        "partitions.small = 16: plain", "partitions.small = 16: v1.0",
+    ]  # fmt: skip
+
+
+def stop_at(setting, then):
+    def viewer(progress):
+        if progress.setting == setting and progress.phase == "together":
+            then()
+
+    return viewer
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("how", ["stop", "ctrl-c"])
+def test_ending_early_keeps_what_was_measured_and_says_what_is_partial(gpu, how, tmp_path):
+    stop = threading.Event()
+    end = stop.set if how == "stop" else interrupt
+    viewer = stop_at("partitions.small = 16: v1.0", end)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = gs.search.sweep(
+            described(), {"partitions.small": [8, 16, 24]}, gpu,
+            path=tmp_path, viewer=viewer, stop=stop,
+        )  # fmt: skip
+    assert result.stopped
+    assert points(result) == [(8,), (16,)]
+    errors = {one["partitions.small"]: one["error"] for one in result.rows()}
+    assert errors[8] is None
+    assert errors[16].startswith("stopped early")
+    assert row(result, "fast", "plain", **{"partitions.small": 16})["kernels"] == 4
+    assert len(list(tmp_path.iterdir())) == 1, "what is partial is measured again"
+    assert points(load_sweep(tmp_path)) == [(8,)]
+
+
+@pytest.mark.parametrize("method", ["make_partitions", "make_stream", "matmul", "close_stream"])
+def test_ctrl_c_anywhere_in_the_second_point_keeps_the_first(gpu, monkeypatch, method):
+    real = getattr(gpu.backend, method)
+    calls = [0]
+
+    def maybe(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(gpu.backend, method, maybe)
+    at = -1
+    experiment = described(alone_repeats=0)
+    del experiment["settings"]["plain"]
+    gs.search.sweep(experiment, {"partitions.small": [8]}, gpu)
+    first = calls[0]
+    gs.search.sweep(experiment, {"partitions.small": [8]}, gpu)
+    each = calls[0] - first
+    for offset in sorted({1, each // 2, each}):
+        calls[0], at = 0, each + max(1, offset)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            result = gs.search.sweep(experiment, {"partitions.small": [8, 16]}, gpu)
+        assert (8,) in points(result)
+        assert row(result, **{"partitions.small": 8})["error"] is None
+        assert result.stopped
+
+
+def test_stopped_before_anything_is_an_error(gpu):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(gs.errors.GpuscopeError, match="stopped before anything"):
+        gs.search.sweep(described(), {"partitions.small": [8]}, gpu, stop=stop)
+
+
+# -- the folder ---------------------------------------------------------------------------
+
+SIZES = {"partitions.small": [8, 7, 24]}
+
+
+def kept(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def forget(folder, number):
+    """Take a point away."""
+    (part,) = folder.iterdir()
+    table = pq.read_table(part)
+    pq.write_table(table.filter(pc.field("number") != number), part)
+
+
+def test_a_second_call_skips_what_is_finished(gpu, tmp_path):
+    folder = tmp_path / "new" / "sweep"
+    whole = gs.search.sweep(described(), SIZES, gpu, path=folder)
+    assert kept_points(folder) == [0, 1, 2]
+    told = []
+    again = gs.search.sweep(described(), SIZES, gpu, path=folder, viewer=told.append)
+    assert told == [], "nothing was run again"
+    assert again.table.equals(whole.table)
+    assert (again.parameters, again.provenance) == (whole.parameters, whole.provenance)
+    forget(folder, 2)
+    some = gs.search.sweep(described(), SIZES, gpu, path=folder, viewer=told.append)
+    assert {one.setting for one in told if one.phase == "together"} == {
+        "partitions.small = 24: plain", "partitions.small = 24: v1.0",
+    }  # fmt: skip
+    assert points(some) == points(whole)
+
+
+def test_an_interrupted_sweep_is_finished_by_the_same_call(gpu, tmp_path):
+    stop = threading.Event()
+    viewer = stop_at("partitions.small = 24: plain", stop.set)
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path, viewer=viewer, stop=stop)
+    other = gs.open_device("sim:h200", quiet=True)
+    result = gs.search.sweep(described(), SIZES, other, path=tmp_path)
+    expected = gs.search.sweep(described(), SIZES, gs.open_device("sim:h200", quiet=True))
+    assert result.table.equals(expected.table)
+    assert not result.stopped
+
+
+def test_a_sweep_is_read_back(gpu, tmp_path):
+    made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    read = load_sweep(tmp_path)
+    assert read.table.equals(made.table)
+    assert (read.experiment, read.parameters) == (made.experiment, made.parameters)
+    assert (read.stopped, read.provenance) == (made.stopped, made.provenance)
+    forget(tmp_path, 0)
+    assert load_sweep(tmp_path).stopped
+
+
+def test_other_tools_read_the_folder_as_one_dataset(gpu, tmp_path):
+    made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    read = pa_dataset.dataset(sorted(tmp_path.glob("point-*.parquet"))).to_table()
+    assert read.replace_schema_metadata().select(made.table.column_names).equals(made.table)
+    assert all("SIMULATED" in text for text in read["provenance"].to_pylist() if text)
+
+
+def test_a_column_that_an_older_version_did_not_know_is_null(gpu, tmp_path):
+    made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    (part,) = tmp_path.iterdir()
+    pq.write_table(pq.read_table(part).drop_columns(["gain"]), part)
+    told = []
+    again = gs.search.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
+    assert told == [], "nothing was run again"
+    without = [name for name in made.table.column_names if name != "gain"]
+    assert again.table.select(without).equals(made.table.select(without))
+    assert again.table["gain"].null_count == len(made.table)
+
+
+def test_columns_and_points_are_read_when_they_are_asked_for(gpu, tmp_path, monkeypatch):
+    made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    read, asked = pq.read_table, []
+
+    def watched(path, columns, **how):
+        asked.append(columns)
+        return read(path, columns=columns, **how)
+
+    monkeypatch.setattr(pq, "read_table", watched)
+    lazy = load_sweep(tmp_path)
+    rates = lazy.select(["tflop_per_s", "setting"])
+    assert rates.equals(made.table.select(["tflop_per_s", "setting"]))
+    some = lazy.select(["kernels"], {"partitions.small": [24, 8]})
+    assert some.num_rows == 8
+    assert lazy.select(["kernels"], {"partitions.small": 24}).num_rows == 4
+    never = {"latency_p50_us", "gain", "workload"}
+    assert not [columns for columns in asked if never & {*columns}]
+    assert lazy.table.equals(made.table)
+    with pytest.raises(gs.errors.NotFound, match=r"no column 'x'; there are: partitions\.small"):
+        lazy.select(["x"])
+    with pytest.raises(gs.errors.NotFound, match="'gpu' was not varied"):
+        lazy.select(["gpu"], {"gpu": "x"})
+
+
+def test_a_point_that_is_there_twice_counts_once(gpu, tmp_path):
+    made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    (part,) = tmp_path.iterdir()
+    (tmp_path / "point-ffffffff.parquet").write_bytes(part.read_bytes())
+    assert load_sweep(tmp_path).table.equals(made.table)
+    assert gs.search.sweep(described(), SIZES, gpu, path=tmp_path).table.equals(made.table)
+
+
+def test_points_are_there_at_once_and_a_killed_process_loses_at_most_the_last(tmp_path):
+    code = """
+import os, sys, gpuscope as gs
+from test_sweep import SIZES, described
+def kill(progress):
+    if progress.setting.startswith("partitions.small = 24"):
+        os.kill(os.getpid(), 9)
+gs.search.sweep(described(), SIZES, "sim:h200", path=sys.argv[1], viewer=kill)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, check=False)
+    assert ended.returncode == -9
+    (journal,) = tmp_path.iterdir()
+    assert journal.suffix == ".arrows"
+    assert points(load_sweep(tmp_path)) == [(8,), (7,)]
+    cut = journal.read_bytes()[:-9]  # it died while it wrote
+    journal.write_bytes(cut)
+    with pytest.warns(UserWarning, match="1 points can be read"):
+        assert points(load_sweep(tmp_path)) == [(8,)]
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.warns(UserWarning, match="1 points can be read"):
+        whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert sorted(kept_points(tmp_path)) == [0, 1, 2]
+    assert (tmp_path / f"{journal.name}.damaged").read_bytes() == cut
+    assert whole.table.equals(gs.search.sweep(described(), SIZES, "sim:h200").table)
+
+
+def test_a_journal_whose_writer_lives_is_left_alone(gpu, tmp_path):
+    measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "one")
+    facts = pq.read_schema(next((tmp_path / "one").iterdir())).metadata[b"gpuscope.sweep"]
+    wanted = json.loads(facts)
+    plan = gs.experiments.Experiment.from_dict(wanted["experiment"])
+    other = Points("point", plan, SIZES, gpu.info, tmp_path / "two")
+    rows = [{**row, "number": 0, "provenance": None} for row in measured.rows() if row["kernels"]]
+    other.add(0, rows[:4])
+    told = []
+    shard = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "two", viewer=told.append)
+    assert {one.setting.split(":")[0] for one in told} == {"partitions.small = 24"}
+    assert points(shard) == [(8,), (7,), (24,)], "the other's point counts"
+    other.add(1, [{**row, "number": 1} for row in rows[:4]])
+    other.seal()
+    assert sorted(kept_points(tmp_path / "two")) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "parameters", "text"),
+    [
+        ({"rounds": 2}, SIZES, r"experiment\.rounds is 1 there, 2 now"),
+        ({"alone_repeats": 3, "seed": 4, "rounds": 2, "name": "x"}, SIZES, "and 1 more"),
+        ({}, {"partitions.small": [8]}, r"parameters\.partitions\.small is \[8, 7, 24\] there"),
+        ({}, {"seed": [1]}, r"parameters\.seed is None there, \[1\] now"),
+    ],
+)
+def test_a_folder_of_another_sweep_is_refused_and_stays(gpu, tmp_path, changed, parameters, text):
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    before = kept(tmp_path)
+    with pytest.raises(gs.errors.GpuscopeError, match=text):
+        gs.search.sweep(described(**changed), parameters, gpu, path=tmp_path)
+    assert kept(tmp_path) == before
+
+
+def test_the_order_of_parameters_is_part_of_a_sweep(gpu, tmp_path):
+    varied = {"seed": [1, 2], "partitions.small": [8, 16]}
+    gs.search.sweep(described(), varied, gpu, path=tmp_path)
+    with pytest.raises(gs.errors.GpuscopeError, match="order is"):
+        gs.search.sweep(described(), dict(reversed(varied.items())), gpu, path=tmp_path)
+
+
+def test_another_device_is_refused(gpu, tmp_path, monkeypatch):
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    other = gs.open_device("sim:h200", quiet=True)
+    monkeypatch.setattr(other, "info", type(other.info)(**{**vars(other.info), "name": "Other"}))
+    with pytest.raises(
+        gs.errors.GpuscopeError, match=r"device\.name is 'NVIDIA .*' there, 'Other' now"
+    ):
+        gs.search.sweep(described(), SIZES, other, path=tmp_path)
+
+
+def _journal_of(tmp_path, gpu):
+    """Return a journal of three points whose writer is gone, and its bytes."""
+    measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    (sealed,) = tmp_path.iterdir()
+    table = pq.read_table(sealed)
+    sealed.unlink()
+    journal = tmp_path / "point-0.arrows"
+    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        for number in range(3):
+            stream.write_table(table.filter(pc.field("number") == number))
+    assert load_sweep(tmp_path).table.equals(measured.table)
+    return journal, journal.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["second message", "first bytes", "end in the middle"])
+def test_a_damaged_journal_is_set_aside_and_said(gpu, tmp_path, damage):
+    journal, good = _journal_of(tmp_path, gpu)
+    with pa.OSFile(str(journal)) as file:
+        reader = pa.ipc.open_stream(file)
+        reader.read_next_batch()
+        at = file.tell()
+    bad = {
+        "second message": good[:at] + b"\x07" * 8 + good[at + 8 :],
+        "first bytes": b"\x07" * 16 + good[16:],
+        "end in the middle": good[:at] + b"\xff\xff\xff\xff\0\0\0\0" + good[at:],
+    }[damage]
+    journal.write_bytes(bad)
+    left = 0 if damage == "first bytes" else 1
+    with pytest.warns(UserWarning, match=f"{left} points can be read"):
+        whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert points(whole) == [(8,), (7,), (24,)]
+    assert (tmp_path / "point-0.arrows.damaged").read_bytes() == bad
+    assert points(load_sweep(tmp_path)) == [(8,), (7,), (24,)]
+
+
+def test_a_journal_that_nothing_was_written_to_goes(gpu, tmp_path):
+    (tmp_path / "point-0.arrows").write_bytes(b"")
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+
+
+def test_points_outside_the_grid_are_refused(gpu, tmp_path):
+    journal, _ = _journal_of(tmp_path, gpu)
+    with pa.OSFile(str(journal)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    numbers = pa.array([7] * len(table), pa.int64())
+    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table.set_column(table.schema.names.index("number"), "number", numbers))
+    for use in (
+        lambda: load_sweep(tmp_path),
+        lambda: gs.search.sweep(described(), SIZES, gpu, path=tmp_path),
+    ):
+        with pytest.raises(gs.errors.GpuscopeError, match="point 7, but the grid"):
+            use()
+
+
+def test_a_disk_that_fills_up_keeps_what_is_there_and_says_so(gpu, tmp_path, monkeypatch):
+    write = pa.ipc.RecordBatchStreamWriter.write_table
+
+    class Full:
+        """A stream of a journal on a disk with room for one point and a half."""
+
+        def __init__(self, sink, schema):
+            self.sink, self.stream, self.written = (
+                sink,
+                pa.ipc.RecordBatchStreamWriter(sink, schema),
+                0,
+            )
+
+        def write_table(self, table):
+            self.written += 1
+            if self.written > 1:
+                self.sink.write(b"\xff\xff\xff\xff half of a message")
+                raise OSError(28, "No space left on device")
+            write(self.stream, table)
+
+        def close(self):  # there is room again
+            self.sink.write(b"\xff\xff\xff\xff\0\0\0\0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pa.ipc, "new_stream", Full)
+        with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 1 .*No space left"):
+            gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert points(load_sweep(tmp_path)) == [(8,)]
+    assert points(gs.search.sweep(described(), SIZES, gpu, path=tmp_path)) == [(8,), (7,), (24,)]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+
+
+def test_a_damaged_point_is_named(gpu, tmp_path):
+    gs.search.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
+    (file,) = tmp_path.iterdir()
+    good = file.read_bytes()
+    flipped = good[:6] + bytes([good[6] ^ 1]) + good[7:]
+    for bad in (good[:100], b"", flipped):
+        file.write_bytes(bad)
+        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
+            gs.search.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
+        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
+            load_sweep(tmp_path).rows()
+        assert file.read_bytes() == bad
+
+
+def test_folders_that_cannot_be(gpu, tmp_path):
+    with pytest.raises(gs.errors.GpuscopeError, match="no point of a sweep in 'nowhere'"):
+        load_sweep(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(gs.errors.GpuscopeError, match="cannot make the folder 'file'"):
+        gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "file")
+
+
+def test_a_disk_that_is_full_leaves_no_half_point(gpu, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", fail)
+        with pytest.raises(gs.errors.GpuscopeError, match="No space left"):
+            gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".arrows"], "nothing is lost"
+    told = []
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
+    assert told == []
+    assert kept_points(tmp_path) == [0, 1, 2]
+
+
+def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pa, "OSFile", fail)
+    with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 0.*No space left"):
+        gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+
+
+# -- drawn --------------------------------------------------------------------------------
+
+
+def made(rows, parameters=("partitions.small",), **facts):
+    """Build a result: (values, setting, partition, p50, p99, n, share, error)."""
+    table = []
+    for values, setting, partition, p50, p99, n, share, error in rows:
+        point = dict(zip(parameters, values, strict=True))
+        common = {"setting": setting, "partition": partition, "error": error}
+        fast = {"latency_p50_us": p50, "latency_p99_us": p99, "latency_n": n}
+        table.append({**point, **common, "workload": "fast", **fast})
+        table.append({**point, **common, "workload": "load", "share_of_alone_on_whole_gpu": share})
+    schema = pa.schema(
+        [*((name, pa.int64()) for name in parameters), *COLUMNS.items(), ("error", pa.string())]
+    )
+    values = {name: tuple({row[0][i] for row in rows}) for i, name in enumerate(parameters)}
+    facts = {
+        "stopped": False,
+        "provenance": "measured on GPU",
+        "experiment": {"name": "e"},
+        **facts,
+    }
+    table = pa.Table.from_pylist(table, schema=schema)
+    rows = SimpleNamespace(
+        column_names=table.column_names, select=lambda columns, _: table.select(columns)
+    )
+    return SweepResult(points=rows, parameters=values, **facts)
+
+
+RESULT = made(
+    [
+        ((8,), "plain", None, 100.0, 200.0, 1000, 0.99, None),
+        ((8,), "carved", "p", 40.0, 60.0, 1000, 0.90, None),
+        ((16,), "plain", None, 101.0, 210.0, 1000, 0.98, None),
+        ((16,), "carved", "p", 30.0, 62.0, 1000, 0.85, None),
+        ((24,), "carved", "p", 20.0, 30.0, 1000, 0.70, None),
+        ((32,), "carved", "p", 25.0, 50.0, 1000, 0.65, None),
+        ((7,), None, None, None, None, None, None, "cannot give 7. Ask for 8"),
+    ]
+)  # fmt: skip
+
+
+def draw(result, latency="fast", throughput="load"):
+    return figures.tradeoff(result, latency=latency, throughput=throughput)
+
+
+def words(figure):
+    return f"{figure.layout.title.text} {figure.layout.title.subtitle.text}"
+
+
+def series(figure, name):
+    (found,) = (one for one in figure.data if one.name == name)
+    return found
+
+
+def test_points_carry_their_values_and_the_front_is_marked():
+    figure = draw(RESULT)
+    carved = series(figure, "carved, p50")
+    assert list(carved.x) == [0.90, 0.85, 0.70, 0.65]
+    assert list(carved.y) == [40, 30, 20, 25]
+    # at 65 % a latency of 25 is beaten by 20 at 70 %
+    fronts = ["Pareto" in text for text in carved.hovertext]
+    assert fronts == [True, True, True, False]
+    assert [width > 1 for width in carved.marker.line.width] == fronts
+    slow = series(figure, "carved, p99")
+    assert list(slow.text) == ["8", "16", "24", "32"], "labels stand above"
+    # of p99, 62 at 85 % is beaten by 60 at 90 %
+    assert ["Pareto" in text for text in slow.hovertext] == [True, False, True, False]
+    front = series(figure, "Pareto front, p50")
+    assert list(front.x) == [0.70, 0.85, 0.90, 0.99], "the whole GPU is a choice, too"
+    assert list(front.y) == [20, 30, 40, 100]
+    whole = series(figure, "no partition, p99")
+    assert list(whole.text) == ["no partition", ""]
+    said = words(figure)
+    assert "n = 1,000 calls a point" in said
+    assert "not drawn: partitions.small = 7: cannot give 7" in said
+    assert "measured on GPU" in said
+    assert "SIMULATED" not in said
+
+
+def test_no_p99_is_drawn_where_there_is_none():
+    result = made([((8,), "carved", "p", 40.0, None, 999, 0.9, None)], provenance="SIMULATED on x")
+    figure = draw(result)
+    assert not any("p99" in (one.name or "") for one in figure.data)
+    assert list(series(figure, "carved, p50").text) == ["8"]
+    assert "n = 999 calls" in words(figure)
+    assert "(SIMULATED)" in words(figure)
+
+
+def test_only_points_of_one_case_compete():
+    result = made(
+        [
+            ((8, 1024), "carved", "p", 10.0, None, 9, 0.9, None),
+            ((8, 4096), "carved", "p", 40.0, None, 9, 0.8, None),
+            ((16, 4096), "carved", "p", 50.0, None, 9, 0.7, None),
+            ((8, 4096), "plain", None, 90.0, None, 9, 1.0, None),
+        ],
+        ("partitions.small", "workloads.load.m"),
+    )  # fmt: skip
+    figure = draw(result)
+    carved = series(figure, "carved, p50")
+    assert list(carved.text) == ["8, 1024", "8, 4096", "16, 4096"]
+    assert ["Pareto" in text for text in carved.hovertext] == [True, True, False]
+    assert list(series(figure, "no partition, p50").text) == ["no partition, 4096"]
+
+
+def test_what_was_stopped_is_said_and_partial_points_are_left_out():
+    rows = [
+        ((8,), "carved", "p", 40.0, None, 9, 0.9, None),
+        ((16,), "carved", "p", 30.0, None, 2, 0.8, "stopped early: fewer calls than planned"),
+    ]
+    figure = draw(made(rows, stopped=True))
+    assert list(series(figure, "carved, p50").x) == [0.9]
+    assert "stopped early: not every point is here" in words(figure)
+    assert "partitions.small = 16, carved: stopped early" in words(figure)
+
+
+@pytest.mark.parametrize(
+    ("latency", "throughput", "text"),
+    [("absent", "load", "no latency of 'absent'"), ("fast", "fast", "no share .* of 'fast'")],
+)
+def test_without_evidence_nothing_is_drawn(latency, throughput, text):
+    with pytest.raises(gs.errors.MissingEvidence, match=text):
+        draw(RESULT, latency, throughput)
+
+
+def test_foreign_names_are_harmless():
+    rows = [((8,), EVIL, EVIL, 40.0, None, 9, 0.9, None), ((9,), EVIL, "p", 1.0, 2.0, 9, 0.9, EVIL)]
+    text = draw(made(rows, (EVIL,), provenance=EVIL)).to_json()
+    for raw in ("<script", "\u202e", "\\u202e", "$"):
+        assert raw not in text
+    assert json.loads(text)
+
+
+# -- the example --------------------------------------------------------------------------
+
+
+def test_the_example_can_be_swept_and_drawn(gpu):
+    plan = gs.experiments.Experiment.from_file(EXAMPLES / "choose_a_partition.toml").to_dict()
+    assert sum(w["repeats"] for w in plan["workloads"].values() if not w["background"]) >= 1000
+    plan["workloads"]["small"]["repeats"] = 60
+    plan["rounds"] = 1
+    result = gs.search.sweep(plan, {"partitions.small": [8, 16, 64]}, gpu)
+    assert {one["setting"] for one in result.rows()} == {"no partition", "carved"}
+    figure = figures.tradeoff(result, latency="small", throughput="load")
+    carved = series(figure, "carved, p50")
+    assert list(carved.text) == ["8", "16", "64"]
+    assert carved.y[2] < 1.05 * carved.y[0], "more SMs, no more latency: the host takes most of it"
+    assert carved.x[2] < min(carved.x[:2]), "and less left for the load"
+    assert series(figure, "no partition, p50").y[0] > max(carved.y)
+
+
+def test_the_example_as_it_is_takes_less_than_30_simulated_seconds(gpu):
+    before_ns = gpu.now_ns()
+    result = gs.search.sweep(EXAMPLES / "choose_a_partition.toml", {"partitions.small": [16]}, gpu)
+    assert (gpu.now_ns() - before_ns) * 6 < 30e9, "the six points that its header names"
+    assert row(result, "small", "carved")["latency_p99_us"] is not None

@@ -1,0 +1,128 @@
+"""The PNG of a timeline: what a viewer without JavaScript gets."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+
+import numpy as np
+import plotly.io as pio
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from PIL import Image
+
+from gpuscope import figures
+from gpuscope.timeline import raster
+from gpuscope.timeline.raster import png
+from gpuscope.timeline.style import OKABE_ITO, WHOLE_GPU_COLOUR
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+
+
+def trace(count=3, **metadata):
+    start = [index * 1000 for index in range(count)] * 2
+    return Trace.from_columns(
+        {
+            "id": list(range(2 * count)),
+            "kind": ["kernel"] * 2 * count,
+            "name": ["k <b>µ</b>"] * 2 * count,
+            "start_ns": start,
+            "end_ns": [one + 700 for one in start],
+            "source": ["cupti"] * 2 * count,
+            "stream": [1] * count + [2] * count,
+            "partition": ["p"] * count + [None] * count,
+        },
+        {"from": [0], "to": [count + 1], "kind": ["event wait"]},
+        TraceMetadata(partitions={"p": {"color": OKABE_ITO[0]}}, **metadata),
+    )
+
+
+@pytest.fixture
+def in_notebook(monkeypatch):
+    """As in a notebook: figures are sent for a viewer to draw."""
+    InteractiveShell.instance()
+    before = pio.renderers.default
+    pio.renderers.default = "plotly_mimetype"
+    yield
+    pio.renderers.default = before
+
+
+def opened(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def share(picture, colour):
+    wanted = np.array(list(bytes.fromhex(colour[1:])))
+    return (np.abs(picture - wanted).max(axis=-1) <= 4).mean(axis=-1)
+
+
+def test_bars_are_where_the_figure_has_them():
+    figure = figures.timeline(trace())
+    picture = opened(png(figure))
+    assert picture.shape == (figure.layout.height, raster.WIDTH, 3)
+    margin = figure.layout.margin
+    height = figure.layout.yaxis.range[0]
+    upper, lower = margin.t, figure.layout.height - margin.b
+    for centre, colour in zip(
+        figure.layout.yaxis.tickvals, (WHOLE_GPU_COLOUR, OKABE_ITO[0]), strict=True
+    ):
+        row = round(upper + centre / height * (lower - upper)) + 5
+        covered = share(picture, colour)[row] * 1000
+        plot = covered / (1000 - margin.l - margin.r)
+        assert 0.5 < plot < 0.85, "three spans of 0.7 µs in 2.7 µs, less labels and outlines"
+
+
+def test_columns_have_the_colour_of_their_partition():
+    columns = opened(png(figures.timeline(trace(1000))))
+    rows = share(columns, OKABE_ITO[0]) > 0.7
+    # 0.7 of 22 px, seen from below: the labels on the left leave four fifths of the width.
+    assert 14 <= rows.sum() <= 17
+
+
+def test_a_title_and_what_is_simulated_are_written():
+    """Nobody reads letters here; that there are more of them is seen."""
+    measured = opened(png(figures.timeline(trace())))
+    simulated = opened(png(figures.timeline(trace(simulated=True))))
+    assert (simulated[10:34] < 128).sum() > 1.5 * (measured[10:34] < 128).sum()
+
+
+def test_nothing_to_draw_is_drawn_too():
+    assert opened(png(figures.timeline(Trace.from_columns({})))).min() < 100
+
+
+def test_several_settings_and_all_kinds_of_marks():
+    figure = figures.timelines({"one": trace(), "two": trace()}, max_spans=3)
+    assert opened(png(figure)).shape[0] == figure.layout.height
+
+
+def test_a_notebook_gets_the_figure_and_the_png(in_notebook):
+    figure = figures.timeline(trace())
+    bundle = figure._repr_mimebundle_()
+    assert set(bundle) == {"application/vnd.plotly.v1+json", "image/png"}
+    assert base64.b64decode(bundle["image/png"]) == png(figure)
+    for show in (figure._ipython_display_, figure.show):
+        with capture_output() as captured:
+            show()
+        themed, output = captured.outputs
+        assert "data-jp-theme-light" in themed.data["text/html"], "white on a dark page"
+        assert set(output.data) == set(bundle)
+    assert pickle.loads(pickle.dumps(figure))._repr_mimebundle_().keys() == bundle.keys()  # noqa: S301
+
+
+def test_a_renderer_that_is_asked_for_is_plotlys_matter(in_notebook):
+    with capture_output() as captured:
+        figures.timeline(trace()).show(renderer="json")
+    assert "image/png" not in captured.outputs[0].data
+
+
+def test_what_a_user_changes_is_in_the_png_or_does_no_harm(in_notebook):
+    figure = figures.timeline(trace())
+    before = png(figure)
+    figure.update_layout(title_text="Another")
+    assert png(figure) != before
+    figure.add_vline(x=1.0)
+    figure.add_scatter(x=[0, 1], y=[0, 10])
+    figure.update_xaxes(range=None)
+    assert "application/vnd.plotly.v1+json" in figure._repr_mimebundle_()

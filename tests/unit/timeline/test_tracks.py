@@ -1,0 +1,149 @@
+"""Tracks of a trace that grows: as those of the whole, whatever came in which batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuscope.timeline import style
+from gpuscope.timeline.columns import column_traces
+from gpuscope.timeline.frame import frame_of
+from gpuscope.timeline.labels import Places
+from gpuscope.timeline.tracks import Tracks, Waits
+from gpuscope.timeline.view import View
+from gpuscope.trace import schema
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+
+KINDS = (
+    "kernel", "memcpy", "api", "handle", "range", "mark", "event", "sync", "block", "counter"
+)  # fmt: skip
+
+
+@st.composite
+def rows(draw):
+    """Rows of all kinds, in any order of time, some open."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count = draw(st.integers(1, 80))
+    found = []
+    for number, kind in enumerate(rng.choice(KINDS, count).tolist()):
+        start = int(rng.integers(0, 10_000))
+        on_gpu = kind in ("kernel", "memcpy")
+        open_ended = kind in ("mark", "event") or rng.random() < 0.1
+        found.append(
+            {
+                "id": number * 7 % 401,
+                "kind": kind,
+                "name": f"n{rng.integers(5)}",
+                "start_ns": start,
+                "end_ns": None if open_ended else start + int(rng.integers(0, 3000)),
+                "source": "cupti" if on_gpu else "host",
+                "stream": int(rng.integers(3)) if on_gpu else None,
+                "partition": str(rng.choice(["a", "b"])) if on_gpu and start % 3 else None,
+                "intended_partition": "b" if start % 5 == 0 else None,
+                "category": str(rng.choice(["x", "y"])) if kind == "handle" else None,
+                "process": None if on_gpu else 7,
+                "thread": None if on_gpu else int(rng.integers(2)),
+                "start_uncertainty_ns": int(rng.integers(0, 9)) if on_gpu else None,
+            }
+        )
+    return found
+
+
+def table(found):
+    return schema.table(
+        {name: [row[name] for row in found] for name in found[0]}, schema.SPAN_TYPES
+    )
+
+
+def edges_of(found):
+    ids = [row["id"] for row in found]
+    pairs = list(itertools.pairwise(ids))[::3]
+    return schema.table(
+        {
+            "from": [one for one, _ in pairs],
+            "to": [other for _, other in pairs],
+            "kind": ["event wait" if one % 2 else "launch" for one, _ in pairs],
+        },
+        schema.EDGE_TYPES,
+    )
+
+
+def drawn(tracks, trace):
+    view = View.of(tracks, (0, 12_000), max_spans=30)
+    colours = style.partition_colours([trace], tracks.partitions())
+    places = Places.of(view.shown, view.depth)
+    made = frame_of(view, places, zero_ns=0)
+    bars = {
+        one: {name: list(values) for name, values in properties.items()}
+        for one, properties in made.bars.items()
+    }
+    columns = [
+        [one.get("name"), one["y"].tolist()]
+        for one in column_traces(view, places, colours, 0, 1e3, "µs")
+    ]
+    arrows = sorted(zip(made.arrows["x"][::3], made.arrows["y"][1::3], strict=True))
+    labels = [(track.label, track.partition, track.process) for track in view.shown]
+    return labels, bars, columns, arrows, made.left_out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_batches_one_by_one_are_drawn_as_the_trace(data):
+    found = data.draw(rows())
+    metadata = TraceMetadata(partitions={"b": {}, "a": {}}, streams={"1": {"name": "one"}})
+    spans, edges = table(found), edges_of(found)
+    whole = Trace(spans, edges, metadata)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(found)), max_size=4)))
+    with_edges = data.draw(st.integers(0, len(cuts)))
+    tracks = Tracks.of(Trace.from_columns({}, metadata=TraceMetadata()))
+    for number, (low, high) in enumerate(itertools.pairwise([0, *cuts, len(found)])):
+        share = edges if number == with_edges else edges.slice(0, 0)
+        tracks = tracks.extended(spans.slice(low, high - low), share, metadata)
+    at_once = Tracks.of(whole)
+    assert len(tracks) == len(whole) == len(at_once)
+    assert tracks.elsewhere() == at_once.elsewhere()
+    assert set(tracks.classes.items()) == set(at_once.classes.items())
+    assert drawn(tracks, whole) == drawn(at_once, whole)
+
+
+def test_what_was_read_stays_when_more_comes():
+    found = [
+        {"id": at, "kind": "kernel", "name": "k", "start_ns": at, "end_ns": at + 1,
+         "source": "cupti"} for at in range(100)
+    ]  # fmt: skip
+    edges = schema.table({}, schema.EDGE_TYPES)
+    tracks = Tracks.of(Trace(table(found[:50]), edges, TraceMetadata()))
+    before = tracks.start_ns
+    longer = tracks.extended(table(found[50:]), edges, TraceMetadata())
+    assert len(tracks) == 50
+    assert before.tolist() == list(range(50))
+    assert longer.start_ns.tolist() == list(range(100))
+    assert len(tracks.index) == 50
+
+
+def test_waits_find_rows_that_come_later():
+    kinds = {"from": [3, 5, 9], "to": [8, 4, 3], "kind": ["event wait", "launch", "event wait"]}
+    edges, none = schema.table(kinds, schema.EDGE_TYPES), schema.table({}, schema.EDGE_TYPES)
+    waits = Waits.none().extended(np.array([3, 4]), edges)
+    assert waits.cause.size == 0
+    waits = waits.extended(np.array([3, 4, 8]), none)
+    assert (waits.cause.tolist(), waits.effect.tolist()) == ([0], [2])
+    waits = waits.extended(np.array([3, 4, 8, 9]), none)
+    assert (waits.cause.tolist(), waits.effect.tolist()) == ([0, 3], [2, 0])
+
+
+def test_what_overlaps_in_a_track_has_room_for_its_name():
+    columns = {
+        "id": [1, 2], "kind": ["kernel"] * 2, "name": ["one", "two"], "stream": [1, 1],
+        "start_ns": [0, 100], "end_ns": [9_000, 9_000], "source": ["cupti"] * 2,
+    }  # fmt: skip
+    _, bars, *_ = drawn(Tracks.of(Trace.from_columns(columns)), Trace.from_columns(columns))
+    (bar,) = bars.values()
+    assert bar["text"] == ["one", "two"]
+    (one, two), (height, _) = bar["y"], bar["width"]
+    assert height > 14, "letters of 11 px and what is around them"
+    assert two - one > height, "a gap tells them apart"

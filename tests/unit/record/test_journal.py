@@ -159,6 +159,8 @@ def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch)
     recording, journal = begun(world, tmp_path / "a")
     theirs(world, 100)
     advance(recording, journal)
+    reader = JournalReader(tmp_path / "a")
+    before = reader.read(over=False)
     written, full = os.pwrite, []
 
     def write(file, data, at):
@@ -176,9 +178,13 @@ def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch)
     theirs(world, 100)
     advance(recording, journal)
     far = JournalReader(tmp_path / "a").read(over=True)
+    still = reader.read(over=False)
     assert len(recording.stop().where(kind="kernel")) == 300
     assert recording.trace.metadata.complete
     assert 200 <= len(far.where(kind="kernel")) < 300
+    assert before.metadata.complete
+    assert not far.metadata.complete, "what is missing there is told"
+    assert not still.metadata.complete
 
 
 def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):

@@ -295,14 +295,11 @@ class _Recorder:
 
     def _read_up(self, recording: Recording) -> set[int]:
         """Make rows of what waits, part by part; returns the numbers of the GPUs that worked."""
-        numbers: set[int] = set()
-        seen, last_ns, now_ns = 0, 0, time.time_ns()
-        while last_ns < now_ns and (batches := recording.batches(seen)):
-            seen = batches[-1].number + 1
-            for batch in batches:
-                last_ns = max(last_ns, batch.last_ns)
-                numbers.update(batch.spans.column("device").drop_null().unique().to_pylist())
-        return numbers
+        batches = recording.batches()
+        for _ in range(recording.parts_waiting):  # what comes meanwhile is not waited for
+            batches = recording.batches()
+        devices = [batch.spans.column("device").drop_null().unique() for batch in batches]
+        return {number for column in devices for number in column.to_pylist()}
 
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""

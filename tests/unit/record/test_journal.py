@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -21,6 +22,8 @@ from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.afar import Facts, Reader
 from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.record.cupti.places import Known
+from gpuscope.runs import processes
+from gpuscope.runs.recorded import Order
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -153,6 +156,28 @@ def test_what_waits_is_read_part_by_part(world, tmp_path, monkeypatch):
     assert seen > 3
     assert len(recording.stop().where(kind="kernel")) == 1000
     assert recording.trace.metadata.complete
+
+
+def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
+    world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(source, "_PART", 1)
+    recording, journal = begun(world, tmp_path / "a", devices=())
+    with contextlib.ExitStack() as ranges:
+        for name in ("epoch", "step", "layer"):  # buffers of a beginning alone make no rows
+            ranges.enter_context(gs.annotate(name))
+            advance(recording, journal)
+        for _ in range(300):
+            world.gpu.foreign("k")
+    advance(recording, journal)
+    recorder = processes._Recorder(Order(str(tmp_path)))
+    assert recorder._read_up(recording) == {0}
+    kernels = sum(
+        batch.spans.column("kind").to_pylist().count("kernel") for batch in recording.batches()
+    )
+    assert kernels == 300
+    assert not recording.sources[0]._raw
+    recording.stop()
 
 
 def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch):

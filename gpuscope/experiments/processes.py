@@ -84,6 +84,8 @@ class _Recorder:
         self.order = order
         self._folder = Path(order.folder)
         self._lock = free_in_children(threading.RLock())
+        self._journals: dict[int, Journal] = {}
+        """Of those that need none of this interpreter's time to be kept: what holds their rows."""
         self._forget()
 
     def _forget(self) -> None:
@@ -92,8 +94,8 @@ class _Recorder:
         self._key = f"{time.time_ns()}-{self._facts.pid}"
         self._recordings: dict[int, Recording] = {}
         """By the numbers of their traces."""
-        self._journals: dict[int, Journal] = {}
-        """Of those that need none of this interpreter's time to be kept: what holds their rows."""
+        while self._journals:
+            self._journals.popitem()[1].close(remove=False)
         self._told_calls: dict[int, int] = {}
         """How many of our calls each journal has."""
         self._next = 1

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -178,6 +179,22 @@ def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
     assert kernels == 300
     assert not recording.sources[0]._raw
     recording.stop()
+
+
+def test_a_forked_child_holds_no_journal_open(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    recorder = processes._Recorder(Order(str(tmp_path)))
+    recorder._journals[1] = journal
+    child = os.fork()
+    if not child:
+        recorder._forget()  # as every fork calls it there
+        targets = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        os._exit(str(tmp_path / "a") in targets)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs(world, 20)
+    advance(recording, journal)
+    assert len(recording.stop().where(kind="kernel")) == 20
+    assert (tmp_path / "a").exists()
 
 
 def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def _load_run(folder: Path) -> dict[str, Trace]:
     names = trace_names(folder)
     if not names:
         raise GpuscopeError(
-            f"there are no traces of a run in {folder.name!r}, or it was not written to its end: "
+            f"there are no traces of a run in {str(folder)!r}, or it was not written to its end: "
             "name the --out folder of a gpuscope run"
         )
     traces = [read_parquet(folder / name) for name in names]
@@ -244,7 +244,7 @@ def _remove(*paths: Path) -> None:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise GpuscopeError(
-                f"cannot remove {path.name!r} of a former run: {error.strerror}. Choose another "
+                f"cannot remove {str(path)!r} of a former run: {error.strerror}. Choose another "
                 "folder with --out"
             ) from error
 

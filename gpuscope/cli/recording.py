@@ -142,7 +142,7 @@ def _claimed(out: Path | None, name: str) -> tuple[Path, Path]:
             ) from error
         if out is not None:
             raise GpuscopeError(
-                f"{target.name!r} or {work.name!r} is there already: choose another --out"
+                f"{str(target)!r} or {str(work)!r} is there already: choose another --out"
             )
     raise AssertionError
 

@@ -28,7 +28,7 @@ from gpuscope.cli.app import (
     stderr,
 )
 from gpuscope.cli.experiments import trace_names
-from gpuscope.errors import InvalidArgument, MissingEvidence, TraceFormatError
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
@@ -142,8 +142,8 @@ def _check_target(path: Path, *, replace: bool) -> None:
 def _loaded(file: Path) -> Trace:
     try:
         return load_trace(file)
-    except TraceFormatError as error:
-        raise TraceFormatError(f"{file}: {error}") from error
+    except GpuscopeError as error:  # which names no folder: of several files that may be any
+        raise type(error)(f"{file}: {error}") from error
 
 
 def _traces_of(path: Path) -> list[Path]:

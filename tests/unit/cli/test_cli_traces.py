@@ -201,6 +201,16 @@ def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_p
     assert f"{tmp_path / 'other.json'}: the JSON is no Chrome trace" in said
 
 
+def test_merge_says_in_which_folder_a_file_is_missing(command, trace, tmp_path):
+    (tmp_path / "rank0").mkdir()
+    gs.export(trace, tmp_path / "rank0" / "trace.parquet")
+    files = [tmp_path / f"rank{rank}" / "trace.parquet" for rank in (0, 1)]
+    code, _, said = command("merge", *files, "-o", tmp_path / "merged.parquet")
+    assert code == 1
+    assert str(files[1]) in said
+    assert str(files[0]) not in said
+
+
 def test_merge_takes_of_a_run_s_folder_its_trace_and_of_several_says_which(
     command, trace, tmp_path
 ):

@@ -14,6 +14,7 @@ import gpuscope.cli.commands
 from gpuscope import cli
 from gpuscope.errors import InvalidArgument
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_merge_takes_of_a_run_s_folder_its_trace_and_of_several_says_which(
     command, trace, tmp_path
 ):
     trace = trace.with_metadata(clock="of this machine")
-    run = gs.runs.Run({"a": trace, "b": trace}, pa.table({}), {})
+    run = Run({"a": trace, "b": trace}, pa.table({}), {})
     for name, traces in (("rank0", ["a"]), ("rank1", ["a"]), ("several", ["a", "b"])):
         (tmp_path / name).mkdir()
         files = [f"trace-{setting}.parquet" for setting in traces]

@@ -17,14 +17,14 @@ from interrupting import Interrupt
 
 import gpuscope as gs
 from gpuscope.errors import TraceFormatError
+from gpuscope.experiments import processes
+from gpuscope.experiments.recorded import Order
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import journal as journals
 from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.afar import Facts, Reader
 from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.record.cupti.places import Known
-from gpuscope.runs import processes
-from gpuscope.runs.recorded import Order
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpuscope.device.sim.profile import Profile
 from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope.cli.commands import app
+from gpuscope.simulator.profiles.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -122,12 +122,17 @@ def require_kind(name: str, value: object, *kinds: Kind) -> None:
         return
     if any(_is(value, kind) for kind in kinds):
         return
+    for kind in kinds:
+        if isinstance(kind, MappingOf) and isinstance(value, Mapping):
+            for key, item in value.items():
+                require_kind(f"a key of {name}", key, str)
+                require_kind(f"{name}[{given(key)}]", item, kind.value)
+        if isinstance(kind, SeveralOf) and isinstance(value, list | tuple):
+            for place, item in enumerate(value):
+                require_kind(f"{name}[{place}]", item, kind.value)
     needed = " or ".join(_word(kind) for kind in kinds)
-    container = MappingOf if isinstance(value, Mapping) else SeveralOf
-    is_container = isinstance(value, Mapping | list | tuple)
-    has_others = is_container and any(isinstance(kind, container) for kind in kinds)
-    inside = " with other contents" if has_others else ""
-    raise InvalidArgument(f"{name} is {given(value)}{inside}; {needed} is needed")
+    length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+    raise InvalidArgument(f"{name} is {given(value)}{length}; {needed} is needed")
 
 
 def _is(value: object, kind: Kind) -> bool:

@@ -18,6 +18,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from gpuscope import analysis, figures
+from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
 from gpuscope.analysis.gaps_analysis import GPU_WORK
@@ -25,7 +26,7 @@ from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.experiments.profiling import profile
-from gpuscope.formats.writing import export
+from gpuscope.formats.writing import export, writable
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
 
@@ -83,6 +84,10 @@ class GpuscopeMagics(Magics):
         if options is None:
             _say((GpuscopeMagics.gpuscope.__doc__ or "").removeprefix("::").strip())
             return
+        if options.export is not None:
+            with _plain_errors():
+                writable(target := Path(options.export))
+                check_new(target, replace=True)
         name = options.output
         if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
             raise UsageError(f"-o {name!r} is no variable name")

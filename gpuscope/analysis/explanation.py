@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown
+from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.part import ORDER, Part
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
@@ -181,7 +182,7 @@ def explain(trace: Trace, span: int) -> Explanation:
         at_ns=int(rows.ends[row] if kind in _INTERVALS else rows.starts[row]),
         parts=parts,
         words=tuple(_in_words(rows, row, part) for part in parts),
-        interval=_interval(rows, row, kind),
+        interval=_interval(rows, row, kind, parts),
         doubts=tuple(doubts),
         provenance=rows.provenance,
     )
@@ -196,18 +197,23 @@ def _name(rows: SpanRows, row: int, kind: str) -> str:
     return f"{kind} {text}" + (f", {_stream(rows, row)}" if kind in WORK else "")
 
 
-def _interval(rows: SpanRows, row: int, kind: str) -> str:
+def _interval(rows: SpanRows, row: int, kind: str, parts: Sequence[Part]) -> str:
     if kind in _INTERVALS:
         return _INTERVALS[kind]
     until = "its start" if rows.ends[row] == OPEN else "its end"
-    since = "the call before" if kind not in WORK else "its launch call"
-    if kind in WORK and rows.queued[row] < 0:
-        since = "the end of what it followed"
+    if kind in WORK:
+        since = "its launch call" if rows.queued[row] >= 0 else "the end of what it followed"
+    elif not parts or parts[0].kind != "host":
+        since = "its start"
+    else:
+        since = "the beginning of the trace" if parts[0].span is None else "the call before"
     return f"from {since} to {until}"
 
 
 def _in_words(rows: SpanRows, row: int, part: Part) -> str:
     cause = None if part.span is None else rows.position(part.span)
+    if cause == row and part.kind == "running" and rows.kind(row) in HOST:
+        return "in the range" if rows.kind(row) == "range" else "in the call"
     if cause is None or cause == row:
         return _IN_WORDS[part.kind].partition(" {")[0]
     label = _label(rows, cause)

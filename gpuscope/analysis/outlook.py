@@ -90,9 +90,14 @@ class Outlook:
         if leader is None or race.off(leader):
             return False
         goal = race.objective
-        mean, bounds = race.mean(leader, goal), self.bounds(number, goal)
-        enough = CLOSE * abs(mean) * (1 if race.costs[number] >= race.costs[leader] else -1)
-        return max(goal.gain(value, mean) for value in bounds) < enough
+        own, best = self._corrected(number, goal), race.level(leader, goal)
+        gain = Estimate(
+            own.value - best.value if goal.is_rate else best.value - own.value,
+            math.hypot(own.error, best.error),
+            min(own.freedom, best.freedom),
+        )
+        enough = math.log1p(CLOSE) * (1 if race.costs[number] >= race.costs[leader] else -1)
+        return gain.bounds((1 - race.confidence) / 2)[1] < enough
 
     def _promise(self, number: int) -> tuple[float, float]:
         race = self.race
@@ -123,9 +128,10 @@ class Outlook:
         if not self._seen:
             return Estimate(base, math.inf, 1)
         ratios, variance = self._ratios[goal]
-        weights = self._solve @ np.append(self._steps(self._seen, [number])[:, 0] / 2, 1)
+        reach = np.append(self._steps(self._seen, [number])[:, 0] / 2, 1)
+        weights = self._solve @ reach
         value = base + float(weights[:-1] @ ratios)
-        share = float(weights @ np.append(self._steps(self._seen, [number])[:, 0] / 2, 1))
+        share = float(weights @ reach)
         return Estimate(value, math.sqrt(variance * max(share, 0.0)), max(1, len(ratios) - 1))
 
     @cached_property

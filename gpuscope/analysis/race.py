@@ -167,8 +167,9 @@ class Race:
         return Levels(column, by_turn=by_turn, below=goal.limit)
 
     @cached_property
-    def _limited(self) -> dict[Goal, Levels]:
-        return {goal: self._levels(goal, self.samples, by_turn=False) for goal in self.slo}
+    def _alone(self) -> dict[Goal, Levels]:
+        goals = dict.fromkeys((self.objective, *self.slo))
+        return {goal: self._levels(goal, self.samples, by_turn=False) for goal in goals}
 
     @cached_property
     def _standing(self) -> tuple[frozenset[int], Levels, float]:
@@ -223,9 +224,13 @@ class Race:
         """Return by which share a setting is off its limits, at most; 0 if it meets them."""
         return max([0.0, *(-goal.margin(self.mean(number, goal)) for goal in self.slo)])
 
+    def level(self, number: int, goal: Goal) -> Estimate:
+        """Return the logarithm of a setting's column, from all its measurements by themselves."""
+        return self._alone[goal].level(number)
+
     def bounds(self, number: int, goal: Goal) -> tuple[float, float]:
         """Return the interval of a setting's column, as its limit is told by."""
-        low, high = self._limited[goal].level(number).bounds((1 - self.confidence) / 2)
+        low, high = self.level(number, goal).bounds((1 - self.confidence) / 2)
         return math.exp(low), math.exp(min(high, 700.0))
 
     @cached_property

@@ -161,17 +161,17 @@ def predict_command(
 
 def _load_run(folder: Path) -> dict[str, Trace]:
     """Return the traces that :func:`write_run` wrote, by setting."""
-    names = _trace_names(folder)
+    names = trace_names(folder)
     if not names:
         raise GpuscopeError(
-            f"there are no traces of a run in {folder.name!r}, or it was not written to its end: "
+            f"there are no traces of a run in {str(folder)!r}, or it was not written to its end: "
             "name the --out folder of a gpuscope run"
         )
     traces = [read_parquet(folder / name) for name in names]
     return {str(trace.metadata.setting): trace for trace in traces}
 
 
-def _trace_names(folder: Path) -> list[str]:
+def trace_names(folder: Path) -> list[str]:
     """Return the names of the traces that the folder's comparison is of; none without it."""
     try:
         facts = json.loads((folder / _COMPARISON).read_text("utf-8"))
@@ -229,7 +229,7 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     has in the folder is removed, so that nobody takes it for this run's.
     """
     make_folder(folder)
-    former, comparison = _trace_names(folder), folder / _COMPARISON
+    former, comparison = trace_names(folder), folder / _COMPARISON
     names = dict(zip(_trace_files(result), result.values(), strict=True))
     _remove(comparison, folder / _COMPARED)
     paths = [save_trace(trace, folder / name) for name, trace in names.items()]
@@ -244,7 +244,7 @@ def _remove(*paths: Path) -> None:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise GpuscopeError(
-                f"cannot remove {path.name!r} of a former run: {error.strerror}. Choose another "
+                f"cannot remove {str(path)!r} of a former run: {error.strerror}. Choose another "
                 "folder with --out"
             ) from error
 

@@ -142,7 +142,7 @@ def _claimed(out: Path | None, name: str) -> tuple[Path, Path]:
             ) from error
         if out is not None:
             raise GpuscopeError(
-                f"{target.name!r} or {work.name!r} is there already: choose another --out"
+                f"{str(target)!r} or {str(work)!r} is there already: choose another --out"
             )
     raise AssertionError
 
@@ -226,6 +226,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
         return
     every, unreadable = read_facts(work)
     done: list[Path] = []
+    ours: set[Path] = set()
     found = False
     for path, facts in every.items():
         who = f"process {facts.pid} ({facts.name})"
@@ -243,7 +244,9 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
             complain(f"gpuscope: {who} was killed or crashed: its trace ends before that")
         base = _base(target, suffix, facts, is_program=facts.pid == program)
         published = [
-            file for file in files if _is_published(file, facts, *base, report=report, title=who)
+            file
+            for file in files
+            if _is_published(file, facts, *base, ours, report=report, title=who)
         ]
         done += [*published, *([path] if published == files else [])]
     if not found:
@@ -306,15 +309,21 @@ def _base(target: Path, suffix: str, facts: Facts, *, is_program: bool) -> tuple
 
 
 def _is_published(
-    file: Path, facts: Facts, base: str, suffix: str, *, report: bool, title: str
+    file: Path, facts: Facts, base: str, suffix: str, ours: set[Path], *, report: bool, title: str
 ) -> bool:
-    """Write a trace, and its report, under names that nobody uses; returns whether that worked."""
+    """Write a trace, and its report, under names that nobody uses; returns whether that worked.
+
+    Parameters
+    ----------
+    ours
+        What this command has written; what is written now is added.
+    """
     try:
         trace = last_trace(file) if file.suffix == JOURNAL else read_parquet(file)
         if file.suffix != JOURNAL and not facts.ended:
             trace = cut_short(trace, facts.at_ns)
         make_folder(Path(base).parent)
-        path = _unused(base, suffix, with_page=report)
+        path = _unused(base, suffix, ours, with_page=report)
         try:
             written = [export(trace, path)]
         except BaseException:
@@ -329,21 +338,24 @@ def _is_published(
     complain(f"gpuscope: {title}: {_counts(trace.kind_counts())}")
     if trace.metadata.incomplete:
         complain(f"gpuscope: {trace.metadata.incomplete}")
+    ours.update(written)
     for one in written:
         complain(f"gpuscope: wrote {one}")
     return True
 
 
-def _unused(base: str, suffix: str, *, with_page: bool) -> Path:
+def _unused(base: str, suffix: str, ours: set[Path], *, with_page: bool) -> Path:
     """Make an empty file under a name that nobody uses, nor as a report, and return its path."""
     for number in itertools.count(1):
         name = base if number == 1 else f"{base}-{number}"
-        if with_page and os.path.lexists(f"{name}.html"):
-            continue
-        path = Path(f"{name}{suffix}")
-        with contextlib.suppress(FileExistsError):
-            path.open("x").close()
-            if number > 1:
-                complain(f"gpuscope: {base}{suffix} is there already")
-            return path
+        path, taken = Path(f"{name}{suffix}"), Path(f"{name}.html")
+        if not (with_page and os.path.lexists(taken)):
+            try:
+                path.open("x").close()
+            except FileExistsError:
+                taken = path
+            else:
+                return path
+        if number == 1 and taken not in ours:  # as of another image of the same process
+            complain(f"gpuscope: {taken} is there already")
     raise AssertionError

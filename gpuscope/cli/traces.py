@@ -27,7 +27,8 @@ from gpuscope.cli.app import (
     show_table,
     stderr,
 )
-from gpuscope.errors import MissingEvidence, TraceFormatError
+from gpuscope.cli.experiments import trace_names
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
@@ -141,16 +142,29 @@ def _check_target(path: Path, *, replace: bool) -> None:
 def _loaded(file: Path) -> Trace:
     try:
         return load_trace(file)
-    except TraceFormatError as error:
-        raise TraceFormatError(f"{file}: {error}") from error
+    except GpuscopeError as error:  # which names no folder: of several files that may be any
+        raise type(error)(f"{file}: {error}") from error
 
 
 def _traces_of(path: Path) -> list[Path]:
-    """Return a file, or the traces in a folder."""
+    """Return a file, or the traces in a folder.
+
+    Raises
+    ------
+    InvalidArgument
+        It is the folder of a run with several settings.
+    """
     try:
         files = sorted(path.iterdir())
     except (OSError, ValueError):  # it is a file or, as reading it says, nothing
         return [path]
+    if len(of_run := trace_names(path)) > 1:
+        raise InvalidArgument(
+            f"{path} holds the settings of a run, which are no ranks: name a trace of each rank, "
+            f"such as {path / of_run[0]}"
+        )
+    if of_run:
+        return [path / of_run[0]]
     return [
         file
         for file in files

@@ -84,6 +84,8 @@ class _Recorder:
         self.order = order
         self._folder = Path(order.folder)
         self._lock = free_in_children(threading.RLock())
+        self._journals: dict[int, Journal] = {}
+        """Of those that need none of this interpreter's time to be kept: what holds their rows."""
         self._forget()
 
     def _forget(self) -> None:
@@ -92,8 +94,8 @@ class _Recorder:
         self._key = f"{time.time_ns()}-{self._facts.pid}"
         self._recordings: dict[int, Recording] = {}
         """By the numbers of their traces."""
-        self._journals: dict[int, Journal] = {}
-        """Of those that need none of this interpreter's time to be kept: what holds their rows."""
+        while self._journals:
+            self._journals.popitem()[1].close(remove=False)
         self._told_calls: dict[int, int] = {}
         """How many of our calls each journal has."""
         self._next = 1
@@ -295,14 +297,11 @@ class _Recorder:
 
     def _read_up(self, recording: Recording) -> set[int]:
         """Make rows of what waits, part by part; returns the numbers of the GPUs that worked."""
-        numbers: set[int] = set()
-        seen, last_ns, now_ns = 0, 0, time.time_ns()
-        while last_ns < now_ns and (batches := recording.batches(seen)):
-            seen = batches[-1].number + 1
-            for batch in batches:
-                last_ns = max(last_ns, batch.last_ns)
-                numbers.update(batch.spans.column("device").drop_null().unique().to_pylist())
-        return numbers
+        batches = recording.batches()
+        for _ in range(recording.parts_waiting):  # what comes meanwhile is not waited for
+            batches = recording.batches()
+        devices = [batch.spans.column("device").drop_null().unique() for batch in batches]
+        return {number for column in devices for number in column.to_pylist()}
 
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""

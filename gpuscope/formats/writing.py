@@ -98,15 +98,7 @@ def export(
         return _folder_of_ranks(
             whole, target, keep_private=keep_private, progress=progress, cancel=cancel
         )
-    chosen = registry.of_suffix(target.name)
-    if chosen is None or chosen.write is None:
-        only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
-        raise ExportError(
-            registry.with_problems(
-                f"{target.name!r} does not say which format{only} it is to have: end its name in "
-                + registry.suffixes("write")
-            )
-        )
+    chosen, write_trace = writable(target)
     report = None if merge_into is None else _report(chosen, target, Path(merge_into))
     write: Callable[[Path, Step], object]
     if chosen.write_run is not None and isinstance(trace, Run):
@@ -117,7 +109,7 @@ def export(
         single = _single(trace, target)
         rows = len(single)
         single = single if keep_private else public(single)
-        write = partial(chosen.write, single)
+        write = partial(write_trace, single)
         if chosen.merge is not None and report is not None:
             write = partial(chosen.merge, single, report)
     step = steps(rows, progress, cancel)
@@ -125,6 +117,26 @@ def export(
     with replacing(target) as temporary, registry.naming(chosen):
         write(temporary, step)
     return target
+
+
+def writable(target: Path) -> tuple[Format, Callable[[Trace, Path, Step], object]]:
+    """Return the format that a file is to have, and what writes it.
+
+    Raises
+    ------
+    ExportError
+        No format that can be written has its suffix.
+    """
+    chosen = registry.of_suffix(target.name)
+    if chosen is None or chosen.write is None:
+        only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
+        raise ExportError(
+            registry.with_problems(
+                f"{target.name!r} does not say which format{only} it is to have: end its name in "
+                + registry.suffixes("write")
+            )
+        )
+    return chosen, chosen.write
 
 
 def _folder_of_ranks(

@@ -444,6 +444,11 @@ class Recording:
         kept = self._kept.next or self._options.keep_ns
         return len(self.sources) == 1 and not kept and not self.is_over
 
+    @property
+    def parts_waiting(self) -> int:
+        """How often :meth:`batches` has to be called for all that has come."""
+        return max((source.parts_waiting for source in self.sources), default=0)
+
     def ended(self, since: int) -> tuple[Ended, int]:
         """Return our calls that ended and are no rows yet, from a number on; and the next."""
         with self._reading:

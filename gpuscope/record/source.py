@@ -194,6 +194,11 @@ class Source:
         """Handles of other libraries' streams to wait for at the end."""
         return ()
 
+    @property
+    def parts_waiting(self) -> int:
+        """How many more readings what has come takes."""
+        return 0
+
     def start(self) -> None:
         """Begin to record; what fails here is undone."""
 

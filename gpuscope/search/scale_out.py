@@ -278,11 +278,13 @@ class Team:
                 last_s, outcome = time.monotonic(), self._outcome(future)
                 if isinstance(outcome.made, WorkerLost) and not is_lost(key):
                     continue
-                longest_s = max(outcome.seconds, 0.0 if math.isinf(longest_s) else longest_s)
+                if not isinstance(outcome.made, WorkerLost):  # how long that takes tells nothing
+                    longest_s = max(outcome.seconds, 0.0 if math.isinf(longest_s) else longest_s)
                 del left[key]
                 if viewer is not None:
-                    done = len(jobs) - len(left)
-                    viewer(Progress(label(key), 0, done, len(jobs), recording=None))
+                    viewer(
+                        Progress(label(key), 0, len(jobs) - len(left), len(jobs), recording=None)
+                    )
                 yield key, outcome.made
 
         try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
+import webbrowser
 
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from gpuscope.errors import GpuscopeError
 from gpuscope.timeline import style
 
 _MARK = "gpuscope-dark"
@@ -23,16 +26,31 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
     """
 
     def _ipython_display_(self) -> None:
-        if pio.renderers.render_on_display:
-            self.show()
-        else:
+        if not pio.renderers.render_on_display:
             super()._ipython_display_()
+            return
+        try:
+            self.show()
+        except GpuscopeError as error:  # IPython would print a traceback, and the whole figure
+            sys.stdout.write(f"{error}\n")
 
     def show(self, *args: object, **kwargs: object) -> None:
-        """Show it; a renderer or other options are passed on to Plotly."""
+        """Show it; a renderer or other options are passed on to Plotly.
+
+        Raises
+        ------
+        GpuscopeError
+            It is shown in a browser, and there is none.
+        """
         bundle = {} if args or kwargs else self._repr_mimebundle_()
         if not bundle:
-            super().show(*args, **kwargs)
+            try:
+                super().show(*args, **kwargs)
+            except webbrowser.Error as error:
+                raise GpuscopeError(
+                    f"the figure cannot be shown: {error}. Write it with "
+                    "figure.write_html('figure.html') and open that elsewhere, or use a notebook"
+                ) from None
             return
         from IPython.display import display  # noqa: PLC0415 - only a notebook comes here
 

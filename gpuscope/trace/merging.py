@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -12,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from gpuscope._checks import require_kind
+from gpuscope._checks import given, require_kind
 from gpuscope._text import clean, duration
-from gpuscope.errors import AlignmentError
+from gpuscope.errors import AlignmentError, InvalidArgument
 from gpuscope.trace import schema
 from gpuscope.trace.clocks import Bound, Line, aligned
 from gpuscope.trace.collectives import Matching, matched, parts
@@ -26,6 +27,7 @@ from gpuscope.trace.metadata import (
 )
 from gpuscope.trace.model import Trace
 from gpuscope.trace.renumbering import Rank, changed, ranked
+from gpuscope.trace.run import Run
 
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _OWN = ("id", "stream", "device", "partition", "intended_partition")
@@ -80,6 +82,16 @@ def merge(traces: Sequence[Trace]) -> Trace:
     >>> merged.metadata.ranks[1].offset_ns, merged.kind_counts()
     (-4700, {'kernel': 2})
     """
+    if isinstance(traces, Run):
+        raise InvalidArgument(
+            "traces is a Run, whose traces are of settings and no ranks: give one trace of each "
+            "rank, such as [of_rank_0['default'], of_rank_1['default']]"
+        )
+    if isinstance(traces, str | Path):
+        raise InvalidArgument(
+            f"traces is {given(str(traces))}: give the traces themselves, such as "
+            "[gs.load_trace(path) for path in paths]"
+        )
     require_kind("traces", traces, list, tuple)
     for trace in traces:
         require_kind("one of traces", trace, Trace)

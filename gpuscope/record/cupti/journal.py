@@ -7,6 +7,7 @@ after a crash, reads the file. A frame of it counts once its header is there, wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from gpuscope.record.cupti.collector import Collector
 
 _HEADER = struct.Struct("<qqq")
-"""Kind of a frame, number of a buffer, bytes that follow."""
+"""Kind of a frame, number, bytes that follow. A buffer's number; the head's counts the buffers
+that are missing: it is overwritten in place, which needs no room."""
 _HEAD, _BUFFER, _TEXTS, _PLACES, _CALLS, _METADATA = range(1, 7)
 _AT_ONCE = 128 << 20
 """Bytes that are read before rows are made of them."""
@@ -75,6 +77,8 @@ class Journal:
         self._lock = threading.RLock()
         self._end = 0
         self._failure: OSError | None = None
+        self._missing = 0
+        """Buffers that could not be written."""
         self._texts: set[int] = set()
         """Addresses whose texts are in the file."""
         self._devices: set[int] = set()
@@ -92,7 +96,7 @@ class Journal:
         }
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self._put(_HEAD, msgspec.json.encode(_Head(facts, domains)))
+            self._head = self._put(_HEAD, msgspec.json.encode(_Head(facts, domains)))
         except OSError:
             os.close(self._file)
             raise
@@ -128,6 +132,10 @@ class Journal:
             return self._put(_BUFFER, records.data, number)
         except OSError as error:
             self._failure = error
+            self._missing += 1
+            with contextlib.suppress(OSError):
+                head = _HEADER.pack(_HEAD, self._missing, self._head.nbytes)
+                os.pwrite(self._file, head, 0)
             return records
 
     def fetch(self, stored: Stored) -> Array:
@@ -205,6 +213,7 @@ class JournalReader:
         self._numbers: set[int] = set()
         self._metadata = TraceMetadata()
         self._batches: list[Batch] = []
+        self._missing = 0
         self.written_ns = 0
         """When the file was last written, Unix ns, as of the last reading."""
 
@@ -226,6 +235,9 @@ class JournalReader:
                 self.written_ns = os.fstat(file.fileno()).st_mtime_ns
                 while self._read_some(file, over=over):
                     pass
+                if self._at:
+                    file.seek(0)
+                    _, self._missing, _ = _HEADER.unpack(file.read(_HEADER.size))
         except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
@@ -302,11 +314,17 @@ class JournalReader:
         for name, count in reader.found.counts.items():
             counts[name] = counts.get(name, 0) + count
         met = {str(number): facts for number, facts in reader.places.streams.items()}
+        notes = [*told.notes, *reader.found.notes]
+        if self._missing:
+            notes.append(
+                f"{self._missing} buffers of records could not be written to "
+                f"{self.path.name!r} and are missing"
+            )
         return msgspec.structs.replace(
             told,
             counts=counts,
             streams={**met, **told.streams},
-            notes=(*told.notes, *reader.found.notes),
-            complete=told.complete and reader.found.complete and not left,
+            notes=tuple(notes),
+            complete=told.complete and reader.found.complete and not (left or self._missing),
             windows_ns=tuple((began, max(began, self.written_ns)) for began, _ in told.windows_ns),
         )

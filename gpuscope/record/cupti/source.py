@@ -156,6 +156,11 @@ class CuptiSource(Source):
         return self._records.ranges.arrive
 
     @property
+    def parts_waiting(self) -> int:
+        """How many more readings what waits in a file takes."""
+        return -(-len(self._raw) // _PART) if self._journal is not None else 0
+
+    @property
     def foreign_streams(self) -> list[int]:
         """Handles of other libraries' streams that guards selected, as far as they are held."""
         handles = []

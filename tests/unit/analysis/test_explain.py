@@ -201,6 +201,22 @@ def test_an_event_recorded_on_a_stream_that_only_waited_orders_what_follows(gpu)
     assert gs.analysis.parts(trace, sync["id"])[0].span == first["id"]
 
 
+@pytest.mark.parametrize(("kind", "inside"), [("range", "in the range"), ("api", "in the call")])
+def test_the_host_s_rows_do_not_run_and_begin_where_something_was(kind, inside):
+    trace = Trace.from_columns(
+        {
+            "id": [1, 2, 3], "kind": ["kernel", kind, kind], "name": ["k", "first", "second"],
+            "start_ns": [0, 20, 50], "end_ns": [10, 40, 60], "thread": [None, 1, 1],
+            "stream": [7, None, None], "source": ["cupti"] * 3,
+        }
+    )  # fmt: skip
+    first, second = (gs.analysis.explain(trace, span) for span in (2, 3))
+    assert first.words == ("in the host's program", inside)
+    assert first.interval == "from the beginning of the trace to its end"
+    assert second.words == ("in the host's program, after first returned", inside)
+    assert second.interval == "from the call before to its end"
+
+
 # -- what the host waited for -------------------------------------------------------------
 
 

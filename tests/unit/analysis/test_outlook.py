@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,29 @@ def test_one_forecast_beyond_the_limit_rules_nothing_out():
             rate, time_us = truth[number]
             samples.setdefault(number, []).append((rate * wobble, time_us * wobble))
     assert outlook(samples, forecast).race.verdicts(is_over=True)[3] == "best"
+
+
+def test_who_is_better_is_ruled_out_as_seldom_as_promised_also_beside_a_lucky_leader():
+    better = wrong = ruled_out = 0
+    for seed in range(400):
+        draw = np.random.default_rng(seed)
+        truth = 7 + np.cumsum(draw.normal(0, 0.005, 10))
+        forecast = truth + np.cumsum(draw.normal(0, 0.005, 10))
+        measured = {
+            number: [(math.exp(value), 9) for value in truth[number] + 0.05 * draw.normal(size=4)]
+            for number in {0, 9, *draw.choice(10, 3).tolist()}
+        }
+        found = outlook(measured, {n: (math.exp(value), 9) for n, value in enumerate(forecast)})
+        found = replace(found, race=replace(found.race, costs=dict.fromkeys(range(10), 8)))
+        leader = found.race.inside[0]
+        for number in set(range(10)) - measured.keys():
+            is_better = truth[number] > truth[leader] + math.log1p(CLOSE)
+            better += is_better
+            ruled_out += found.rules_out(number)
+            wrong += is_better and found.rules_out(number)
+    assert better > 100
+    assert ruled_out > 0
+    assert wrong / better <= (1 - found.race.confidence) / 2
 
 
 def test_ends_span_the_grid():

@@ -6,12 +6,15 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import gpuscope as gs
 import gpuscope.cli.commands
 from gpuscope import cli
+from gpuscope.errors import InvalidArgument
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 @pytest.fixture
@@ -193,10 +196,43 @@ def test_every_command_has_an_example(command):
 
 def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_path):
     gs.export(trace, tmp_path / "trace-default.parquet")
-    (tmp_path / "comparison.json").write_text('{"experiment": {}}')
+    (tmp_path / "other.json").write_text('{"experiment": {}}')
     code, _, said = command("merge", tmp_path, "-o", tmp_path / "merged.parquet")
     assert code == 1
-    assert f"{tmp_path / 'comparison.json'}: the JSON is no Chrome trace" in said
+    assert f"{tmp_path / 'other.json'}: the JSON is no Chrome trace" in said
+
+
+def test_merge_says_in_which_folder_a_file_is_missing(command, trace, tmp_path):
+    (tmp_path / "rank0").mkdir()
+    gs.export(trace, tmp_path / "rank0" / "trace.parquet")
+    files = [tmp_path / f"rank{rank}" / "trace.parquet" for rank in (0, 1)]
+    code, _, said = command("merge", *files, "-o", tmp_path / "merged.parquet")
+    assert code == 1
+    assert str(files[1]) in said
+    assert str(files[0]) not in said
+
+
+def test_merge_takes_of_a_run_s_folder_its_trace_and_of_several_says_which(
+    command, trace, tmp_path
+):
+    trace = trace.with_metadata(clock="of this machine")
+    run = Run({"a": trace, "b": trace}, pa.table({}), {})
+    for name, traces in (("rank0", ["a"]), ("rank1", ["a"]), ("several", ["a", "b"])):
+        (tmp_path / name).mkdir()
+        files = [f"trace-{setting}.parquet" for setting in traces]
+        for file in files:
+            gs.export(trace, tmp_path / name / file)
+        (tmp_path / name / "comparison.json").write_text(json.dumps({"traces": files}))
+    merged = tmp_path / "merged.parquet"
+    code, _, said = command("merge", tmp_path / "rank0", tmp_path / "rank1", "-o", merged)
+    assert code == 0, said
+    assert gs.load_trace(merged).kind_counts()["kernel"] == 6
+    code, _, said = command("merge", tmp_path / "several", "-o", tmp_path / "m.parquet")
+    assert code == 1
+    assert str(tmp_path / "several" / "trace-a.parquet") in said
+    for wrong, advice in ((run, "one trace of each rank"), (str(tmp_path), "load_trace")):
+        with pytest.raises(InvalidArgument, match=advice):
+            gs.merge(wrong)
 
 
 def test_what_is_written_replaces_nothing_unless_told(command, file, tmp_path):

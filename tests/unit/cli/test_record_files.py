@@ -94,6 +94,8 @@ def test_each_image_of_an_exec_chain_has_a_trace_and_the_program_s_files_stay(pl
     if out == "t.parquet":
         assert list(found) == ["t-2.parquet", "t-3.parquet", "t-4.parquet", "t-5.parquet"]
         assert "t.parquet is there already" in said
+    else:
+        assert "is there already" not in said, "they are the other images'"
     assert not list(place.glob("*.unfinished"))
 
 

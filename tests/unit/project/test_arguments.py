@@ -18,10 +18,11 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import analysis, figures, learn, report
+from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import Ranks
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator import calibrate
 from gpuscope.trace import Trace, save_trace
@@ -734,6 +735,22 @@ def test_a_forecast_takes_numbers_of_numpy():
     changes = forecast.experiment["what_if"]
     assert changes["add_waits"] == [[int(first), int(then)]]
     assert changes["scale"] == {"w": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "at_fault"),
+    [
+        ({"a": 1.0, "b": math.nan}, MappingOf(float), "x['b'] is nan"),
+        ({"a": 1.0, 7: 2.0}, MappingOf(float), "a key of x is 7"),
+        ({"a": [1, 2], "b": [1, 2.5]}, MappingOf(SeveralOf(int, 2)), "x['b'][1] is 2.5"),
+        ([(1, 2), (3, "4")], SeveralOf(SeveralOf(int, 2)), "x[1][1] is '4'"),
+        ([(1, 2), (3,)], SeveralOf(SeveralOf(int, 2)), "x[1] is tuple"),
+    ],
+)
+def test_of_a_container_the_item_at_fault_is_named(value, kind, at_fault):
+    with pytest.raises(InvalidArgument) as refused:
+        require_kind("x", value, kind, None)
+    assert str(refused.value).startswith(at_fault)
 
 
 def test_a_sweep_beside_a_link_to_nothing_is_an_error_of_ours(tmp_path):

@@ -104,10 +104,27 @@ def test_it_exports_by_suffix(cell, tmp_path):
 
 
 def test_an_export_that_fails_loses_nothing(shell, cell, tmp_path):
-    _, _, error = cell(f"%%gpuscope --no-display --export {tmp_path}/step.docx\n{LAUNCH}")
+    (tmp_path / "gone").mkdir()
+    leave = f"import os; os.rmdir({str(tmp_path / 'gone')!r})"
+    _, _, error = cell(
+        f"%%gpuscope --no-display --export {tmp_path}/gone/step.parquet\n{LAUNCH}\n{leave}"
+    )
     assert isinstance(error, UsageError)
-    assert ".docx" in str(error)
+    assert "step.parquet" in str(error)
     assert shell.user_ns["_gpuscope"].kind_counts()["kernel"] == 3
+
+
+@pytest.mark.parametrize("name", ["step.docx", "none/step.parquet"])
+def test_a_name_that_cannot_be_written_is_refused_before_anything_runs(shell, cell, tmp_path, name):
+    shell.user_ns.pop("ran", None)
+    _, _, error = cell(f"%%gpuscope --no-display --export {tmp_path}/{name}\nran = True")
+    assert isinstance(error, UsageError)
+    assert name.rpartition("/")[2] in str(error)
+    assert "ran" not in shell.user_ns
+    assert isinstance(cell(f"%gpuscope start --export {tmp_path}/{name}")[2], UsageError)
+    assert cell("%gpuscope start")[2] is None
+    assert isinstance(cell(f"%gpuscope stop --export {tmp_path}/{name}")[2], UsageError)
+    assert cell("%gpuscope stop --no-display")[2] is None, "it is still on"
 
 
 def test_start_and_stop_span_cells(shell, cell):

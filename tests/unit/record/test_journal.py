@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,8 @@ from interrupting import Interrupt
 
 import gpuscope as gs
 from gpuscope.errors import TraceFormatError
+from gpuscope.experiments import processes
+from gpuscope.experiments.recorded import Order
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import journal as journals
 from gpuscope.record.cupti import layout, source
@@ -155,10 +159,50 @@ def test_what_waits_is_read_part_by_part(world, tmp_path, monkeypatch):
     assert recording.trace.metadata.complete
 
 
+def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
+    world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(source, "_PART", 1)
+    recording, journal = begun(world, tmp_path / "a", devices=())
+    with contextlib.ExitStack() as ranges:
+        for name in ("epoch", "step", "layer"):  # buffers of a beginning alone make no rows
+            ranges.enter_context(gs.annotate(name))
+            advance(recording, journal)
+        for _ in range(300):
+            world.gpu.foreign("k")
+    advance(recording, journal)
+    recorder = processes._Recorder(Order(str(tmp_path)))
+    assert recorder._read_up(recording) == {0}
+    kernels = sum(
+        batch.spans.column("kind").to_pylist().count("kernel") for batch in recording.batches()
+    )
+    assert kernels == 300
+    assert not recording.sources[0]._raw
+    recording.stop()
+
+
+def test_a_forked_child_holds_no_journal_open(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    recorder = processes._Recorder(Order(str(tmp_path)))
+    recorder._journals[1] = journal
+    child = os.fork()
+    if not child:
+        recorder._forget()  # as every fork calls it there
+        targets = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        os._exit(str(tmp_path / "a") in targets)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs(world, 20)
+    advance(recording, journal)
+    assert len(recording.stop().where(kind="kernel")) == 20
+    assert (tmp_path / "a").exists()
+
+
 def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch):
     recording, journal = begun(world, tmp_path / "a")
     theirs(world, 100)
     advance(recording, journal)
+    reader = JournalReader(tmp_path / "a")
+    before = reader.read(over=False)
     written, full = os.pwrite, []
 
     def write(file, data, at):
@@ -176,9 +220,13 @@ def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch)
     theirs(world, 100)
     advance(recording, journal)
     far = JournalReader(tmp_path / "a").read(over=True)
+    still = reader.read(over=False)
     assert len(recording.stop().where(kind="kernel")) == 300
     assert recording.trace.metadata.complete
     assert 200 <= len(far.where(kind="kernel")) < 300
+    assert before.metadata.complete
+    assert not far.metadata.complete, "what is missing there is told"
+    assert not still.metadata.complete
 
 
 def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):

@@ -131,6 +131,40 @@ def test_a_slow_workers_job_is_begun_again_elsewhere(pool, tmp_path, monkeypatch
     assert sorted(found) == [("quick", (1, "sim:h200", "")), ("slow", "done")]
 
 
+class LosesAndTakesLong(Executor):
+    """Loses some jobs at once; others end when it was asked ten times whether it has ended."""
+
+    def __init__(self):
+        self.begun = Counter()
+        self.left = 10
+        self.long = []
+
+    def submit(self, _perform, job, _name, _attempt):
+        self.begun[job] += 1
+        future = Future()
+        if job == "lost":
+            future.set_exception(RuntimeError("killed"))
+        else:
+            self.long.append(future)
+        return future
+
+    @property
+    def _client(self):
+        self.left -= 1
+        if not self.left:
+            self.long[0].set_result(scale_out._Outcome("done", None, 30.0))
+
+
+def test_jobs_that_are_lost_do_not_say_how_long_others_take(monkeypatch):
+    monkeypatch.setattr(scale_out, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(scale_out, "_POLL_S", 0.001)
+    executor = LosesAndTakesLong()
+    found = dict(Team(executor, "sim:h200").done({"a": "lost", "b": "long"}, NEVER))
+    assert isinstance(found["a"], WorkerLost)
+    assert found["b"] == "done"
+    assert executor.begun == {"lost": 3, "long": 1}
+
+
 @pytest.mark.parametrize("error", [GpuscopeError, Local])
 def test_a_jobs_error_comes_back_and_is_not_tried_again(pool, error):
     ((_, found),) = Team(pool, "sim:h200").done({0: partial(fail, error)}, NEVER)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import webbrowser
 
 import numpy as np
+import plotly.io as pio
 import pytest
 from PIL import Image
 
 from gpuscope import figures
+from gpuscope.errors import GpuscopeError
 from gpuscope.timeline import style
 from gpuscope.timeline.raster import png
 from gpuscope.timeline.themed import ThemedFigure
@@ -97,3 +100,16 @@ def test_a_partition_has_its_colour_wherever_it_is_carved():
     many = style.colours_of([f"p{number}" for number in range(9)])
     assert {*many.values()} == {*style.OKABE_ITO}
     assert style.ESCAPED not in many.values()
+
+
+def test_without_a_browser_a_terminal_says_so_in_one_line(figure, monkeypatch, capsys):
+    def get(*_):
+        raise webbrowser.Error("could not locate runnable browser")
+
+    monkeypatch.setattr(webbrowser, "get", get)
+    monkeypatch.setattr(pio.renderers, "default", "browser")
+    with pytest.raises(GpuscopeError, match="write_html"):
+        figure.show()
+    figure._ipython_display_()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "write_html" in line

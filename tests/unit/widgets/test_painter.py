@@ -28,8 +28,10 @@ def world(monkeypatch):
 
 
 @pytest.fixture
-def timeline():
-    made = gs.Timeline()
+def timeline(monkeypatch):
+    """A timeline that shows all that a test did, and waits for its process, however long."""
+    monkeypatch.setattr(painter, "PATIENCE_S", PATIENCE_S)
+    made = gs.Timeline(followed_ns=10**9 * PATIENCE_S)
     yield made
     made.close()
 
@@ -200,6 +202,7 @@ def test_without_the_other_process_it_goes_on_here(world, timeline):
         foreign(world, 5)
         until(lambda: seen(timeline) >= 10, "no frame shows them")
         os.kill(timeline._pump._painter._process.pid, signal.SIGKILL)
+        world.cupti._last_ns += 10**9  # as on a busy machine
         foreign(world, 5)
         until(lambda: len(timeline.state.tracks) >= 20, "nobody reads")
         assert not isinstance(timeline._pump, FarPump)

@@ -244,7 +244,7 @@ def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
     empty.mkdir()
     code, _, told = command("predict", trial, "--against", empty, "--out", tmp_path / "out")
     assert code == cli.FAILED
-    assert "no traces of a run in 'empty'" in told
+    assert f"no traces of a run in '{empty}'" in told
     assert not (tmp_path / "out").exists(), "told before anything is run"
     code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
     assert code == cli.FAILED

@@ -37,7 +37,8 @@ _LARGE = 1 << 30
 def shipped() -> list[str]:
     """Return the names of the profiles that ship with the package."""
     folder = resources.files("gpuscope.simulator.profiles")
-    return sorted(item.name.removesuffix(".json") for item in folder.iterdir())
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
 @dataclass(frozen=True)

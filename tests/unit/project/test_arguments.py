@@ -547,8 +547,8 @@ def check(targets: dict[str, Target]) -> None:
 
 # -- that none is missing -------------------------------------------------------------------
 ROOMS = (
-    "", ".analysis", ".calibration", ".device", ".figures", ".formats", ".learn", ".report", ".runs",
-    ".trace", ".widgets", ".workloads",
+    "", ".analysis", ".device", ".experiments", ".figures", ".formats", ".learn", ".report", ".search",
+    ".simulator", ".trace", ".widgets", ".workloads",
 )  # fmt: skip
 INSIDE = "gpuscope calls it, or a class derived from it does"
 EXEMPT = {

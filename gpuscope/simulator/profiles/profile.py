@@ -37,7 +37,9 @@ _LARGE = 1 << 30
 def shipped() -> list[str]:
     """Return the names of the profiles that ship with the package."""
     folder = resources.files("gpuscope.simulator.profiles")
-    return sorted(item.name.removesuffix(".json") for item in folder.iterdir())
+    return sorted(
+        file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json")
+    )
 
 
 @dataclass(frozen=True)

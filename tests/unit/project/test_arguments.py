@@ -28,7 +28,7 @@ from gpuscope.trace import Trace, save_trace
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.copy import Copy
-from gpuscope.workloads.recorded import RecordedWork
+from gpuscope.simulator.recorded import RecordedWork
 from gpuscope.workloads.softmax import Softmax
 from gpuscope.workloads.spin import Spin
 from gpuscope.workloads.traced import TracedCopy, TracedGemm

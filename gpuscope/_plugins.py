@@ -38,7 +38,7 @@ class Plugins(Generic[_T]):
     """
 
     def __init__(self, group: str, noun: str, wrong: Callable[[str, object], str]) -> None:
-        self._group = group
+        self.group = group
         self._noun = noun
         self._wrong = wrong
         self._rooms = {
@@ -50,7 +50,7 @@ class Plugins(Generic[_T]):
     def _entries(self) -> tuple[dict[str, EntryPoint], list[str]]:
         """Return what is declared, by name, and why some of it is left out."""
         if self._known is None:
-            entries, problems = declared(self._group)
+            entries, problems = declared(self.group)
             known = dict(self._rooms)
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name in self._rooms:

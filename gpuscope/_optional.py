@@ -73,12 +73,17 @@ def needed_for(feature: str) -> Iterator[None]:
     Raises
     ------
     MissingDependency
-        A package of one of the extras is absent.
+        A package of one of the extras is absent, or a part of gpuscope itself.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         module = error.name or ""
+        if module.startswith("gpuscope."):
+            raise MissingDependency(
+                f"{feature} needs {module}, a part of gpuscope that is missing here: install all "
+                "of gpuscope, by `pip install .` in its folder"
+            ) from error
         if module.partition(".")[0] not in _EXTRAS:
             raise
         raise _missing(module, error, feature) from error

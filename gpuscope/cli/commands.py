@@ -1,17 +1,49 @@
-"""The app with every command registered."""
+"""The app with every command: those of the core, then those that are registered."""
 
 from __future__ import annotations
 
-from gpuscope.cli import calibration, classroom, experiments, machine, recording, series, traces
-from gpuscope.cli.app import app
+from collections.abc import Callable
 
-__all__ = [
-    "app",
-    "calibration",
-    "classroom",
-    "experiments",
-    "machine",
-    "recording",
-    "series",
-    "traces",
-]
+import typer
+
+from gpuscope._plugins import Plugins
+from gpuscope.cli import experiments, machine, recording, series, traces
+from gpuscope.cli.app import app
+from gpuscope.errors import MissingDependency
+
+__all__ = ["app", "experiments", "machine", "recording", "series", "traces"]
+
+Command = Callable[..., object]
+"""A function whose parameters typer reads."""
+_CORE = frozenset(command.name for command in app.registered_commands)
+
+
+def _wrong(name: str, value: object) -> str:
+    if name in _CORE:
+        return "gpuscope has a command of that name"
+    return "" if callable(value) else f"it is a {type(value).__name__}, not a function"
+
+
+COMMANDS: Plugins[Command] = Plugins("gpuscope.commands", "command", _wrong)
+
+
+def _register(name: str) -> None:
+    """Add a registered command; where it cannot be used, one that says why."""
+    try:
+        function = COMMANDS.find(name)
+    except MissingDependency as error:
+        refusal = error
+
+        def refuse(_context: typer.Context) -> None:
+            raise refusal
+
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(name, help=f"Cannot be used: {error}", context_settings=anything)(refuse)
+        return
+    if function is not None:
+        app.command(name)(function)
+
+
+for _name in COMMANDS.names():
+    if _name not in _CORE:
+        _register(_name)

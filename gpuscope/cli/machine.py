@@ -22,11 +22,11 @@ from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.device.device import Device
 from gpuscope.device.diagnose import Check, check_cupti, check_gpu, check_launches
+from gpuscope.device.families import FAMILIES
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.cupti.library import Library, Refused
-from gpuscope.simulator.profiles.profile import shipped
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
@@ -46,7 +46,11 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
                 devices.append({"device": "cuda:0", "available": False, "what": why_not(error)})
             break
         devices.append(_facts(device))
-    devices += [_facts(open_device(f"sim:{name}", quiet=True)) for name in shipped()]
+    devices += [
+        _facts(open_device(f"{family}:{name}", quiet=True))
+        for family, registered in FAMILIES.usable().items()
+        for name in registered.names()
+    ]
     if as_json:
         say_json(devices)
         return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuscope.device.carve import plan_carve as plan_carve
     from gpuscope.device.device import Device as Device
     from gpuscope.device.event import Event as Event
+    from gpuscope.device.families import DeviceFamily as DeviceFamily
     from gpuscope.device.graph import Graph as Graph
     from gpuscope.device.native import CAPSULE_NAME as CAPSULE_NAME
     from gpuscope.device.native import caller_stream_capsule as caller_stream_capsule
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "open_device": "gpuscope.device.select",
     "Device": "gpuscope.device.device",
+    "DeviceFamily": "gpuscope.device.families",
     "Stream": "gpuscope.device.stream",
     "Event": "gpuscope.device.event",
     "Graph": "gpuscope.device.graph",

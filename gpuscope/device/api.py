@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope._types import Array
 from gpuscope.device.raw import KernelArgs, NativeArray, RawKernel
 from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
+    from gpuscope.device.carve import SmLayout
     from gpuscope.device.ranks import Joint
-    from gpuscope.simulator.profiles.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,30 @@ class KernelCost:
         return rounds * self.block_ns
 
 
+class CostModel(Protocol):
+    """A simulated GPU as models of kernels ask it: its layout, and what work costs on it."""
+
+    @property
+    def layout(self) -> SmLayout:
+        """The parts into which its SMs are split."""
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """Host costs and overheads by name: ns where that ends in ``_ns``."""
+
+    def copy_cost(self, nbytes: int, sm_count: int) -> KernelCost:
+        """Return the cost of an element-wise copy kernel."""
+
+    def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
+        """Return the cost of a product by a library that was told an SM count; 0 for none."""
+
+    def softmax_cost(self, rows: int, columns: int, sm_count: int) -> KernelCost:
+        """Return the cost of a softmax over the rows of a float32 matrix."""
+
+    def collective_cost(self, bus_bytes: float, world_size: int, sm_count: int) -> KernelCost:
+        """Return the cost of one rank's kernel of a collective."""
+
+
 @dataclass(frozen=True)
 class KernelModel:
     """A model of a kernel, for devices that cannot run its source.
@@ -157,8 +181,8 @@ class KernelModel:
     Attributes
     ----------
     cost
-        ``cost(profile, grid, args, sm_count)`` → :class:`KernelCost`. The profile is that of the
-        simulated GPU, which provides the cost of copies and GEMMs.
+        ``cost(profile, grid, args, sm_count)`` → :class:`KernelCost`. The profile, a
+        :class:`CostModel`, is that of the simulated GPU: it has the costs of copies and GEMMs.
     reads, writes
         ``reads(args)`` → the arrays that it reads; ``writes(args)`` → the array that it
         overwrites, or ``None``.
@@ -186,7 +210,7 @@ class KernelModel:
     True
     """
 
-    cost: Callable[[Profile, int, KernelArgs, int], KernelCost]
+    cost: Callable[[CostModel, int, KernelArgs, int], KernelCost]
     reads: Callable[[KernelArgs], Sequence[NativeArray]] = field(default=lambda _args: ())
     writes: Callable[[KernelArgs], NativeArray | None] = field(default=lambda _args: None)
     compute: Callable[..., Array] | None = None

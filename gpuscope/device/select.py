@@ -10,16 +10,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
-from gpuscope.device.accesses import of_arrays
-from gpuscope.device.calls import Call, Observer
+from gpuscope.device.calls import Observer
 from gpuscope.device.device import Device, UnifiedDevice
+from gpuscope.device.families import FAMILIES, Pace
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.registry import alive, opened
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
@@ -30,8 +29,6 @@ _opening = free_in_children(threading.RLock())
 _DIGITS = 10
 _cuda: dict[int, Device] = {}
 _cpu: dict[str, Device] = {}
-_sims: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
-"""By the id of their backends."""
 _cuda_correlations = itertools.count(1)
 _finders: dict[type, Callable[[NativeArray], Device]] = {}
 
@@ -39,7 +36,7 @@ _finders: dict[type, Callable[[NativeArray], Device]] = {}
 def open_device(
     spec: str = "auto",
     *,
-    pace: Literal["none", "real"] = "none",
+    pace: Pace = "none",
     jitter: bool = True,
     unified_stream: bool = False,
     quiet: bool = False,
@@ -52,7 +49,7 @@ def open_device(
         ``"auto"``: a usable CUDA device, even one without green contexts; otherwise the simulated
         H200, with the reason. ``"cuda"`` or ``"cuda:N"``: that device and no other.
         ``"sim:h200"``: a new simulated GPU. ``"cpu"``: NumPy on the host, where stream operations
-        are no-ops.
+        are no-ops. ``"NAME:…"``: a device of a :class:`DeviceFamily` of another package.
     pace
         For simulated devices: ``"real"`` keeps virtual time from running ahead of the
         wall clock.
@@ -72,7 +69,8 @@ def open_device(
         The device does not exist or cannot be used here, or it is already open without the
         unified stream.
     MissingDependency
-        A CUDA device was asked for and a package it needs is missing.
+        A CUDA device was asked for and a package it needs is missing; or the simulator is, or what
+        another package registers under that name cannot be used.
 
     Examples
     --------
@@ -95,8 +93,6 @@ def open_device(
     why = ""
     if kind == "cuda" and (not rest or (rest.isdecimal() and len(rest) < _DIGITS)):
         device = _open_cuda(int(rest or 0), device_type)
-    elif kind == "sim" and rest:
-        device = _open_sim(rest, pace, device_type, jitter=jitter)
     elif spec == "cpu":
         device = _open_cpu(device_type)
     elif spec == "auto":
@@ -104,12 +100,11 @@ def open_device(
             device = _open_cuda(0, device_type)
         except GpuscopeError as error:
             why = why_not(error)
-            device = _open_sim("h200", pace, device_type, jitter=jitter)
+            device = _open_registered("sim", "h200", pace, device_type, jitter=jitter)
+    elif rest and kind != "cuda":
+        device = _open_registered(kind, rest, pace, device_type, jitter=jitter)
     else:
-        raise DeviceUnavailable(
-            f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200', "
-            "'sim:h100' or 'cpu'"
-        )
+        raise _unknown(spec)
     if not quiet:
         _say(device, why)
     return device
@@ -182,7 +177,7 @@ def _open_cpu(device_type: type[Device]) -> Device:
         if device is None:
             device = device_type(CpuBackend())
             _cpu["cpu"] = device
-            _note_open(device, lambda _: _cpu["cpu"])
+            _note_open(device, _holder_of)
     return _as_asked(device, device_type)
 
 
@@ -195,28 +190,25 @@ def _as_asked(device: Device, device_type: type[Device]) -> Device:
     return device
 
 
-def _open_sim(
-    profile: str, pace: Literal["none", "real"], device_type: type[Device], *, jitter: bool
+def _open_registered(
+    family: str, name: str, pace: Pace, device_type: type[Device], *, jitter: bool
 ) -> Device:
-    from gpuscope.simulator.engine.backend import SimBackend  # noqa: PLC0415 - loads profiles
-
-    backend = SimBackend(profile, pace=pace, jitter=jitter)
-    device = device_type(backend)
-    _sims[id(backend)] = device
-    known = weakref.ref(device)  # its backend does not keep it
-
-    def assigning(
-        target: NativeArray, sources: tuple[NativeArray, ...]
-    ) -> AbstractContextManager[Call | None]:
-        device = known()
-        if device is None or not device.calls.watchers:
-            return contextlib.nullcontext()
-        legacy, accesses = device.wrap_stream(0), of_arrays(sources, (target,))
-        return device.calls.observed("launch", "assign", legacy, legacy, accesses=accesses)
-
-    backend.assigning = assigning
-    _note_open(device, _sim_device_of)
+    registered = FAMILIES.find(family)
+    if registered is None:
+        raise _unknown(f"{family}:{name}")
+    device = device_type(registered.make(name, pace=pace, jitter=jitter))
+    if registered.opened is not None:
+        registered.opened(device)
+    _note_open(device, _holder_of)
     return device
+
+
+def _unknown(spec: str) -> DeviceUnavailable:
+    others = "".join(f", '{name}:…'" for name in FAMILIES.names() if name != "sim")
+    return DeviceUnavailable(
+        f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200', "
+        f"'sim:h100'{others} or 'cpu'"
+    )
 
 
 def _note_open(device: Device, finder: Callable[[NativeArray], Device]) -> None:
@@ -297,9 +289,9 @@ def _cuda_device_of(array: NativeArray) -> Device:
     return device if device is not None else _open_cuda(array.data.device_id)
 
 
-def _sim_device_of(array: NativeArray) -> Device:
-    owner = array.owner
-    device = _sims.get(id(owner))
-    if device is not None and device.backend is owner:
-        return device
+def _holder_of(array: NativeArray) -> Device:
+    for device in alive(_open):
+        backend = device.backend
+        if isinstance(array, backend.array_type) and backend.home_of(array) == backend.home:
+            return device
     raise InvalidOperand("the simulated device that this array was made on is gone: keep it")

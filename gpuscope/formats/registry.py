@@ -9,34 +9,35 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpuscope._checks import SeveralOf, door
-from gpuscope._optional import declared
+from gpuscope._plugins import Plugins
 from gpuscope.errors import ExportError, GpuscopeError
 from gpuscope.formats.builtin import BUILT_IN
 from gpuscope.formats.format import Format
 
 _F = TypeVar("_F", bound=Callable[..., object])
-GROUP = "gpuscope.formats"
-"""Entry points that name a :class:`Format`."""
+
+
+def _wrong(_name: str, value: object) -> str:
+    """Return why an object is no format of another package; empty if it is."""
+    if not isinstance(value, Format):
+        return f"it is a {type(value).__name__}, not a gpuscope.formats.Format"
+    for known in BUILT_IN:
+        if taken := set(known.suffixes) & set(value.suffixes):
+            return f"{min(taken)} is a suffix of {known.name}"
+    return ""
+
+
+_PLUGINS: Plugins[Format] = Plugins("gpuscope.formats", "format", _wrong)
 
 
 @functools.cache
 def _plugged() -> tuple[tuple[Format, ...], tuple[str, ...]]:
     """Return the formats of plugins, in the order of their names, and why others are not there."""
     formats: list[Format] = []
-    entries, problems = declared(GROUP)
-    owners = {suffix: known.name for known in BUILT_IN for suffix in known.suffixes}
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        package = "" if entry.dist is None else f" of package {entry.dist.name!r}"
-        origin = f"plugin {entry.name!r}{package}"
-        try:
-            value = entry.load()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises
-            problems.append(f"{origin} cannot be loaded ({type(error).__name__}: {error})")
-            continue
-        if not isinstance(value, Format):
-            kind = type(value).__name__
-            problems.append(f"{origin} names a {kind}, not a gpuscope.formats.Format")
-            continue
+    problems = _PLUGINS.problems()
+    owners: dict[str, str] = {}
+    for name, value in _PLUGINS.usable().items():
+        origin = f"plugin {name!r} of package {_PLUGINS.package(name)!r}"
         taken = [suffix for suffix in value.suffixes if suffix in owners]
         if taken:
             problems.append(f"{origin} claims {taken[0]}, a suffix of {owners[taken[0]]}")
@@ -78,6 +79,7 @@ def forget_plugins() -> None:
     >>> from gpuscope.formats import forget_plugins
     >>> forget_plugins()
     """
+    _PLUGINS.forget()
     _plugged.cache_clear()
 
 

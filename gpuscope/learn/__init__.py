@@ -5,27 +5,63 @@ measurement, a timeline, and the rule that explains the outcome. Exercises are c
 hints. Results stay in the notebook and can be written as CSV for a class.
 """
 
-from gpuscope.learn.answers import Choice as Choice
-from gpuscope.learn.answers import Interval as Interval
-from gpuscope.learn.answers import Order as Order
-from gpuscope.learn.answers import Value as Value
-from gpuscope.learn.attempt import Attempt as Attempt
-from gpuscope.learn.attempt import Step as Step
-from gpuscope.learn.cases import CAUSES as CAUSES
-from gpuscope.learn.cases import Case as Case
-from gpuscope.learn.cases import address as address
-from gpuscope.learn.cases import case as case
-from gpuscope.learn.cases import spin_kernel as spin_kernel
-from gpuscope.learn.grading import Grade as Grade
-from gpuscope.learn.grading import Grades as Grades
-from gpuscope.learn.grading import Limits as Limits
-from gpuscope.learn.grading import grade as grade
-from gpuscope.learn.lesson import Lesson as Lesson
-from gpuscope.learn.outcome import Feedback as Feedback
-from gpuscope.learn.outcome import Outcome as Outcome
-from gpuscope.learn.outcome import Result as Result
-from gpuscope.learn.outcome import find as find
-from gpuscope.learn.question import Question as Question
-from gpuscope.learn.recorded import label as label
-from gpuscope.learn.recorded import observe as observe
-from gpuscope.learn.recorded import recording_of as recording_of
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.learn.answers import Choice as Choice
+    from gpuscope.learn.answers import Interval as Interval
+    from gpuscope.learn.answers import Order as Order
+    from gpuscope.learn.answers import Value as Value
+    from gpuscope.learn.attempt import Attempt as Attempt
+    from gpuscope.learn.attempt import Step as Step
+    from gpuscope.learn.cases import CAUSES as CAUSES
+    from gpuscope.learn.cases import Case as Case
+    from gpuscope.learn.cases import address as address
+    from gpuscope.learn.cases import case as case
+    from gpuscope.learn.cases import spin_kernel as spin_kernel
+    from gpuscope.learn.grading import Grade as Grade
+    from gpuscope.learn.grading import Grades as Grades
+    from gpuscope.learn.grading import Limits as Limits
+    from gpuscope.learn.grading import grade as grade
+    from gpuscope.learn.lesson import Lesson as Lesson
+    from gpuscope.learn.outcome import Feedback as Feedback
+    from gpuscope.learn.outcome import Outcome as Outcome
+    from gpuscope.learn.outcome import Result as Result
+    from gpuscope.learn.outcome import find as find
+    from gpuscope.learn.question import Question as Question
+    from gpuscope.learn.recorded import label as label
+    from gpuscope.learn.recorded import observe as observe
+    from gpuscope.learn.recorded import recording_of as recording_of
+
+_HOMES = {
+    "Choice": "gpuscope.learn.answers",
+    "Interval": "gpuscope.learn.answers",
+    "Order": "gpuscope.learn.answers",
+    "Value": "gpuscope.learn.answers",
+    "Attempt": "gpuscope.learn.attempt",
+    "Step": "gpuscope.learn.attempt",
+    "CAUSES": "gpuscope.learn.cases",
+    "Case": "gpuscope.learn.cases",
+    "address": "gpuscope.learn.cases",
+    "case": "gpuscope.learn.cases",
+    "spin_kernel": "gpuscope.learn.cases",
+    "Grade": "gpuscope.learn.grading",
+    "Grades": "gpuscope.learn.grading",
+    "Limits": "gpuscope.learn.grading",
+    "grade": "gpuscope.learn.grading",
+    "Lesson": "gpuscope.learn.lesson",
+    "Feedback": "gpuscope.learn.outcome",
+    "Outcome": "gpuscope.learn.outcome",
+    "Result": "gpuscope.learn.outcome",
+    "find": "gpuscope.learn.outcome",
+    "Question": "gpuscope.learn.question",
+    "label": "gpuscope.learn.recorded",
+    "observe": "gpuscope.learn.recorded",
+    "recording_of": "gpuscope.learn.recorded",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__, __dir__ = public(__name__, _HOMES)

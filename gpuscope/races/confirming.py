@@ -166,7 +166,9 @@ def _find(
     """Return which launches the first and the second work are, and how long a run takes, ns."""
     census = _Census()
     with _watching(census), profile(device, hazards=True) as recording:
-        census.log = log = recording.hazards
+        census.log = log = next(
+            (each for each in recording.observers if isinstance(each, HazardLog)), None
+        )
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns

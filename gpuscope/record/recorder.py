@@ -21,8 +21,6 @@ from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
-from gpuscope.races.hazard_log import HazardLog
-from gpuscope.races.libraries import watching_libraries
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
@@ -36,6 +34,7 @@ from gpuscope.record.facts import (
     thread_names,
     versions,
 )
+from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Journal, Options, Source, Tap
@@ -78,8 +77,8 @@ class Recording:
     ----------
     ranges
         Takes ranges that no CUPTI reports.
-    hazards
-        Takes what orders work and what it accesses, where hazards are looked for.
+    observers
+        What else follows the calls, such as what looks for hazards.
 
     Examples
     --------
@@ -111,8 +110,8 @@ class Recording:
         self._source_of: dict[str, Source] = {}
         """Device key → what times that device's work."""
         self.ranges = RangeLog(self._clock, thread, self._process)
-        self.hazards = HazardLog() if self._options.hazards else None
-        note = None if self.hazards is None else self.hazards.note
+        self.observers, problems = observers_for(self._options)
+        note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
         self._libraries = contextlib.ExitStack()
         self._reading = free_in_children(threading.Lock())
@@ -123,7 +122,7 @@ class Recording:
         self._trace: Trace | None = None
         self._drained = 0
         self._lost = {"dropped": 0, "unmatched": 0}
-        self._notes: list[str] = []
+        self._notes: list[str] = problems
         self._rank: RankFacts | None = None
         """As long as it was known: a process group may be gone before the recording ends."""
         self._globaltimers: dict[str, ClockFit] = {}
@@ -148,8 +147,8 @@ class Recording:
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             self._calls.watch(device)
-        if self.hazards is not None and self._on_gpu:
-            self._libraries.enter_context(watching_libraries(self.hazards))
+        for observer in self.observers if self._on_gpu else ():
+            self._libraries.enter_context(observer.watching())
         self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
@@ -178,8 +177,8 @@ class Recording:
         full = OVERFULL if self._on_gpu else FULL
         for log in (self._calls, self.ranges):
             log.relieve_at(full, self._relieve)
-        if self.hazards is not None:
-            self.hazards.relieve_at(full, self._relieve)
+        for observer in self.observers:
+            observer.relieve_at(full, self._relieve)
         if self._on_gpu:
             self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
             self._reader.start()
@@ -302,10 +301,9 @@ class Recording:
             counts = {**metadata.counts, **{f"{what} left out": n for what, n in left.items()}}
             metadata = replace(metadata, complete=False, counts=counts)
         trace = Trace(spans, edges, metadata)
-        if self.hazards is not None and self._on_gpu:
-            orders = [order for source in self.sources if (order := source.order())]
-            hazards = self.hazards.outside.placed(self.hazards.facts(), trace, *orders)
-            trace = trace.with_metadata(hazards=hazards)
+        orders = [order for source in self.sources if (order := source.order())]
+        for observer in self.observers if self._on_gpu else ():
+            trace = observer.placed(trace, *orders)
         return trace
 
     def known(self) -> TraceMetadata:
@@ -400,8 +398,8 @@ class Recording:
         self._all_read = over
         self.ranges.drain(rows)
         self._calls.drain(rows)
-        if self.hazards is not None:
-            self.hazards.read(over=over)
+        for observer in self.observers:
+            observer.read(over=over)
         for source in self.sources:
             source.drain(rows)
         if over and not self._waited:
@@ -491,7 +489,7 @@ class Recording:
             devices[key] = device_facts(device, health=health)
         found = rank_facts(self._process, [*devices])
         self._rank = rank = found or self._rank
-        return TraceMetadata(
+        metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             clock=clock_name(simulated=self._simulated),
             simulated=self._simulated,
@@ -504,7 +502,6 @@ class Recording:
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
             ranks=() if rank is None else (rank,),
-            hazards=self.hazards.facts() if self.hazards is not None else None,
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),
@@ -512,3 +509,6 @@ class Recording:
             complete=complete,
             notes=tuple(dict.fromkeys(notes)),
         )
+        for observer in self.observers:
+            metadata = observer.described(metadata)
+        return metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
@@ -30,13 +29,13 @@ from gpuscope.experiments.experiment import Description, Experiment, as_experime
 from gpuscope.experiments.runner import Viewer
 from gpuscope.record.facts import versions
 from gpuscope.search.candidates import candidates_of
+from gpuscope.search.forecasters import forecaster_for, no_forecasts
 from gpuscope.search.grid import Value, Varied, checked
 from gpuscope.search.points import Points, Rows, is_whole, rows_of
 from gpuscope.search.scale_out import Team, team_of
 from gpuscope.search.series import Plan, Series, as_far_as_measured
 from gpuscope.search.tune_result import TuneResult
-from gpuscope.simulator.forecast.stand_ins import forecaster, no_forecasts, stand_ins
-from gpuscope.workloads.builtin import TraceSpec
+from gpuscope.workloads.spec import WorkloadSpec
 
 _FORECAST_CALLS = 100
 """Calls of a workload that a forecast runs, unless a p99 is asked for."""
@@ -197,7 +196,7 @@ class _Search:
         self.confidence, self.repeats = confidence, repeats
         self.stop = stop
         self.folder = None if path is None else Path(path)
-        self.stand_ins: dict[str, TraceSpec] = {}
+        self.stand_ins: Mapping[str, WorkloadSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
         self.able = [n for n, one in enumerate(self.candidates) if not one.error]
         every = enumerate(self.candidates)
@@ -212,9 +211,10 @@ class _Search:
         self.most = max(FEWEST * repeats, len(self.able) * repeats // 3)
         self.measured = Points("turn", self.experiment, parameters, device.info, path)
         self.rows = self.measured.rows()
-        simulated, self.foreign, self.forecasts = forecaster(
+        self.forecaster, self.forecasts = forecaster_for(
             self.experiment, device, parameters, gpu_profile
         )
+        simulated = None if self.forecaster is None else self.forecaster.device
         self.forecast: Points | None = None
         self.forecast_rows: dict[int, Rows] = {}
         if simulated is not None:
@@ -316,14 +316,9 @@ class _Search:
 
     def _forecast_all(self) -> None:
         """Forecast every setting; first record what the simulated GPU cannot run."""
-        if self.forecast is None:
+        if self.forecast is None or self.forecaster is None:
             return
-        if self.foreign and self.folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
-            self.folder = Path(self._temporary.name)
-        if self.folder is not None:
-            wanted = self.experiment, self.foreign, self.device, self.folder
-            self.stand_ins = stand_ins(*wanted, self.stop)
+        self.stand_ins = self.forecaster.prepare(self.folder, self.stop)
         todo = [number for number in self.able if not self.forecast.is_finished(number)]
         for number in todo:
             one = self.candidates[number]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.simulator.recorded import RecordedWork as RecordedWork
     from gpuscope.workloads.collective import Collective as Collective
     from gpuscope.workloads.copy import Copy as Copy
     from gpuscope.workloads.function import FunctionHandle as FunctionHandle
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from gpuscope.workloads.gemm import mm_out as mm_out
     from gpuscope.workloads.handle import Completion as Completion
     from gpuscope.workloads.handle import Handle as Handle
-    from gpuscope.workloads.recorded import RecordedWork as RecordedWork
     from gpuscope.workloads.registry import kinds as kinds
     from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
@@ -34,7 +34,7 @@ _HOMES = {
     "Softmax": "gpuscope.workloads.softmax",
     "TracedGemm": "gpuscope.workloads.traced",
     "TracedCopy": "gpuscope.workloads.traced",
-    "RecordedWork": "gpuscope.workloads.recorded",
+    "RecordedWork": "gpuscope.simulator.recorded",
     "FunctionHandle": "gpuscope.workloads.function",
     "TorchModule": "gpuscope.workloads.torch_module",
     "Workload": "gpuscope.workloads.function",

@@ -239,7 +239,7 @@ class TraceSpec(WorkloadSpec):
     _later = ("guard", "waits_on", "graph")
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
-        """Make a :class:`~gpuscope.workloads.recorded.RecordedWork`."""
+        """Make a :class:`~gpuscope.simulator.recorded.RecordedWork`."""
         from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
 
         del seed

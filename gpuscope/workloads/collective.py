@@ -25,7 +25,6 @@ from gpuscope.device.raw import NativeArray
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency
-from gpuscope.simulator.models.collective_model import collective_cost
 from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
 from gpuscope.workloads.context import AnyStream, Context, Passed
 from gpuscope.workloads.function import Declared, FunctionHandle
@@ -186,8 +185,8 @@ class Collective(FunctionHandle[NativeArray]):
             "",
             f"ncclDevKernel_{name}",
             model=KernelModel(
-                lambda profile, _grid, _args, sm_count: collective_cost(
-                    profile, bus_bytes, world_size, sm_count
+                lambda profile, _grid, _args, sm_count: profile.collective_cost(
+                    bus_bytes, world_size, sm_count
                 ),
                 reads=lambda args: [args[1]],
                 writes=lambda args: args[0],

@@ -6,50 +6,20 @@ Experiments, the command line, the dashboard and the docs read what they need fr
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 from typing import Annotated
 
 from pydantic import PlainValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from gpuscope._checks import closest, given
-from gpuscope._optional import declared
-from gpuscope._text import clean
-from gpuscope.errors import InvalidExperiment
+from gpuscope._plugins import Plugins
+from gpuscope.errors import InvalidExperiment, MissingDependency
 from gpuscope.workloads.builtin import BUILT_IN, PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
 
 _RESERVED = {"args", "function", "name"}
-GROUP = "gpuscope.workloads"
-"""The group of entry points that name kinds of other packages."""
-
-
-@functools.cache
-def _declared() -> tuple[dict[str, EntryPoint], list[str]]:
-    """Return what other packages declare, by name, and what cannot be read; loads none of it."""
-    entries, problems = declared(GROUP)
-    return {entry.name: entry for entry in entries}, problems
-
-
-@functools.cache
-def _loaded(name: str) -> type[WorkloadSpec] | str:
-    """Return a kind of another package; or, where that is broken, what is wrong."""
-    entry = _declared()[0][name]
-    try:
-        spec: type[WorkloadSpec] = entry.load()
-        wrong = _wrong(name, spec)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is somebody else's code
-        wrong = f"{type(error).__name__}: {error}"
-    if not wrong:
-        return spec
-    package = entry.dist.name if entry.dist is not None else entry.value
-    return clean(
-        f"the kind {name!r} of the package {package!r} ({entry.value}) cannot be used: "
-        f"{wrong}. Mend or uninstall the package"
-    )
 
 
 def _wrong(name: str, spec: object) -> str:
@@ -67,6 +37,10 @@ def _wrong(name: str, spec: object) -> str:
     return ""
 
 
+_PLUGINS: Plugins[type[WorkloadSpec]] = Plugins("gpuscope.workloads", "kind", _wrong)
+"""Kinds of other packages."""
+
+
 def find_kind(name: str) -> type[WorkloadSpec] | None:
     """Return the kind of that name, ``None`` if there is none; loads no other.
 
@@ -75,14 +49,10 @@ def find_kind(name: str) -> type[WorkloadSpec] | None:
     InvalidExperiment
         It is another package's and cannot be used; says whose, and why.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    if name not in _declared()[0]:
-        return None
-    spec = _loaded(name)
-    if isinstance(spec, str):
-        raise InvalidExperiment(spec)
-    return spec
+    try:
+        return BUILT_IN.get(name) or _PLUGINS.find(name)
+    except MissingDependency as error:
+        raise InvalidExperiment(str(error)) from error
 
 
 def kinds() -> dict[str, type[WorkloadSpec]]:
@@ -94,21 +64,17 @@ def kinds() -> dict[str, type[WorkloadSpec]]:
     >>> [*gs.workloads.kinds()][:3]
     ['gemm', 'copy', 'spin']
     """
-    others = {name: _loaded(name) for name in _declared()[0] if name not in BUILT_IN}
-    return {**BUILT_IN, **{name: spec for name, spec in others.items() if isinstance(spec, type)}}
+    return {**BUILT_IN, **_PLUGINS.usable()}
 
 
 def broken_kinds() -> list[str]:
     """Return what is wrong with each kind, or package, that cannot be used."""
-    entries, problems = _declared()
-    broken = [words for name in entries if isinstance(words := _loaded(name), str)]
-    return [*broken, *map(clean, problems)]
+    return _PLUGINS.problems()
 
 
 def forget_kinds() -> None:
     """Look for other packages' kinds anew: something was installed since."""
-    _declared.cache_clear()
-    _loaded.cache_clear()
+    _PLUGINS.forget()
 
 
 def _of_its_kind(value: object) -> WorkloadSpec:
@@ -120,7 +86,7 @@ def _of_its_kind(value: object) -> WorkloadSpec:
     kind = value.get("kind")
     called = kind if isinstance(kind, str) else given(kind)
     name = PYTHON if called.partition(":")[0] == PYTHON else called
-    others = [other for other in _declared()[0] if other not in BUILT_IN]
+    others = [other for other in _PLUGINS.names() if other not in BUILT_IN]
     words = f"{called!r} is no kind of workload{closest(name, [*BUILT_IN, *others])}"
     if kind is None:
         words = "missing"

@@ -168,9 +168,12 @@ def test_streams_09_mm_out_checks_as_everywhere(cpu):
         gs.mm_out(whole, np.zeros((8, 8), np.float32), cpu.empty((8, 8)))
     with pytest.raises(gs.errors.InvalidOperand, match="not an array"):
         gs.mm_out(np.zeros((8, 8), np.float32), whole, whole)
+
+
+def test_streams_09_mm_out_takes_no_array_of_a_simulated_gpu(cpu):
     sim = gs.open_device("sim:h200", quiet=True)
     with pytest.raises(gs.errors.InvalidOperand, match="not an array on"):
-        gs.mm_out(whole, sim.empty((8, 8)), cpu.empty((8, 8)))
+        gs.mm_out(cpu.empty((8, 8)), sim.empty((8, 8)), cpu.empty((8, 8)))
 
 
 def test_streams_09_handles(cpu):
@@ -298,5 +301,8 @@ def test_what_the_host_has_no_memory_for_is_refused_before_it_is_filled():
     ):
         with pytest.raises(gs.errors.GpuscopeError, match="host memory cannot be taken"):
             take()
+
+
+def test_a_simulated_gpu_refuses_what_the_host_has_no_memory_for():
     with pytest.raises(gs.errors.GpuscopeError, match="host memory cannot be taken"):
         gs.open_device("sim:h200", quiet=True).empty_pinned(2**62, "uint8")

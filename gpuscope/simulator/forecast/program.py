@@ -22,8 +22,8 @@ import numpy as np
 from gpuscope.errors import MissingEvidence
 from gpuscope.simulator.models.kernel_model import Launch, RecordedKernel
 from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.recorded import WORK, Recorded, Row, finished_rows
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.recorded import WORK, Recorded, Row, finished_rows
 
 _ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from gpuscope.device.device import Device
@@ -28,43 +29,63 @@ def is_real(device: Device) -> bool:
     return not device.is_simulated
 
 
-def _foreign(experiment: Experiment) -> list[str]:
-    """Return the workloads whose code is the user's: a simulated GPU cannot run it."""
-    return [name for name, spec in experiment.workloads.items() if PYTHON in spec.kind.split(":")]
-
-
-def forecaster(
-    experiment: Experiment, device: Device, parameters: Iterable[str], gpu_profile: str
-) -> tuple[Device | None, list[str], str]:
-    """Return the simulated GPU that forecasts for a device, for which workloads, and how.
-
-    Without one, the words say why. The workloads are those of which recordings have to
-    :func:`stand in <stand_ins>`.
+class Simulated:
+    """Forecasts by a simulated GPU, from recordings of what that cannot run.
 
     Parameters
     ----------
+    device
+        The device that is tuned.
     parameters
         Paths that are varied.
     gpu_profile
         Of the simulated GPU, if the device is a real one.
+
+    Attributes
+    ----------
+    device
+        The simulated GPU.
+    words
+        How it forecasts.
+
+    Raises
+    ------
+    MissingEvidence
+        It cannot forecast; says why.
     """
-    profile, names = device.info.key.removeprefix("sim:"), []
-    if is_real(device):
-        profile, names = gpu_profile, _foreign(experiment)
-        if Profile.load(profile).layout != device.layout:
-            return None, [], no_forecasts(f"the GPU profile {profile} is of another GPU")
-        for name in names:
-            if any(path.startswith(f"workloads.{name}.") for path in parameters):
-                why = f"{name}, whose code only a GPU runs, is varied itself"
-                return None, [], no_forecasts(why)
-    simulated = open_device(f"sim:{profile}", jitter=False, quiet=True)
-    words = f"forecasts: SIMULATED{' from recordings' if names else ''} with the GPU profile "
-    return simulated, names, words + simulated.info.key.removeprefix("sim:")
 
+    def __init__(
+        self,
+        experiment: Experiment,
+        device: Device,
+        parameters: Collection[str],
+        gpu_profile: str,
+    ) -> None:
+        self._experiment, self._real = experiment, device
+        self._foreign: list[str] = []
+        """Workloads whose code is the user's: a simulated GPU cannot run it."""
+        profile = device.info.key.removeprefix("sim:")
+        if is_real(device):
+            profile, workloads = gpu_profile, experiment.workloads.items()
+            self._foreign = [name for name, spec in workloads if PYTHON in spec.kind.split(":")]
+            if Profile.load(profile).layout != device.layout:
+                raise MissingEvidence(f"the GPU profile {profile} is of another GPU")
+            for name in self._foreign:
+                if any(path.startswith(f"workloads.{name}.") for path in parameters):
+                    raise MissingEvidence(f"{name}, whose code only a GPU runs, is varied itself")
+        self.device = open_device(f"sim:{profile}", jitter=False, quiet=True)
+        key = self.device.info.key.removeprefix("sim:")
+        source = " from recordings" if self._foreign else ""
+        self.words = f"forecasts: SIMULATED{source} with the GPU profile {key}"
 
-def no_forecasts(why: str) -> str:
-    """Say why there are no forecasts, and what is done instead."""
-    return f"no forecasts: {why}; settings all over the grid were measured first"
+    def prepare(self, folder: Path | None, stop: threading.Event) -> dict[str, TraceSpec]:
+        """Record what the simulated GPU cannot run: see :func:`stand_ins`."""
+        if self._foreign and folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
+            folder = Path(self._temporary.name)
+        if folder is None:
+            return {}
+        return stand_ins(self._experiment, self._foreign, self._real, folder, stop)
 
 
 def stand_ins(
@@ -96,7 +117,7 @@ def stand_ins(
         It was stopped.
     """
     few = next((count for count in device.layout.grantable() if count >= _FEW), None)
-    found = {}
+    specs = {}
     for number, name in enumerate(names):
         spec = experiment.workloads[name]
         paths = []
@@ -108,14 +129,14 @@ def stand_ins(
         check = load_trace(paths[0])
         if not len(check.where(kind="kernel")):
             raise MissingEvidence(f"one call of {name!r} launched no kernel that was seen")
-        found[name] = TraceSpec(
+        specs[name] = TraceSpec(
             kind="trace",
             path=str(paths[0]),
             second=str(paths[1]),
             graph=True,  # as one launch, with the gaps between its kernels that were recorded
             **{field: getattr(spec, field) for field in _COMMON},
         )
-    return found
+    return specs
 
 
 def _record(

@@ -13,8 +13,8 @@ import numpy as np
 from gpuscope._checks import given
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.program import Call, Host, Program, Work
+from gpuscope.simulator.recorded import Row, finished_rows
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.recorded import Row, finished_rows
 
 Waits: TypeAlias = Sequence[tuple[int, int]]
 """Pairs of span ids."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from gpuscope.device.api import KernelCost
 from gpuscope.simulator.models import assumed
 
-if TYPE_CHECKING:
-    from gpuscope.simulator.profiles.profile import Profile
-
 
 def collective_cost(
-    profile: Profile, bus_bytes: float, world_size: int, sm_count: int
+    bytes_per_us: int, bus_bytes: float, world_size: int, sm_count: int
 ) -> KernelCost:
     """Return the cost of one rank's kernel.
 
     Parameters
     ----------
+    bytes_per_us
+        The bandwidth of the memory.
     bus_bytes
         What crosses each rank's link.
     sm_count
@@ -42,5 +40,5 @@ def collective_cost(
     took_ns = round(waiting_ns + moving_ns)
     stall = assumed.COLLECTIVE_STALL_LATENCY * waiting_ns + assumed.COLLECTIVE_STALL * moving_ns
     moved = int(assumed.COLLECTIVE_MEMORY * bus_bytes)
-    most = profile.constants["device_copy_bytes_per_us"] * took_ns // 1000
+    most = bytes_per_us * took_ns // 1000
     return KernelCost(min(blocks, sm_count), took_ns, min(moved, most), stall=stall / took_ns)

@@ -14,7 +14,7 @@ from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.engine.jitter import Speeds
-from gpuscope.simulator.models import softmax_model
+from gpuscope.simulator.models import collective_model, softmax_model
 from gpuscope.simulator.models.assumed import GEMM_MISSES, GEMM_STALLS
 from gpuscope.simulator.models.gemm_model import (
     ITEM_BYTES,
@@ -37,8 +37,9 @@ _LARGE = 1 << 30
 def shipped() -> list[str]:
     """Return the names of the profiles that ship with the package."""
     folder = resources.files("gpuscope.simulator.profiles")
-    names = (file.name for file in folder.iterdir())
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return sorted(
+        file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json")
+    )
 
 
 @dataclass(frozen=True)
@@ -204,10 +205,15 @@ class Profile:
         return KernelCost(sm_count, block_ns, self._kept_busy(nbytes, block_ns))
 
     def softmax_cost(self, rows: int, columns: int, sm_count: int) -> KernelCost:
-        """Cost of a softmax over the rows of a float32 matrix: see ``sim/softmax_model.py``."""
+        """Cost of a softmax over rows of float32: see ``simulator/models/softmax_model.py``."""
         block_ns = max(1, round(softmax_model.duration_us(rows, columns, sm_count) * 1000))
         moved = self._kept_busy(rows * columns * 4, block_ns)
         return KernelCost(min(rows, sm_count), block_ns, moved)
+
+    def collective_cost(self, bus_bytes: float, world_size: int, sm_count: int) -> KernelCost:
+        """Cost of one rank's kernel: see ``simulator/models/collective_model.py``."""
+        bandwidth = self.constants["device_copy_bytes_per_us"]
+        return collective_model.collective_cost(bandwidth, bus_bytes, world_size, sm_count)
 
     def _kept_busy(self, nbytes: int, block_ns: int) -> int:
         """Return the bytes that count of a kernel over ``nbytes``, read and written."""

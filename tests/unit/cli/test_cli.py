@@ -21,6 +21,7 @@ from gpuscope import cli
 from gpuscope.device import diagnose, select
 from gpuscope.device.cuda import driver
 from gpuscope.errors import DeviceUnavailable
+from gpuscope.simulator.calibration import command as calibration_command
 from gpuscope.simulator.calibration.calibrator import Calibration
 from gpuscope.simulator.profiles.profile import Profile
 
@@ -162,7 +163,7 @@ def test_predict_and_calibrate_replace_nothing_unless_told(command, trial, tmp_p
     assert command(*predict, "--force")[0] == 0
     assert command(*predict)[0] == cli.FAILED
     profile.write_text("mine")
-    monkeypatch.setattr(cli.calibration, "calibrate", None)
+    monkeypatch.setattr(calibration_command, "calibrate", None)
     code, _, said = command("calibrate", "--device", "sim:h200", "--out", profile)
     assert code == cli.FAILED
     assert "'gpu.json' is there already" in said
@@ -325,7 +326,7 @@ def calibrated(monkeypatch):
         )  # fmt: skip
 
     executors: list[str | None] = []
-    monkeypatch.setattr(cli.calibration, "calibrate", calibrate)
+    monkeypatch.setattr(calibration_command, "calibrate", calibrate)
     return executors
 
 
@@ -372,7 +373,7 @@ def test_ctrl_c_in_calibrate_writes_nothing(command, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.calibration, "calibrate", interrupt)
+    monkeypatch.setattr(calibration_command, "calibrate", interrupt)
     out = tmp_path / "mine.json"
     code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", out, "--json")
     assert code != 0

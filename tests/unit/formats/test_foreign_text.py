@@ -23,6 +23,7 @@ from gpuscope.cli.commands import app
 from gpuscope.device.diagnose import Check
 from gpuscope.errors import GpuscopeError
 from gpuscope.search.sweeps import load_sweep
+from gpuscope.simulator.calibration import command as calibration_command
 from gpuscope.simulator.calibration.calibrator import Calibration
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace import Trace
@@ -215,7 +216,7 @@ def test_no_command_lets_foreign_text_control_the_terminal(verb, folder, monkeyp
 
     device = gs.open_device(f"sim:{folder / 'gpu.json'}", quiet=True)
     checks = [Check(EVIL, ok=ok, found=EVIL, todo=EVIL) for ok in (True, False)]
-    monkeypatch.setattr(cli.calibration, "calibrate", calibrate)
+    monkeypatch.setattr(calibration_command, "calibrate", calibrate)
     monkeypatch.setattr(cli.machine, "check_machine", lambda: (checks, checks))
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     monkeypatch.setattr(

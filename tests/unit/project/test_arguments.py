@@ -25,11 +25,11 @@ from gpuscope.device.ranks import Ranks
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator import calibrate
+from gpuscope.simulator.recorded import RecordedWork
 from gpuscope.trace import Trace, save_trace
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.copy import Copy
-from gpuscope.workloads.recorded import RecordedWork
 from gpuscope.workloads.softmax import Softmax
 from gpuscope.workloads.spin import Spin
 from gpuscope.workloads.traced import TracedCopy, TracedGemm

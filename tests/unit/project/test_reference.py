@@ -18,8 +18,8 @@ from gpuscope.analysis.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ROOT / "docs" / "reference" / "index.md"
-MODULES = ("analysis", "errors", "figures", "learn", "experiments.nsight")
-ROOMS = ("device", "experiments", "search", "widgets", "workloads")
+MODULES = ("analysis", "errors", "figures", "experiments.nsight")
+ROOMS = ("device", "experiments", "learn", "search", "widgets", "workloads")
 """Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {

@@ -389,9 +389,9 @@ class Library:
     @contextlib.contextmanager
     def profile(self, *args, **options):
         with gs.profile(*args, **options) as recording:
-            self.logs.append(recording.hazards)
+            self.logs.append(recording.observers[0])
             yield recording
-            self.logs.remove(recording.hazards)
+            self.logs.remove(recording.observers[0])
 
 
 @pytest.fixture

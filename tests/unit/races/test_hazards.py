@@ -467,7 +467,7 @@ def test_what_comes_behind_a_host_function_waits_for_it_to_run():
         gpu.create_stream() as b,
         gs.profile(gpu, hazards=True) as recording,
     ):
-        log = recording.hazards
+        log = recording.observers[0]
         a.launch(spin, 50_000_000, grid=1, block=32)
         a.host_call(lambda: host.fill(1))
         b.copy(gpu.empty(100), host)
@@ -610,7 +610,7 @@ def test_notes_that_nobody_reads_are_bounded(monkeypatch):
     gpu = gs.open_device("sim:h200", quiet=True)
     host, most = gpu.empty_pinned(100), 0
     with gpu.create_stream() as a, gs.profile(gpu, hazards=True) as recording:
-        waiting = recording.hazards._noted
+        waiting = recording.observers[0]._noted
         a.copy(gpu.empty(100), host)
         for _ in range(500):
             host[0] = 1
@@ -627,7 +627,7 @@ def test_notes_are_read_with_the_rows_where_only_the_latest_are_kept(monkeypatch
     with gs.profile(gpu, hazards=True, keep="1 h") as recording:
         for _ in range(500):
             host[0] = 1
-            most = max(most, len(recording.hazards._noted))
+            most = max(most, len(recording.observers[0]._noted))
     assert most <= 50
     assert recording.trace.metadata.hazards.accesses == 500
 

@@ -15,7 +15,6 @@ import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import NoMeeting, Ranks
 from gpuscope.errors import CapabilityError, InvalidOperand
-from gpuscope.simulator.models.collective_model import collective_cost
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.metadata import CollectiveFacts
 from gpuscope.workloads import collective
@@ -108,7 +107,7 @@ def test_the_late_rank_waits_for_nobody_and_all_end_together():
     assert first["name"] == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     assert first["end_ns"] == last["end_ns"]
     assert last["start_ns"] - first["start_ns"] == late_ns
-    alone = collective_cost(Profile.load("h200"), 1 << 20, 2, 16).block_ns
+    alone = Profile.load("h200").collective_cost(1 << 20, 2, 16).block_ns
     assert last["end_ns"] - last["start_ns"] == alone
 
 
@@ -227,7 +226,7 @@ def test_the_model_gives_what_was_measured_on_two_h200s():
     text = (Path(__file__).parents[2] / "data" / "all_reduce_h200.json").read_text("utf-8")
     profile = Profile.load("h200")
     off = [
-        collective_cost(profile, one["nbytes"], 2, one["sm_count"]).block_ns / 1e3 / one["us"] - 1
+        profile.collective_cost(one["nbytes"], 2, one["sm_count"]).block_ns / 1e3 / one["us"] - 1
         for one in json.loads(text)["times"]
     ]
     assert len(off) == 117

@@ -11,12 +11,11 @@ import typer
 from rich.progress import TimeElapsedColumn
 
 from gpuscope._files import check_new, make_folder
-from gpuscope.cli.app import Force, Json, app, progress_bar, say, say_json, show_table
+from gpuscope.cli.app import Force, Json, progress_bar, say, say_json, show_table
 from gpuscope.device.select import open_device
 from gpuscope.simulator.calibration.calibrator import Calibration, calibrate
 
 
-@app.command("calibrate")
 def calibrate_command(
     out: Annotated[Path, typer.Option(help="The profile to write, a .json file.")] = Path(
         "gpu.json"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from gpuscope._checks import require_kind
-from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.api import CostModel, KernelCost, KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -194,7 +194,7 @@ class RecordedWork(Handle):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> from gpuscope.workloads.recorded import RecordedWork
+    >>> from gpuscope.simulator.recorded import RecordedWork
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> with gpu.create_stream() as stream:
     ...     with gs.profile(gpu) as recording:
@@ -267,7 +267,7 @@ class RecordedWork(Handle):
 def _cost(
     kernel: RecordedKernel,
     gap_ns: int | None,
-    _profile: Profile,
+    _profile: CostModel,
     _grid: int,
     _args: object,
     sm_count: int,

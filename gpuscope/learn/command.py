@@ -10,10 +10,9 @@ import typer
 from gpuscope._files import check_new
 from gpuscope._optional import needed_for
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Force, Json, app, say, say_json, say_result, say_written
+from gpuscope.cli.app import Force, Json, say, say_json, say_result, say_written
 
 
-@app.command("grade")
 def grade_command(
     folder: Annotated[
         Path, typer.Argument(help="What was handed in: notebooks, in a folder for each learner.")

@@ -1,0 +1,140 @@
+"""Plugins: what rooms of gpuscope that the core does without, and other packages, add by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Generic, TypeVar
+
+from gpuscope._optional import declared, needed_for
+from gpuscope._text import clean
+from gpuscope.errors import MissingDependency
+
+_T = TypeVar("_T")
+
+ROOMS = {
+    "gpuscope.backends": {"sim": "gpuscope.simulator.registered:SIMULATED"},
+    "gpuscope.commands": {
+        "calibrate": "gpuscope.simulator.calibration.command:calibrate_command",
+        "grade": "gpuscope.learn.command:grade_command",
+    },
+    "gpuscope.forecasters": {"simulator": "gpuscope.simulator.forecast.stand_ins:Simulated"},
+    "gpuscope.observers": {"hazards": "gpuscope.races.observer:observe"},
+}
+"""Group → name → what our own rooms register there, spelled as entry points are."""
+
+
+class Plugins(Generic[_T]):
+    """What is registered for one group of entry points. Nothing is imported before its use.
+
+    Parameters
+    ----------
+    group
+        The group's name: ``"gpuscope.backends"``.
+    noun
+        What it registers, for messages: ``"backend"``.
+    wrong
+        Name and value that another package declares → why that cannot be used; empty if it can.
+    """
+
+    def __init__(self, group: str, noun: str, wrong: Callable[[str, object], str]) -> None:
+        self.group = group
+        self._noun = noun
+        self._wrong = wrong
+        self._rooms = {
+            name: EntryPoint(name, value, group) for name, value in ROOMS.get(group, {}).items()
+        }
+        self._known: tuple[dict[str, EntryPoint], list[str]] | None = None
+        self._loaded: dict[str, _T | MissingDependency] = {}
+
+    def _entries(self) -> tuple[dict[str, EntryPoint], list[str]]:
+        """Return what is declared, by name, and why some of it is left out."""
+        if self._known is None:
+            entries, problems = declared(self.group)
+            known = dict(self._rooms)
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name in self._rooms:
+                    problems.append(
+                        self._refusal(entry, f"gpuscope has a {self._noun} of that name")
+                    )
+                else:
+                    known[entry.name] = entry
+            self._known = known, problems
+        return self._known
+
+    def _refusal(self, entry: EntryPoint, why: str) -> str:
+        package = entry.dist.name if entry.dist is not None else entry.value
+        return (
+            f"the {self._noun} {entry.name!r} of the package {package!r} ({entry.value}) "
+            f"cannot be used: {why}. Mend or uninstall the package"
+        )
+
+    def names(self) -> list[str]:
+        """Return every name that is declared: those of our rooms, then those of other packages."""
+        return [*self._entries()[0]]
+
+    def find(self, name: str) -> _T | None:
+        """Return what is registered under a name, ``None`` if nothing is; loads no other.
+
+        Raises
+        ------
+        MissingDependency
+            A room of ours is not installed, or needs a package that is not; or what another
+            package declares cannot be used. Says which, and why.
+        """
+        entry = self._rooms.get(name) or self._entries()[0].get(name)
+        if entry is None:
+            return None
+        if name not in self._loaded:
+            self._loaded[name] = self._load(entry)
+        value = self._loaded[name]
+        if isinstance(value, MissingDependency):
+            raise value
+        return value
+
+    def _load(self, entry: EntryPoint) -> _T | MissingDependency:
+        if entry.name in self._rooms:
+            try:
+                with needed_for(f"the {self._noun} {entry.name!r}"):
+                    room: _T = entry.load()
+            except MissingDependency as error:
+                return error
+            return room
+        try:
+            value: _T = entry.load()
+            wrong = self._wrong(entry.name, value)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is somebody else's code
+            wrong = f"{type(error).__name__}: {error}"
+        return MissingDependency(clean(self._refusal(entry, wrong))) if wrong else value
+
+    def usable(self) -> dict[str, _T]:
+        """Return what can be used, by name."""
+        values = {}
+        for name in self.names():
+            try:
+                value = self.find(name)
+            except MissingDependency:
+                continue
+            if value is not None:
+                values[name] = value
+        return values
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with other packages: each that cannot be read, or used."""
+        self.usable()
+        broken = [
+            str(value)
+            for name, value in self._loaded.items()
+            if isinstance(value, MissingDependency) and name not in self._rooms
+        ]
+        return [*broken, *map(clean, self._entries()[1])]
+
+    def package(self, name: str) -> str | None:
+        """Return the name of the other package that declares ``name``."""
+        entry = self._entries()[0].get(name)
+        return entry.dist.name if entry is not None and entry.dist is not None else None
+
+    def forget(self) -> None:
+        """Look for other packages anew: something was installed since."""
+        self._known = None
+        self._loaded.clear()

@@ -1,0 +1,124 @@
+"""The core is whole where simulator, races and lessons are not installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuscope._plugins import ROOMS
+
+ROOT = Path(__file__).resolve().parents[3]
+GONE = ("simulator", "races", "learn")
+TESTS = (
+    "tests/contract/test_cpu.py",
+    "tests/unit/analysis/test_race.py",
+    "tests/unit/figures/test_figures.py",
+    "tests/unit/formats/test_csv.py",
+    "tests/unit/formats/test_importers.py",
+    "tests/unit/record/test_cupti_tables.py",
+    "tests/unit/trace/test_files.py",
+    "tests/unit/trace/test_joins.py",
+)
+"""Tests of the core that need stored traces and the CPU device alone."""
+STORED = "tests/data/recordings/pytorch_h100.parquet"
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """A copy of the project without the rooms."""
+    folder = tmp_path_factory.mktemp("core")
+    left_out = shutil.ignore_patterns("__pycache__", *GONE)
+    shutil.copytree(ROOT / "gpuscope", folder / "gpuscope", ignore=left_out)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def python(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(core), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=core, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_rooms_are_those_that_register_themselves():
+    homes = {value.split(".")[1] for group in ROOMS.values() for value in group.values()}
+    assert homes == set(GONE)
+
+
+def test_its_own_tests_pass(core):
+    chosen = ("-q", "-p", "no:cacheprovider", "-k", "not simulated", "-m", "not gpu and not ui")
+    done = python(core, "-m", "pytest", *chosen, *TESTS)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_a_recording_of_the_cpu_becomes_a_report(core, tmp_path):
+    program = """
+import gpuscope as gs, sys
+assert gs.__file__.startswith(sys.argv[1])
+cpu = gs.open_device("cpu")
+with cpu.create_stream() as stream, gs.profile(cpu) as recording:
+    gs.Gemm(cpu, m=64, n=64, k=64, dtype="float32").execute(stream=stream)
+assert gs.analysis.summary(recording.trace).rows()
+gs.export(recording.trace, sys.argv[2])
+print(*recording.trace.where(kind="kernel").texts("name"))
+"""
+    done = python(core, "-c", program, str(core), str(tmp_path / "cpu.html"))
+    assert done.returncode == 0, done.stderr
+    assert "gemm_float32_64x64x64" in done.stdout
+    assert (tmp_path / "cpu.html").read_text("utf-8").endswith("</html>\n")
+
+
+def test_the_command_line_reads_a_stored_trace(core):
+    done = python(core, "-m", "gpuscope.cli", "summary", STORED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    devices = python(core, "-m", "gpuscope.cli", "devices", "--json")
+    assert devices.returncode == 0
+    assert "sim:" not in devices.stdout
+
+
+@pytest.mark.parametrize(
+    ("expression", "room"),
+    [
+        ("gs.open_device('sim:h200')", "simulator"),
+        ("gs.what_if", "simulator"),
+        ("gs.workloads.RecordedWork", "simulator"),
+        ("gs.profile(gs.open_device('cpu'), hazards=True).__enter__()", "races"),
+        ("gs.confirm", "races"),
+        ("gs.learn", "learn"),
+    ],
+)
+def test_what_needs_a_room_says_which_is_missing(core, expression, room):
+    program = f"""
+import gpuscope as gs
+try:
+    {expression}
+except gs.errors.MissingDependency as error:
+    print(error)
+"""
+    done = python(core, "-c", program)
+    assert f"needs gpuscope.{room}, a part of gpuscope that is missing here" in done.stdout, done
+
+
+@pytest.mark.parametrize(("command", "room"), [("calibrate", "simulator"), ("grade", "learn")])
+def test_commands_of_a_room_say_that_it_is_missing(core, command, room):
+    done = python(core, "-m", "gpuscope.cli", command, "--anything")
+    assert done.returncode == 1
+    assert f"the command '{command}' needs gpuscope.{room}" in done.stderr
+    assert command in python(core, "-m", "gpuscope.cli", "--help").stdout
+
+
+def test_a_tuning_measures_without_forecasts(core):
+    program = """
+from gpuscope.search.forecasters import forecaster_for
+print(forecaster_for(None, None, (), "h200")[1])
+"""
+    done = python(core, "-c", program)
+    assert "no forecasts: the forecaster 'simulator' needs gpuscope.simulator" in done.stdout

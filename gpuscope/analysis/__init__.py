@@ -7,6 +7,7 @@ have overlap 1 and gain 1. *Work given to P* is every kernel launched while a st
 P was selected, whichever stream ran it; *confinement(P)* = its time inside P / its total time.
 """
 
+from gpuscope import _lazy
 from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.busy_analysis import OverlapResult as OverlapResult
 from gpuscope.analysis.busy_analysis import PairOverlap as PairOverlap
@@ -29,8 +30,6 @@ from gpuscope.analysis.explanation import explain as explain
 from gpuscope.analysis.findings_analysis import Finding as Finding
 from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
 from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
-from gpuscope.analysis.findings_analysis import findings as findings
-from gpuscope.analysis.findings_analysis import findings_by_setting as findings_by_setting
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
@@ -44,10 +43,8 @@ from gpuscope.analysis.latency_analysis import HandleLatency as HandleLatency
 from gpuscope.analysis.latency_analysis import LatencyResult as LatencyResult
 from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
 from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLatencyResult
-from gpuscope.analysis.latency_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
-from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
 from gpuscope.analysis.outcome_analysis import outcome as outcome
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
@@ -56,6 +53,10 @@ from gpuscope.analysis.prediction_analysis import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
+from gpuscope.analysis.queue_analysis import QueueDepth as QueueDepth
+from gpuscope.analysis.queue_analysis import QueueDepthsResult as QueueDepthsResult
+from gpuscope.analysis.queue_analysis import queue_depth as queue_depth
+from gpuscope.analysis.queue_analysis import queue_depths as queue_depths
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
@@ -65,3 +66,10 @@ from gpuscope.analysis.settings import settings_table as settings_table
 from gpuscope.analysis.trace_parts import parts as parts
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
 from gpuscope.analysis.tuning_analysis import Tuning as Tuning
+
+_HOMES = {
+    "findings": "gpuscope.analyses.registry",
+    "findings_by_setting": "gpuscope.analyses.registry",
+}
+"""What is made of the declarations of all analyses, under the names that it always had here."""
+__getattr__, __dir__ = _lazy.public(__name__, _HOMES)

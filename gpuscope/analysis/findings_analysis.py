@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from gpuscope._checks import MappingOf, door
 from gpuscope._text import duration
 from gpuscope.analysis import escapes
 from gpuscope.analysis.confinement_analysis import (
@@ -16,8 +15,8 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.latency_analysis import queue_depth
-from gpuscope.analysis.result import Result, Row, about, row_of
+from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
+from gpuscope.analysis.result import Result, about
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -76,75 +75,40 @@ class FindingsResult(Result):
     """Findings, the most urgent first; one of them is the verdict on confinement."""
 
     findings: tuple[Finding, ...]
+    entries = "findings"
 
     @property
     def confinement(self) -> Finding:
         """The verdict on confinement."""
         return next(one for one in self.findings if one.kind in ("escape", "confinement"))
 
-    def _rows(self) -> list[Row]:
-        """One row per finding."""
-        return list(map(row_of, self.findings))
+
+def ranked(trace: Trace, found: Iterable[Finding]) -> FindingsResult:
+    """Return findings of a trace, the most urgent first."""
+    urgent = sorted(found, key=lambda finding: _KINDS.index(finding.kind))
+    return FindingsResult(tuple(urgent), **about(trace))
 
 
-@door(trace=Trace)
-def findings(trace: Trace) -> FindingsResult:
-    """Say what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
-
-    In the trace of an experiment only partitions with background workloads are to be busy all the
-    time. Of any other trace the devices are judged.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> found = gs.analysis.findings(gs.learn.case("A").trace)
-    >>> [finding.kind for finding in found.findings][0]
-    'escape'
-    """
-    verdict = confinement_verdict(trace)
-    found = [verdict, *of_hazards(trace), *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
-    found.sort(key=lambda finding: _KINDS.index(finding.kind))
-    return FindingsResult(tuple(found), **about(trace))
-
-
-@door(traces=MappingOf(Trace))
-def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]]:
+def by_setting(found: Mapping[str, FindingsResult]) -> list[tuple[str, Finding]]:
     """Return the findings of several settings, the most urgent first, each once.
 
     That nothing was carved is left out where another setting carves.
-
-    Parameters
-    ----------
-    traces
-        Setting → trace, such as a run.
-
-    Returns
-    -------
-    list
-        The settings that a finding is about, as text, and the finding.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
-    >>> [(about, finding.kind) for about, finding in gs.analysis.findings_by_setting(cases)]
-    [('“A”', 'escape'), ('“B”', 'queue')]
     """
     settings: dict[Finding, list[str]] = {}
-    for setting, trace in traces.items():
-        for finding in findings(trace).findings:
+    for setting, result in found.items():
+        for finding in result.findings:
             settings.setdefault(finding, []).append(setting)
     if len({finding for finding in settings if finding.kind in ("escape", "confinement")}) > 1:
         settings.pop(_NOT_CARVED, None)
-    ranked = sorted(settings, key=lambda finding: _KINDS.index(finding.kind))
+    urgent = sorted(settings, key=lambda finding: _KINDS.index(finding.kind))
     return [
         (
-            _listed([f"“{name}”" for name in settings[one]])
-            if len(settings[one]) < len(traces)
+            _listed([f"“{name}”" for name in settings[finding]])
+            if len(settings[finding]) < len(found)
             else "",
-            one,
+            finding,
         )
-        for one in ranked
+        for finding in urgent
     ]
 
 
@@ -239,7 +203,8 @@ def of_hazards(trace: Trace) -> Iterator[Finding]:
         yield Finding("hazard", f"{more} more kinds of hazards: {result.verdict}.")
 
 
-def _missing(trace: Trace) -> Iterator[Finding]:
+def of_missing_rows(trace: Trace) -> Iterator[Finding]:
+    """Tell of rows that are missing."""
     if trace.metadata.incomplete:
         text = trace.metadata.incomplete.removeprefix("incomplete: ")
         yield Finding(
@@ -247,35 +212,23 @@ def _missing(trace: Trace) -> Iterator[Finding]:
         )
 
 
-def _workloads(trace: Trace) -> tuple[dict[str, Description], list[str]]:
-    """Return the workloads that the trace's experiment describes, and those in the background."""
-    described: dict[str, Description] = (trace.metadata.experiment or {}).get("workloads") or {}
-    return described, [name for name, facts in described.items() if facts.get("background")]
-
-
-def _unloaded_calls(trace: Trace) -> Iterator[Finding]:
+def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
     """Find calls that were timed while nothing of a background was queued."""
-    described, background = _workloads(trace)
-    for of in background:
-        for at in described:
-            if at in background:
-                continue
-            try:
-                depths = queue_depth(trace, of=of, at=at).depths
-            except MissingEvidence:
-                continue
-            idle = sum(depth <= 0 for depth in depths)
-            if idle:
-                text = (
-                    f"{idle:,} of {len(depths):,} calls of {at} were timed while nothing of {of} "
-                    "was queued or running."
-                )
-                yield Finding("queue", text, _raise(described, [of]))
+    described, background = described_workloads(trace)
+    if not background:
+        return
+    for pair in queue_depths(trace).pairs:
+        if pair.unloaded:
+            text = (
+                f"{pair.unloaded:,} of {len(pair.depths):,} calls of {pair.at} were timed while "
+                f"nothing of {pair.of} was queued or running."
+            )
+            yield Finding("queue", text, _raise(described, [pair.of]))
 
 
-def _idle(trace: Trace) -> Iterator[Finding]:
+def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
     """Find what should be busy all the time, and is not."""
-    described, background = _workloads(trace)
+    described, background = described_workloads(trace)
     if described and not background:
         return  # calls that are waited for, or arrive at given times
     try:

@@ -64,6 +64,11 @@ def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name")
     raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
 
 
+def sentences(*parts: str) -> str:
+    """Return what is said of a result in one line; parts may be empty, and end without a stop."""
+    return ". ".join(filter(None, parts))
+
+
 def about(trace: Trace) -> dict[str, str]:
     """Return what every result says of the trace that it was worked out from."""
     return {"incomplete": trace.metadata.incomplete, "provenance": trace.provenance}
@@ -71,7 +76,7 @@ def about(trace: Trace) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Base of results: subclasses say their rows and a line about them.
+    """Base of results: rows of the fields that are ``Annotated`` with a column, and a definition.
 
     Attributes
     ----------
@@ -84,6 +89,8 @@ class Result:
 
     incomplete: str = ""
     provenance: str = ""
+    entries: ClassVar[str] = ""
+    """The attribute that has an item a row; empty where the result is its own only row."""
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 
@@ -100,7 +107,10 @@ class Result:
         ]
 
     def _rows(self) -> list[Row]:
-        raise NotImplementedError
+        """One row per entry."""
+        return [
+            row_of(entry) for entry in (getattr(self, self.entries) if self.entries else [self])
+        ]
 
     @door(number=int)
     def most(self, number: int = SHOWN) -> tuple[list[Row], str]:
@@ -130,9 +140,14 @@ class Result:
         return ""
 
     @property
+    def definition(self) -> str:
+        """What the rows mean, and what to know before trusting them; empty if that is plain."""
+        return ""
+
+    @property
     def note(self) -> str:
-        """What the rows rest on, in one line; empty if there is nothing to say."""
-        return self.provenance or self.incomplete
+        """Definition and provenance in one line; empty if there is nothing to say."""
+        return sentences(self.definition, self.provenance) or self.incomplete
 
     def readable(self) -> tuple[list[Row], str]:
         """Return the rows that a table shows, and what is left out of it in words."""

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope._checks import door, given
+from gpuscope._checks import door
 from gpuscope._text import clean, format_value, percent
 from gpuscope.analysis.noise import interval
 from gpuscope.analysis.race import CLOSE, Goal, Values, Verdict
-from gpuscope.analysis.result import Result, Row
-from gpuscope.errors import NotFound
+from gpuscope.analysis.result import Result, Row, named, sentences
 from gpuscope.trace.metadata import Description
 
 _TOLD = 4
@@ -112,12 +111,12 @@ class Tuning(Result):
     @property
     def best(self) -> TunedSetting | None:
         """The winner; ``None`` if noise does not tell it from others, or nothing meets the SLO."""
-        return next((one for one in self.settings if one.verdict == "best"), None)
+        return next((tuned for tuned in self.settings if tuned.verdict == "best"), None)
 
     @property
     def equals(self) -> tuple[TunedSetting, ...]:
         """The settings of which any will do: noise does not tell them apart."""
-        return tuple(one for one in self.settings if one.verdict in ("best", "equal"))
+        return tuple(tuned for tuned in self.settings if tuned.verdict in ("best", "equal"))
 
     @property
     def choice(self) -> TunedSetting | None:
@@ -130,21 +129,21 @@ class Tuning(Result):
             sign = -1 if self.objective.is_rate else 1
             return min(
                 self.equals,
-                key=lambda one: (one.sms, sign * (one.mean(self.objective) or 0.0)),
+                key=lambda tuned: (tuned.sms, sign * (tuned.mean(self.objective) or 0.0)),
                 default=None,
             )
-        sure = (one for one in self.settings if one.behind is not None)
-        return min(sure, key=lambda one: one.behind or 0.0, default=None)
+        sure = (tuned for tuned in self.settings if tuned.behind is not None)
+        return min(sure, key=lambda tuned: tuned.behind or 0.0, default=None)
 
     @property
     def is_decided(self) -> bool:
         """Whether more measurements would change nothing: each setting is in, or ruled out."""
-        return not any(one.verdict in ("undecided", "not measured") for one in self.settings)
+        return not any(tuned.verdict in ("undecided", "not measured") for tuned in self.settings)
 
     @property
     def is_hopeless(self) -> bool:
         """Whether no setting is likely to meet the SLO."""
-        is_measured = any(one.values for one in self.settings)
+        is_measured = any(tuned.values for tuned in self.settings)
         return is_measured and self.is_decided and not self.equals
 
     @property
@@ -152,7 +151,7 @@ class Tuning(Result):
         """Where nothing meets the SLO, the measured setting that misses it by the least share."""
         if not self.is_hopeless:
             return None
-        return min((one for one in self.settings if one.values), key=self._off)
+        return min((tuned for tuned in self.settings if tuned.values), key=self._off)
 
     def _off(self, setting: TunedSetting) -> float:
         means = {goal: setting.mean(goal) for goal in self.slo}
@@ -175,20 +174,15 @@ class Tuning(Result):
     @property
     def front(self) -> tuple[TunedSetting, ...]:
         """The measured settings that no other beats in the objective and all costs (Pareto)."""
-        return tuple(one for one in self.settings if one.on_front)
+        return tuple(tuned for tuned in self.settings if tuned.on_front)
 
     @property
     def measurements(self) -> int:
         """How many there were."""
-        return sum(len(one.values.get(self.objective.name, ())) for one in self.settings)
+        return sum(len(tuned.values.get(self.objective.name, ())) for tuned in self.settings)
 
     def __getitem__(self, label: str) -> TunedSetting:
-        for one in self.settings:
-            if one.label == label:
-                return one
-        raise NotFound(
-            f"no setting {given(label)}; there are {[one.label for one in self.settings]}"
-        )
+        return named(self.settings, label, "setting", "label")
 
     @door(setting=TunedSetting)
     def interval(self, setting: TunedSetting) -> tuple[float, float] | None:
@@ -200,42 +194,42 @@ class Tuning(Result):
         """One row per setting of the grid."""
         return [
             {
-                "setting": one.label,
-                **{f"SMs of {name}": count for name, count in one.sizes.items()},
-                "n": len(one.values.get(self.objective.name, ())),
-                self.objective.name: one.mean(self.objective),
-                "from": (self.interval(one) or (None, None))[0],
-                "to": (self.interval(one) or (None, None))[1],
-                **{goal.name: one.mean(goal) for goal in self.costs},
+                "setting": tuned.label,
+                **{f"SMs of {name}": count for name, count in tuned.sizes.items()},
+                "n": len(tuned.values.get(self.objective.name, ())),
+                self.objective.name: tuned.mean(self.objective),
+                **dict(zip(("from", "to"), self.interval(tuned) or (None, None), strict=True)),
+                **{goal.name: tuned.mean(goal) for goal in self.costs},
                 **{
-                    f"forecast {goal.name}": one.forecast.get(goal.name)
+                    f"forecast {goal.name}": tuned.forecast.get(goal.name)
                     for goal in (self.objective, *self.slo)
                 },
-                "front": "•" if one.on_front else "",
-                "verdict": one.verdict,
-                "error": one.error or None,
+                "front": "•" if tuned.on_front else "",
+                "verdict": tuned.verdict,
+                "error": tuned.error or None,
             }
-            for one in self.settings
+            for tuned in self.settings
         ]
 
     def readable(self) -> tuple[list[Row], str]:
         """Return few columns, none of them empty, with the interval as ±."""
         rows, left_out = self._most(self._rows())
-        own, slo = self.objective.name, [goal.name for goal in self.slo]
+        objective, slo = self.objective.name, [goal.name for goal in self.slo]
         for row in rows:
             likely = self[row["setting"]].bounds if not row["n"] else {}
-            row[own] = format_value(row[own])
+            row[objective] = format_value(row[objective])
             if row["from"] is not None:
-                row[own] += f" ± {(row['to'] - row['from']) / 2:.2g}"
+                row[objective] += f" ± {(row['to'] - row['from']) / 2:.2g}"
             for name, (low, high) in likely.items():
                 row[name] = f"likely {format_value(low)} to {format_value(high)}"
-        forecasts = [f"forecast {name}" for name in (own, *slo)]
+        forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
-        names = ("setting", "n", own, *costs, *forecasts, "front")
+        names = ("setting", "n", objective, *costs, *forecasts, "front")
         shown = [
-            name for name in (*names, "verdict", "error")
+            name
+            for name in (*names, "verdict", "error")
             if any(row[name] not in (None, "") for row in rows)
-        ]  # fmt: skip
+        ]
         return [{name: row[name] for name in shown} for row in rows], left_out
 
     @property
@@ -249,7 +243,7 @@ class Tuning(Result):
         elif len(equals) > 1 and self.is_decided:
             names = "; ".join(map(self._told, equals))
             text = f"noise does not tell these apart: {names}{self._taking(sure)}"
-        elif not any(one.values for one in self.settings):
+        elif not any(tuned.values for tuned in self.settings):
             text = "nothing was measured"
         elif self.nearest is not None:
             missed = ", ".join(
@@ -262,13 +256,15 @@ class Tuning(Result):
                 f"{self.nearest.label}, where {missed}"
             )
         else:
-            told = [
-                self._told(one) for one in self.settings if one.verdict in ("equal", "undecided")
+            undecided = [
+                self._told(tuned)
+                for tuned in self.settings
+                if tuned.verdict in ("equal", "undecided")
             ]
-            more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            unseen = sum(one.verdict == "not measured" for one in self.settings)
+            more = f"; and {len(undecided) - _TOLD} more" if len(undecided) > _TOLD else ""
+            unseen = sum(tuned.verdict == "not measured" for tuned in self.settings)
             others = f"; {unseen} settings are neither measured nor ruled out" if unseen else ""
-            apart = "; ".join(told[:_TOLD]) or "settings that were not measured"
+            apart = "; ".join(undecided[:_TOLD]) or "settings that were not measured"
             text = f"not decided between {apart}{more}{others}{self._taking(sure)}"
         return clean(f"{sought}: {text}")
 
@@ -276,8 +272,8 @@ class Tuning(Result):
     def _ruled_out(self) -> str:
         """Say how many settings are out, and by what."""
         out = ("worse", "no better", "misses SLO")
-        measured = sum(one.verdict in out for one in self.settings)
-        forecast = sum(one.verdict == "unlikely" for one in self.settings)
+        measured = sum(tuned.verdict in out for tuned in self.settings)
+        forecast = sum(tuned.verdict == "unlikely" for tuned in self.settings)
         by_forecast = f" and {forecast} by corrected forecasts" if forecast else ""
         return f"{measured} settings are ruled out by measurements{by_forecast}"
 
@@ -289,20 +285,20 @@ class Tuning(Result):
 
     def _taking(self, sure: str) -> str:
         """Say which setting to take where none is the best, and what that costs at most."""
-        one = self.choice
-        mean = None if one is None else one.mean(self.objective)
-        if one is None or one.behind is None or not mean:
+        chosen = self.choice
+        mean = None if chosen is None else chosen.mean(self.objective)
+        if chosen is None or chosen.behind is None or not mean:
             return ""
-        share = f"{100 * one.behind / mean:.2g} %"
+        share = f"{100 * chosen.behind / mean:.2g} %"
         why = f" ({self.tie_rule})" if self.is_decided else ""
         return (
-            f"; take {one.label}{why}: {sure}, no other of these is better by more than "
-            f"{format_value(one.behind)} ({share})"
+            f"; take {chosen.label}{why}: {sure}, no other of these is better by more than "
+            f"{format_value(chosen.behind)} ({share})"
         )
 
     def _told(self, setting: TunedSetting) -> str:
-        found = self.interval(setting)
-        inside = f" ({format_value(found[0])} to {format_value(found[1])})" if found else ""
+        bounds = self.interval(setting)
+        inside = f" ({format_value(bounds[0])} to {format_value(bounds[1])})" if bounds else ""
         return f"{setting.label} with {format_value(setting.mean(self.objective))}{inside}"
 
     @door(setting=TunedSetting)
@@ -331,7 +327,7 @@ class Tuning(Result):
     @property
     def method(self) -> str:
         """Say how it was measured and judged."""
-        measured = sum(bool(one.values) for one in self.settings)
+        measured = sum(bool(tuned.values) for tuned in self.settings)
         return (
             f"{self.measurements} measurements of {measured} of {len(self.settings)} settings in "
             f"turns, at most {self.repeats} of each; compared within turns by t-intervals with "
@@ -343,16 +339,16 @@ class Tuning(Result):
     @property
     def errors(self) -> str:
         """Say by how much forecasts were off where it was measured; empty where none was."""
-        told = []
+        errors = []
         for goal in dict.fromkeys((self.objective, *self.slo)):
-            pairs = [(one.mean(goal), one.forecast.get(goal.name)) for one in self.settings]
+            pairs = [(tuned.mean(goal), tuned.forecast.get(goal.name)) for tuned in self.settings]
             off = [measured / forecast - 1 for measured, forecast in pairs if measured and forecast]
             if off:
                 middle, low, high = (
                     f"{100 * x:+.2g}" for x in (np.median(off), min(off), max(off))
                 )
-                told.append(f"{goal.name} {middle} % ({low} to {high})")
-        return f"measured over forecast: {', '.join(told)}" if told else ""
+                errors.append(f"{goal.name} {middle} % ({low} to {high})")
+        return f"measured over forecast: {', '.join(errors)}" if errors else ""
 
     @property
     def command(self) -> str:
@@ -365,8 +361,8 @@ class Tuning(Result):
         )
 
     @property
-    def note(self) -> str:
-        """Outcome, bill, method, forecasts and provenance in one paragraph."""
+    def definition(self) -> str:
+        """Outcome, bill, method and forecasts."""
         stopped = "stopped early (with a path, the same call goes on): " if self.stopped else ""
-        parts = [f"{stopped}{self.outcome}", self.bill, self.method, self.forecasts, self.errors]
-        return clean(". ".join(filter(None, [*parts, self.provenance])))
+        outcome = f"{stopped}{self.outcome}"
+        return clean(sentences(outcome, self.bill, self.method, self.forecasts, self.errors))

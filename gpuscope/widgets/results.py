@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpuscope import analysis
 from gpuscope._text import format_value
+from gpuscope.analyses import cards
 from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
 from gpuscope.analysis.headline import latency_spreads
@@ -50,6 +51,8 @@ class Summary:
         Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
+    cards
+        Title and text of the cards that analyses declare.
     """
 
     setting: str
@@ -63,6 +66,7 @@ class Summary:
     simulated: bool
     stopped: bool
     blocks: bool
+    cards: tuple[tuple[str, str], ...] = ()
 
     @property
     def background(self) -> list[str]:
@@ -98,6 +102,7 @@ def summarise(run: Run) -> Summary:
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
+        cards=tuple(cards(trace)),
     )
 
 
@@ -139,7 +144,8 @@ def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     if not now.rows:
         missing = f" {now.incomplete}." if now.incomplete else ""
         return html.note(f"No kernel was recorded.{missing}")
-    return html.side_by_side([verdict(now, colors) for verdict in VERDICTS])
+    declared = [card(now, title, [html.text(words, 500)]) for title, words in now.cards]
+    return html.side_by_side([*(verdict(now, colors) for verdict in VERDICTS), *declared])
 
 
 def card(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, NoReturn
 
+from gpuscope import _interrupts
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
@@ -90,6 +91,7 @@ def open_device(
     require_kind("quiet", quiet, bool)
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"spec is {given(spec)}; text such as 'cuda:0' is needed")
+    _interrupts.install()
     kind, _, rest = spec.partition(":")
     device_type = UnifiedDevice if unified_stream else Device
     why = ""
@@ -250,8 +252,7 @@ def observing(observer: Observer) -> Iterator[None]:
     """Let an observer watch the devices that are open, and those that are opened meanwhile."""
 
     def watch(device: Device) -> None:
-        for _ in range(2):  # again where an interrupt strikes it
-            undo.callback(device.calls.unobserve, observer)
+        undo.callback(device.calls.unobserve, observer)
         device.calls.observe(observer)
 
     with contextlib.ExitStack() as undo:

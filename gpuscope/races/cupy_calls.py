@@ -162,7 +162,9 @@ class CuPy:
         )
 
     def _arrays(self, *values: object) -> list[object]:
-        flat = [one for value in values for one in (value if type(value) is tuple else (value,))]
+        flat = [
+            element for value in values for element in (value if type(value) is tuple else (value,))
+        ]
         return [value for value in flat if isinstance(value, self._cupy.ndarray)]
 
     def _run(

@@ -117,7 +117,7 @@ class HazardLog:
         detector, taken = self._read
         move(self._noted, taken, most)
         detector, waits = copy(detector), len(taken)
-        for place, noted in enumerate(taken):
+        for number, noted in enumerate(taken):
             if isinstance(noted, str):
                 detector.count_unseen(noted)
             elif not isinstance(noted, Call):
@@ -126,7 +126,7 @@ class HazardLog:
                 for note in notes_of(noted):
                     detector.take(note)
             else:
-                waits = place
+                waits = number
                 break
         self._read = detector, taken[waits:]
 
@@ -173,9 +173,11 @@ def queue_of(stream: Stream, thread: int) -> Queue:
     """Return the queue that a stream is, or is for a thread."""
     kind = stream.kind
     return Queue(
-        stream.device.info.key, stream.queue_number,
-        thread if kind == "per-thread default" else 0, kind,
-    )  # fmt: skip
+        stream.device.info.key,
+        stream.queue_number,
+        thread if kind == "per-thread default" else 0,
+        kind,
+    )
 
 
 def _note_of(noted: Note | Event | int) -> Note:
@@ -199,7 +201,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     accesses = accesses_of(call.accesses or ())
     if kind in ("freed", "given"):
         given = kind == "given"
-        return [Memory(one.start, one.stop, queue, is_given=given) for one in accesses]
+        return [Memory(access.start, access.stop, queue, is_given=given) for access in accesses]
     if kind == "host access":
         return [HostAccess(call.name, accesses)]
     if kind == "seen":
@@ -219,8 +221,8 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     number, graph = call.correlation, call.graph
     if graph is not None:
         nodes = tuple(graph.captured.nodes)
-        for place, run in call.runs.items():
-            nodes = (*nodes[:place], nodes[place]._replace(accesses=_of(run)), *nodes[place + 1 :])
+        for index, run in call.runs.items():
+            nodes = (*nodes[:index], nodes[index]._replace(accesses=_of(run)), *nodes[index + 1 :])
         if not nodes and not graph.is_empty:
             nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))

@@ -33,9 +33,15 @@ from gpuscope.record.outside import row_of_node
 
 _Steps = list[Callable[[], None]]
 _TRACED = (
-    "EventDeletion", "EventRecord", "EventWait", "MemoryAllocation", "MemoryDeallocation",
-    "DeviceSynchronization", "StreamSynchronization", "EventSynchronization",
-)  # fmt: skip
+    "EventDeletion",
+    "EventRecord",
+    "EventWait",
+    "MemoryAllocation",
+    "MemoryDeallocation",
+    "DeviceSynchronization",
+    "StreamSynchronization",
+    "EventSynchronization",
+)
 
 
 class _OfThread(threading.local):
@@ -86,9 +92,15 @@ class PyTorch:
             self._torch._C._activate_gpu_trace()
             trace = importlib.import_module("torch.cuda._gpu_trace")
             steps = (
-                self._event_deleted, self._recorded, self._waited, self._allocated, self._freed,
-                self._synchronized, self._stream_synchronized, self._event_synchronized,
-            )  # fmt: skip
+                self._event_deleted,
+                self._recorded,
+                self._waited,
+                self._allocated,
+                self._freed,
+                self._synchronized,
+                self._stream_synchronized,
+                self._event_synchronized,
+            )
             for name, callback in zip(_TRACED, steps, strict=True):
                 callbacks = getattr(trace, f"{name}Callbacks").callback_list
                 undo.callback(_remove, callbacks, callback)  # first: an interrupt may come between
@@ -139,8 +151,8 @@ class PyTorch:
 
     def _work(self, operator: Operator, uses: list[Use], start_ns: int, *, at_once: bool) -> None:
         """Tell what an operator did that ran in this thread's current stream."""
-        found = (operators.gpu_of(use.tensor) for use in uses)
-        gpus = dict.fromkeys(gpu for gpu in found if gpu is not None)
+        indices = (operators.gpu_of(use.tensor) for use in uses)
+        gpus = dict.fromkeys(gpu for gpu in indices if gpu is not None)
         copied = operator.copies and bool(gpus)
         on_gpu: list[Access] = []
         on_host: list[Access] = []
@@ -215,9 +227,10 @@ class PyTorch:
 
     def _keep_for(self, tensor: Library, stream: Library) -> None:
         made = self._torch.cuda.Stream(
-            stream_id=stream.stream_id, device_index=stream.device_index,
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
             device_type=stream.device_type,
-        )  # fmt: skip
+        )
         queue = self._streams.queue(stream.device_index, made.cuda_stream)
         self._kept_for.setdefault(operators.storage_of(tensor), set()).add(queue)
 

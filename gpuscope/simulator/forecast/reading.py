@@ -14,7 +14,7 @@ from gpuscope.simulator.forecast.held import note_holders
 from gpuscope.simulator.forecast.program import Call, Chain, Host, Program, Work
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.recorded import WORK, Recorded, Row, finished_rows
-from gpuscope.trace.columns import ORDERING
+from gpuscope.trace.columns import ORDERING, linked_rows
 from gpuscope.trace.model import Trace
 
 _HOSTS, _USUAL_SPREAD = 0.05, 0.15
@@ -63,11 +63,11 @@ def read_program(
     program = Program(works, [], profile, is_measured=not trace.is_simulated)
     _choose_lanes(works)
     by_id = {work.id: work for work in works}
-    for edge in trace.edges.to_pylist():
-        if edge["kind"] in ORDERING and edge["from"] in by_id and edge["to"] in by_id:
-            before, after = by_id[edge["from"]], by_id[edge["to"]]
-            if before.lane != after.lane and before.end_ns <= after.start_ns:
-                after.after.append(before)
+    ids = trace.array("id")
+    for source, target in zip(*linked_rows(trace.edges, ids, *ORDERING), strict=True):
+        before, after = by_id.get(ids[source]), by_id.get(ids[target])
+        if before and after and before.lane != after.lane and before.end_ns <= after.start_ns:
+            after.after.append(before)
     program.calls = _calls(trace, rows, by_id)
     program.handles = _handles(rows, program.calls)
     described = (trace.metadata.experiment or {}).get("workloads", {})

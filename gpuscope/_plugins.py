@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Generic, TypeVar
 
+from gpuscope._checks import given
 from gpuscope._optional import declared, needed_for
 from gpuscope._text import clean
 from gpuscope.errors import MissingDependency
@@ -24,6 +25,10 @@ ROOMS = {
 """Group → name → what our own rooms register there, spelled as entry points are."""
 
 
+def _is_no_function(_name: str, value: object) -> str:
+    return "" if callable(value) else f"it is {given(value)}, not a function"
+
+
 class Plugins(Generic[_T]):
     """What is registered for one group of entry points. Nothing is imported before its use.
 
@@ -35,9 +40,12 @@ class Plugins(Generic[_T]):
         What it registers, for messages: ``"backend"``.
     wrong
         Name and value that another package declares → why that cannot be used; empty if it can.
+        Functions can, if not given.
     """
 
-    def __init__(self, group: str, noun: str, wrong: Callable[[str, object], str]) -> None:
+    def __init__(
+        self, group: str, noun: str, wrong: Callable[[str, object], str] = _is_no_function
+    ) -> None:
         self.group = group
         self._noun = noun
         self._wrong = wrong

@@ -26,8 +26,8 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.profiling import profile
 from gpuscope.races import operators
 from gpuscope.races.hazard_log import HazardLog, Streams, queue_of
+from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import wrapped
-from gpuscope.record.outside import row_of_node
 from gpuscope.record.rows import node_row
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin

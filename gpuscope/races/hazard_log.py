@@ -30,7 +30,7 @@ from gpuscope.races.hazard_notes import (
     Work,
 )
 from gpuscope.races.hazards import Detector
-from gpuscope.record.outside import Calls
+from gpuscope.races.outside import Calls
 from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.record.window import OVERFULL
 from gpuscope.trace.metadata import HazardFacts

@@ -28,8 +28,8 @@ from gpuscope.races.hazard_notes import (
     Work,
 )
 from gpuscope.races.operators import Operator, Tensor, Use
+from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
-from gpuscope.record.outside import row_of_node
 
 _Steps = list[Callable[[], None]]
 _TRACED = (

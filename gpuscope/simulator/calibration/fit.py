@@ -184,10 +184,7 @@ def predict(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> Fl
     library, sms = Library(kernels, item, layout), layout.sm_count
     _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
     chosen = [library.choose((m, n, k), sms) for m, n, k in rows.shape[:, first].T.tolist()]
-    names = ("rows", "columns", "depth", "resident", "splits")
-    ran = Kernels(
-        *(np.array([getattr(kernel, name)[0] for kernel in chosen])[back] for name in names)
-    )
+    ran = Kernels.joined(chosen).where(back)
     return library.durations(ran, tuple(rows.shape), rows.sms, sms)
 
 

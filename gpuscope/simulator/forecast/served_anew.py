@@ -99,7 +99,8 @@ def requests_of(
     ranges = trace.where(kind="range", thread=NO_THREAD)
     rows = ranges.spans.select(("id", "name", "category", "start_ns")).to_pylist()
     anew = Requests()
-    fresh = itertools.count(int(trace.array("id").max()) + 1)
+    first = int(trace.array("id").max()) + 1
+    copier = _Copier(program, factors, streams, graphs, itertools.count(first), anew.copies)
     windows = np.array([low for low, _ in trace.metadata.windows_ns])
     turns = _turns(trace, program, windows)
     for name, spec in experiment.workloads.items():
@@ -131,21 +132,8 @@ def requests_of(
             if not all(turns[part, at] for part, count in counts.items() if count):
                 return Requests(why="their calls' ends cannot be told, as beside a background")
             enough = {
-                part: list(
-                    _enough(
-                        turns[part, at],
-                        count,
-                        program,
-                        factors,
-                        streams,
-                        graphs,
-                        fresh,
-                        anew.copies,
-                    )
-                )
-                for part, count in counts.items()
+                part: [*copier.enough(turns[part, at], count)] for part, count in counts.items()
             }
-
             rows_of = {number: row["id"] for number, row in there.items()}
             recorded = [turns[part, at] for part in counts]
             lags_ns = _lags(make, begin_ns, rows_of, recorded, program)
@@ -227,26 +215,38 @@ def _turns(trace: Trace, program: Program, windows: Array) -> Mapping[tuple[str,
     return turns
 
 
-def _enough(
-    turns: list[Turn],
-    count: int,
-    program: Program,
-    factors: dict[Work, float],
-    streams: dict[Work, int],
-    graphs: dict[int, int],
-    fresh: Iterator[int],
-    copies: list[dict[int, int]],
-) -> Iterator[Turn]:
-    """Yield as many calls: those that were recorded, and then copies of them."""
-    for number, turn in enumerate(itertools.islice(itertools.cycle(turns), count)):
-        if number < len(turns):
-            yield turn
-            continue
+@dataclass
+class _Copier:
+    """Makes calls of a program again, as many as requests can need.
+
+    Attributes
+    ----------
+    fresh
+        Ids of new rows.
+    copies
+        Gets for each copy the ids of rows → those of their copies.
+    """
+
+    program: Program
+    factors: dict[Work, float]
+    streams: dict[Work, int]
+    graphs: dict[int, int]
+    fresh: Iterator[int]
+    copies: list[dict[int, int]]
+
+    def enough(self, turns: list[Turn], count: int) -> Iterator[Turn]:
+        """Yield as many calls: those that were recorded, and then copies of them."""
+        yield from turns[:count]
+        for turn in itertools.islice(itertools.cycle(turns), len(turns), count):
+            yield self._copy(turn)
+
+    def _copy(self, turn: Turn) -> Turn:
+        program = self.program
         renamed: dict[int, int] = {}
 
-        def copied(old: int | None, renamed: dict[int, int] = renamed) -> int | None:
+        def copied(old: int | None) -> int | None:
             if old is not None and old not in renamed:
-                renamed[old] = next(fresh)
+                renamed[old] = next(self.fresh)
             return None if old is None else renamed[old]
 
         again: dict[Work, Work] = {}
@@ -257,22 +257,26 @@ def _enough(
                 row = {**work.row, "id": copied(work.id)}
                 inside = [again[other] for other in work.after if other in again]
                 again[work] = replace(work, row=row, call=places[position], after=inside)
-            launches = [again[work] for work in call.launches]
-            waits_for = [again[work] for work in call.waits_for]
-            row_id, handle = copied(call.row), copied(call.handle)
-            fresh_call = replace(
-                call, launches=launches, waits_for=waits_for, row=row_id, handle=handle
+            copy_of_call = replace(
+                call,
+                launches=[again[work] for work in call.launches],
+                waits_for=[again[work] for work in call.waits_for],
+                row=copied(call.row),
+                handle=copied(call.handle),
             )
-            program.calls.append(fresh_call)
+            program.calls.append(copy_of_call)
+        factors, streams = self.factors, self.streams
         factors.update({copy: factors[work] for work, copy in again.items() if work in factors})
         streams.update({copy: streams[work] for work, copy in again.items() if work in streams})
-        firsts = {new: places.get(graphs[old], new) for old, new in places.items() if old in graphs}
-        graphs.update(firsts)
+        leaders = self.graphs
+        leaders.update(
+            {new: places.get(leaders[old], new) for old, new in places.items() if old in leaders}
+        )
         program.copies += again.values()
         for old in renamed.keys() & program.handles.keys():
             program.handles[renamed[old]] = [again[work] for work in program.handles[old]]
-        copies.append(renamed)
-        yield [*places.values()]
+        self.copies.append(renamed)
+        return [*places.values()]
 
 
 def with_copies(trace: Trace, copies: Sequence[Mapping[int, int]]) -> Trace:

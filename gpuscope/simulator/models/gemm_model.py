@@ -15,7 +15,8 @@ All times are in µs. Everything is written for arrays, of kernels or of measure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TypeAlias
 
@@ -68,15 +69,15 @@ class Kernels:
         rows, columns, depth, resident = np.repeat(np.array(tiles), len(_SPLITS), axis=0).T
         return cls(rows, columns, depth, resident, np.tile(_SPLITS, len(tiles)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Kernels]) -> Kernels:
+        """Return the kernels of all parts."""
+        names = [column.name for column in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def where(self, index: int | Ints | Bools | slice) -> Kernels:
         """Return those at an index or mask."""
-        return Kernels(
-            self.rows[index],
-            self.columns[index],
-            self.depth[index],
-            self.resident[index],
-            self.splits[index],
-        )
+        return Kernels(*(getattr(self, column.name)[index] for column in fields(self)))
 
     def blocks(self, m: Numbers, n: Numbers) -> Array:
         """Count the blocks of an m × n product."""

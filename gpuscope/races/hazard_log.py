@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from copy import copy
@@ -96,6 +97,42 @@ class HazardLog:
         self.captures.pop(queue, None)  # one of ours, which the stream had joined
         return None
 
+    def capture_of(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into, by another library or by us."""
+        captured = self.captured(queue)
+        for device in open_devices() if captured is None else ():
+            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
+            if stream is not None and stream.graph is not None:
+                return stream.graph.captured
+        return captured
+
+    def add_work(
+        self,
+        queue: Queue,
+        name: str,
+        accesses: tuple[Access, ...],
+        start_ns: int,
+        *,
+        is_copy: bool = False,
+    ) -> None:
+        """Note another library's work, by a call that has just returned; or make it a node."""
+        captured = self.capture_of(queue)
+        if captured is not None:
+            node = Node(name, accesses, (), is_copy, f"stream {queue.handle:#x}")
+            captured.add(queue.handle, node)
+        else:
+            row = self.outside.add(start_ns, time.time_ns())
+            self.note(Work(queue, name, accesses, (row,), is_copy))
+
+    def add_record(self, queue: Queue, event: object) -> Captured | None:
+        """Note another library's record of an event; returns what it was captured into."""
+        captured = self.capture_of(queue)
+        if captured is None:
+            self.note(Record(queue, event))
+        else:
+            captured.record(queue.handle, event)
+        return captured
+
     def read(self, *, over: bool = True) -> None:
         """Look for hazards in what was noted by now.
 
@@ -159,14 +196,6 @@ class Streams:
             return queue_of(stream, thread_number())
         kind: StreamKind = "non-blocking" if handle else "legacy default"
         return Queue(f"cuda:{gpu}", handle, kind=kind)
-
-    def captured(self, queue: Queue) -> Captured | None:
-        """Return what a stream is being captured into, if that is a graph of ours."""
-        for device in open_devices():
-            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
-            if stream is not None and stream.graph is not None:
-                return stream.graph.captured
-        return None
 
 
 def queue_of(stream: Stream, thread: int) -> Queue:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpuscope.device.accesses import Access, accesses_of_tensor
-from gpuscope.device.graph import Captured, Node
+from gpuscope.device.graph import Captured
 from gpuscope.device.handles import Library
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
@@ -23,7 +23,6 @@ from gpuscope.races.hazard_notes import (
     HostWait,
     Memory,
     Queue,
-    Record,
     Wait,
     Work,
 )
@@ -176,23 +175,13 @@ class PyTorch:
             queue, *others = map(self._current, gpus)
             for other in others:  # a copy between GPUs, in order with both
                 self._follow(queue, other)
-            self._queue_work(queue, operator, tuple(on_gpu), start_ns)
+            self._log.add_work(
+                queue, operator.name, tuple(on_gpu), start_ns, is_copy=operator.copies
+            )
             for other in others:
                 self._follow(other, queue)
             if waits:
                 self._log.note(HostWait(queue=queue))
-
-    def _queue_work(
-        self, queue: Queue, operator: Operator, accesses: tuple[Access, ...], start_ns: int
-    ) -> None:
-        """Tell of work, or make it a node of the graph that is captured."""
-        name, captured = operator.name, self._captured(queue)
-        if captured is not None:
-            stream = f"stream {queue.handle:#x}"
-            captured.add(queue.handle, Node(name, accesses, (), operator.copies, stream))
-        else:
-            row = self._log.outside.add(start_ns, time.time_ns())
-            self._log.note(Work(queue, name, accesses, (row,), operator.copies))
 
     def _know(self, tensor: Tensor) -> int:
         """Remember how large a tensor's memory is; returns its address."""
@@ -244,24 +233,16 @@ class PyTorch:
         return self._streams.queue(self._torch._C._cuda_getDevice(), stream)
 
     def _record(self, queue: Queue, event: _Event) -> None:
-        event.captured = captured = self._captured(queue)
-        if captured is None:
-            self._log.note(Record(queue, event))
-        else:
-            captured.record(queue.handle, event)
+        event.captured = self._log.add_record(queue, event)
 
     def _wait(self, queue: Queue, event: _Event) -> None:
         captured = event.captured
         if captured is None:
             self._log.note(Wait(queue, event))
         elif captured.is_open:
-            if self._captured(queue) is None:  # it joins
+            if self._log.capture_of(queue) is None:  # it joins
                 self._log.captures[queue] = captured
             captured.wait(queue.handle, event)
-
-    def _captured(self, queue: Queue) -> Captured | None:
-        """Return what a queue's work is captured into."""
-        return self._log.captured(queue) or self._streams.captured(queue)
 
     def _follow(self, queue: Queue, other: Queue) -> None:
         """Let a queue follow all that is in another."""

@@ -31,16 +31,6 @@ from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
 
 _Steps = list[Callable[[], None]]
-_TRACED = (
-    "EventDeletion",
-    "EventRecord",
-    "EventWait",
-    "MemoryAllocation",
-    "MemoryDeallocation",
-    "DeviceSynchronization",
-    "StreamSynchronization",
-    "EventSynchronization",
-)
 
 
 class _OfThread(threading.local):
@@ -90,17 +80,17 @@ class PyTorch:
         with contextlib.ExitStack() as undo:
             self._torch._C._activate_gpu_trace()
             trace = importlib.import_module("torch.cuda._gpu_trace")
-            steps = (
-                self._event_deleted,
-                self._recorded,
-                self._waited,
-                self._allocated,
-                self._freed,
-                self._synchronized,
-                self._stream_synchronized,
-                self._event_synchronized,
-            )
-            for name, callback in zip(_TRACED, steps, strict=True):
+            steps = {
+                "EventDeletion": self._event_deleted,
+                "EventRecord": self._recorded,
+                "EventWait": self._waited,
+                "MemoryAllocation": self._allocated,
+                "MemoryDeallocation": self._freed,
+                "DeviceSynchronization": self._synchronized,
+                "StreamSynchronization": self._stream_synchronized,
+                "EventSynchronization": self._event_synchronized,
+            }
+            for name, callback in steps.items():
                 callbacks = getattr(trace, f"{name}Callbacks").callback_list
                 undo.callback(_remove, callbacks, callback)  # first: an interrupt may come between
                 callbacks.append(callback)

@@ -534,7 +534,9 @@ def test_what_filled_a_partition_left_the_other_sms_to_what_had_all():
         devices={"cuda:0": DeviceFacts(index=0, name="NVIDIA H200", sm_count=132)},
         partitions={"part": PartitionFacts(sm_count=33)},
     )
-    works = read_program(Trace.from_columns(columns, metadata=facts), Profile.load("h200"), {}).works
+    works = read_program(
+        Trace.from_columns(columns, metadata=facts), Profile.load("h200"), {}
+    ).works
     assert works[1].alone_ns == pytest.approx(0.75 * 89_000)
 
 

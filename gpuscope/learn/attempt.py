@@ -262,7 +262,7 @@ class Attempt:
     def span(self, name: str) -> tuple[int, int]:
         """Return first start and last end of what has a name."""
         work = self._named(name)
-        return min(one.start_ns for one in work), max(each.end_ns for each in work)
+        return min(each.start_ns for each in work), max(each.end_ns for each in work)
 
 
 def _listed(counts: Counter[str]) -> str:

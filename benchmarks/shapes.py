@@ -19,7 +19,7 @@ import numpy as np
 from facts import BESIDE
 
 import gpuscope as gs
-from gpuscope.simulator.calibration import fit
+from gpuscope.simulator.calibration import errors as errors_of_fits
 from gpuscope.simulator.calibration.kernels import kernel_of
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, alignment
 from gpuscope.simulator.profiles.profile import Profile
@@ -202,10 +202,10 @@ def keep(target: Path, facts: Row, parts: dict[str, list[Row]]) -> None:
 # -- judging --------------------------------------------------------------------------------
 
 
-def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> fit.Table:
+def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> errors_of_fits.Table:
     """Errors of predicted times by dtype and of all, beside those of the rule of thumb."""
-    ours: fit.Errors = {}
-    theirs: fit.Errors = {}
+    ours: errors_of_fits.Errors = {}
+    theirs: errors_of_fits.Errors = {}
     whole = str(max(SM_COUNTS))
     for row in rows:
         for sms, us in row["told_us" if told else "us"].items():
@@ -214,7 +214,7 @@ def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> fit.Tabl
             by_share_us = row["us"][whole] * int(whole) / count
             ours.setdefault(row["dtype"], []).append(abs(guess_us / us - 1))
             theirs.setdefault(row["dtype"], []).append(abs(by_share_us / us - 1))
-    return fit.table(ours, theirs)
+    return errors_of_fits.table(ours, theirs)
 
 
 def reproduced(rows: list[Row]) -> Row:

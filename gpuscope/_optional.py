@@ -1,14 +1,10 @@
-"""Optional packages: imported where they are used; a missing one is named with its extra.
-
-And plugins: what other packages declare, of which nothing is imported.
-"""
+"""Optional packages: imported where they are used; a missing one is named with its extra."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Iterator
-from importlib import metadata
 from types import ModuleType
 
 from gpuscope.errors import MissingDependency
@@ -87,26 +83,6 @@ def needed_for(feature: str) -> Iterator[None]:
         if module.partition(".")[0] not in _EXTRAS:
             raise
         raise _missing(module, error, feature) from error
-
-
-def declared(group: str) -> tuple[list[metadata.EntryPoint], list[str]]:
-    """Return the entry points of a group, and which packages' cannot be read."""
-    with contextlib.suppress(Exception):  # a malformed file of one package raises for all
-        return list(metadata.entry_points(group=group)), []
-    entries: dict[str, list[metadata.EntryPoint]] = {}
-    problems = []
-    for package in metadata.distributions():
-        name = str(package.name)
-        try:
-            found = [entry for entry in package.entry_points if entry.group == group]
-        except Exception as error:  # noqa: BLE001 - it is somebody else's file
-            problems.append(
-                f"the entry points of the package {name!r} cannot be read "
-                f"({type(error).__name__}: {error}). Mend or uninstall the package"
-            )
-        else:
-            entries.setdefault(name, found)  # the first on the path is the one that is imported
-    return [entry for found in entries.values() for entry in found], problems
 
 
 def _missing(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from typing import Generic, TypeVar
 
-from gpuscope._optional import declared, needed_for
+from gpuscope._checks import given
+from gpuscope._optional import needed_for
 from gpuscope._text import clean
 from gpuscope.errors import MissingDependency
 
@@ -24,6 +27,10 @@ ROOMS = {
 """Group → name → what our own rooms register there, spelled as entry points are."""
 
 
+def _is_no_function(_name: str, value: object) -> str:
+    return "" if callable(value) else f"it is {given(value)}, not a function"
+
+
 class Plugins(Generic[_T]):
     """What is registered for one group of entry points. Nothing is imported before its use.
 
@@ -35,9 +42,12 @@ class Plugins(Generic[_T]):
         What it registers, for messages: ``"backend"``.
     wrong
         Name and value that another package declares → why that cannot be used; empty if it can.
+        Functions can, if not given.
     """
 
-    def __init__(self, group: str, noun: str, wrong: Callable[[str, object], str]) -> None:
+    def __init__(
+        self, group: str, noun: str, wrong: Callable[[str, object], str] = _is_no_function
+    ) -> None:
         self.group = group
         self._noun = noun
         self._wrong = wrong
@@ -50,7 +60,7 @@ class Plugins(Generic[_T]):
     def _entries(self) -> tuple[dict[str, EntryPoint], list[str]]:
         """Return what is declared, by name, and why some of it is left out."""
         if self._known is None:
-            entries, problems = declared(self.group)
+            entries, problems = _declared(self.group)
             known = dict(self._rooms)
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name in self._rooms:
@@ -138,3 +148,23 @@ class Plugins(Generic[_T]):
         """Look for other packages anew: something was installed since."""
         self._known = None
         self._loaded.clear()
+
+
+def _declared(group: str) -> tuple[list[EntryPoint], list[str]]:
+    """Return the entry points of a group, and which packages' cannot be read."""
+    with contextlib.suppress(Exception):  # a malformed file of one package raises for all
+        return list(metadata.entry_points(group=group)), []
+    entries: dict[str, list[EntryPoint]] = {}
+    problems = []
+    for package in metadata.distributions():
+        name = str(package.name)
+        try:
+            of_group = [entry for entry in package.entry_points if entry.group == group]
+        except Exception as error:  # noqa: BLE001 - it is somebody else's file
+            problems.append(
+                f"the entry points of the package {name!r} cannot be read "
+                f"({type(error).__name__}: {error}). Mend or uninstall the package"
+            )
+        else:
+            entries.setdefault(name, of_group)  # the first on the path is the one that is imported
+    return [entry for of_package in entries.values() for entry in of_package], problems

@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuscope.simulator.calibration import errors
 from gpuscope.simulator.calibration import fit as fitting
-from gpuscope.simulator.calibration.calibrator import profile_of, write_profile
-from gpuscope.simulator.calibration.fit import FOLDS, table
+from gpuscope.simulator.calibration.errors import FOLDS, judged
+from gpuscope.simulator.calibration.written import profile_of, write_profile
 from gpuscope.simulator.profiles.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,9 +101,7 @@ def fit(data: dict[str, Any]) -> dict[str, Any]:
 
 
 fit_gemm = partial(fitting.fit_gemm, layout=LAYOUT)
-errors_of = partial(fitting.errors_of, layout=LAYOUT)
-share_errors = partial(fitting.share_errors, layout=LAYOUT)
-cross_validate = partial(fitting.cross_validate, layout=LAYOUT)
+cross_validate = partial(errors.cross_validate, layout=LAYOUT)
 
 
 def show(rows: dict[str, Any]) -> None:
@@ -126,7 +125,7 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_profile(fit(data), arguments.out)
     print("in the fit:")
-    show(table(errors_of(fit_gemm(data["gemm"]), data["gemm"]), share_errors(data["gemm"])))
+    show(judged(fit_gemm(data["gemm"]), data["gemm"], layout=LAYOUT))
     print(f"{FOLDS}-fold over shapes:")
     show(cross_validate(data["gemm"]))
 

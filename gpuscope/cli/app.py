@@ -137,9 +137,11 @@ def run_bar(name: str) -> Iterator[Viewer]:
 
         def view(progress: RunProgress) -> None:
             bar.update(
-                task, total=progress.total, completed=progress.done,
+                task,
+                total=progress.total,
+                completed=progress.done,
                 description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
-            )  # fmt: skip
+            )
 
         yield view
 

@@ -18,13 +18,7 @@ Command = Callable[..., object]
 _CORE = frozenset(command.name for command in app.registered_commands)
 
 
-def _wrong(name: str, value: object) -> str:
-    if name in _CORE:
-        return "gpuscope has a command of that name"
-    return "" if callable(value) else f"it is a {type(value).__name__}, not a function"
-
-
-COMMANDS: Plugins[Command] = Plugins("gpuscope.commands", "command", _wrong)
+COMMANDS: Plugins[Command] = Plugins("gpuscope.commands", "command")
 
 
 def _register(name: str) -> None:

@@ -136,9 +136,11 @@ def _check_holder() -> Check:
         library.unsubscribe(library.subscribe())
     except Refused as error:
         return Check(
-            name, ok=False, found=f"held by {error or 'a client that gives no name'}",
+            name,
+            ok=False,
+            found=f"held by {error or 'a client that gives no name'}",
             todo="run outside that tool: CUPTI serves one of them in a process",
-        )  # fmt: skip
+        )
     except GpuscopeError as error:
         return Check(name, ok=False, found=str(error), todo="profile(source='events') works")
     return Check(name, ok=True, found="free")
@@ -146,8 +148,8 @@ def _check_holder() -> Check:
 
 def _check_nvtx() -> Check:
     """Check that tools see the ranges of annotate."""
-    found, _, todo = nvtx.missing().partition(". Run: ")
-    return Check("nvtx", ok=not found, found=found or "installed", todo=todo)
+    missing, _, todo = nvtx.missing().partition(". Run: ")
+    return Check("nvtx", ok=not missing, found=missing or "installed", todo=todo)
 
 
 def _check_injection() -> Check:
@@ -156,15 +158,15 @@ def _check_injection() -> Check:
     given = os.environ.get(NVTX_INJECTION)
     if given is None:
         arrange_nvtx()
-        found = "gpuscope sets it" if arranged() else "not set: there is no CUPTI to receive it"
+        state = "gpuscope sets it" if arranged() else "not set: there is no CUPTI to receive it"
         todo = "" if arranged() else "mend CUPTI (above); ranges of gs.annotate are recorded anyway"
-        return Check(name, ok=arranged(), found=found, todo=todo)
+        return Check(name, ok=arranged(), found=state, todo=todo)
     if not Path(given).is_file():
         return Check(name, ok=False, found=f"{NVTX_INJECTION} names no file", todo="unset it")
-    found = f"{NVTX_INJECTION} is set to {Path(given).name}"
+    state = f"{NVTX_INJECTION} is set to {Path(given).name}"
     todo = f"unset {NVTX_INJECTION} unless a tool needs it: ranges go there, not to gpuscope"
     ours = "cupti" in Path(given).name.lower()
-    return Check(name, ok=ours, found=found, todo="" if ours else todo)
+    return Check(name, ok=ours, found=state, todo="" if ours else todo)
 
 
 def _check_counters() -> Check:
@@ -180,10 +182,12 @@ def _check_counters() -> Check:
         who = "administrators, as you are" if restricted else "everybody"
         return Check(name, ok=True, found=f"open to {who}")
     return Check(
-        name, ok=False, found="open to administrators only",
+        name,
+        ok=False,
+        found="open to administrators only",
         todo="for ncu alone: load the driver with NVreg_RestrictProfilingToAdminUsers=0, or use "
         "sudo; timelines need no counters",
-    )  # fmt: skip
+    )
 
 
 def _check_tool(name: str) -> Check:
@@ -209,8 +213,8 @@ def _check_jupyter() -> list[Check]:
     ):
         there = importlib.util.find_spec(package) is not None
         todo = "" if there else how_to_install(extra)
-        found = "installed" if there else "missing"
-        checks.append(Check(what, ok=there, found=found, todo=todo))
+        state = "installed" if there else "missing"
+        checks.append(Check(what, ok=there, found=state, todo=todo))
     command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None
     todo = "" if command else "use the environment that gpuscope is installed in"
     checks.append(Check("jupyter lab command", ok=command, found=str(command).lower(), todo=todo))

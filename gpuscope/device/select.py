@@ -293,6 +293,6 @@ def _cuda_device_of(array: NativeArray) -> Device:
 def _holder_of(array: NativeArray) -> Device:
     for device in alive(_open):
         backend = device.backend
-        if isinstance(array, backend.array_type) and backend.home_of(array) == backend.home:
+        if type(array) is backend.array_type and backend.home_of(array) == backend.home:
             return device
     raise InvalidOperand("the simulated device that this array was made on is gone: keep it")

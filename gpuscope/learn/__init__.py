@@ -37,31 +37,16 @@ if TYPE_CHECKING:
     from gpuscope.learn.recorded import observe as observe
     from gpuscope.learn.recorded import recording_of as recording_of
 
-_HOMES = {
-    "Choice": "gpuscope.learn.answers",
-    "Interval": "gpuscope.learn.answers",
-    "Order": "gpuscope.learn.answers",
-    "Value": "gpuscope.learn.answers",
-    "Attempt": "gpuscope.learn.attempt",
-    "Step": "gpuscope.learn.attempt",
-    "CAUSES": "gpuscope.learn.cases",
-    "Case": "gpuscope.learn.cases",
-    "address": "gpuscope.learn.cases",
-    "case": "gpuscope.learn.cases",
-    "spin_kernel": "gpuscope.learn.cases",
-    "Grade": "gpuscope.learn.grading",
-    "Grades": "gpuscope.learn.grading",
-    "Limits": "gpuscope.learn.grading",
-    "grade": "gpuscope.learn.grading",
-    "Lesson": "gpuscope.learn.lesson",
-    "Feedback": "gpuscope.learn.outcome",
-    "Outcome": "gpuscope.learn.outcome",
-    "Result": "gpuscope.learn.outcome",
-    "find": "gpuscope.learn.outcome",
-    "Question": "gpuscope.learn.question",
-    "label": "gpuscope.learn.recorded",
-    "observe": "gpuscope.learn.recorded",
-    "recording_of": "gpuscope.learn.recorded",
+_OF_MODULES = {
+    "answers": ("Choice", "Interval", "Order", "Value"),
+    "attempt": ("Attempt", "Step"),
+    "cases": ("CAUSES", "Case", "address", "case", "spin_kernel"),
+    "grading": ("Grade", "Grades", "Limits", "grade"),
+    "lesson": ("Lesson",),
+    "outcome": ("Feedback", "Outcome", "Result", "find"),
+    "question": ("Question",),
+    "recorded": ("label", "observe", "recording_of"),
 }
+_HOMES = {name: f"{__name__}.{module}" for module, names in _OF_MODULES.items() for name in names}
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
 __getattr__, __dir__ = public(__name__, _HOMES)

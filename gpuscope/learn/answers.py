@@ -117,8 +117,8 @@ class Order:
     def fields(self) -> list[FormField]:
         """Return a list to choose from for each place."""
         return [
-            {"kind": "select", "label": f"{place}.", "options": list(self.items)}
-            for place in range(1, len(self.items) + 1)
+            {"kind": "select", "label": f"{rank}.", "options": list(self.items)}
+            for rank in range(1, len(self.items) + 1)
         ]
 
     def read(self, values: Sequence[object]) -> tuple[str, ...]:

@@ -183,16 +183,16 @@ class Attempt:
     def ran(self, *steps: Lasting, copies: int = 0) -> None:
         """Require these steps, each as often as it is named and whole, and nothing else."""
         wanted = Counter([*(step.name for step in steps), *["copy"] * copies])
-        found = Counter(one.name for one in self._work)
-        if found != wanted:
-            listed, instead = _listed(wanted), _listed(found)
+        ran = Counter(work.name for work in self._work)
+        if ran != wanted:
+            listed, instead = _listed(wanted), _listed(ran)
             raise Unmet(f"It shall run {listed or 'nothing'}; it ran {instead or 'nothing'}.")
         whole_ns = {step.name: step.duration_ns for step in steps}
-        for one in self._work:
-            took_ns, whole = one.end_ns - one.start_ns, whole_ns.get(one.name, 0)
+        for work in self._work:
+            took_ns, whole = work.end_ns - work.start_ns, whole_ns.get(work.name, 0)
             if took_ns < _WHOLE * whole:
                 raise Unmet(
-                    f"{one.name} took {took_ns / 1e3:,.0f} µs instead of {whole / 1e3:,.0f}: it "
+                    f"{work.name} took {took_ns / 1e3:,.0f} µs instead of {whole / 1e3:,.0f}: it "
                     "was cut short, or is another kernel."
                 )
         self.shown.append(f"it ran {_listed(wanted) or 'nothing'}")
@@ -213,13 +213,13 @@ class Attempt:
 
     def in_stream(self, name: str, *streams: str) -> None:
         """Require the streams in which something ran, in the order of its launches."""
-        found = [self.trace.stream_name(one.stream) for one in self._named(name)]
-        self._placed(name, found, streams)
+        streams_used = [self.trace.stream_name(work.stream) for work in self._named(name)]
+        self._placed(name, streams_used, streams)
 
     def in_partition(self, name: str, partition: str) -> None:
         """Require that something ran in a partition."""
-        found = {one.partition or "no partition" for one in self._named(name)}
-        self._placed(name, sorted(found), [partition])
+        partitions = {work.partition or "no partition" for work in self._named(name)}
+        self._placed(name, sorted(partitions), [partition])
 
     def _placed(self, name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
         if list(found) != list(wanted):
@@ -254,7 +254,7 @@ class Attempt:
         self.shown.append(f"nothing races among {facts.accesses} accesses")
 
     def _named(self, name: str) -> list[_Work]:
-        work = [one for one in self._work if one.name == name]
+        work = [each for each in self._work if each.name == name]
         if not work:
             raise Unmet(f"{name} did not run.")
         return work
@@ -262,7 +262,7 @@ class Attempt:
     def span(self, name: str) -> tuple[int, int]:
         """Return first start and last end of what has a name."""
         work = self._named(name)
-        return min(one.start_ns for one in work), max(one.end_ns for one in work)
+        return min(each.start_ns for each in work), max(each.end_ns for each in work)
 
 
 def _listed(counts: Counter[str]) -> str:

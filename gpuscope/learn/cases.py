@@ -118,8 +118,10 @@ def _without_a_wait(device: Device, spin: _Spins) -> Case:
     return _case(
         "Six rounds. In each, a kernel in the stream load fetches data, and a kernel in the stream "
         "compute works on it. Now and then the result is wrong, and nobody knows why.",
-        recording.trace, _MISSING, "compute 4",
-    )  # fmt: skip
+        recording.trace,
+        _MISSING,
+        "compute 4",
+    )
 
 
 def _legacy_between(device: Device, spin: _Spins) -> Case:
@@ -149,8 +151,10 @@ def _legacy_between(device: Device, spin: _Spins) -> Case:
         "Two threads, each with a model of its own in its own default stream; they have nothing to "
         "do with each other. A library counts something between the launches. The GPU is nearly "
         "empty, and yet the two models never run at the same time.",
-        recording.trace, _LEGACY, "statistics",
-    )  # fmt: skip
+        recording.trace,
+        _LEGACY,
+        "statistics",
+    )
 
 
 def _waiting(device: Device, spin: _Spins) -> Case:
@@ -167,8 +171,10 @@ def _waiting(device: Device, spin: _Spins) -> Case:
         "A model of five layers answers five questions, layer by layer, in the stream decode. The "
         "layers are short, nobody is in their way, and still decode is idle for more than a third "
         "of the time.",
-        recording.trace, _WAITING, "layer 1",
-    )  # fmt: skip
+        recording.trace,
+        _WAITING,
+        "layer 1",
+    )
 
 
 def _escaping(device: Device, spin: _Spins) -> Case:
@@ -176,19 +182,21 @@ def _escaping(device: Device, spin: _Spins) -> Case:
     attention, norm = (spin_kernel(device, name) for name in ("attention", "norm"))
     private = device.create_stream(name="library")
     with device.carve({"decode": 16, "prefill": "rest"}) as parts, private:
-        mine = parts["decode"].create_stream(name="d0")
+        decode_stream = parts["decode"].create_stream(name="d0")
         others = parts["prefill"].create_stream(name="p0")
         with profile(device) as recording:
             for _ in range(6):
                 spin("prefill", 400).execute(stream=others)
-                with CallerStreamGuard(mine):
+                with CallerStreamGuard(decode_stream):
                     get_caller_stream().launch(attention, spin.ns(90), grid=16, block=32)
                     private.launch(norm, spin.ns(90), grid=16, block=32)
     return _case(
         "The GPU is carved: decode has 16 SMs, prefill the rest. All that decode does is called "
         "under a guard for its stream. Still, prefill says that somebody is on its SMs.",
-        recording.trace, _ESCAPE, "norm",
-    )  # fmt: skip
+        recording.trace,
+        _ESCAPE,
+        "norm",
+    )
 
 
 _CASES: dict[str, Callable[[Device, _Spins], Case]] = {

@@ -101,21 +101,24 @@ class Grades(Table):
     def _rows(self) -> list[Row]:
         rows: list[Row] = []
         for notebook in dict.fromkeys(grade.notebook for grade in self.grades):
-            mine = [grade for grade in self.grades if grade.notebook == notebook]
+            of_notebook = [grade for grade in self.grades if grade.notebook == notebook]
             counts = {
-                kind: [grade for grade in mine if grade.kind == kind]
+                kind: [grade for grade in of_notebook if grade.kind == kind]
                 for kind in ("prediction", "exercise")
             }
             right = sum(grade.verdict == "right" for grade in counts["prediction"])
             solved = sum(grade.verdict == "solved" for grade in counts["exercise"])
             failed = [grade.name for grade in counts["exercise"] if grade.verdict != "solved"]
-            reasons = {grade.reason for grade in mine if not grade.name}
-            rows.append({
-                "learner": mine[0].learner, "lesson": mine[0].lesson,
-                "right": f"{right} of {len(counts['prediction'])}",
-                "solved": f"{solved} of {len(counts['exercise'])}",
-                "not solved": ", ".join(failed + sorted(reasons)),
-            })  # fmt: skip
+            reasons = {grade.reason for grade in of_notebook if not grade.name}
+            rows.append(
+                {
+                    "learner": of_notebook[0].learner,
+                    "lesson": of_notebook[0].lesson,
+                    "right": f"{right} of {len(counts['prediction'])}",
+                    "solved": f"{solved} of {len(counts['exercise'])}",
+                    "not solved": ", ".join(failed + sorted(reasons)),
+                }
+            )
         return rows
 
     @property
@@ -133,7 +136,7 @@ class Grades(Table):
             The file could not be written.
         """
         columns = [field.name for field in fields(Grade)]
-        return write_csv(Path(path), columns, [[*asdict(one).values()] for one in self.grades])
+        return write_csv(Path(path), columns, [[*asdict(grade).values()] for grade in self.grades])
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,11 @@ def grade(
             raise TraceFormatError(f"the lesson {book.name!r} cannot be graded: {error}") from error
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
     stop, graded = threading.Event(), dict[Path, Future[list[Grade]]]()
-    with executor_of(executor or f"processes:{_AT_ONCE}", ThreadPoolExecutor) as own:
-        here = isinstance(own, ThreadPoolExecutor)  # an event goes to no other process
+    with executor_of(executor or f"processes:{_AT_ONCE}", ThreadPoolExecutor) as pool:
+        here = isinstance(pool, ThreadPoolExecutor)  # an event goes to no other process
         try:
             for path in submitted:
-                graded[path] = own.submit(partial(run, stop=stop) if here else run, path)
+                graded[path] = pool.submit(partial(run, stop=stop) if here else run, path)
             wait_for_all(graded.values())
         except KeyboardInterrupt:
             stop.set()
@@ -241,7 +244,7 @@ def grade(
             stop.set()
         every = [_grades_of(graded.get(path), _blank(path, Path(folder))) for path in submitted]
     stopped = any(grade.reason == _STOPPED for grades in every for grade in grades)
-    return Grades(grades=tuple(one for grades in every for one in grades), stopped=stopped)
+    return Grades(grades=tuple(grade for grades in every for grade in grades), stopped=stopped)
 
 
 def _blank(path: Path, folder: Path) -> Grade:
@@ -354,9 +357,14 @@ def _run(
             environment["CUDA_VISIBLE_DEVICES"] = ""
         process = subprocess.Popen(  # noqa: S603 - Python itself
             [sys.executable, "-m", "gpuscope.learn.graded", str(order)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd=folder, start_new_session=True, env=environment, pass_fds=(checks.fileno(),),
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
+            env=environment,
+            pass_fds=(checks.fileno(),),
+        )
         try:
             ending = _wait(process, limits.seconds, stop)
         finally:

@@ -110,8 +110,8 @@ def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str
     every = added.get(None, [])
     for cell in lesson:
         if cell.is_code:
-            own = written.get(cell.id) if cell.is_exercise else None
-            every.append((cell.id or "", cell.source if own is None else own))
+            replacement = written.get(cell.id) if cell.is_exercise else None
+            every.append((cell.id or "", cell.source if replacement is None else replacement))
         every += added.get(cell.id, []) if cell.id is not None else []
     return every
 

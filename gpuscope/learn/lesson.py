@@ -171,9 +171,11 @@ class Lesson:
         if answer is not None:
             right = kind.is_right(answer, measured)
             result = replace(
-                result, answer=kind.show(answer), verdict="right" if right else "wrong",
+                result,
+                answer=kind.show(answer),
+                verdict="right" if right else "wrong",
                 attempts=result.attempts + (not form.tone),
-            )  # fmt: skip
+            )
             form.tell("Right." if right else "Not this time.", result.verdict, locked=True)
         elif not form.locked:
             form.tell("It was run before you predicted.", locked=True)
@@ -237,31 +239,31 @@ class Lesson:
         """
         self._keep(name, "exercise", task, "not tried")
         self._attempts.clear()
-        found: bool | str | None = True
+        outcome: bool | str | None = True
         try:
             for seed in range(_SEEDS):
-                if found is True:
-                    found = test(random.Random(seed))  # noqa: S311 - durations
-                    if found is not None and not isinstance(found, str):
-                        found = bool(found)  # what NumPy compares is no bool of Python
+                if outcome is True:
+                    outcome = test(random.Random(seed))  # noqa: S311 - durations
+                    if outcome is not None and not isinstance(outcome, str):
+                        outcome = bool(outcome)  # what NumPy compares is no bool of Python
         except Unmet as unmet:
-            found = str(unmet)
+            outcome = str(unmet)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
-            found = f"It raised {type(error).__name__}: {error}"
-        if found is None:
+            outcome = f"It raised {type(error).__name__}: {error}"
+        if outcome is None:
             result = replace(self._results[name], verdict="not tried")
             return Feedback(result, _UNTRIED, "", rule)
-        result = self._tried(name, None, solved=found is True)
+        result = self._tried(name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
             window = window_of(trace, None, None)
             figure = timeline(trace, window_ns=window, title="Your program")
-        if found is not True:
-            said = found or "It is not what was asked for."
-            return Feedback(result, said, _hint(hints, result.attempts), rule, figure)
+        if outcome is not True:
+            text = outcome or "It is not what was asked for."
+            return Feedback(result, text, _hint(hints, result.attempts), rule, figure)
         shown = "; ".join(dict.fromkeys(last.shown)) if last is not None else ""
-        said = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
-        return Feedback(result, said[0].upper() + said[1:], "", rule, figure)
+        text = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
+        return Feedback(result, text[0].upper() + text[1:], "", rule, figure)
 
     @door(name=str, question=str, kind=Kind, hints=SeveralOf(str), rule=str)
     def quiz(
@@ -295,7 +297,7 @@ class Lesson:
                 form.tell(f"Right: {kind.show(tried)}. {rule}".rstrip(), "right", locked=True)
                 return
             ending = f"The answer is {kind.show(answer)}. {rule}".rstrip()
-            hint = [*(f"Hint: {one}" for one in hints), ending]
+            hint = [*(f"Hint: {hint}" for hint in hints), ending]
             form.tell(f"Not {kind.show(tried)}. {_hint(hint, result.attempts)}", "wrong")
 
         form = Question(question, kind, button="Check", on_answer=judge)
@@ -323,9 +325,10 @@ class Lesson:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         return {
-            "text/plain": repr(self), "text/html": self._repr_html_(),
+            "text/plain": repr(self),
+            "text/html": self._repr_html_(),
             RESULTS: [asdict(result) for result in self.results],
-        }  # fmt: skip
+        }
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -362,9 +365,11 @@ class Lesson:
     def _tried(self, name: str, answer: str | None, *, solved: bool) -> Result:
         had = self._results[name]
         now = replace(
-            had, answer=answer, verdict="solved" if solved else "not solved",
+            had,
+            answer=answer,
+            verdict="solved" if solved else "not solved",
             attempts=had.attempts + 1,
-        )  # fmt: skip
+        )
         if had.verdict != "solved":
             self._results[name] = now
         return now

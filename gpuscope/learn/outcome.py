@@ -207,11 +207,11 @@ def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = Non
     kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
     rows = trace.where(kind=kinds)
     labels = zip(rows.texts("category"), rows.texts("name"), strict=True)
-    mine = np.flatnonzero([name is None or name in pair for pair in labels])
-    if not -len(mine) <= nth < len(mine):
+    matching = np.flatnonzero([name is None or name in pair for pair in labels])
+    if not -len(matching) <= nth < len(matching):
         what = "such rows" if name is None else f"rows called {name!r}"
-        raise MissingEvidence(f"the trace has {len(mine)} {what}, so there is no number {nth}")
-    order = mine[np.argsort(rows.array("start_ns")[mine], kind="stable")]
+        raise MissingEvidence(f"the trace has {len(matching)} {what}, so there is no number {nth}")
+    order = matching[np.argsort(rows.array("start_ns")[matching], kind="stable")]
     return int(rows.array("id")[order[nth]])
 
 
@@ -230,10 +230,10 @@ def picture(
         On the trace's clock: the part to draw, and what was predicted.
     """
     trace = of_interest(trace, explanation)
-    said = "nothing" if result.answer is None else result.answer
+    predicted = "nothing" if result.answer is None else result.answer
     origin = label(trace)
     room = (_TITLE - len(origin)) // 2
-    title = f"Predicted: {clean(said, room)}. Outcome: {clean(result.measured, room)}{origin}"
+    title = f"Predicted: {clean(predicted, room)}. Outcome: {clean(result.measured, room)}{origin}"
     figure = figures.timeline(trace, window_ns=window, title=title)
     unit_ns = axis_unit(window[1] - window[0])[1]
 
@@ -242,18 +242,27 @@ def picture(
 
     if guessed_ns is not None:
         figure.add_vrect(
-            x0=place(guessed_ns[0]), x1=place(guessed_ns[1]), fillcolor=_GUESS, opacity=0.25,
-            line={"color": _GUESS, "width": 2, "dash": "dot"}, layer="below",
+            x0=place(guessed_ns[0]),
+            x1=place(guessed_ns[1]),
+            fillcolor=_GUESS,
+            opacity=0.25,
+            line={"color": _GUESS, "width": 2, "dash": "dot"},
+            layer="below",
             annotation=_label("your prediction"),
-        )  # fmt: skip
+        )
     for part in () if explanation is None else explanation.parts:
         narrow = part.duration_ns < _NARROW * (window[1] - window[0])
         if narrow or part.kind in ("launch call", "running"):
             continue
         figure.add_vrect(
-            x0=place(part.start_ns), x1=place(part.end_ns), fillcolor=INK, opacity=0.1,
-            line_width=0, layer="below", annotation=_label(part.kind),
-        )  # fmt: skip
+            x0=place(part.start_ns),
+            x1=place(part.end_ns),
+            fillcolor=INK,
+            opacity=0.1,
+            line_width=0,
+            layer="below",
+            annotation=_label(part.kind),
+        )
     if explanation is not None:
         figure.add_vline(
             x=place(explanation.at_ns), line={"color": INK, "width": 1.5, "dash": "dash"}
@@ -265,8 +274,8 @@ def of_interest(trace: Trace, explanation: Explanation | None = None) -> Trace:
     """Leave out handles where calls say more; call a workload's kernels and calls by its name."""
     names = zip(trace.texts("category"), trace.texts("name"), strict=True)
     named = pa.array([category or name for category, name in names], pa.string())
-    place = trace.spans.schema.get_field_index("name")
-    spans = trace.spans.set_column(place, "name", named.dictionary_encode())
+    column = trace.spans.schema.get_field_index("name")
+    spans = trace.spans.set_column(column, "name", named.dictionary_encode())
     trace = Trace(spans, trace.edges, trace.metadata)
     if explanation is not None and explanation.kind == "handle":
         return trace
@@ -297,9 +306,13 @@ def _without_templates(text: str) -> str:
 
 def _label(text: str) -> dict[str, object]:
     return {
-        "text": text, "font": {"size": 12, "color": INK}, "yref": "paper", "y": 1,
-        "yanchor": "bottom", "showarrow": False,
-    }  # fmt: skip
+        "text": text,
+        "font": {"size": 12, "color": INK},
+        "yref": "paper",
+        "y": 1,
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
 
 
 def _box(lines: Sequence[str], colour: str) -> str:

@@ -117,8 +117,11 @@ class Question(anywidget.AnyWidget):
         if shown is None:
             return None
         bundle, metadata = shown
-        offered = [escape(str(one)) for field in self.fields for one in field.get("options", ())]
-        listed = "".join(f"<li>{one}</li>" for one in dict.fromkeys(offered))
+        offered = [
+            escape(str(option)) for field in self.fields for option in field.get("options", ())
+        ]
+        listed = "".join(f"<li>{option}</li>" for option in dict.fromkeys(offered))
         return {
-            **bundle, "text/html": f"<p><b>{escape(self.text)}</b></p><ul>{listed}</ul>",
-        }, metadata  # fmt: skip
+            **bundle,
+            "text/html": f"<p><b>{escape(self.text)}</b></p><ul>{listed}</ul>",
+        }, metadata

@@ -82,7 +82,7 @@ def recording_of(name: str) -> Trace:
     >>> trace.is_simulated, trace.kind_counts()["kernel"] > 0
     (False, True)
     """
-    known = sorted(one.stem for one in RECORDINGS.glob("*.parquet"))
+    known = sorted(path.stem for path in RECORDINGS.glob("*.parquet"))
     if name not in known:
         raise NotFound(f"there is no recording {name!r}; there are {known}")
     return load_trace(RECORDINGS / f"{name}.parquet")
@@ -100,8 +100,8 @@ def label(trace: Trace) -> str:
     >>> gs.learn.label(gs.learn.case("A").trace)
     ''
     """
-    said = _origin(trace).partition(",")[0]
-    return f" ({said})" if said else ""
+    origin = _origin(trace).partition(",")[0]
+    return f" ({origin})" if origin else ""
 
 
 def _origin(trace: Trace) -> str:

@@ -26,8 +26,8 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.profiling import profile
 from gpuscope.races import operators
 from gpuscope.races.hazard_log import HazardLog, Streams, queue_of
+from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import wrapped
-from gpuscope.record.outside import row_of_node
 from gpuscope.record.rows import node_row
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
@@ -39,7 +39,7 @@ _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 
 _Key = tuple[str, str, bool]
 """Name of a piece of work, and of its stream; whether it is captured."""
-_Place = tuple[_Key, int]
+_Launch = tuple[_Key, int]
 """The n-th piece of work of a name on a stream."""
 _NUMBERED = re.compile(r"(?:(stream|graph) )?0x[0-9a-f]+|(stream|graph) \d+")
 """A name that nobody gave: its number is another one in each run."""
@@ -162,7 +162,7 @@ def _bytes_of(value: object) -> Iterator[bytes]:
 
 def _find(
     hazard: HazardFact, program: Program, device: Device | None
-) -> tuple[_Place, _Place | None, int]:
+) -> tuple[_Launch, _Launch | None, int]:
     """Return which launches the first and the second work are, and how long a run takes, ns."""
     census = _Census()
     with _watching(census), profile(device, hazards=True) as recording:
@@ -172,18 +172,18 @@ def _find(
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
-    shown = {_names(found) for found in (facts.found if facts is not None else ())}
+    shown = {_names(fact) for fact in (facts.found if facts is not None else ())}
     # As the log tells them: of an operator the trace has the row of what it launched.
-    for found in log.facts().found if log is not None and _names(hazard) in shown else ():
-        rows = found.first or 0, found.second or 0
-        place, second = (census.places.get(row) for row in rows)
-        if place is None or _names(found) != _names(hazard):
+    for fact in log.facts().found if log is not None and _names(hazard) in shown else ():
+        rows = fact.first or 0, fact.second or 0
+        first, second = (census.launch_of.get(row) for row in rows)
+        if first is None or _names(fact) != _names(hazard):
             continue
-        if place == second:
-            place, second = (census.nodes.get(row) for row in rows)
-        if place is None or second == place:
+        if first == second:
+            first, second = (census.nodes.get(row) for row in rows)
+        if first is None or second == first:
             raise _Untried("both are in one graph, which was captured before: capture it anew")
-        return place, second, end_ns - begin_ns
+        return first, second, end_ns - begin_ns
     raise _Untried(
         f"the program shows no {hazard.kind} of {hazard.second_name!r} after "
         f"{hazard.first_name!r} whose first work is a launch of ours, or an operator or a graph "
@@ -208,7 +208,7 @@ class _Queued(NamedTuple):
 
     work: object
     stream: Stream
-    place: _Place
+    launch: _Launch
     rows: list[int]
 
 
@@ -317,16 +317,18 @@ class _Census(_Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[int, _Place] = {}
-        self.nodes: dict[int, _Place] = {}
+        self.launch_of: dict[int, _Launch] = {}
+        self.nodes: dict[int, _Launch] = {}
         """Rows of the nodes of PyTorch's graphs → where they were captured."""
-        self._captured: WeakKeyDictionary[Graph, list[_Place]] = WeakKeyDictionary()
-        self._others: WeakKeyDictionary[Captured, dict[int, _Place]] = WeakKeyDictionary()
+        self._captured: WeakKeyDictionary[Graph, list[_Launch]] = WeakKeyDictionary()
+        self._others: WeakKeyDictionary[Captured, dict[int, _Launch]] = WeakKeyDictionary()
 
     def launches(self, captured: Captured, rows: list[int]) -> None:
         """Note where each of the nodes was captured, if that was seen."""
-        places = self._others.get(captured, {})
-        self.nodes.update({rows[node]: place for node, place in places.items() if node < len(rows)})
+        launch_of = self._others.get(captured, {})
+        self.nodes.update(
+            {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
+        )
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""
@@ -334,22 +336,22 @@ class _Census(_Watch):
         queue = queue_of(queued.stream, thread_number())
         captured = self.log.captured(queue) if self.log is not None else None
         if graph is not None:
-            self._captured.setdefault(graph, []).append(queued.place)
+            self._captured.setdefault(graph, []).append(queued.launch)
         elif captured is not None:
-            if queued.place[0][2]:  # if it makes no node, the next one takes the number
-                self._others.setdefault(captured, {})[len(captured.nodes)] = queued.place
+            if queued.launch[0][2]:  # if it makes no node, the next one takes the number
+                self._others.setdefault(captured, {})[len(captured.nodes)] = queued.launch
         elif isinstance(work, Call) and work.graph is not None and work.graph in self._captured:
-            self.places.update(zip(queued.rows, self._captured[work.graph], strict=False))
+            self.launch_of.update(zip(queued.rows, self._captured[work.graph], strict=False))
         else:
-            self.places.update(dict.fromkeys(queued.rows, queued.place))
+            self.launch_of.update(dict.fromkeys(queued.rows, queued.launch))
 
 
 class _Delay(_Watch):
     """Queues a kernel that spins in front of one piece of work."""
 
-    def __init__(self, place: _Place, length_ns: int) -> None:
+    def __init__(self, launch: _Launch, length_ns: int) -> None:
         super().__init__()
-        self._place, self._length_ns = place, length_ns
+        self._launch, self._length_ns = launch, length_ns
         self.work: object = None
         """What stands for the work, once it was launched."""
         self._spin: Spin | None = None
@@ -357,13 +359,13 @@ class _Delay(_Watch):
 
     def begins(self, queued: _Queued) -> None:
         """Take the work, if it is the one."""
-        if queued.place == self._place and self.work is None:
+        if queued.launch == self._launch and self.work is None:
             self.work = queued.work
             self.delay(queued.stream)
 
     def delay(self, stream: Stream) -> None:
         """Delay the work that is queued next."""
-        if self._place[0][2]:  # whoever captures: a handle would mark the stream
+        if self._launch[0][2]:  # whoever captures: a handle would mark the stream
             kernel = stream.device.compile(SOURCE, "spin_kernel", model=MODEL)
             stream.launch(kernel, self._length_ns, grid=1, block=32)
             return

@@ -14,10 +14,9 @@ from functools import cache
 
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_backend
-from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import HostWait, Queue, Record, Wait, Work
+from gpuscope.races.hazard_notes import HostWait, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
 
 _PROTOCOL = "__cupy_override_elementwise_kernel__"
@@ -162,7 +161,9 @@ class CuPy:
         )
 
     def _arrays(self, *values: object) -> list[object]:
-        flat = [one for value in values for one in (value if type(value) is tuple else (value,))]
+        flat = [
+            element for value in values for element in (value if type(value) is tuple else (value,))
+        ]
         return [value for value in flat if isinstance(value, self._cupy.ndarray)]
 
     def _run(
@@ -185,14 +186,10 @@ class CuPy:
         if accesses:
             library: Library = stream or self._cupy.cuda.get_current_stream()
             queue = self._queue(library)
-            captured = self._captured(queue)
-            if captured is not None:
-                captured.add(queue.handle, Node(name, accesses, stream=f"stream {queue.handle:#x}"))
-            elif _is_capturing(library):
+            if _is_capturing(library) and self._log.capture_of(queue) is None:
                 self._log.note(name)  # into a graph of CuPy's, of which nobody knows
             else:
-                row = self._log.outside.add(start_ns, time.time_ns())
-                self._log.note(Work(queue, name, accesses, (row,)))
+                self._log.add_work(queue, name, accesses, start_ns)
         return result
 
     # -- order ------------------------------------------------------------------------
@@ -207,26 +204,19 @@ class CuPy:
     ) -> None:
         self._log.note(HostWait(event, queue, device))
 
-    def _captured(self, queue: Queue) -> Captured | None:
-        """Return what a stream is being captured into, if that is another library's or ours."""
-        return self._log.captured(queue) or self._streams.captured(queue)
-
     def _record(self, stream: Library, event: Library) -> None:
         if stream is None:  # CUPTI tells which one it was
             return
         queue = self._queue(stream)
-        captured = self._captured(queue)
-        if captured is not None:
-            captured.record(queue.handle, event)
-        elif not _is_capturing(stream):
-            self._log.note(Record(queue, event))
+        if self._log.capture_of(queue) is not None or not _is_capturing(stream):
+            self._log.add_record(queue, event)
 
     def _wait(self, stream: Library, event: Library) -> None:
         queue, captures = self._queue(stream), self._log.captures
         for captured in [*captures.values()]:
             if event in captured.events:  # the stream may join by this
                 captures.setdefault(queue, captured)
-        joined = self._captured(queue)
+        joined = self._log.capture_of(queue)
         if joined is not None:
             joined.wait(queue.handle, event)
         elif not _is_capturing(stream):

@@ -75,9 +75,13 @@ class _Watcher:
         frame = _place()
         module = frame.f_globals
         warnings.warn_explicit(
-            message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno,
-            module.get("__name__"), module.setdefault("__warningregistry__", {}),
-        )  # fmt: skip
+            message,
+            RuntimeWarning,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            module.get("__name__"),
+            module.setdefault("__warningregistry__", {}),
+        )
 
 
 class _Operators:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from copy import copy
@@ -30,7 +31,7 @@ from gpuscope.races.hazard_notes import (
     Work,
 )
 from gpuscope.races.hazards import Detector
-from gpuscope.record.outside import Calls
+from gpuscope.races.outside import Calls
 from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.record.window import OVERFULL
 from gpuscope.trace.metadata import HazardFacts
@@ -96,6 +97,42 @@ class HazardLog:
         self.captures.pop(queue, None)  # one of ours, which the stream had joined
         return None
 
+    def capture_of(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into, by another library or by us."""
+        captured = self.captured(queue)
+        for device in open_devices() if captured is None else ():
+            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
+            if stream is not None and stream.graph is not None:
+                return stream.graph.captured
+        return captured
+
+    def add_work(
+        self,
+        queue: Queue,
+        name: str,
+        accesses: tuple[Access, ...],
+        start_ns: int,
+        *,
+        is_copy: bool = False,
+    ) -> None:
+        """Note another library's work, by a call that has just returned; or make it a node."""
+        captured = self.capture_of(queue)
+        if captured is not None:
+            node = Node(name, accesses, (), is_copy, f"stream {queue.handle:#x}")
+            captured.add(queue.handle, node)
+        else:
+            row = self.outside.add(start_ns, time.time_ns())
+            self.note(Work(queue, name, accesses, (row,), is_copy))
+
+    def add_record(self, queue: Queue, event: object) -> Captured | None:
+        """Note another library's record of an event; returns what it was captured into."""
+        captured = self.capture_of(queue)
+        if captured is None:
+            self.note(Record(queue, event))
+        else:
+            captured.record(queue.handle, event)
+        return captured
+
     def read(self, *, over: bool = True) -> None:
         """Look for hazards in what was noted by now.
 
@@ -117,7 +154,7 @@ class HazardLog:
         detector, taken = self._read
         move(self._noted, taken, most)
         detector, waits = copy(detector), len(taken)
-        for place, noted in enumerate(taken):
+        for number, noted in enumerate(taken):
             if isinstance(noted, str):
                 detector.count_unseen(noted)
             elif not isinstance(noted, Call):
@@ -126,7 +163,7 @@ class HazardLog:
                 for note in notes_of(noted):
                     detector.take(note)
             else:
-                waits = place
+                waits = number
                 break
         self._read = detector, taken[waits:]
 
@@ -160,22 +197,16 @@ class Streams:
         kind: StreamKind = "non-blocking" if handle else "legacy default"
         return Queue(f"cuda:{gpu}", handle, kind=kind)
 
-    def captured(self, queue: Queue) -> Captured | None:
-        """Return what a stream is being captured into, if that is a graph of ours."""
-        for device in open_devices():
-            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
-            if stream is not None and stream.graph is not None:
-                return stream.graph.captured
-        return None
-
 
 def queue_of(stream: Stream, thread: int) -> Queue:
     """Return the queue that a stream is, or is for a thread."""
     kind = stream.kind
     return Queue(
-        stream.device.info.key, stream.queue_number,
-        thread if kind == "per-thread default" else 0, kind,
-    )  # fmt: skip
+        stream.device.info.key,
+        stream.queue_number,
+        thread if kind == "per-thread default" else 0,
+        kind,
+    )
 
 
 def _note_of(noted: Note | Event | int) -> Note:
@@ -199,7 +230,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     accesses = accesses_of(call.accesses or ())
     if kind in ("freed", "given"):
         given = kind == "given"
-        return [Memory(one.start, one.stop, queue, is_given=given) for one in accesses]
+        return [Memory(access.start, access.stop, queue, is_given=given) for access in accesses]
     if kind == "host access":
         return [HostAccess(call.name, accesses)]
     if kind == "seen":
@@ -219,8 +250,8 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     number, graph = call.correlation, call.graph
     if graph is not None:
         nodes = tuple(graph.captured.nodes)
-        for place, run in call.runs.items():
-            nodes = (*nodes[:place], nodes[place]._replace(accesses=_of(run)), *nodes[place + 1 :])
+        for index, run in call.runs.items():
+            nodes = (*nodes[:index], nodes[index]._replace(accesses=_of(run)), *nodes[index + 1 :])
         if not nodes and not graph.is_empty:
             nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))

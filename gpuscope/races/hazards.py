@@ -30,7 +30,7 @@ from gpuscope.races.hazard_notes import (
     Work,
 )
 from gpuscope.races.mends import Missing, mend_of, missing_between
-from gpuscope.races.pieces import START, Piece, Place
+from gpuscope.races.pieces import START, Moment, Piece
 from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
 
 _GROUPS = 1000
@@ -44,12 +44,12 @@ class _Entry(NamedTuple):
     Attributes
     ----------
     freed
-        The place in a queue where the memory was freed since.
+        The moment in a queue where the memory was freed since.
     """
 
     piece: Piece
     access: Access
-    freed: Place | None = None
+    freed: Moment | None = None
 
 
 class _Found(NamedTuple):
@@ -73,56 +73,56 @@ class _Memory:
 
     def _cut(self, at: int) -> int:
         """Let a range begin at an address if one reaches over it; returns the first from there."""
-        place = bisect_left(self.starts, at)
-        if place and self.stops[place - 1] > at:
-            self._insert(place, at, self.stops[place - 1], self.entries[place - 1])
-            self.stops[place - 1] = at
-        return place
+        cell = bisect_left(self.starts, at)
+        if cell and self.stops[cell - 1] > at:
+            self._insert(cell, at, self.stops[cell - 1], self.entries[cell - 1])
+            self.stops[cell - 1] = at
+        return cell
 
-    def _insert(self, place: int, start: int, stop: int, entries: tuple[_Entry, ...]) -> None:
-        self.starts.insert(place, start)
-        self.stops.insert(place, stop)
-        self.entries.insert(place, entries)
+    def _insert(self, cell: int, start: int, stop: int, entries: tuple[_Entry, ...]) -> None:
+        self.starts.insert(cell, start)
+        self.stops.insert(cell, stop)
+        self.entries.insert(cell, entries)
 
     def cover(self, start: int, stop: int) -> Iterable[int]:
-        """Return the places of the ranges that make up one, new ones where there was none."""
-        first = place = self._cut(start)
+        """Return the numbers of the ranges that make up one, new ones where there was none."""
+        first = cell = self._cut(start)
         self._cut(stop)
         at = start
         while at < stop:
-            if place == len(self.starts) or self.starts[place] > at:
-                end = min(stop, self.starts[place]) if place < len(self.starts) else stop
-                self._insert(place, at, end, ())
-            at = self.stops[place]
-            place += 1
-        return range(first, place)
+            if cell == len(self.starts) or self.starts[cell] > at:
+                end = min(stop, self.starts[cell]) if cell < len(self.starts) else stop
+                self._insert(cell, at, end, ())
+            at = self.stops[cell]
+            cell += 1
+        return range(first, cell)
 
     def touched(self, start: int, stop: int) -> Iterable[int]:
-        """Return the places of the ranges that reach into one."""
+        """Return the numbers of the ranges that reach into one."""
         first = bisect_right(self.stops, start)
         return range(first, bisect_left(self.starts, stop, lo=first))
 
     def keep(self, of: Iterable[int], entries: Iterable[tuple[_Entry, ...]]) -> None:
         """Put other entries into ranges; those without any go."""
         empty = []
-        for place, kept in zip(of, entries, strict=True):
-            self.entries[place] = kept
+        for cell, kept in zip(of, entries, strict=True):
+            self.entries[cell] = kept
             if not kept:
-                empty.append(place)
+                empty.append(cell)
         for columns in (self.starts, self.stops, self.entries) if empty else ():
-            for place in reversed(empty):
-                del columns[place]
+            for cell in reversed(empty):
+                del columns[cell]
 
 
 class Detector:
     """Finds hazards in notes that come in the order of the host's calls."""
 
     def __init__(self) -> None:
-        self._places: dict[Queue, Place] = {}
+        self._moments: dict[Queue, Moment] = {}
         self._host = START
-        self._events: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
-        self._graphs: weakref.WeakKeyDictionary[object, Place] = weakref.WeakKeyDictionary()
-        self._waits: dict[int, Place] = {}
+        self._events: weakref.WeakKeyDictionary[object, Moment] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[object, Moment] = weakref.WeakKeyDictionary()
+        self._waits: dict[int, Moment] = {}
         self._memory = _Memory()
         self._most_cells = _FEW_CELLS
         self._found: dict[_Group, _Found] = {}
@@ -142,7 +142,7 @@ class Detector:
             accesses=self._accesses,
             unseen=sum(self._unseen.values()),
             unseen_names=tuple(list(self._unseen)[:_UNSEEN_NAMES]),
-            found=tuple(replace(found.fact, count=found.times) for found in self._found.values()),
+            found=tuple(replace(group.fact, count=group.times) for group in self._found.values()),
             left_out=self._left_out,
         )
 
@@ -157,16 +157,16 @@ class Detector:
         elif isinstance(note, Record):
             self._events[note.event] = self._enter(note.queue)
         elif isinstance(note, Wait):
-            place = self._enter(note.queue)
+            moment = self._enter(note.queue)
             recorded = self._events.get(note.event)
             if recorded is not None:
-                self._places[note.queue] = place.joined(recorded)
+                self._moments[note.queue] = moment.joined(recorded)
         elif isinstance(note, HostWait):
-            place = self._awaited(note)
+            moment = self._awaited(note)
             if note.call is None:
-                self._host = self._host.joined(place)
+                self._host = self._host.joined(moment)
             else:
-                self._waits[note.call] = place
+                self._waits[note.call] = moment
         elif isinstance(note, Returned):
             self._host = self._host.joined(self._waits.pop(note.call, START))
         elif isinstance(note, HostAccess):
@@ -176,13 +176,13 @@ class Detector:
             self._change_hands(note)
 
     # -- order ------------------------------------------------------------------------
-    def _enter(self, queue: Queue) -> Place:
-        """Let the next piece of a queue follow what it must; returns its place."""
-        place = self._places.get(queue)
-        if place is None:
-            place = Place({}, queue)
-        place = place.joined(self._host)
-        for other, its in self._places.items() if queue.kind != "non-blocking" else ():
+    def _enter(self, queue: Queue) -> Moment:
+        """Let the next piece of a queue follow what it must; returns its moment."""
+        moment = self._moments.get(queue)
+        if moment is None:
+            moment = Moment({}, queue)
+        moment = moment.joined(self._host)
+        for other, its in self._moments.items() if queue.kind != "non-blocking" else ():
             if (
                 other.device == queue.device
                 and other != queue
@@ -191,36 +191,36 @@ class Detector:
                     or (queue.kind == "legacy default" and other.kind != "non-blocking")
                 )
             ):
-                place = place.joined(its)
-        self._places[queue] = place = place._replace(number=place.number + 1)
-        return place
+                moment = moment.joined(its)
+        self._moments[queue] = moment = moment._replace(number=moment.number + 1)
+        return moment
 
-    def _awaited(self, wait: HostWait) -> Place:
+    def _awaited(self, wait: HostWait) -> Moment:
         if wait.event is not None:
             return self._events.get(wait.event, START)
         if wait.graph is not None:
             return self._graphs.get(wait.graph, START)
         awaited, device = wait.queue, wait.device
         if awaited is not None:
-            place = self._places.get(awaited, START)
+            moment = self._moments.get(awaited, START)
             if awaited.kind != "legacy default" or wait.call is None:
-                return place
+                return moment
             device = awaited.device  # whose blocking streams a wait for it waits for, too
         else:
-            place = START
-        for queue, its in self._places.items():
+            moment = START
+        for queue, its in self._moments.items():
             if queue.device == device and (awaited is None or queue.kind != "non-blocking"):
-                place = place.joined(its)
-        return place
+                moment = moment.joined(its)
+        return moment
 
     # -- accesses ---------------------------------------------------------------------
     def _work(self, work: Work) -> None:
-        place = self._enter(work.queue)
+        moment = self._enter(work.queue)
         if work.graph is not None:
             last = self._graphs.get(work.graph)
             if last is not None:
-                place = self._places[work.queue] = place.joined(last)
-            self._graphs[work.graph] = place
+                moment = self._moments[work.queue] = moment.joined(last)
+            self._graphs[work.graph] = moment
         nodes = work.nodes
         if work.graph is None:
             nodes = (Node(work.name, work.accesses, (), work.is_copy),)
@@ -238,21 +238,23 @@ class Detector:
             queue = work.stream or f"stream {work.queue.handle:#x}"
             launched_on = queue if work.graph is not None else ""
             stream = node.stream or queue
-            piece = Piece(place, node.name, span, stream, node.is_copy, launched_on, number, before)
+            piece = Piece(
+                moment, node.name, span, stream, node.is_copy, launched_on, number, before
+            )
             self._check(piece, node.accesses)
 
     def _check(self, piece: Piece, accesses: Iterable[Access]) -> None:
         """Compare a piece's accesses with those that memory remembers, and remember them."""
         pairs: dict[int, list[tuple[_Entry, Access, int, int]]] = {}
-        is_host = piece.place.queue is None
+        is_host = piece.moment.queue is None
         memory = self._memory
         for access in accesses:
             start, stop = access.start, access.stop
             if start >= stop:
                 continue
-            places = memory.touched(start, stop) if is_host else memory.cover(start, stop)
+            cells = memory.touched(start, stop) if is_host else memory.cover(start, stop)
             kept = []
-            for cell in places:
+            for cell in cells:
                 low, high = max(start, memory.starts[cell]), min(stop, memory.stops[cell])
                 rest = []
                 for entry in memory.entries[cell]:
@@ -274,7 +276,7 @@ class Detector:
                     rest.append(_Entry(piece, access))
                 kept.append(tuple(rest))
             if not is_host:
-                memory.keep(places, kept)
+                memory.keep(cells, kept)
         for shared in pairs.values():
             entry, access, *_ = max(shared, key=_weight)
             kind = _kind(entry, piece, access)
@@ -286,44 +288,46 @@ class Detector:
     def _change_hands(self, note: Memory) -> None:
         """Mark who used memory that was freed, but for those whom its owner waits for."""
         memory, kept = self._memory, []
-        places = memory.touched(note.start, note.stop)
-        if not places:
+        cells = memory.touched(note.start, note.stop)
+        if not cells:
             return
-        places = memory.cover(note.start, note.stop)
+        cells = memory.cover(note.start, note.stop)
         # It is no work: it stands in nobody's barrier.
-        place = START if note.queue is None else self._places.get(note.queue, Place({}, note.queue))
+        moment = (
+            START if note.queue is None else self._moments.get(note.queue, Moment({}, note.queue))
+        )
         waited = START
         for other in note.others:
-            waited = waited.joined(self._places.get(other, START))
+            waited = waited.joined(self._moments.get(other, START))
         done = Piece(waited, "", None)
-        for cell in places:
+        for cell in cells:
             entries = memory.entries[cell]
             if note.queue is None:
                 entries = ()
             elif note.is_given:
                 entries = tuple(entry for entry in entries if entry.freed is not None)
                 for entry in entries:
-                    place = place.joined(entry.freed or START)
+                    moment = moment.joined(entry.freed or START)
             else:
                 entries = tuple(
-                    entry._replace(freed=place)
+                    entry._replace(freed=moment)
                     for entry in entries
                     if not done.follows(entry.piece)
                 )
             kept.append(entries)
         if note.queue is not None:
-            self._places[note.queue] = place
-        memory.keep(places, kept)
+            self._moments[note.queue] = moment
+        memory.keep(cells, kept)
 
     def _forget(self) -> None:
         """Forget what the host knows to be done: all that comes follows it."""
         memory, now = self._memory, Piece(self._host, "", None)
-        places = range(len(memory.starts))
+        cells = range(len(memory.starts))
         memory.keep(
-            places,
+            cells,
             [
                 tuple(entry for entry in memory.entries[cell] if not now.follows(entry.piece))
-                for cell in places
+                for cell in cells
             ],
         )
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
@@ -369,7 +373,7 @@ def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
 
 
 def _kind(entry: _Entry, second: Piece, access: Access) -> HazardKind:
-    if second.place.queue is None:
+    if second.moment.queue is None:
         return "host access too early"
     if entry.freed is not None:
         return "reuse of freed memory"

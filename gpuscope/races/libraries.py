@@ -51,9 +51,11 @@ def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterato
             log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
 
     methods = {
-        "name": f"gpuscope {id(homes)}", "alloc_postprocess": made, "malloc_postprocess": given,
+        "name": f"gpuscope {id(homes)}",
+        "alloc_postprocess": made,
+        "malloc_postprocess": given,
         "free_preprocess": freed,
-    }  # fmt: skip
+    }
     hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
     try:
         hook.__enter__()

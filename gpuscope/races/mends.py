@@ -19,17 +19,19 @@ class Missing(NamedTuple):
 
 def missing_between(first: Piece, second: Piece) -> Missing:
     """Return the order that two pieces lack."""
-    one, other = first.place.queue, second.place.queue
-    assert one is not None  # noqa: S101 - memory remembers no access of the host's
-    if one == other:  # else in order, but for nodes of one launch
+    awaited, waiting = first.moment.queue, second.moment.queue
+    assert awaited is not None  # noqa: S101 - memory remembers no access of the host's
+    if awaited == waiting:  # else in order, but for nodes of one launch
         return Missing(waits=second.stream, awaits=first.stream, where="capture")
     awaits, waits = (piece.launched_on or piece.stream for piece in (first, second))
     # Simulated GPUs tell a thread's default stream from other ones by its name alone.
-    of_thread = "per-thread default" in (one.kind, awaits) or _code_of(awaits) == _code_of(waits)
+    of_thread = "per-thread default" in (awaited.kind, awaits) or _code_of(awaits) == _code_of(
+        waits
+    )
     return Missing(
         waits=waits,
         awaits=awaits,
-        where="host" if other is None else "graph" if second.launched_on else "work",
+        where="host" if waiting is None else "graph" if second.launched_on else "work",
         behind=first.name if of_thread else "",
     )
 
@@ -50,7 +52,7 @@ def mend_of(missing: Missing, first: str, second: str) -> str:
     is_torch = "::" in first and "::" in second
     spelled = _code_of if is_torch else _called
     awaits, waits = spelled(missing.awaits), spelled(missing.waits)
-    place = {
+    where = {
         "work": f"before {second!r}",
         "graph": f"before the launch of the graph with {second!r}",
         "host": f"before the host's {second}",
@@ -61,8 +63,8 @@ def mend_of(missing: Missing, first: str, second: str) -> str:
     if missing.behind:
         call = "done.synchronize()" if missing.where == "host" else f"{waits}.wait(done)"
         recorded = f"done = {awaits}.record() behind {missing.behind!r}, by its thread"
-        return f"{call}  # {place}; {recorded}"
+        return f"{call}  # {where}; {recorded}"
     if missing.where == "host":
-        return f"{awaits}.synchronize()  # {place}"
+        return f"{awaits}.synchronize()  # {where}"
     call = f"wait_stream({awaits})" if is_torch else f"wait({awaits}.record())"
-    return f"{waits}.{call}  # {place}"
+    return f"{waits}.{call}  # {where}"

@@ -14,17 +14,33 @@ Dispatch = Callable[[Library, Sequence[object], Mapping[str, object]], object]
 """Runs an operator with its arguments; returns its result."""
 
 _OVERWRITING = {
-    "copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
-    "_foreach_zero_", "_foreach_copy_",
-}  # fmt: skip
+    "copy_",
+    "zero_",
+    "fill_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "_foreach_zero_",
+    "_foreach_copy_",
+}
 """Operators in place that do not read what they write first."""
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_foreach_copy_"}
 _UNSEEN = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 """Namespaces of collectives: they run on streams of their own, and no schema tells."""
 _IGNORED = {
-    "record_stream", "is_pinned", "resize_", "set_", "_pin_memory", "_unsafe_view", "is_set_to",
-    "is_same_size", "_assert_tensor_metadata", "_fused_sdp_choice",
-}  # fmt: skip
+    "record_stream",
+    "is_pinned",
+    "resize_",
+    "set_",
+    "_pin_memory",
+    "_unsafe_view",
+    "is_set_to",
+    "is_same_size",
+    "_assert_tensor_metadata",
+    "_fused_sdp_choice",
+}
 """Operators that touch no memory, or none that a stream orders."""
 
 
@@ -90,25 +106,25 @@ class Operator(NamedTuple):
         self, args: Sequence[object], kwargs: Mapping[str, object], result: object
     ) -> list[Use]:
         """Return what a call used; a result that shares an argument's memory is no use."""
-        found: list[Use] = []
-        for place, name, reads, writes in self.arguments:
-            value = args[place] if place < len(args) else kwargs.get(name)
-            found += [Use(tensor, reads, writes) for tensor in tensors_in(value)]
+        uses: list[Use] = []
+        for position, name, reads, writes in self.arguments:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            uses += [Use(tensor, reads, writes) for tensor in tensors_in(value)]
         if self.makes:
-            taken = {storage_of(use.tensor) for use in found}
-            found += [
+            taken = {storage_of(use.tensor) for use in uses}
+            uses += [
                 Use(tensor, reads=False, writes=True)
                 for tensor in tensors_in(result)
                 if storage_of(tensor) not in taken
             ]
-        return found
+        return uses
 
     def returns_at_once(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether a copy was asked not to wait for its end."""
-        place = self.waits_place
-        if place is None:
+        position = self.waits_place
+        if position is None:
             return False
-        return bool(args[place] if place < len(args) else kwargs.get("non_blocking"))
+        return bool(args[position] if position < len(args) else kwargs.get("non_blocking"))
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
@@ -145,16 +161,16 @@ def operator_of(function: Library) -> Operator | None:
     reads_shape = allocates or name.startswith("new_") or name.endswith("_like")
     arguments = []
     waits_place = None
-    for place, argument in enumerate(schema.arguments):
+    for position, argument in enumerate(schema.arguments):
         if argument.name == "non_blocking":
-            waits_place = place
+            waits_place = position
         alias = argument.alias_info
         writes = alias is not None and alias.is_write
         if "Tensor" not in str(argument.type) or (alias is not None and not writes):
             continue
         reads = not (argument.is_out or (writes and name in _OVERWRITING))
         if writes or not reads_shape:
-            arguments.append((place, argument.name, reads, writes))
+            arguments.append((position, argument.name, reads, writes))
     makes = not allocates and any(
         output.alias_info is None and "Tensor" in str(output.type) for output in schema.returns
     )

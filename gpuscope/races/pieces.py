@@ -12,27 +12,32 @@ _Clock: TypeAlias = Mapping[Queue, int]
 """Queue → how many of its pieces have ended."""
 
 
-class Place(NamedTuple):
-    """A place in a queue's work, or in the host's: what happens before it."""
+class Moment(NamedTuple):
+    """A moment in a queue's work, or in the host's: what happens before it."""
 
     clock: _Clock
     queue: Queue | None = None
     number: int = 0
 
-    def joined(self, other: Place) -> Place:
-        """Return it with what happens before another place, too."""
-        mine, theirs = self.clock, other.clock
-        new = {} if theirs is mine else {
-            queue: number for queue, number in theirs.items()
-            if queue != self.queue and mine.get(queue, 0) < number
-        }  # fmt: skip
+    def joined(self, other: Moment) -> Moment:
+        """Return it with what happens before another moment, too."""
+        clock, theirs = self.clock, other.clock
+        new = (
+            {}
+            if theirs is clock
+            else {
+                queue: number
+                for queue, number in theirs.items()
+                if queue != self.queue and clock.get(queue, 0) < number
+            }
+        )
         queue = other.queue
-        if queue is not None and queue != self.queue and mine.get(queue, 0) < other.number:
+        if queue is not None and queue != self.queue and clock.get(queue, 0) < other.number:
             new[queue] = other.number
-        return self._replace(clock={**mine, **new}) if new else self
+        return self._replace(clock={**clock, **new}) if new else self
 
 
-START = Place({})
+START = Moment({})
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +52,7 @@ class Piece:
         Of a graph's node: which, and a bit mask of the nodes that it follows.
     """
 
-    place: Place
+    moment: Moment
     name: str
     span: int | None
     stream: str = "host"
@@ -58,7 +63,7 @@ class Piece:
 
     def follows(self, first: Piece) -> bool:
         """Whether an earlier piece happens before it."""
-        mine, theirs = self.place, first.place
-        if mine.queue == theirs.queue:
-            return theirs.number < mine.number or bool(self.before >> first.node & 1)
-        return theirs.queue is None or mine.clock.get(theirs.queue, 0) >= theirs.number
+        here, there = self.moment, first.moment
+        if here.queue == there.queue:
+            return there.number < here.number or bool(self.before >> first.node & 1)
+        return there.queue is None or here.clock.get(there.queue, 0) >= there.number

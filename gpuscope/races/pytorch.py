@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpuscope.device.accesses import Access, accesses_of_tensor
-from gpuscope.device.graph import Captured, Node
+from gpuscope.device.graph import Captured
 from gpuscope.device.handles import Library
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
@@ -23,19 +23,14 @@ from gpuscope.races.hazard_notes import (
     HostWait,
     Memory,
     Queue,
-    Record,
     Wait,
     Work,
 )
 from gpuscope.races.operators import Operator, Tensor, Use
+from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
-from gpuscope.record.outside import row_of_node
 
 _Steps = list[Callable[[], None]]
-_TRACED = (
-    "EventDeletion", "EventRecord", "EventWait", "MemoryAllocation", "MemoryDeallocation",
-    "DeviceSynchronization", "StreamSynchronization", "EventSynchronization",
-)  # fmt: skip
 
 
 class _OfThread(threading.local):
@@ -85,11 +80,17 @@ class PyTorch:
         with contextlib.ExitStack() as undo:
             self._torch._C._activate_gpu_trace()
             trace = importlib.import_module("torch.cuda._gpu_trace")
-            steps = (
-                self._event_deleted, self._recorded, self._waited, self._allocated, self._freed,
-                self._synchronized, self._stream_synchronized, self._event_synchronized,
-            )  # fmt: skip
-            for name, callback in zip(_TRACED, steps, strict=True):
+            steps = {
+                "EventDeletion": self._event_deleted,
+                "EventRecord": self._recorded,
+                "EventWait": self._waited,
+                "MemoryAllocation": self._allocated,
+                "MemoryDeallocation": self._freed,
+                "DeviceSynchronization": self._synchronized,
+                "StreamSynchronization": self._stream_synchronized,
+                "EventSynchronization": self._event_synchronized,
+            }
+            for name, callback in steps.items():
                 callbacks = getattr(trace, f"{name}Callbacks").callback_list
                 undo.callback(_remove, callbacks, callback)  # first: an interrupt may come between
                 callbacks.append(callback)
@@ -139,8 +140,8 @@ class PyTorch:
 
     def _work(self, operator: Operator, uses: list[Use], start_ns: int, *, at_once: bool) -> None:
         """Tell what an operator did that ran in this thread's current stream."""
-        found = (operators.gpu_of(use.tensor) for use in uses)
-        gpus = dict.fromkeys(gpu for gpu in found if gpu is not None)
+        indices = (operators.gpu_of(use.tensor) for use in uses)
+        gpus = dict.fromkeys(gpu for gpu in indices if gpu is not None)
         copied = operator.copies and bool(gpus)
         on_gpu: list[Access] = []
         on_host: list[Access] = []
@@ -164,23 +165,13 @@ class PyTorch:
             queue, *others = map(self._current, gpus)
             for other in others:  # a copy between GPUs, in order with both
                 self._follow(queue, other)
-            self._queue_work(queue, operator, tuple(on_gpu), start_ns)
+            self._log.add_work(
+                queue, operator.name, tuple(on_gpu), start_ns, is_copy=operator.copies
+            )
             for other in others:
                 self._follow(other, queue)
             if waits:
                 self._log.note(HostWait(queue=queue))
-
-    def _queue_work(
-        self, queue: Queue, operator: Operator, accesses: tuple[Access, ...], start_ns: int
-    ) -> None:
-        """Tell of work, or make it a node of the graph that is captured."""
-        name, captured = operator.name, self._captured(queue)
-        if captured is not None:
-            stream = f"stream {queue.handle:#x}"
-            captured.add(queue.handle, Node(name, accesses, (), operator.copies, stream))
-        else:
-            row = self._log.outside.add(start_ns, time.time_ns())
-            self._log.note(Work(queue, name, accesses, (row,), operator.copies))
 
     def _know(self, tensor: Tensor) -> int:
         """Remember how large a tensor's memory is; returns its address."""
@@ -215,9 +206,10 @@ class PyTorch:
 
     def _keep_for(self, tensor: Library, stream: Library) -> None:
         made = self._torch.cuda.Stream(
-            stream_id=stream.stream_id, device_index=stream.device_index,
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
             device_type=stream.device_type,
-        )  # fmt: skip
+        )
         queue = self._streams.queue(stream.device_index, made.cuda_stream)
         self._kept_for.setdefault(operators.storage_of(tensor), set()).add(queue)
 
@@ -231,24 +223,16 @@ class PyTorch:
         return self._streams.queue(self._torch._C._cuda_getDevice(), stream)
 
     def _record(self, queue: Queue, event: _Event) -> None:
-        event.captured = captured = self._captured(queue)
-        if captured is None:
-            self._log.note(Record(queue, event))
-        else:
-            captured.record(queue.handle, event)
+        event.captured = self._log.add_record(queue, event)
 
     def _wait(self, queue: Queue, event: _Event) -> None:
         captured = event.captured
         if captured is None:
             self._log.note(Wait(queue, event))
         elif captured.is_open:
-            if self._captured(queue) is None:  # it joins
+            if self._log.capture_of(queue) is None:  # it joins
                 self._log.captures[queue] = captured
             captured.wait(queue.handle, event)
-
-    def _captured(self, queue: Queue) -> Captured | None:
-        """Return what a queue's work is captured into."""
-        return self._log.captured(queue) or self._streams.captured(queue)
 
     def _follow(self, queue: Queue, other: Queue) -> None:
         """Let a queue follow all that is in another."""

@@ -75,4 +75,4 @@ def watching(
 
 
 def _leave(log: HazardLog) -> None:
-    _views.watchers = tuple(one for one in _views.watchers if one is not log)
+    _views.watchers = tuple(watcher for watcher in _views.watchers if watcher is not log)

@@ -46,7 +46,7 @@ def _mutable(owner: Library) -> Iterator[None]:
 def replaced(owner: Library, name: str, instead: Instead) -> Iterator[None]:
     """Have something run in a method's place; a class that refuses to be changed goes on."""
     method = getattr(owner, name)
-    own = vars(owner).get(name)
+    former = vars(owner).get(name)
     is_on = True
 
     def told(self: Library, *args: object, **kwargs: object) -> object:
@@ -62,7 +62,7 @@ def replaced(owner: Library, name: str, instead: Instead) -> Iterator[None]:
         is_on = False
         if vars(owner).get(name) is told:  # else others wrapped it since: it stays, and is off
             with _mutable(owner):
-                delattr(owner, name) if own is None else setattr(owner, name, own)
+                delattr(owner, name) if former is None else setattr(owner, name, former)
 
 
 def wrapped(

@@ -61,11 +61,7 @@ MakeObserver = Callable[[Options], RecordingObserver | None]
 begins → its observer; ``None`` if it needs none."""
 
 
-def _wrong(_name: str, value: object) -> str:
-    return "" if callable(value) else f"it is a {type(value).__name__}, not a function"
-
-
-OBSERVERS: Plugins[MakeObserver] = Plugins("gpuscope.observers", "observer", _wrong)
+OBSERVERS: Plugins[MakeObserver] = Plugins("gpuscope.observers", "observer")
 
 
 def observers_for(options: Options) -> tuple[tuple[RecordingObserver, ...], list[str]]:

@@ -51,11 +51,7 @@ is tuned, paths that are varied, and the ``gpu_profile`` that was asked for → 
 :class:`MissingEvidence` says why there is none."""
 
 
-def _wrong(_name: str, value: object) -> str:
-    return "" if callable(value) else f"it is a {type(value).__name__}, not a function"
-
-
-FORECASTERS: Plugins[MakeForecaster] = Plugins("gpuscope.forecasters", "forecaster", _wrong)
+FORECASTERS: Plugins[MakeForecaster] = Plugins("gpuscope.forecasters", "forecaster")
 
 
 def forecaster_for(

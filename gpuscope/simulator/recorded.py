@@ -30,10 +30,26 @@ WORK = ("kernel", "memcpy", "memset", "graph")
 """Kinds of rows that a GPU works at."""
 
 _COLUMNS = (
-    "id", "kind", "name", "start_ns", "end_ns", "process", "thread", "stream", "partition",
-    "correlation", "device", "graph", "nbytes", "flop_count", "copy_kind", "launch_config",
-    "category", "parent", "end_thread",
-)  # fmt: skip
+    "id",
+    "kind",
+    "name",
+    "start_ns",
+    "end_ns",
+    "process",
+    "thread",
+    "stream",
+    "partition",
+    "correlation",
+    "device",
+    "graph",
+    "nbytes",
+    "flop_count",
+    "copy_kind",
+    "launch_config",
+    "category",
+    "parent",
+    "end_thread",
+)
 
 
 def finished_rows(trace: Trace) -> list[Row]:
@@ -147,9 +163,13 @@ def _known(trace: Trace) -> Callable[[Row], Known | None]:
         target = _target(of_row.get(call.get("parent"), {}).get("payload"))
         launch = Launch.parse(row["launch_config"])
         return known_of(
-            row["name"], call.get("name") or "", blocks=launch.blocks if launch else 0,
-            nbytes=row["nbytes"], flop_count=row["flop_count"], target=target,
-        )  # fmt: skip
+            row["name"],
+            call.get("name") or "",
+            blocks=launch.blocks if launch else 0,
+            nbytes=row["nbytes"],
+            flop_count=row["flop_count"],
+            target=target,
+        )
 
     return known
 
@@ -157,10 +177,10 @@ def _known(trace: Trace) -> Callable[[Row], Known | None]:
 def _target(payload: str | None) -> int | None:
     """Return the SM count that a product's handle tells the library; 0 for none."""
     try:
-        told = json.loads(payload or "null")["sm_count_target"]
+        target = json.loads(payload or "null")["sm_count_target"]
     except (ValueError, TypeError, KeyError):
         return None
-    return told if type(told) is int and told > 0 else 0
+    return target if type(target) is int and target > 0 else 0
 
 
 class RecordedWork(Handle):

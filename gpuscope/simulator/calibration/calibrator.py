@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,20 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuscope._checks import door
-from gpuscope._files import write_text
 from gpuscope._libcupti import library_path
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.select import open_device
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
 from gpuscope.search.scale_out import Team, locked, team_of
-from gpuscope.simulator.calibration import fit as fitting
+from gpuscope.simulator.calibration import errors as judge
 from gpuscope.simulator.calibration import gemms, host
 from gpuscope.simulator.calibration.design import MOST, shapes
-from gpuscope.simulator.calibration.kernels import KINDS, Key, Row, kind, unreadable
+from gpuscope.simulator.calibration.fit import fit_gemm
+from gpuscope.simulator.calibration.kernels import KINDS, Row, kind, unreadable
+from gpuscope.simulator.calibration.written import profile_of, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
-from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, ProfileFile
+from gpuscope.simulator.profiles.schema import DeviceLayout, ProfileFile
 from gpuscope.trace.metadata import TraceMetadata
 
 BUDGET_S = 170.0
@@ -110,8 +109,8 @@ class Calibration:
 
     path: Path
     profile: ProfileFile
-    errors: fitting.Table
-    held_out: fitting.Table
+    errors: judge.Table
+    held_out: judge.Table
     told_errors: Mapping[str, float]
     unreadable: tuple[str, ...]
     skipped: int
@@ -284,9 +283,14 @@ def measure(
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
     chosen = shapes(most_elements=most)[:shape_count]
     measured = gemms.measure(
-        device, chosen, dtypes, source, until_ns=until_ns, team=team,
+        device,
+        chosen,
+        dtypes,
+        source,
+        until_ns=until_ns,
+        team=team,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
-    )  # fmt: skip
+    )
     host_samples.append(host.launches(device))
     costs, jitter = host.experiment_costs(host_samples, constants)
     constants |= costs
@@ -297,13 +301,22 @@ def measure(
         notes.append("this GPU has no bfloat16: the times of float16 stand in")
     return Measurements(
         device=DeviceLayout(
-            name=info.name, compute_capability=info.compute_capability,
-            memory_bytes=info.memory_bytes, **asdict(device.backend.layout),
+            name=info.name,
+            compute_capability=info.compute_capability,
+            memory_bytes=info.memory_bytes,
+            **asdict(device.backend.layout),
         ),
-        constants=constants, gemm=rows, told=measured.told, copy=copies, transfers=transfers,
-        jitter=jitter, power=drawn, metadata=metadata, skipped=measured.skipped,
+        constants=constants,
+        gemm=rows,
+        told=measured.told,
+        copy=copies,
+        transfers=transfers,
+        jitter=jitter,
+        power=drawn,
+        metadata=metadata,
+        skipped=measured.skipped,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def fit(
@@ -325,100 +338,37 @@ def fit(
     layout = measured.device.layout
     _check_enough(rows)
     progress(0.88, "the fit")
-    kinds = fitting.fit_gemm(rows, layout, measured.told)
+    kinds = fit_gemm(rows, layout, measured.told)
     made = profile_of(
-        kinds, rows, measured.copy, name=target.stem, device=measured.device,
-        measured=_provenance(measured), constants=measured.constants, transfers=measured.transfers,
-        jitter=measured.jitter, power=measured.power,
-    )  # fmt: skip
+        kinds,
+        rows,
+        measured.copy,
+        name=target.stem,
+        device=measured.device,
+        measured=_provenance(measured),
+        constants=measured.constants,
+        transfers=measured.transfers,
+        jitter=measured.jitter,
+        power=measured.power,
+    )
     progress(0.94, "the fit without a fifth of the shapes")
-    errors = fitting.errors_of(kinds, rows, layout=layout)
-    fitted, out, out_told = fitting.without_fold(rows, 0, measured.told, layout=layout)
-    told = fitting.errors_told(fitted, out_told, layout=layout)
+    fitted, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
+    targeted = judge.errors_told(fitted, out_told, layout=layout)
     write_profile(made, target)
     profile = Profile.read(target)
     progress(1, "done")
     return Calibration(
-        path=target, profile=profile.file,
-        errors=fitting.table(errors, fitting.share_errors(rows, layout=layout)),
-        held_out=fitting.table(
-            fitting.errors_of(fitted, out, layout=layout), fitting.share_errors(out, layout=layout)
-        ),
-        told_errors=fitting.spread(told) if told else {},
-        unreadable=tuple(unreadable(rows)), skipped=measured.skipped, notes=measured.notes,
-        measured_s=measured_s, fitted_s=time.monotonic() - start_s,
-    )  # fmt: skip
-
-
-def profile_of(
-    kinds: Mapping[Key, GemmKernels],
-    rows: Sequence[Row],
-    copies: Sequence[Mapping[str, float]],
-    *,
-    name: str,
-    device: DeviceLayout,
-    measured: Mapping[str, str],
-    constants: Mapping[str, int],
-    transfers: Mapping[str, Sequence[tuple[int, float]]],
-    jitter: Speeds,
-    power: Mapping[str, float],
-) -> dict[str, object]:
-    """Return a whole profile, as its file holds it.
-
-    Parameters
-    ----------
-    kinds, rows
-        What :func:`~gpuscope.simulator.calibration.fit.fit_gemm` made of which measured rows.
-    copies
-        Measurements of the copy kernel, which are fitted here.
-    device, measured, constants, transfers, jitter
-        The tables of these names; counts of shapes and rows are added to ``measured``.
-    power
-        What the large GEMMs of each dtype draw.
-    """
-    gemm = {
-        dtype: [
-            _with_power(kinds[key], power[dtype]).model_dump(mode="json")
-            for key in sorted(kinds, reverse=True) if key[0] == dtype
-        ]
-        for dtype in ITEM_BYTES
-    }  # fmt: skip
-    counts = {
-        "shapes": len({tuple(row["shape"]) for row in rows}),
-        "rows": sum(len(row["us"]) for row in rows),
-    }
-    return {
-        "schema": 5,
-        "name": name,
-        "device": device.model_dump(mode="json"),
-        "measured": {**measured, **counts},
-        "constants": dict(constants),
-        "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
-        "transfers": dict(transfers),
-        "copy": fitting.fit_copy(copies),
-        "gemm": gemm,
-    }
-
-
-def _with_power(kernels: GemmKernels, power: float) -> GemmKernels:
-    times = kernels.times.model_copy(update={"power": power})
-    return kernels.model_copy(update={"times": times})
-
-
-def write_profile(profile: Mapping[str, object], target: Path) -> None:
-    """Write a profile, checked, its tiles on one line each kind; all of it or nothing.
-
-    Raises
-    ------
-    InvalidProfile
-        It does not validate.
-    GpuscopeError
-        The file cannot be written.
-    """
-    text = json.dumps(profile, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
-    ProfileFile.parse(text, str(target))
-    write_text(target, text + "\n")
+        path=target,
+        profile=profile.file,
+        errors=judge.judged(kinds, rows, layout=layout),
+        held_out=judge.judged(fitted, out, layout=layout),
+        told_errors=judge.spread(targeted) if targeted else {},
+        unreadable=tuple(unreadable(rows)),
+        skipped=measured.skipped,
+        notes=measured.notes,
+        measured_s=measured_s,
+        fitted_s=time.monotonic() - start_s,
+    )
 
 
 def _check_enough(rows: Sequence[Row]) -> None:

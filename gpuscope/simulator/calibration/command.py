@@ -41,9 +41,11 @@ def calibrate_command(
     with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("calibrating", total=1)
         result = calibrate(
-            target, out, executor=workers,
+            target,
+            out,
+            executor=workers,
             progress=lambda done, what: bar.update(task, completed=done, description=what),
-        )  # fmt: skip
+        )
     if as_json:
         facts = {field.name: getattr(result, field.name) for field in fields(result)}
         del facts["profile"]
@@ -55,10 +57,15 @@ def calibrate_command(
 def _show_calibration(result: Calibration) -> None:
     titles = ("dtype", "rows", "in the fit", "shapes left out", "whole-GPU rate × SM share")
     rows = [
-        (dtype, errors["rows"], _median_p90(errors), _median_p90(result.held_out.get(dtype)),
-         _median_p90(errors, "share_"))
+        (
+            dtype,
+            errors["rows"],
+            _median_p90(errors),
+            _median_p90(result.held_out.get(dtype)),
+            _median_p90(errors, "share_"),
+        )
         for dtype, errors in result.errors.items()
-    ]  # fmt: skip
+    ]
     show_table("error of predicted GEMM times: median, 90th percentile", titles, rows)
     say(f"{result.profile.measured.shapes} shapes; {result.profile.measured.source}")
     if result.told_errors:

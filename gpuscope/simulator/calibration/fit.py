@@ -7,9 +7,8 @@ the times of whatever kernels they choose.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,20 +27,11 @@ from gpuscope.simulator.calibration.kernels import (
 from gpuscope.simulator.models.gemm_model import (
     ITEM_BYTES,
     Kernels,
-    choose,
+    Library,
     durations,
     traits,
-    weighed,
 )
 from gpuscope.simulator.profiles.schema import Choice, GemmKernels, KernelTimes
-
-FOLDS = 5
-
-Errors = dict[str, list[float]]
-"""Dtype → relative errors."""
-
-Table = dict[str, dict[str, float]]
-"""Dtype, and ``all`` → rows, median, p90, share_median, share_p90."""
 
 NOISE = 0.03
 """Errors below this are not worth a constant: repeated measurements differ as much."""
@@ -53,11 +43,21 @@ _NEAR = 1.0
 """The same for one kind of kernels, from the constants of those it is fitted together with."""
 
 _START = {
-    "launch_us": 1.5, "block_us": 0.7, "latency_us": 1.5e-3, "multiply_us": 3e-7,
-    "load_us": 2e-5, "store_us": 5e-5, "misaligned": 1.3, "sharpness": 1.5,
-    "sm_bytes_per_us": 55e3, "bytes_per_us": 3.6e6, "wave_rounding": 0.8,
-    "held_rounding": 0.5, "late_rounds": 1.0, "reduce_us": 2.5,
-}  # fmt: skip
+    "launch_us": 1.5,
+    "block_us": 0.7,
+    "latency_us": 1.5e-3,
+    "multiply_us": 3e-7,
+    "load_us": 2e-5,
+    "store_us": 5e-5,
+    "misaligned": 1.3,
+    "sharpness": 1.5,
+    "sm_bytes_per_us": 55e3,
+    "bytes_per_us": 3.6e6,
+    "wave_rounding": 0.8,
+    "held_rounding": 0.5,
+    "late_rounds": 1.0,
+    "reduce_us": 2.5,
+}
 _BY_KIND = {
     ("float16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
     ("bfloat16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
@@ -65,9 +65,12 @@ _BY_KIND = {
     ("float64", 16): {"multiply_us": 4e-6, "load_us": 4e-5, "latency_us": 5e-3},
 }
 _BOUNDS = {
-    "sharpness": (1.0, 8.0), "wave_rounding": (0.05, 1.0), "held_rounding": (0.05, 1.0),
-    "late_rounds": (0.0, 4.0), "misaligned": (1.0, 4.0),
-}  # fmt: skip
+    "sharpness": (1.0, 8.0),
+    "wave_rounding": (0.05, 1.0),
+    "held_rounding": (0.05, 1.0),
+    "late_rounds": (0.0, 4.0),
+    "misaligned": (1.0, 4.0),
+}
 _CERTAINTY, _FAR, _STEPS = 10.0, 1.5, 300
 """Of preferences: how much more likely faster tiles are, the error from which on all are alike, and
 steps of the descent."""
@@ -178,19 +181,11 @@ def _tiles_of(rows: Rows) -> list[Tile]:
 
 def predict(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> Floats:
     """Return times of rows in µs, each by the kernel that the library is thought to choose."""
-    times, every, sms = kernels.times, Kernels.every(kernels.tiles), layout.sm_count
+    library, sms = Library(kernels, item, layout), layout.sm_count
     _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
-    chosen = [
-        choose(
-            times, kernels.choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout
-        )
-        for m, n, k in rows.shape[:, first].T.tolist()
-    ]
-    names = ("rows", "columns", "depth", "resident", "splits")
-    ran = Kernels(
-        *(np.array([getattr(kernel, name)[0] for kernel in chosen])[back] for name in names)
-    )
-    return durations(times, ran, tuple(rows.shape), item, rows.sms, believed=sms, layout=layout)
+    chosen = [library.choose((m, n, k), sms) for m, n, k in rows.shape[:, first].T.tolist()]
+    ran = Kernels.joined(chosen).where(back)
+    return library.durations(ran, tuple(rows.shape), rows.sms, sms)
 
 
 def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> GemmKernels:
@@ -202,10 +197,13 @@ def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) 
         for name, values in _HABITS.items()
     }
     habits: dict[str, float] = {
-        "split_k_at_least": 1024 if persistent else 64, "split_side_at_least": 8,
-        "split_below_blocks": 0, "blocks_at_most": (1 if persistent else 3) * sms,
-        "crowding": 0, "crowded_from": 0.8,
-    }  # fmt: skip
+        "split_k_at_least": 1024 if persistent else 64,
+        "split_side_at_least": 8,
+        "split_below_blocks": 0,
+        "blocks_at_most": (1 if persistent else 3) * sms,
+        "crowding": 0,
+        "crowded_from": 0.8,
+    }
 
     def loss(values: dict[str, float]) -> float:
         tried = kernels.model_copy(update={"choice": Choice.model_construct(None, **values)})
@@ -237,23 +235,19 @@ def _with_preferences(
     Each tile gets a share of a GEMM, larger the faster the library seems to think it; the shares'
     mean error, of times in the logarithm, is brought down by gradient descent (Adam).
     """
-    every, tiles = Kernels.every(kernels.tiles), len(kernels.tiles)
+    library, tiles = Library(kernels, item, layout), len(kernels.tiles)
     all_of_them, traits_of, thought, errors = layout.sm_count, [], [], []
     cases = [((*row["shape"], all_of_them), row["us"]) for row in rows] + [
         ((*row["shape"], min(row["told"][sms], all_of_them)), {sms: us})
-        for row in told for sms, us in row["us"].items()
-    ]  # fmt: skip
+        for row in told
+        for sms, us in row["us"].items()
+    ]
     for (m, n, k, believed), us in cases:
         shape = (m, n, k)
-        each = weighed(
-            kernels.times, kernels.choice, every, shape, item, believed=believed, layout=layout
-        )
+        each = library.weighed(shape, believed)
         splits = each.reshape(tiles, -1).argmin(axis=1)
-        ran = every.where(splits + np.arange(tiles) * (len(each) // tiles))
-        times = [
-            durations(kernels.times, ran, shape, item, int(sms), believed=believed, layout=layout)
-            for sms in us
-        ]
+        ran = library.every.where(splits + np.arange(tiles) * (len(each) // tiles))
+        times = [library.durations(ran, shape, int(sms), believed) for sms in us]
         off = np.abs(np.log(np.array(times) / np.array(list(us.values()))[:, None]))
         errors.append(np.minimum(off, _FAR).mean(axis=0))
         thought.append(np.log(np.minimum(each.reshape(tiles, -1).min(axis=1), 1e20)))
@@ -301,7 +295,7 @@ def fit_gemm(
     for key in keys:
         dtype, width = key
         item = ITEM_BYTES[dtype]
-        mine = Rows.of(by_key[key])
+        rows_of_key = Rows.of(by_key[key])
         # The kernels of float16 and bfloat16 for aligned rows have the same tiles; rows of
         # 4-byte alignment can take whatever those of 2 bytes take.
         twins = [key]
@@ -316,12 +310,14 @@ def fit_gemm(
                 + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
             )
         kernels = GemmKernels.model_construct(
-            None, alignment=width, tiles=tiles,
-            times=_fit_times(key, mine, layout, times[shares_constants(key)]),
-        )  # fmt: skip
-        fitted[key] = _with_choice(kernels, item, mine, layout)
+            None,
+            alignment=width,
+            tiles=tiles,
+            times=_fit_times(key, rows_of_key, layout, times[shares_constants(key)]),
+        )
+        fitted[key] = _with_choice(kernels, item, rows_of_key, layout)
         heard = [row for row in told if kind(row) == key and not is_vector(row)]
-        if heard and not mine.persistent:
+        if heard and not rows_of_key.persistent:
             tiled = [row for row in by_key[key] if not is_vector(row)]
             fitted[key] = _with_preferences(fitted[key], item, tiled, heard, layout)
     return fitted
@@ -346,109 +342,3 @@ def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)
     return dict(zip(names, map(_digits, np.exp(best)), strict=True))
-
-
-# -- errors -----------------------------------------------------------------------------
-
-
-def fold_of(shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Deal shapes to folds, the same at every run."""
-    ordered = sorted(shapes)
-    order = np.random.default_rng(0).permutation(len(ordered)).tolist()
-    return {ordered[at]: index % FOLDS for index, at in enumerate(order)}
-
-
-def errors_of(
-    fitted: Mapping[Key, GemmKernels], rows: Sequence[Row], *, layout: SmLayout
-) -> Errors:
-    """Return relative errors of predicted times, by dtype."""
-    errors: Errors = defaultdict(list)
-    for key in sorted({kind(row) for row in rows}):
-        mine = Rows.of([row for row in rows if kind(row) == key])
-        us = predict(fitted[key], ITEM_BYTES[key[0]], mine, layout)
-        errors[key[0]].extend(np.abs(us / mine.us - 1).tolist())
-    return errors
-
-
-def share_errors(rows: Iterable[Row], *, layout: SmLayout) -> Errors:
-    """Return relative errors of the time on all SMs, scaled by the share of SMs, by dtype."""
-    errors: Errors = defaultdict(list)
-    for row in rows:
-        whole = row["us"][str(layout.sm_count)] * layout.sm_count
-        errors[row["dtype"]].extend(abs(whole / int(sms) / us - 1) for sms, us in row["us"].items())
-    return errors
-
-
-def spread(errors: Sequence[float]) -> dict[str, float]:
-    """Return how many errors there are, their median and their 90th percentile."""
-    return {
-        "rows": len(errors), "median": float(np.median(errors)),
-        "p90": float(np.quantile(errors, 0.9)),
-    }  # fmt: skip
-
-
-def table(errors: Errors, by_share: Errors) -> Table:
-    """Return median and 90th percentile of errors, by dtype and of all."""
-    rows = {}
-    for dtype in [*sorted(errors), "all"]:
-        ours, theirs = (
-            spread(list(itertools.chain(*of.values())) if dtype == "all" else of[dtype])
-            for of in (errors, by_share)
-        )
-        rows[dtype] = ours | {"share_median": theirs["median"], "share_p90": theirs["p90"]}
-    return rows
-
-
-def errors_told(
-    fitted: Mapping[Key, GemmKernels], told: Iterable[Row], *, layout: SmLayout
-) -> list[float]:
-    """Return relative errors of predicted times where the library was told the SM count."""
-    errors = []
-    for row in told:
-        kernels, (m, n, k) = fitted[kind(row)], row["shape"]
-        every, item = Kernels.every(kernels.tiles), ITEM_BYTES[row["dtype"]]
-        for sms, us in row["us"].items():
-            believed = min(row["told"][sms], layout.sm_count)
-            ran = choose(
-                kernels.times, kernels.choice, every, (m, n, k), item,
-                believed=believed, layout=layout,
-            )  # fmt: skip
-            (guess_us,) = durations(
-                kernels.times, ran, (m, n, k), item, int(sms), believed=believed, layout=layout
-            )
-            errors.append(abs(float(guess_us) / us - 1))
-    return errors
-
-
-def without_fold(
-    rows: Sequence[Row], index: int, told: Sequence[Row] = (), *, layout: SmLayout
-) -> tuple[dict[Key, GemmKernels], list[Row], list[Row]]:
-    """Fit to all shapes but those of one fold; return with the rows of these, and those told."""
-    fold = fold_of({tuple(row["shape"]) for row in rows})
-    rest, rest_told = (
-        [row for row in some if fold[tuple(row["shape"])] != index] for some in (rows, told)
-    )
-    fitted = fit_gemm(rest, layout, rest_told)
-    out, out_told = (
-        [row for row in some if fold[tuple(row["shape"])] == index and kind(row) in fitted]
-        for some in (rows, told)
-    )
-    return fitted, out, out_told
-
-
-def cross_validate(
-    rows: Sequence[Row], folds: Iterable[int] = range(FOLDS), *, layout: SmLayout
-) -> Table:
-    """Return the table of errors, each fold predicted by what the others taught.
-
-    Every dtype and SM count of a shape is in one fold. What only shapes of one fold show, kernels
-    for some alignment, is not judged.
-    """
-    errors: Errors = defaultdict(list)
-    held: list[Row] = []
-    for index in folds:
-        fitted, out, _ = without_fold(rows, index, layout=layout)
-        for dtype, of_dtype in errors_of(fitted, out, layout=layout).items():
-            errors[dtype].extend(of_dtype)
-        held += out
-    return table(errors, share_errors(held, layout=layout))

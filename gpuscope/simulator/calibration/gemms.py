@@ -19,7 +19,7 @@ from gpuscope.device.stream import Stream
 from gpuscope.experiments.profiling import profile
 from gpuscope.search.scale_out import Team
 from gpuscope.simulator.calibration.design import Shape, streams_by_count
-from gpuscope.simulator.calibration.host import Source, complete_trace
+from gpuscope.simulator.calibration.host import Source, complete
 from gpuscope.simulator.calibration.kernels import Launched, Row
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.gemm import Gemm, SmCountTarget
@@ -190,24 +190,26 @@ def _measure_some(
                 if expected_ns > _LONGEST_NS or not (whole or case.whole_ns):
                     case.skipped += 1
                     continue
-                for told in (False,) if whole else (False, True):
+                for targeted in (False,) if whole else (False, True):
                     name = f"{len(ran)}"
-                    once_ns = _run(case, operands[case.dtype], stream, name, expected_ns, told=told)
-                    ran.append((case, sms, told))
+                    once_ns = _run(
+                        case, operands[case.dtype], stream, name, expected_ns, told=targeted
+                    )
+                    ran.append((case, sms, targeted))
                 if whole:
                     case.whole_ns = once_ns
                     rate = case.flop_count / once_ns
                     flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
                 else:
                     case.told[str(sms)] = stream.sm_count_target
-    for number, calls in _calls(complete_trace(recording)).items():
-        case, sms, told = ran[number]
+    for number, calls in _calls(complete(recording.trace)).items():
+        case, sms, targeted = ran[number]
         if len(calls) < 2:  # of some kernels it is not known which call launched them
             continue
         us = float(np.median([sum(ns for ns, _ in call) for call in calls[1:]])) / 1e3
-        (case.told_us if told else case.us)[str(sms)] = round(us, 3)
+        (case.told_us if targeted else case.us)[str(sms)] = round(us, 3)
         ran_kernels = [kernel for _, kernel in calls[-1]]
-        if told:
+        if targeted:
             case.ran[str(sms)] = ran_kernels
         elif sms == device.sm_count:
             case.kernels = ran_kernels
@@ -246,10 +248,14 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
     )
     calls: dict[str | None, dict[int, list[tuple[int, int, Launched]]]] = {}
     for row in zip(
-        kernels.texts("category"), np.where(ours >= 0, ours, theirs).tolist(),
-        kernels.array("start_ns").tolist(), kernels.array("end_ns").tolist(),
-        kernels.texts("name"), kernels.texts("launch_config"), strict=True,
-    ):  # fmt: skip
+        kernels.texts("category"),
+        np.where(ours >= 0, ours, theirs).tolist(),
+        kernels.array("start_ns").tolist(),
+        kernels.array("end_ns").tolist(),
+        kernels.texts("name"),
+        kernels.texts("launch_config"),
+        strict=True,
+    ):
         category, call, start_ns, end_ns, name, config = row
         facts = json.loads(config or '{"grid": [0], "block": [0]}')
         ran = str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])

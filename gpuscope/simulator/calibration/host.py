@@ -16,7 +16,6 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.experiments.execution import run
 from gpuscope.experiments.profiling import profile
-from gpuscope.record.recorder import Recording
 from gpuscope.simulator.calibration.design import sm_counts, streams_by_count
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.engine.ops import FULL
@@ -48,9 +47,8 @@ _SLEPT_US = (30, 60, 150, 400, 1000)
 """Between these, times of sleep are taken together; below the first counts as none."""
 _FEW = 60
 """Fewer launches have no quantiles of their own."""
-_SHARES = (
-    0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1,
-)  # fmt: skip
+_PER_MILLE = (0, 10, 50, *range(100, 1000, 100), 950, 980, 990, 995, 998, 1000)
+_SHARES = tuple(share / 1000 for share in _PER_MILLE)
 _HEATING, _HEATING_NS = 4096, 400_000_000
 _COOLING_NS, _COOL_NS, _HOT_NS = 300_000_000, 20_000_000, 100_000_000
 _EMPTY = 'extern "C" __global__ void empty_kernel() {}'
@@ -131,12 +129,12 @@ def experiment_costs(
     costs["return_call_ns"] = max(0, round(whole * costs["gemm_call_ns"]) - known)
     speeds: list[tuple[float, list[tuple[float, float]]]] = []
     for number in range(len(_SLEPT_US) + 1):
-        mine = group == number
-        if speeds and np.sum(mine) < _FEW:
+        members = group == number
+        if speeds and np.sum(members) < _FEW:
             continue
-        ratios = np.quantile(before_ns[mine] / costs["gemm_call_ns"], _SHARES)
+        ratios = np.quantile(before_ns[members] / costs["gemm_call_ns"], _SHARES)
         quantiles = [(share, round(float(x), 3)) for share, x in zip(_SHARES, ratios, strict=True)]
-        slept = round(float(np.median(slept_us[mine])), 1) if speeds else 0.0
+        slept = round(float(np.median(slept_us[members])), 1) if speeds else 0.0
         speeds.append((slept, quantiles))
     varies = any(ratio != 1 for _, quantiles in speeds for _, ratio in quantiles)
     return costs, speeds if varies else []
@@ -144,16 +142,26 @@ def experiment_costs(
 
 def _launches(device: Device, count: int, load: Mapping[str, int]) -> _Launches:
     experiment = {
-        "name": "calibration", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
+        "name": "calibration",
+        "alone_repeats": 0,
+        "streams": {"a": {}, "b": {}},
         "workloads": {
             "paced": {
-                "kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a",
-                "repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ,
+                "kind": "gemm",
+                "m": 64,
+                "n": 64,
+                "k": 64,
+                "dtype": "float16",
+                "stream": "a",
+                "repeats": count,
+                "max_queued": 1,
+                "arrival": "poisson",
+                "rate_hz": _RATE_HZ,
             },
             "load": {"kind": "spin", "stream": "b", "background": True, **load},
         },
-    }  # fmt: skip
-    trace = _complete(run(experiment, device)["default"])
+    }
+    trace = complete(run(experiment, device)["default"])
     handles, kernels = (
         {name: _in_order(trace.where(kind=kind, category=name)) for name in ("paced", "load")}
         for kind in ("handle", "kernel")
@@ -188,7 +196,7 @@ def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, fl
                     for _ in range(16):
                         gemm.execute(*operands, stream=stream)
                     stream.synchronize()
-        kernels = _in_order(complete_trace(recording).where(kind="kernel"))
+        kernels = _in_order(complete(recording.trace).where(kind="kernel"))
         start_ns, end_ns = kernels.array("start_ns"), kernels.array("end_ns")
         since_ns = start_ns - start_ns[0]
         first = np.median((end_ns - start_ns)[since_ns < _COOL_NS])
@@ -245,7 +253,7 @@ def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMeta
             for _ in range(_QUEUED):
                 gemm.execute(*operands, stream=stream)
             stream.synchronize()
-    trace = complete_trace(recording).where(kind="kernel")
+    trace = complete(recording.trace).where(kind="kernel")
     waited, queued = (_in_order(trace.where(category=name)) for name in ("held", "queued"))
     start_ns, end_ns = (queued.array(name) for name in ("start_ns", "end_ns"))
     costs = {
@@ -256,7 +264,7 @@ def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMeta
     return costs, trace.metadata
 
 
-def complete_trace(recording: Recording) -> Trace:
+def complete(trace: Trace) -> Trace:
     """Return what was recorded.
 
     Raises
@@ -264,10 +272,6 @@ def complete_trace(recording: Recording) -> Trace:
     MissingEvidence
         Rows are missing: the times of the others would pass for those of all.
     """
-    return _complete(recording.trace)
-
-
-def _complete(trace: Trace) -> Trace:
     if trace.metadata.incomplete:
         raise MissingEvidence(
             "measure again: a recording that the profile would rest on is "
@@ -318,9 +322,9 @@ def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float
                 for _ in range(_TRANSFERS):
                     mm_out(cleared, *nothing, stream=stream)
                     stream.synchronize()
-            copied = _durations_us(complete_trace(recording).where(kind="memcpy"))
+            copied = _durations_us(complete(recording.trace).where(kind="memcpy"))
             cleared_by = "kernel" if device.is_simulated else "memset"
-            set_us = _durations_us(complete_trace(recording).where(kind=cleared_by))
+            set_us = _durations_us(complete(recording.trace).where(kind=cleared_by))
             medians = np.median(copied.reshape(len(copies), _TRANSFERS), axis=1).tolist()
             for way, us in zip((*copies, "memset"), (*medians, np.median(set_us)), strict=True):
                 times.setdefault(way, []).append((nbytes, max(0.001, round(float(us), 3))))
@@ -341,7 +345,7 @@ def copy_rate(device: Device, source: Source) -> dict[str, int]:
             for _ in range(_COPIES):
                 stream.copy(second, first)
                 stream.synchronize()
-        us = float(np.median(_durations_us(complete_trace(recording).where(kind="memcpy"))))
+        us = float(np.median(_durations_us(complete(recording.trace).where(kind="memcpy"))))
     return {"device_copy_bytes_per_us": max(1, round(2 * first.nbytes / us))}
 
 
@@ -356,10 +360,10 @@ def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
                 for _ in range(1 + _COPIES):
                     copy.execute(stream=stream)
             stream.synchronize()
-        trace = complete_trace(recording).where(kind="kernel")
+        trace = complete(recording.trace).where(kind="kernel")
         for mib, copy in copies.items():
-            mine = _in_order(trace.where(category=copy.name))
-            times_ns = (mine.array("end_ns") - mine.array("start_ns"))[1:]
+            copies_of_size = _in_order(trace.where(category=copy.name))
+            times_ns = (copies_of_size.array("end_ns") - copies_of_size.array("start_ns"))[1:]
             rows.append({"mb": mib, "sms": sms, "us": float(np.median(times_ns)) / 1e3})
     for copy in copies.values():
         copy.close()

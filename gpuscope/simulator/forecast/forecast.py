@@ -15,8 +15,8 @@ from gpuscope._types import Array
 from gpuscope.device.carve import SmLayout, plan_carve
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.simulator.forecast.program import Program, Work
-from gpuscope.simulator.forecast.replay import Place, Replayed
+from gpuscope.simulator.forecast.program import Place, Program, Work
+from gpuscope.simulator.forecast.replay import Replayed
 from gpuscope.simulator.forecast.seen import Seen
 from gpuscope.trace.metadata import NO_THREAD, PartitionFacts, StreamFacts
 from gpuscope.trace.model import Trace
@@ -53,10 +53,10 @@ class Carving:
     names: dict[int, str]
 
     @classmethod
-    def recorded(cls, trace: Trace, found: Program, sm_counts: Mapping[str, int]) -> Carving:
+    def recorded(cls, trace: Trace, program: Program, sm_counts: Mapping[str, int]) -> Carving:
         """Return the recording's; partitions whose SMs are unknown lie beside each other."""
-        layout, metadata = found.profile.layout, trace.metadata
-        names_of = {name for work in found.works if (name := work.row["partition"])}
+        layout, metadata = program.profile.layout, trace.metadata
+        names_of = {name for work in program.works if (name := work.row["partition"])}
         for name, given_count in sm_counts.items():
             if name not in names_of or not 0 < given_count <= layout.sm_count:
                 raise InvalidArgument(
@@ -66,7 +66,7 @@ class Carving:
                 )
         of: dict[int, tuple[str | None, int]] = {}
         names: dict[int, str] = {}
-        for work in found.works:
+        for work in program.works:
             number = work.row["stream"]
             facts = metadata.stream(number)
             of[number] = work.row["partition"], (facts.priority if facts else None) or 0
@@ -119,10 +119,10 @@ class Carving:
         if sizes is not None:
             plan = plan_carve(self.layout, sizes, rounding=rounding)
             partitions = {
-                one.name: PartitionFacts(asked=one.asked, sm_count=one.sm_count)
-                for one in plan.partitions
+                part.name: PartitionFacts(asked=part.asked, sm_count=part.sm_count)
+                for part in plan.partitions
             }
-            masks = {one.name: self.layout.sm_mask(one.parts) for one in plan.partitions}
+            masks = {part.name: self.layout.sm_mask(part.parts) for part in plan.partitions}
             for name, facts in partitions.items():
                 ids = tuple(sm for sm in range(self.layout.sm_count) if masks[name] >> sm & 1)
                 partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
@@ -175,11 +175,11 @@ class Carving:
                 f"them, recorded_sms={{{unknown[0]!r}: …}}"
             )
 
-    def untouched(self, after: Carving, found: Program) -> frozenset[int]:
+    def untouched(self, after: Carving, program: Program) -> frozenset[int]:
         """Return the streams whose SMs nobody else uses otherwise than before."""
         here, there = self.places, after.places
         touched = {number for number in here if here[number] != there[number]}
-        streams = {work.row["stream"] for work in found.works}
+        streams = {work.row["stream"] for work in program.works}
         return frozenset(
             number
             for number in streams
@@ -192,7 +192,7 @@ class Carving:
 # -- as a trace ----------------------------------------------------------------------------
 def as_trace(
     trace: Trace,
-    found: Program,
+    program: Program,
     done: Replayed,
     carving: Carving,
     sent: Mapping[Work, int],
@@ -201,29 +201,29 @@ def as_trace(
     """Return the recording's rows at the times of a replay, marked as a forecast."""
     ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
     start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
-    place = {int(number): position for position, number in enumerate(ids)}
+    row_of = {int(number): position for position, number in enumerate(ids)}
     keep = np.isin(kinds, _WARPED) & (trace.array("thread", fill=-1) != NO_THREAD)
-    unused = [call for number, call in enumerate(found.calls) if number not in done.calls_ns]
+    unused = [call for number, call in enumerate(program.calls) if number not in done.calls_ns]
     keep &= ~np.isin(
-        ids, [one for call in unused for one in (call.row, call.handle) if one is not None]
+        ids, [number for call in unused for number in (call.row, call.handle) if number is not None]
     )
-    _warp(trace, found, done, start, end)
+    _warp(trace, program, done, start, end)
     recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
-    seen = Seen(found, done)
-    for number, works in found.handles.items():
+    seen = Seen(program, done)
+    for number, works in program.handles.items():
         if works[0] not in done.times_ns:
             continue
-        row = place[number]
+        row = row_of[number]
         first = min((work.call for work in works if work.call is not None), default=None)
         if first is not None:  # as long before its first launch as it was
-            before_ns = found.calls[first].start_ns - int(recorded_start[row])
+            before_ns = program.calls[first].start_ns - int(recorded_start[row])
             start[row] = done.calls_ns[first][0] - before_ns
         if end[row] >= 0:
             end[row] = seen.end_ns(number, works, int(recorded_end[row]), int(end[row]))
     stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
     partition = np.array(trace.texts("partition"), dtype=object)
     for work, (start_ns, end_ns) in done.times_ns.items():
-        row = place[work.id]
+        row = row_of[work.id]
         keep[row], start[row], end[row] = True, start_ns, end_ns
         stream[row] = sent.get(work, work.row["stream"])
         if work.call is not None:
@@ -232,7 +232,7 @@ def as_trace(
         partition[stream == number] = name
     payload = trace.spans.column("payload").to_pylist() if done.requests else []
     for number, request in done.requests.items():
-        row = place[number]
+        row = row_of[number]
         keep[row], start[row], end[row] = True, request.arrival_ns, request.tokens_ns[-1]
         payload[row] = request.facts.to_json()
     table = trace.spans
@@ -342,51 +342,49 @@ class Band:
         return f"{self.forecast:,.4g}{unit} (band {self.low:,.4g} to {self.high:,.4g})"
 
 
-def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
+def described(program: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
     """Say what a forecast is: its end and the band, from what, and what was assumed."""
-    first_ns = min(work.start_ns for work in found.works)
-    was_ns = max(work.end_ns for work in found.works) - first_ns
+    first_ns = min(work.start_ns for work in program.works)
+    was_ns = max(work.end_ns for work in program.works) - first_ns
     band = Band.around(*((end_ns - first_ns) / 1e6 for end_ns in ends_ns))
-    kernels = [work.kernel for work in found.works if work.kernel is not None]
+    kernels = [work.kernel for work in program.works if work.kernel is not None]
     two = any(len(kernel.times_ns) > 1 for kernel in kernels)
     plain = sum(kernel.launch is None and kernel.known is None for kernel in kernels)
     assumed = {
-        f"{plain:,} kernels and graphs have no launch configuration: each taken to fill its SMs":
-            plain,
-        f"{found.unexplained:,} launches unknown: their work starts as late as it did":
-            found.unexplained,
-    }  # fmt: skip
+        "kernels and graphs have no launch configuration: each taken to fill its SMs": plain,
+        "launches unknown: their work starts as late as it did": program.unexplained,
+    }
     return "; ".join(
         [
             (f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"),
             (
                 f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
-                f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})"
+                f"{program.profile.key} ({', '.join(changes) or 'nothing changed'})"
             ),
-            *(text for text, count in assumed.items() if count),
+            *(f"{count:,} {text}" for text, count in assumed.items() if count),
         ]
     )
 
 
-def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array) -> None:
+def _warp(trace: Trace, program: Program, done: Replayed, start: Array, end: Array) -> None:
     """Move the host's rows with the calls of their threads."""
     process, thread = trace.array("process", fill=0), trace.array("thread", fill=0)
     anchors: dict[tuple[int, int], dict[int, int]] = {}
     made_ns: dict[int, tuple[int, int]] = {}
-    for place, (start_ns, end_ns) in done.calls_ns.items():
-        call = found.calls[place]
+    for call_number, (start_ns, end_ns) in done.calls_ns.items():
+        call = program.calls[call_number]
         if call.thread[2]:  # its place among the thread's calls may be another one
             if call.row is not None:
                 made_ns[call.row] = start_ns, end_ns
             if done.requests:
                 continue
-        mine = anchors.setdefault(call.thread[:2], {})
-        mine[call.start_ns] = start_ns
-        mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))
-    for (process_id, thread_id), mine in anchors.items():
+        moved_ns = anchors.setdefault(call.thread[:2], {})
+        moved_ns[call.start_ns] = start_ns
+        moved_ns[call.end_ns] = max(end_ns, moved_ns.get(call.end_ns, 0))
+    for (process_id, thread_id), moved_ns in anchors.items():
         rows = (process == process_id) & (thread == thread_id)
-        old = np.array(sorted(mine))
-        new = np.maximum.accumulate(np.array([mine[time_ns] for time_ns in old]))
+        old = np.array(sorted(moved_ns))
+        new = np.maximum.accumulate(np.array([moved_ns[time_ns] for time_ns in old]))
         for times in (start, end):
             times[rows] = np.where(times[rows] < 0, -1, _moved_times(times[rows], old, new))
     for row, number in enumerate(trace.array("id").tolist() if made_ns else ()):

@@ -13,7 +13,7 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.serving import Feed, Request
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
-from gpuscope.simulator.forecast.program import Call, Chain, Host, Program, Work, waits
+from gpuscope.simulator.forecast.program import Call, Chain, Host, Place, Program, Work, waits
 from gpuscope.simulator.forecast.served_anew import Round
 from gpuscope.simulator.models.assumed import GRAPH_LAUNCH_CALL_NS
 
@@ -28,14 +28,6 @@ _PAUSE_NS = 1_000_000
 """A host that does not call for longer than this does something else."""
 _WAITS = -1
 """What a thread yields while it waits for work."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a stream's work goes: a mask of SMs, and a priority."""
-
-    sms: int
-    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Replay:
         Requests whose calls are made as they need them.
     """
 
-    found: Program
+    program: Program
     places: Mapping[int, Place]
     as_recorded: frozenset[int]
     factors: Mapping[Work, float]
@@ -93,26 +85,30 @@ class Replay:
     is_as_it_was: bool = False
 
     def __post_init__(self) -> None:
-        self.served = {place for one in self.requests for turn in one.turns for place in turn}
+        self.served = {
+            number for request in self.requests for turn in request.turns for number in turn
+        }
         self.answered: dict[int, Request] = {}
-        self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
+        self.servings = {
+            request: request.make(partial(self._note, request)) for request in self.requests
+        }
         self.begun: set[Round] = set()
-        found, profile = self.found, self.found.profile
-        self.host = {thread: 1 + self.lean * spread for thread, spread in found.host_spread.items()}
+        program, profile = self.program, self.program.profile
+        self.host = {
+            thread: 1 + self.lean * spread for thread, spread in program.host_spread.items()
+        }
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
-            kernel_gap_ns=found.gap_ns,
+            kernel_gap_ns=program.gap_ns,
             bytes_per_us=profile.constants["device_copy_bytes_per_us"],
         )
-        self.first_ns = min(
-            [work.start_ns for work in found.works[:1]]
-            + [call.start_ns for call in found.calls[:1]]
-        )
+        starts_ns = [work.start_ns for work in program.works[:1]]
+        self.first_ns = min(starts_ns + [call.start_ns for call in program.calls[:1]])
         self.lanes: dict[tuple[int, int], SimStream] = {}
         self.ops: dict[Work, WaveOp] = {
             work: self._op(number, work)
-            for number, work in enumerate([*found.works, *found.copies])
+            for number, work in enumerate([*program.works, *program.copies])
         }
         self.calls_ns: dict[int, tuple[int, int]] = {}
         self.busy_ns: dict[Host, tuple[int, int]] = defaultdict(lambda: (0, 0))
@@ -121,14 +117,14 @@ class Replay:
         """When a thread's latest call in a round was over, so far."""
         self.left = Counter(
             (call.host, call.round)
-            for place, call in enumerate(found.calls)
-            if place not in self.served
+            for number, call in enumerate(program.calls)
+            if number not in self.served
         )
         self.before: dict[Work, Work] = {}
         self.then: dict[Work, Work] = {}
         self.queued: set[Work] = set()
         self.held: dict[Work, int] = {}
-        self.waits = waits([*found.works, *found.copies])
+        self.waits = waits([*program.works, *program.copies])
         queues: dict[SimStream, list[Work]] = defaultdict(list)
         for work, op in self.ops.items():
             if work.call not in self.served:  # those are queued as they are launched
@@ -143,8 +139,8 @@ class Replay:
         stream = self.streams.get(work, work.lane[0])
         key = (stream, work.lane[1] if stream == work.lane[0] else 0)
         if key not in self.lanes:
-            place = self.places[stream]
-            self.lanes[key] = SimStream(len(self.lanes) + 1, place.sms, place.priority)
+            home = self.places[stream]
+            self.lanes[key] = SimStream(len(self.lanes) + 1, home.sms, home.priority)
         return self.lanes[key]
 
     def _op(self, number: int, work: Work) -> WaveOp:
@@ -152,10 +148,10 @@ class Replay:
         kept = work.row["stream"] in self.as_recorded
         gap_ns = work.gap_ns + (self._late_ns(work) if work.by_stream else 0)
         in_graph = work.call in self.graphs
-        if in_graph and self.found.is_measured:
+        if in_graph and self.program.is_measured:
             gap_ns = _GRAPH_FOLLOWS_NS if self._begins_graph(work) else _GRAPH_GAP_NS
         elif in_graph:
-            gap_ns = min(gap_ns, self.found.gap_ns)
+            gap_ns = min(gap_ns, self.program.gap_ns)
         factor = self.factors.get(work, 1.0)
         if work.kernel is None or (kept and work.beside) or self.is_as_it_was:
             took_ns = float(work.took_ns)
@@ -167,28 +163,43 @@ class Replay:
             if work.row["kind"] == "memcpy" and not kept:
                 engine = str(work.row["copy_kind"])
             return CopyOp(
-                stream, 0, number, work.row["name"], None, 1, max(1, round(took_ns * factor)),
-                engine=engine, gap_ns=gap_ns,
-            )  # fmt: skip
+                stream,
+                0,
+                number,
+                work.row["name"],
+                None,
+                1,
+                max(1, round(took_ns * factor)),
+                engine=engine,
+                gap_ns=gap_ns,
+            )
         count = stream.sms.bit_count()
         cost = work.kernel.cost(count, gap_ns=gap_ns)
         took_ns, (low, high) = work.kernel.duration_ns(count), work.kernel.range_ns(count)
         low, high = min(low, took_ns * (1 - _REPEATS)), max(high, took_ns * (1 + _REPEATS))
         factor *= (low, took_ns, high)[self.lean + 1] / took_ns
-        if in_graph and self.found.is_measured:
+        if in_graph and self.program.is_measured:
             factor *= _GRAPH_TAKES
         # What it did in less time than memory allows, it did not take all from memory.
         nbytes = round(cost.nbytes * (min(1.0, self.factors.get(work, 1.0)) if kept else 1))
         return KernelOp(
-            stream, 0, number, work.row["name"], None, cost.blocks,
-            max(1, round(cost.block_ns * factor)), nbytes, cost.tiles,
-            stall=cost.stall * (1 + 0.5 * self.lean), gap_ns=gap_ns,
-        )  # fmt: skip
+            stream,
+            0,
+            number,
+            work.row["name"],
+            None,
+            cost.blocks,
+            max(1, round(cost.block_ns * factor)),
+            nbytes,
+            cost.tiles,
+            stall=cost.stall * (1 + 0.5 * self.lean),
+            gap_ns=gap_ns,
+        )
 
     def _begins_graph(self, work: Work) -> bool:
         """Return whether it is the first work of a graph's first call."""
         first = work.call == self.graphs.get(work.call or 0)
-        return first and work is self.found.calls[work.call or 0].launches[0]
+        return first and work is self.program.calls[work.call or 0].launches[0]
 
     def _late_ns(self, work: Work) -> int:
         """Return how late work starts for no known reason: SMs that were taken are the engine's."""
@@ -198,20 +209,20 @@ class Replay:
     def play(self) -> Replayed:
         """Let the threads call, and the engine run, in the order of their virtual times."""
         places: dict[Chain, list[int]] = defaultdict(list)
-        for place, call in enumerate(self.found.calls):
-            if place not in self.served:
-                places[call.thread].append(place)
-        threads = [self._thread(mine) for mine in places.values()]
-        for one in self.requests:
-            serving = self.servings[one]
-            serving.keep(one.rows)
-            threads.append(self._serve(one, serving.prefill, one.prefill))
-            threads.append(self._serve(one, serving.decode, one.decode))
+        for position, call in enumerate(self.program.calls):
+            if position not in self.served:
+                places[call.thread].append(position)
+        threads = [self._thread(calls) for calls in places.values()]
+        for request in self.requests:
+            serving = self.servings[request]
+            serving.keep(request.rows)
+            threads.append(self._serve(request, serving.prefill, request.prefill))
+            threads.append(self._serve(request, serving.decode, request.decode))
         begun = [(next(thread, None), number) for number, thread in enumerate(threads)]
         due = [(at_ns, number) for at_ns, number in begun if at_ns is not None and at_ns >= 0]
         heapq.heapify(due)
         waiting = {number for at_ns, number in begun if at_ns == _WAITS}
-        for work in self.found.works:
+        for work in self.program.works:
             if work.call is None and work not in self.before:
                 self._submit(work, self.first_ns)
         while True:
@@ -229,8 +240,7 @@ class Replay:
                     waiting.add(number)
                 elif then_ns is not None:
                     heapq.heappush(due, (then_ns, number))
-        times = self._times()
-        return Replayed(times, self.calls_ns, self.answered)
+        return Replayed(self._times(), self.calls_ns, self.answered)
 
     def _times(self) -> Mapping[Work, tuple[int, int]]:
         """Return when work ran, that of calls that requests did not need left out."""
@@ -251,7 +261,7 @@ class Replay:
 
     def _thread(self, places: list[int]) -> Iterator[int]:
         """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
-        now_ns = yield from self._begun(places[0], self.found.calls[places[0]].start_ns)
+        now_ns = yield from self._begun(places[0], self.program.calls[places[0]].start_ns)
         yield from self._make(places, now_ns)
 
     def _host_ns(self, call: Call, time_ns: int) -> int:
@@ -266,7 +276,7 @@ class Replay:
         It launches one thing at a time: who waits for it lets go first what came first in the
         recording, unless that is later now.
         """
-        call = self.found.calls[place]
+        call = self.program.calls[place]
         *others_ns, last_ns = call.lags_ns if lags_ns is None else lags_ns
         if self.busy_ns[call.host][0] >= ready_ns:  # one has just gone first
             others_ns = others_ns[1:]
@@ -303,19 +313,19 @@ class Replay:
     def _make(self, places: list[int], now_ns: int) -> Generator[int, None, int]:
         """Make calls, from a time on; returns when the last is over."""
         before: Call | None = None
-        latest = {self.graphs[place]: place for place in places if place in self.graphs}
+        latest = {self.graphs[position]: position for position in places if position in self.graphs}
         nodes: dict[int, list[Work]] = defaultdict(list)
-        for place in places:
-            call = self.found.calls[place]
-            leader = self.graphs.get(place)
-            inside = leader is not None and leader != place
+        for position in places:
+            call = self.program.calls[position]
+            leader = self.graphs.get(position)
+            inside = leader is not None and leader != position
             began_ns = now_ns
             if before is not None and not inside:
-                now_ns = yield from self._reached(place, before, now_ns)
+                now_ns = yield from self._reached(position, before, now_ns)
                 began_ns = began_ns if call.looks else now_ns
             if leader is not None:
                 took_ns = 0 if inside else GRAPH_LAUNCH_CALL_NS
-                took_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                took_ns += _GRAPH_NODE_NS * len(call.launches) * self.program.is_measured
                 now_ns += self._host_ns(call, took_ns)
                 nodes[leader] += call.launches
             elif not call.waits_for:
@@ -323,14 +333,14 @@ class Replay:
             if leader is None:
                 for work in call.launches:
                     self._submit(work, began_ns)
-            elif latest[leader] == place:  # all nodes are launched when the call is over
+            elif latest[leader] == position:  # all nodes are launched when the call is over
                 for work in nodes.pop(leader):
                     self._submit(work, now_ns)
             for work in call.waits_for:
                 now_ns = yield from self._done(work, now_ns)
             if call.waits_for:
                 now_ns += self._host_ns(call, call.own_ns)
-            self.calls_ns[place] = (began_ns, now_ns)
+            self.calls_ns[position] = (began_ns, now_ns)
             if call.launches:
                 self.busy_ns[call.host] = began_ns, now_ns
             number = call.host, call.round
@@ -341,7 +351,7 @@ class Replay:
 
     def _reached(self, place: int, before: Call, now_ns: int) -> Generator[int, None, int]:
         """Wait until the host begins the call after one, or sees done what it looks for."""
-        call = self.found.calls[place]
+        call = self.program.calls[place]
         if before.round < call.round:
             number = call.host, before.round
             while self.left[number]:
@@ -373,7 +383,7 @@ class Replay:
             if at.call in self.graphs:
                 op.queued_ns = now_ns + _GRAPH_STARTS_NS
             elif at.call is not None:
-                latency_ns = self._host_ns(self.found.calls[at.call], at.latency_ns)
+                latency_ns = self._host_ns(self.program.calls[at.call], at.latency_ns)
                 op.queued_ns = now_ns + latency_ns + (0 if at.by_stream else self._late_ns(at))
             else:
                 op.queued_ns = now_ns if at in self.before or at in self.waits else at.start_ns

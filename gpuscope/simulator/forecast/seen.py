@@ -15,17 +15,17 @@ _RETURNS_NS = 20_000
 class Seen:
     """When the host sees calls of handles done, in a replay."""
 
-    def __init__(self, found: Program, done: Replayed) -> None:
-        self._found, self._done = found, done
+    def __init__(self, program: Program, done: Replayed) -> None:
+        self._found, self._done = program, done
         self._looks: dict[int, int] = {}
         self._waits: dict[Work, list[int]] = defaultdict(list)
-        for place, call in enumerate(found.calls):
-            if call.launches or place not in done.calls_ns:
+        for number, call in enumerate(program.calls):
+            if call.launches or number not in done.calls_ns:
                 continue
             if call.handle is not None:
-                self._looks[call.handle] = place
+                self._looks[call.handle] = number
             for work in call.waits_for:
-                self._waits[work].append(place)
+                self._waits[work].append(number)
 
     def end_ns(self, handle: int, works: Sequence[Work], recorded_ns: int, warped_ns: int) -> int:
         """Return when a handle's call ends: when the host looks, returns from a wait, or as late.
@@ -39,10 +39,10 @@ class Seen:
         if (look := self._looks.get(handle)) is not None:
             return calls_ns[look][1]
         waits = [
-            place
+            number
             for work in works
-            for place in self._waits[work]
-            if calls[place].start_ns <= recorded_ns <= calls[place].end_ns + _RETURNS_NS
+            for number in self._waits[work]
+            if calls[number].start_ns <= recorded_ns <= calls[number].end_ns + _RETURNS_NS
         ]
         if waits:
             return calls_ns[waits[-1]][1] + recorded_ns - calls[waits[-1]].end_ns

@@ -77,7 +77,7 @@ class Requests:
 
 def requests_of(
     trace: Trace,
-    found: Program,
+    program: Program,
     factors: dict[Work, float],
     streams: dict[Work, int],
     graphs: dict[int, int],
@@ -99,45 +99,44 @@ def requests_of(
     ranges = trace.where(kind="range", thread=NO_THREAD)
     rows = ranges.spans.select(("id", "name", "category", "start_ns")).to_pylist()
     anew = Requests()
-    fresh = itertools.count(int(trace.array("id").max()) + 1)
+    first = int(trace.array("id").max()) + 1
+    copier = _Copier(program, factors, streams, graphs, itertools.count(first), anew.copies)
     windows = np.array([low for low, _ in trace.metadata.windows_ns])
-    turns = _turns(trace, found, windows)
+    turns = _turns(trace, program, windows)
     for name, spec in experiment.workloads.items():
         if not isinstance(spec, RequestsSpec):
             continue
         before: Round | None = None
-        mine = {row["name"]: row for row in rows if row["category"] == name}
+        requests_of_name = {row["name"]: row for row in rows if row["category"] == name}
         parts = [experiment.workloads[part] for part in (spec.prefill, spec.decode)]
         if any(part.max_queued > 1 or part.waits_on for part in parts):
             return Requests(why="their calls wait on others, or several are queued")
         for number in range(experiment.rounds):
             make = partial(_serving, spec, name, experiment, number)
             asked = [
-                one for one in make(lambda _: None).arriving if f"request {one.number}" in mine
+                request
+                for request in make(lambda _: None).arriving
+                if f"request {request.number}" in requests_of_name
             ]
             if not asked:
                 continue
-            there = {one.number: mine[f"request {one.number}"] for one in asked}
+            there = {
+                request.number: requests_of_name[f"request {request.number}"] for request in asked
+            }
             begin_ns = there[asked[0].number]["start_ns"] - asked[0].arrival_ns
             at = int(np.searchsorted(windows, begin_ns, "right"))
             counts = {
-                spec.prefill: sum(one.chunks for one in asked),
-                spec.decode: sum(one.steps for one in asked),
+                spec.prefill: sum(request.chunks for request in asked),
+                spec.decode: sum(request.steps for request in asked),
             }
             if not all(turns[part, at] for part, count in counts.items() if count):
                 return Requests(why="their calls' ends cannot be told, as beside a background")
             enough = {
-                part: list(
-                    _enough(
-                        turns[part, at], count, found, factors, streams, graphs, fresh, anew.copies
-                    )
-                )
-                for part, count in counts.items()
+                part: [*copier.enough(turns[part, at], count)] for part, count in counts.items()
             }
-
             rows_of = {number: row["id"] for number, row in there.items()}
             recorded = [turns[part, at] for part in counts]
-            lags_ns = _lags(make, begin_ns, rows_of, recorded, found)
+            lags_ns = _lags(make, begin_ns, rows_of, recorded, program)
             for known, every in zip(recorded, enough.values(), strict=True):
                 for turn, like in zip(every, itertools.cycle(known), strict=False):
                     usual_ns = lags_ns.get(like[0], (0,))  # copies find their thread free
@@ -165,7 +164,7 @@ def _lags(
     begin_ns: int,
     rows: Mapping[int, int],
     turns: Sequence[Sequence[Turn]],
-    found: Program,
+    program: Program,
 ) -> dict[int, tuple[int, ...]]:
     """Return how long the host took to begin each recorded call from when requests needed it.
 
@@ -176,7 +175,7 @@ def _lags(
     serving.begin(begin_ns)
     feeds: list[Feed] = [serving.prefill, serving.decode]
     needed_ns: list[int | None] = [begin_ns, None]
-    calls = found.calls
+    calls = program.calls
     events = [(calls[turn[0]].start_ns, 1, of, turn) for of in (0, 1) for turn in turns[of]]
     events += [(calls[turn[-1]].end_ns, 0, of, turn) for of in (0, 1) for turn in turns[of]]
     lags_ns: dict[int, tuple[int, ...]] = {}
@@ -190,92 +189,108 @@ def _lags(
             break  # the recording lacks calls
         else:
             ready_ns = max(due_ns, since_ns)
-            lags_ns[turn[0]] = found.lags_ns(calls[turn[0]].host, ready_ns, now_ns)
+            lags_ns[turn[0]] = program.lags_ns(calls[turn[0]].host, ready_ns, now_ns)
             feeds[of].take()
-        for one, feed in enumerate(feeds):
+        for number, feed in enumerate(feeds):
             if feed.due_ns is None:
-                needed_ns[one] = None
-            elif needed_ns[one] is None:
-                needed_ns[one] = now_ns
+                needed_ns[number] = None
+            elif needed_ns[number] is None:
+                needed_ns[number] = now_ns
     return lags_ns
 
 
-def _turns(trace: Trace, found: Program, windows: Array) -> Mapping[tuple[str, int], list[Turn]]:
+def _turns(trace: Trace, program: Program, windows: Array) -> Mapping[tuple[str, int], list[Turn]]:
     """Return a handle's name, and a round → its calls in their order."""
     handles = trace.where(kind="handle").spans.select(("id", "name", "start_ns")).to_pylist()
     of_handle: dict[int, Turn] = defaultdict(list)
-    for place, call in enumerate(found.calls):
+    for position, call in enumerate(program.calls):
         if call.handle is not None:
-            of_handle[call.handle].append(place)
+            of_handle[call.handle].append(position)
     turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
     for row in sorted(handles, key=lambda row: row["start_ns"]):
         places = of_handle.get(row["id"], [])
-        if places and not found.calls[places[-1]].launches:
+        if places and not program.calls[places[-1]].launches:
             at = int(np.searchsorted(windows, row["start_ns"], "right"))
             turns[row["name"], at].append(places)
     return turns
 
 
-def _enough(
-    turns: list[Turn],
-    count: int,
-    found: Program,
-    factors: dict[Work, float],
-    streams: dict[Work, int],
-    graphs: dict[int, int],
-    fresh: Iterator[int],
-    copies: list[dict[int, int]],
-) -> Iterator[Turn]:
-    """Yield as many calls: those that were recorded, and then copies of them."""
-    for number, turn in enumerate(itertools.islice(itertools.cycle(turns), count)):
-        if number < len(turns):
-            yield turn
-            continue
+@dataclass
+class _Copier:
+    """Makes calls of a program again, as many as requests can need.
+
+    Attributes
+    ----------
+    fresh
+        Ids of new rows.
+    copies
+        Gets for each copy the ids of rows → those of their copies.
+    """
+
+    program: Program
+    factors: dict[Work, float]
+    streams: dict[Work, int]
+    graphs: dict[int, int]
+    fresh: Iterator[int]
+    copies: list[dict[int, int]]
+
+    def enough(self, turns: list[Turn], count: int) -> Iterator[Turn]:
+        """Yield as many calls: those that were recorded, and then copies of them."""
+        yield from turns[:count]
+        for turn in itertools.islice(itertools.cycle(turns), len(turns), count):
+            yield self._copy(turn)
+
+    def _copy(self, turn: Turn) -> Turn:
+        program = self.program
         renamed: dict[int, int] = {}
 
-        def copied(old: int | None, renamed: dict[int, int] = renamed) -> int | None:
+        def copied(old: int | None) -> int | None:
             if old is not None and old not in renamed:
-                renamed[old] = next(fresh)
+                renamed[old] = next(self.fresh)
             return None if old is None else renamed[old]
 
         again: dict[Work, Work] = {}
-        places = dict(zip(turn, itertools.count(len(found.calls)), strict=False))
-        for place in turn:
-            call = found.calls[place]
+        places = dict(zip(turn, itertools.count(len(program.calls)), strict=False))
+        for position in turn:
+            call = program.calls[position]
             for work in call.launches:
                 row = {**work.row, "id": copied(work.id)}
                 inside = [again[other] for other in work.after if other in again]
-                again[work] = replace(work, row=row, call=places[place], after=inside)
-            launches = [again[work] for work in call.launches]
-            waits_for = [again[work] for work in call.waits_for]
-            row_id, handle = copied(call.row), copied(call.handle)
-            fresh_call = replace(
-                call, launches=launches, waits_for=waits_for, row=row_id, handle=handle
+                again[work] = replace(work, row=row, call=places[position], after=inside)
+            copy_of_call = replace(
+                call,
+                launches=[again[work] for work in call.launches],
+                waits_for=[again[work] for work in call.waits_for],
+                row=copied(call.row),
+                handle=copied(call.handle),
             )
-            found.calls.append(fresh_call)
+            program.calls.append(copy_of_call)
+        factors, streams = self.factors, self.streams
         factors.update({copy: factors[work] for work, copy in again.items() if work in factors})
         streams.update({copy: streams[work] for work, copy in again.items() if work in streams})
-        firsts = {new: places.get(graphs[old], new) for old, new in places.items() if old in graphs}
-        graphs.update(firsts)
-        found.copies += again.values()
-        for old in renamed.keys() & found.handles.keys():
-            found.handles[renamed[old]] = [again[work] for work in found.handles[old]]
-        copies.append(renamed)
-        yield [*places.values()]
+        leaders = self.graphs
+        leaders.update(
+            {new: places.get(leaders[old], new) for old, new in places.items() if old in leaders}
+        )
+        program.copies += again.values()
+        for old in renamed.keys() & program.handles.keys():
+            program.handles[renamed[old]] = [again[work] for work in program.handles[old]]
+        self.copies.append(renamed)
+        return [*places.values()]
 
 
 def with_copies(trace: Trace, copies: Sequence[Mapping[int, int]]) -> Trace:
     """Return a trace with the rows and edges of calls that are made again."""
     if not copies:
         return trace
-    place = {number: position for position, number in enumerate(trace.array("id").tolist())}
+    row_of = {number: position for position, number in enumerate(trace.array("id").tolist())}
     parents = trace.array("parent", fill=-1).tolist()
     followers: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for edge in trace.edges.to_pylist():
         followers[edge["from"]].append(edge)
     rows = [(copy, old, new) for copy in copies for old, new in copy.items()]
-    spans = trace.spans.take([place[old] for _, old, _ in rows])
-    above = [parents[place[old]] for _, old, _ in rows]
+    spans = trace.spans.take([row_of[old] for _, old, _ in rows])
+    above = [parents[row_of[old]] for _, old, _ in rows]
     fresh = {
         "id": [new for _, _, new in rows],
         "parent": [

@@ -149,15 +149,24 @@ def _record(
 ) -> None:
     spec = experiment.workloads[name].model_copy(
         update={
-            "stream": name, "repeats": 1, "background": False, "max_queued": 1, "rate_hz": None,
-            "arrival": "back_to_back", "waits_on": [],
+            "stream": name,
+            "repeats": 1,
+            "background": False,
+            "max_queued": 1,
+            "rate_hz": None,
+            "arrival": "back_to_back",
+            "waits_on": [],
         }
-    )  # fmt: skip
+    )
     partitions = {} if count is None else {name: count}
     alone = Experiment(
-        name=name, seed=experiment.seed, alone_repeats=0, partitions=partitions,
-        streams={name: {"partition": name if partitions else None}}, workloads={name: spec},
-    )  # fmt: skip
+        name=name,
+        seed=experiment.seed,
+        alone_repeats=0,
+        partitions=partitions,
+        streams={name: {"partition": name if partitions else None}},
+        workloads={name: spec},
+    )
     with locked([device.info]):
         done = run(alone, device, stop=stop)
     if done.stopped:

@@ -25,7 +25,7 @@ _WAIT = ("stream.wait", "cudaStreamWaitEvent", "cuStreamWaitEvent")
 """How the names of calls begin that record an event, and that let a stream wait for one."""
 
 
-def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
+def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
     """Add and drop waits between streams, and the host's time for them.
 
     Raises
@@ -35,7 +35,7 @@ def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal
     """
     if not add and not drop:
         return
-    by_id = {work.id: work for work in found.works}
+    by_id = {work.id: work for work in program.works}
     dropped: list[tuple[Work, Work]] = []
 
     def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
@@ -50,7 +50,7 @@ def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal
     if isinstance(drop, str) and drop != "all":
         raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
     if drop == "all":
-        for work in found.works:
+        for work in program.works:
             work.after.clear()
     else:
         for ids in drop:
@@ -68,7 +68,7 @@ def change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal
             then.after.remove(first)
             dropped.append((first, then))
     calls = [row for row in finished_rows(trace) if row["kind"] in ("api", "event")]
-    host = _Host(found, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
+    host = _Host(program, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
     if drop == "all":
         host.drop_all()
     else:
@@ -89,8 +89,8 @@ class _Host:
         The calls that record events and wait for them, in the order of their starts.
     """
 
-    def __init__(self, found: Program, rows: Sequence[Row]) -> None:
-        self.found = found
+    def __init__(self, program: Program, rows: Sequence[Row]) -> None:
+        self.program = program
         self.records: dict[int, list[Row]] = defaultdict(list)
         self.waits: dict[int, list[Row]] = defaultdict(list)
         self.rows = rows
@@ -99,19 +99,20 @@ class _Host:
             kept[row["stream"]].append(row)
         self.launches: dict[int, list[int]] = defaultdict(list)
         self.calls: dict[Host, list[Call]] = defaultdict(list)
-        for call in found.calls:
+        for call in program.calls:
             if not call.looks:  # the others are in the order of their starts
                 self.calls[call.host].append(call)
             for stream in {work.row["stream"] for work in call.launches}:
                 self.launches[stream].append(call.start_ns)
         took_ns = [
-            float(np.median([row["end_ns"] - row["start_ns"] for row in mine]))
-            if (mine := [row for rows in kept.values() for row in rows])
-            else found.profile.constants[name]
+            float(np.median([row["end_ns"] - row["start_ns"] for row in calls]))
+            if (calls := [row for rows in kept.values() for row in rows])
+            else program.profile.constants[name]
             for kept, name in (
-                (self.records, "event_record_call_ns"), (self.waits, "stream_wait_call_ns"),
+                (self.records, "event_record_call_ns"),
+                (self.waits, "stream_wait_call_ns"),
             )
-        ]  # fmt: skip
+        ]
         self.added_ns = round(sum(took_ns))
 
     def drop_all(self) -> None:
@@ -133,11 +134,11 @@ class _Host:
         firsts: dict[Work, list[Work]] = defaultdict(list)
         for first, then in pairs:
             firsts[then].append(first)
-        needed = {other for work in self.found.works for other in work.after}
+        needed = {other for work in self.program.works for other in work.after}
         for then, before in firsts.items():
             if then.call is None:
                 continue
-            launched_ns = self.found.calls[then.call].start_ns
+            launched_ns = self.program.calls[then.call].start_ns
             stream = then.row["stream"]
             number = bisect_left(self.launches[stream], launched_ns)
             since_ns = self.launches[stream][number - 1] if number else 0
@@ -146,7 +147,7 @@ class _Host:
             until_ns = max((row["start_ns"] for row in waits), default=launched_ns)
             for first in before:
                 if first not in needed and first.call is not None:
-                    called_ns = self.found.calls[first.call].start_ns
+                    called_ns = self.program.calls[first.call].start_ns
                     records = _between(self.records[first.row["stream"]], called_ns, until_ns)
                     gone |= {row["id"]: row for row in records[-1:]}
         for row in gone.values():
@@ -155,7 +156,7 @@ class _Host:
     def add(self, then: Work) -> None:
         """Let the host record an event and wait for it before it launches work."""
         if then.call is not None:
-            call = self.found.calls[then.call]
+            call = self.program.calls[then.call]
             call.lags_ns = (*call.lags_ns[:-1], call.lags_ns[-1] + self.added_ns)
 
     def _calls(self, host: Host, low_ns: int, high_ns: int) -> list[Call]:

@@ -15,7 +15,8 @@ from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.forecast import Band, Carving, Change, as_trace, described
-from gpuscope.simulator.forecast.program import Program, Work, program
+from gpuscope.simulator.forecast.program import Program, Work
+from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.forecast.replay import Replay
 from gpuscope.simulator.forecast.served_anew import requests_of, with_copies
 from gpuscope.simulator.forecast.waits import Waits, change_waits
@@ -121,51 +122,61 @@ def what_if(
     """
     profile = Profile.load(str(gpu_profile).removeprefix("sim:"))
     sm_counts = dict(recorded_sms or {})
-    found = program(trace, profile, sm_counts, second)
-    before = Carving.recorded(trace, found, sm_counts)
+    program = read_program(trace, profile, sm_counts, second)
+    before = Carving.recorded(trace, program, sm_counts)
     require_kind("graphs", graphs, list, tuple, set, frozenset)
     others = bool(move or add_waits or drop_waits or scale or graphs)
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
-    factors = {} if is_as_it_was else _fitted(found, before)
-    sent = _moved(found, move or {}, before)
+    factors = {} if is_as_it_was else _fitted(program, before)
+    sent = _moved(program, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
-    _scale(found, scale or {})
-    change_waits(found, trace, add_waits, drop_waits)
-    grouped = _graphs(found, trace, graphs)
-    kept = before.untouched(after, found) if not others else frozenset()
-    anew = requests_of(trace, found, factors, sent, grouped)
+    _scale(program, scale or {})
+    change_waits(program, trace, add_waits, drop_waits)
+    grouped = _graphs(program, trace, graphs)
+    kept = before.untouched(after, program) if not others else frozenset()
+    anew = requests_of(trace, program, factors, sent, grouped)
     given_changes = {
-        "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
-        "drop_waits": drop_waits, "scale": scale, "graphs": list(graphs),
-    }  # fmt: skip
+        "partitions": partitions,
+        "streams": streams,
+        "move": move,
+        "add_waits": add_waits,
+        "drop_waits": drop_waits,
+        "scale": scale,
+        "graphs": list(graphs),
+    }
     changes = {
-        name: json.loads(json.dumps(one, default=_plain))
-        for name, one in given_changes.items()
-        if one
+        name: json.loads(json.dumps(value, default=_plain))
+        for name, value in given_changes.items()
+        if value
     }
 
     done = {
         name: Replay(
-            found, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
+            program, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
         ).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
-    ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
-    text = described(found, changes, ends_ns)
+    ends_ns = [
+        max(end_ns for _, end_ns in replayed.times_ns.values()) for replayed in done.values()
+    ]
+    text = described(program, changes, ends_ns)
     if anew.why:
         text += f"; no forecast of requests: {anew.why}"
     longer = with_copies(trace, anew.copies)
     forecasts = {
-        name: as_trace(longer, found, one, after, sent, text) for name, one in done.items()
+        name: as_trace(longer, program, replayed, after, sent, text)
+        for name, replayed in done.items()
     }
     if anew.rounds:
-        served = {name: requests(one).workloads for name, one in forecasts.items()}
+        served = {name: requests(forecast).workloads for name, forecast in forecasts.items()}
         words = ", ".join(map(_served, *served.values()))
         text += f"; requests served anew, in other batches: {words}"
-        forecasts = {name: one.with_metadata(forecast=text) for name, one in forecasts.items()}
+        forecasts = {
+            name: forecast.with_metadata(forecast=text) for name, forecast in forecasts.items()
+        }
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
 
@@ -179,27 +190,27 @@ def _served(middle: Served, low: Served, high: Served) -> str:
     """Say how a workload's requests fare, each with its band."""
     every = (middle, low, high)
     figures = {
-        ("TTFT p50", " ms"): [(one.ttft_p50_ns or 0) / 1e6 for one in every],
-        ("TBT p50", " ms"): [(one.tbt_p50_ns or 0) / 1e6 for one in every],
-        ("goodput", "/s"): [one.goodput_per_s or 0 for one in every],
+        ("TTFT p50", " ms"): [(each.ttft_p50_ns or 0) / 1e6 for each in every],
+        ("TBT p50", " ms"): [(each.tbt_p50_ns or 0) / 1e6 for each in every],
+        ("goodput", "/s"): [each.goodput_per_s or 0 for each in every],
     }
-    one = 1 / middle.n  # a request more or less that meets its SLO
-    told = [
+    share = 1 / middle.n  # a request more or less that meets its SLO
+    texts = [
         f"{name} {Band.around(*values, *more).said(unit)}"
         for (name, unit), values in figures.items()
         if any(values)
-        for more in [(min(values) * (1 - one), max(values) * (1 + one)) if unit == "/s" else ()]
+        for more in [(min(values) * (1 - share), max(values) * (1 + share)) if unit == "/s" else ()]
     ]
-    return f"{middle.workload}: {', '.join(told)}"
+    return f"{middle.workload}: {', '.join(texts)}"
 
 
-def _fitted(found: Program, carving: Carving) -> dict[Work, float]:
+def _fitted(program: Program, carving: Carving) -> dict[Work, float]:
     """Return what the modelled times are multiplied with to give what was recorded."""
     factors: dict[Work, float] = {}
     places = carving.places
-    span_ns = max(work.end_ns for work in found.works) - min(w.start_ns for w in found.works)
+    span_ns = max(work.end_ns for work in program.works) - min(w.start_ns for w in program.works)
     for _ in range(_ROUNDS):
-        done = Replay(found, places, frozenset(places), factors).play()
+        done = Replay(program, places, frozenset(places), factors).play()
         worst = 0.0
         for work, (start_ns, end_ns) in done.times_ns.items():
             worst = max(worst, abs(start_ns - work.start_ns), abs(end_ns - work.end_ns))
@@ -207,38 +218,40 @@ def _fitted(found: Program, carving: Carving) -> dict[Work, float]:
             factors[work] = factors.get(work, 1.0) * took_ns / max(1, end_ns - start_ns)
         if worst <= _CLOSE * span_ns:
             break
-    for work in found.works:
+    for work in program.works:
         if work.beside:  # its time alone is known by itself
             factors[work] = 1.0
     return factors
 
 
 # -- changes -------------------------------------------------------------------------------
-def _matching(found: Program, patterns: Mapping[str, object], what: str) -> dict[Work, str]:
+def _matching(program: Program, patterns: Mapping[str, object], what: str) -> dict[Work, str]:
     """Return the kernels that each pattern means; the last that matches counts."""
     hits: dict[Work, str] = {}
     for pattern in patterns:
-        mine = [
+        works = [
             work
-            for work in found.works
+            for work in program.works
             if any(
                 fnmatchcase(text, pattern)
                 for text in (work.row["name"], work.row["category"] or "")
             )
         ]
-        if not mine:
-            names = dict.fromkeys(work.row["category"] or work.row["name"] for work in found.works)
+        if not works:
+            names = dict.fromkeys(
+                work.row["category"] or work.row["name"] for work in program.works
+            )
             raise InvalidArgument(
                 f"{what}: no kernel's name or workload matches {given(pattern)}"
                 f"{closest(pattern, names)}: a pattern is a whole name, with * for any text"
             )
-        hits.update(dict.fromkeys(mine, pattern))
+        hits.update(dict.fromkeys(works, pattern))
     return hits
 
 
-def _moved(found: Program, move: Mapping[str, str], carving: Carving) -> dict[Work, int]:
+def _moved(program: Program, move: Mapping[str, str], carving: Carving) -> dict[Work, int]:
     sent = {}
-    for work, pattern in _matching(found, move, "move").items():
+    for work, pattern in _matching(program, move, "move").items():
         name = move[pattern]
         if name not in carving.names.values() and not name.isdecimal():
             number = max(carving.names, default=0) + 1
@@ -247,8 +260,8 @@ def _moved(found: Program, move: Mapping[str, str], carving: Carving) -> dict[Wo
     return sent
 
 
-def _scale(found: Program, scale: Mapping[str, float]) -> None:
-    for work, pattern in _matching(found, scale, "scale").items():
+def _scale(program: Program, scale: Mapping[str, float]) -> None:
+    for work, pattern in _matching(program, scale, "scale").items():
         factor = scale[pattern]
         if not 0 < factor < 1e6:
             raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
@@ -256,7 +269,7 @@ def _scale(found: Program, scale: Mapping[str, float]) -> None:
             work.kernel = work.kernel.scaled(float(factor))
 
 
-def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
+def _graphs(program: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
     """Return place of a call → place of the first call of the graph that it becomes part of."""
     grouped: dict[int, int] = {}
     columns = ["name", "start_ns", "end_ns", "process", "thread"]
@@ -264,20 +277,20 @@ def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int
     known = {span["name"] for span in spans}
     for name in names:
         require_kind("a name in graphs", name, str)
-        mine = [one for one in known if fnmatchcase(one, name)]
-        if not mine:
+        named = [known_name for known_name in known if fnmatchcase(known_name, name)]
+        if not named:
             raise InvalidArgument(
                 f"graphs: the trace has no range and no handle called {given(name)}"
                 f"{closest(name, sorted(known))}: a pattern is a whole name, with * for any text"
             )
-        for span in (one for one in spans if one["name"] in mine):
+        for span in (each for each in spans if each["name"] in named):
             inside = [
-                place
-                for place, call in enumerate(found.calls)
+                number
+                for number, call in enumerate(program.calls)
                 if call.launches
                 and call.thread[:2] == (span["process"] or 0, span["thread"] or 0)
                 and span["start_ns"] <= call.start_ns
                 and (span["end_ns"] is None or call.start_ns < span["end_ns"])
             ]
-            grouped.update({place: inside[0] for place in inside if place not in grouped})
+            grouped.update({number: inside[0] for number in inside if number not in grouped})
     return grouped

@@ -31,7 +31,9 @@ def collective_cost(
     """
     blocks = min(assumed.COLLECTIVE_BLOCKS, math.ceil(bus_bytes / assumed.COLLECTIVE_BLOCK_BYTES))
     protocols = assumed.COLLECTIVE_PROTOCOLS
-    latency_ns, of_block, of_link = next(one for most, *one in protocols if bus_bytes <= most)
+    latency_ns, of_block, of_link = next(
+        figures for most, *figures in protocols if bus_bytes <= most
+    )
     waiting_ns = moving_ns = 0.0
     for first in range(0, blocks, sm_count):
         wave = min(sm_count, blocks - first)

@@ -15,7 +15,9 @@ All times are in µs. Everything is written for arrays, of kernels or of measure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -23,12 +25,12 @@ import numpy as np
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.simulator.profiles.schema import Choice, KernelTimes
+from gpuscope.simulator.profiles.schema import GemmKernels, KernelTimes
 
 ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items() if dtype.calibrated}
 _SPLITS = np.array(
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128]
-)  # fmt: skip
+)
 Numbers: TypeAlias = int | Array
 """One number, or one for each kernel."""
 _SMALL_SPLIT_TILE = 4096
@@ -67,12 +69,15 @@ class Kernels:
         rows, columns, depth, resident = np.repeat(np.array(tiles), len(_SPLITS), axis=0).T
         return cls(rows, columns, depth, resident, np.tile(_SPLITS, len(tiles)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Kernels]) -> Kernels:
+        """Return the kernels of all parts."""
+        names = [column.name for column in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def where(self, index: int | Ints | Bools | slice) -> Kernels:
         """Return those at an index or mask."""
-        return Kernels(
-            self.rows[index], self.columns[index], self.depth[index],
-            self.resident[index], self.splits[index],
-        )  # fmt: skip
+        return Kernels(*(getattr(self, column.name)[index] for column in fields(self)))
 
     def blocks(self, m: Numbers, n: Numbers) -> Array:
         """Count the blocks of an m × n product."""
@@ -188,69 +193,79 @@ def durations(
 def traits(shape: tuple[int, int, int], believed: int, layout: SmLayout) -> Array:
     """Return what the library's preferences among tiles go by, of a library told and not."""
     m, n, k = shape
-    told = believed < layout.sm_count
+    is_targeted = believed < layout.sm_count
     work, depth = np.log2(m * n / believed) - 12, np.log2(k) - 8
     of_one = np.array([1, work, depth])
-    return np.concatenate((of_one * (not told), of_one * told, [np.log2(min(m, n)) - 8]))
-
-
-def weighed(
-    times: KernelTimes,
-    choice: Choice,
-    every: Kernels,
-    shape: tuple[int, int, int],
-    item: int,
-    *,
-    believed: int,
-    layout: SmLayout,
-) -> Array:
-    """Return how long the library seems to think kernels take; infinity where it takes none.
-
-    Splitting small products in any case is a habit of a library that was told no SM count.
-
-    Parameters
-    ----------
-    every
-        Each tile with each split, by tiles.
-    """
-    m, n, k = shape
-    blocks, splits = every.blocks(m, n), every.splits
-    told = believed < layout.sm_count
-    if not told and blocks[splits == 1].max() < choice.split_below_blocks:
-        most = max(_SMALL_SPLITS, k / _SMALL_SPLIT_K)
-        allowed = (splits > 1) & (splits <= most) & (blocks <= believed)
-        allowed &= every.rows * every.columns >= _SMALL_SPLIT_TILE
-    else:
-        narrow = np.minimum(
-            every.rows - min(choice.split_side_at_least, m),
-            every.columns - min(choice.split_side_at_least, n),
-        )
-        allowed = (k / splits >= choice.split_k_at_least) & (narrow >= 0)
-        allowed = (splits == 1) | (allowed & (blocks <= choice.blocks_at_most))
-    if not allowed.any():
-        allowed = splits == 1
-    us = durations(
-        times, every, shape, item, believed, believed=believed, layout=layout, capped=False
+    return np.concatenate(
+        (of_one * (not is_targeted), of_one * is_targeted, [np.log2(min(m, n)) - 8])
     )
-    crowd = np.minimum(blocks / believed, 1) - choice.crowded_from
-    us = us * (1 + choice.crowding * np.maximum(0, crowd))
-    if choice.preferences:
-        liked = np.array(choice.preferences) @ traits(shape, believed, layout)
-        us = us * np.repeat(np.exp(-liked), len(_SPLITS))
-    return np.asarray(np.where(allowed, us, np.inf))
 
 
-def choose(
-    times: KernelTimes,
-    choice: Choice,
-    every: Kernels,
-    shape: tuple[int, int, int],
-    item: int,
-    *,
-    believed: int,
-    layout: SmLayout,
-) -> Kernels:
-    """Return the kernel that the library takes, by the model's own times and its habits."""
-    us = weighed(times, choice, every, shape, item, believed=believed, layout=layout)
-    best = int(np.argmin(us))
-    return every.where(slice(best, best + 1))
+@dataclass(frozen=True)
+class Library:
+    """One kind of a library's kernels on a GPU, and how the library chooses among them.
+
+    Attributes
+    ----------
+    item
+        Bytes of one element.
+    """
+
+    kernels: GemmKernels
+    item: int
+    layout: SmLayout
+
+    @cached_property
+    def every(self) -> Kernels:
+        """Each tile with each split, by tiles."""
+        return Kernels.every(list(self.kernels.tiles))
+
+    def durations(
+        self,
+        kernels: Kernels,
+        shape: tuple[Numbers, Numbers, Numbers],
+        sm_count: Numbers,
+        believed: int,
+        *,
+        capped: bool = True,
+    ) -> Array:
+        """Return how long kernels of this kind take: see :func:`durations`."""
+        times, item, layout = self.kernels.times, self.item, self.layout
+        return durations(
+            times, kernels, shape, item, sm_count, believed=believed, layout=layout, capped=capped
+        )
+
+    def weighed(self, shape: tuple[int, int, int], believed: int) -> Array:
+        """Return how long the library seems to think kernels take; infinity where it takes none.
+
+        Splitting small products in any case is a habit of a library that was told no SM count.
+        """
+        m, n, k = shape
+        every, choice = self.every, self.kernels.choice
+        blocks, splits = every.blocks(m, n), every.splits
+        is_targeted = believed < self.layout.sm_count
+        if not is_targeted and blocks[splits == 1].max() < choice.split_below_blocks:
+            most = max(_SMALL_SPLITS, k / _SMALL_SPLIT_K)
+            allowed = (splits > 1) & (splits <= most) & (blocks <= believed)
+            allowed &= every.rows * every.columns >= _SMALL_SPLIT_TILE
+        else:
+            narrow = np.minimum(
+                every.rows - min(choice.split_side_at_least, m),
+                every.columns - min(choice.split_side_at_least, n),
+            )
+            allowed = (k / splits >= choice.split_k_at_least) & (narrow >= 0)
+            allowed = (splits == 1) | (allowed & (blocks <= choice.blocks_at_most))
+        if not allowed.any():
+            allowed = splits == 1
+        us = self.durations(every, shape, believed, believed, capped=False)
+        crowd = np.minimum(blocks / believed, 1) - choice.crowded_from
+        us = us * (1 + choice.crowding * np.maximum(0, crowd))
+        if choice.preferences:
+            liked = np.array(choice.preferences) @ traits(shape, believed, self.layout)
+            us = us * np.repeat(np.exp(-liked), len(_SPLITS))
+        return np.asarray(np.where(allowed, us, np.inf))
+
+    def choose(self, shape: tuple[int, int, int], believed: int) -> Kernels:
+        """Return the kernel that the library takes, by the model's own times and its habits."""
+        best = int(np.argmin(self.weighed(shape, believed)))
+        return self.every.where(slice(best, best + 1))

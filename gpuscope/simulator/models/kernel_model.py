@@ -106,10 +106,14 @@ class Scaling:
     sharpness: float = 4.0
     waves: Mapping[str, float] = field(
         default_factory=lambda: {
-            "tiles": 1.0, "persistent": 0.82, "attention": 0.55, "vectorized": 0.5, "few": 1.0,
+            "tiles": 1.0,
+            "persistent": 0.82,
+            "attention": 0.55,
+            "vectorized": 0.5,
+            "few": 1.0,
             "many": 0.9,
         }
-    )  # fmt: skip
+    )
     saturating_warps: int = 48
     block_loads: float = 115.0
     flop_rate: float = 5700.0
@@ -125,10 +129,17 @@ _USUAL_STALL = 1.0
 """How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
 stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
 _SPREAD = {
-    "tiles": (0.25, 0.28), "tile": (0.21, 0.1), "persistent": (0.35, 0.32),
-    "attention": (0.2, 0.12), "many": (0.24, 0.08), "few": (0.34, 0.17), "vectorized": (0.62, 0.1),
-    "product": (0.24, 0.15), "softmax": (0.2, 0.15), "copy": (0.05, 0.05),
-}  # fmt: skip
+    "tiles": (0.25, 0.28),
+    "tile": (0.21, 0.1),
+    "persistent": (0.35, 0.32),
+    "attention": (0.2, 0.12),
+    "many": (0.24, 0.08),
+    "few": (0.34, 0.17),
+    "vectorized": (0.62, 0.1),
+    "product": (0.24, 0.15),
+    "softmax": (0.2, 0.15),
+    "copy": (0.05, 0.05),
+}
 """How far off nine of ten times are, per kind, from one recording and from two, where the SMs are
 e times as many or as few: of the models of ``benchmarks/data/models.json``, and of products and
 copies of ``benchmarks/data/h200.json`` and ``h200_host.json``, each from every SM count on others.

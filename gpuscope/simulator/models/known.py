@@ -43,13 +43,13 @@ class Product:
 
     def cost(self, profile: Profile, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of so many times m."""
-        layout, told = profile.layout, self.target
-        if told is None:
+        layout, target = profile.layout, self.target
+        if target is None:
             with_remainder = sm_count % layout.quantum_sm_count != 0
             holding = sm_count - layout.remainder_sm_count * with_remainder
-            told = sm_count_to_tell(sm_count, holding) * (sm_count != layout.sm_count)
+            target = sm_count_to_tell(sm_count, holding) * (sm_count != layout.sm_count)
         m = max(1, round(self.m * scale))
-        return profile.gemm_cost(m, self.n, self.k, self.dtype, sm_count, told)
+        return profile.gemm_cost(m, self.n, self.k, self.dtype, sm_count, target)
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,11 @@ def duration_us(rows: int, columns: int, sm_count: int) -> float:
     beyond = 1.0
     weighted = times
     for axis, value in zip(axes, at, strict=True):
-        place = float(np.clip(np.interp(np.log(value), axis, range(len(axis))), 0, len(axis) - 1))
-        low = min(int(place), len(axis) - 2)
-        weighted = weighted[low] * (low + 1 - place) + weighted[low + 1] * (place - low)
+        position = float(
+            np.clip(np.interp(np.log(value), axis, range(len(axis))), 0, len(axis) - 1)
+        )
+        low = min(int(position), len(axis) - 2)
+        weighted = weighted[low] * (low + 1 - position) + weighted[low + 1] * (position - low)
     for axis, value in zip(axes[:2], at[:2], strict=True):
         beyond *= max(1.0, value / float(np.exp(axis[-1])))
     return float(np.exp(weighted)) * beyond

@@ -18,13 +18,11 @@ from gpuscope.simulator.models import collective_model, softmax_model
 from gpuscope.simulator.models.assumed import GEMM_MISSES, GEMM_STALLS
 from gpuscope.simulator.models.gemm_model import (
     ITEM_BYTES,
-    Kernels,
+    Library,
     alignment,
-    choose,
-    durations,
     grid,
 )
-from gpuscope.simulator.profiles.schema import GemmKernels, ProfileFile
+from gpuscope.simulator.profiles.schema import ProfileFile
 
 _GemmKey = tuple[int, int, int, str, int, int]
 
@@ -79,7 +77,7 @@ class Profile:
         if name not in shipped():
             raise DeviceUnavailable(
                 f"there is no simulated GPU {name!r}; there is: "
-                + ", ".join(f"sim:{one}" for one in shipped())
+                + ", ".join(f"sim:{profile}" for profile in shipped())
                 + ", or sim:PATH.json for a profile of your own"
             )
         file = resources.files("gpuscope.simulator.profiles") / f"{name}.json"
@@ -143,26 +141,26 @@ class Profile:
             cost = self._costs[key] = self._modelled(*key)
         return cost
 
-    def kernels(self, m: int, n: int, k: int, dtype: str) -> GemmKernels:
+    def library(self, m: int, n: int, k: int, dtype: str) -> Library:
         """Return the kind of kernels that operands of these sizes are aligned for."""
         width = alignment(m, n, k, dtype)
-        kinds: dict[str, list[GemmKernels]] = dict(self.file.gemm.items())
-        return next(kind for kind in kinds[dtype] if kind.alignment <= width)
+        return next(kind for kind in self._libraries[dtype] if kind.kernels.alignment <= width)
+
+    @cached_property
+    def _libraries(self) -> dict[str, list[Library]]:
+        return {
+            dtype: [Library(kind, ITEM_BYTES[dtype], self.layout) for kind in kinds]
+            for dtype, kinds in self.file.gemm.items()
+        }
 
     def _modelled(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
-        kind, item, layout = self.kernels(m, n, k, dtype), ITEM_BYTES[dtype], self.layout
-        shape = (m, n, k)
-        persistent = kind.times.persistent
+        library, layout = self.library(m, n, k, dtype), self.layout
+        times, item = library.kernels.times, library.item
         believed = min(told, layout.sm_count) if told else layout.sm_count
-        chosen = choose(
-            kind.times, kind.choice, _every(tuple(kind.tiles)), shape, item,
-            believed=believed, layout=layout,
-        )  # fmt: skip
-        (us,) = durations(
-            kind.times, chosen, shape, item, sm_count, believed=believed, layout=layout
-        )
+        chosen = library.choose((m, n, k), believed)
+        (us,) = library.durations(chosen, (m, n, k), sm_count, believed)
         tiles = max(1, int(chosen.blocks(m, n)[0]))
-        launched = int(grid(chosen, m, n, believed, layout)[0][0]) if persistent else tiles
+        launched = int(grid(chosen, m, n, believed, layout)[0][0]) if times.persistent else tiles
         blocks = min(launched, tiles)  # those that complete a cluster have no tile
         at_once = min(blocks, sm_count)
         block_ns = max(1, round(float(us) * 1000 / -(-tiles // at_once)))
@@ -175,11 +173,14 @@ class Profile:
         rate = 2 * m * n * k / max(1.0, float(us)) / 1e6
         loaded = tiles * int(chosen.rows[0] + chosen.columns[0]) * -(-k // int(chosen.splits[0]))
         return KernelCost(
-            blocks, block_ns, min(moved, most), tiles,
+            blocks,
+            block_ns,
+            min(moved, most),
+            tiles,
             stall=few + more / -(-tiles // at_once),
             traffic=max(0, int(GEMM_MISSES * loaded * item) - moved),
-            power=kind.times.power * min(1.0, rate / kind.times.tflop_per_s),
-        )  # fmt: skip
+            power=times.power * min(1.0, rate / times.tflop_per_s),
+        )
 
     # -- copies and other kernels -----------------------------------------------------
     def transfer_ns(self, way: str, nbytes: int) -> int:
@@ -230,8 +231,3 @@ class Profile:
 @cache
 def _parsed(text: bytes, where: str) -> ProfileFile:
     return ProfileFile.parse(text, where)
-
-
-@cache
-def _every(tiles: tuple[tuple[int, int, int, int], ...]) -> Kernels:
-    return Kernels.every(list(tiles))

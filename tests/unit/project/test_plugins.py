@@ -73,6 +73,7 @@ def gpuscope(paths: list[str], *arguments: str) -> subprocess.CompletedProcess[s
 
 # -- what a package adds ------------------------------------------------------------------
 def test_a_backend(plugin):
+    gs.open_device("cpu", quiet=True)  # whose arrays are of a base of the others' type
     others = gs.open_device("shared:them", quiet=True)
     ours = gs.open_device("shared:us", quiet=True)
     assert (ours.info.key, ours.info.name) == ("shared:us", "CPU shared by us")

@@ -20,7 +20,7 @@ from gpuscope.device.graph import Captured, Node
 from gpuscope.races import confirming, operators
 from gpuscope.races.hazard_log import Streams, queue_of
 from gpuscope.races.hazard_notes import Work
-from gpuscope.record.outside import row_of_node
+from gpuscope.races.outside import row_of_node
 from gpuscope.trace.metadata import HazardFact
 
 SIZE = 1000

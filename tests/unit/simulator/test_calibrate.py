@@ -44,7 +44,7 @@ from gpuscope.simulator.calibration.kernels import (
     tiles_by_grid,
     unreadable,
 )
-from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Kernels, choose
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
 
 H200 = Profile.load("h200")
@@ -61,15 +61,12 @@ def named(rows: list[dict], profile: Profile) -> list[dict]:
     """Give rows the kernels that the profile chooses, with names as a library's."""
     for row in rows:
         m, n, k = row["shape"]
-        found = profile.kernels(m, n, k, row["dtype"])
-        one = choose(
-            found.times, found.choice, Kernels.every(list(found.tiles)), (m, n, k),
-            ITEM_BYTES[row["dtype"]], believed=profile.layout.sm_count, layout=profile.layout,
-        )  # fmt: skip
+        library = profile.library(m, n, k, row["dtype"])
+        kernel = library.choose((m, n, k), profile.layout.sm_count)
         high, wide, depth, splits = (
-            int(getattr(one, name)[0]) for name in ("rows", "columns", "depth", "splits")
+            int(getattr(kernel, name)[0]) for name in ("rows", "columns", "depth", "splits")
         )
-        start = "nvjet_sm90_hsh" if found.times.persistent else "cutlass_80_gemm"
+        start = "nvjet_sm90_hsh" if library.kernels.times.persistent else "cutlass_80_gemm"
         name = f"{start}_{wide}x{high}_{depth}x3_" + "splitK_" * (splits > 1)
         row["kernels"] = [[name, -(-m // high) * -(-n // wide) * splits, 256]]
     return rows

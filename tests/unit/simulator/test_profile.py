@@ -20,9 +20,9 @@ import gpuscope as gs
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidProfile
-from gpuscope.simulator.calibration.calibrator import write_profile
-from gpuscope.simulator.calibration.fit import fold_of
+from gpuscope.simulator.calibration.errors import fold_of, share_errors, table
 from gpuscope.simulator.calibration.kernels import kernel_of
+from gpuscope.simulator.calibration.written import write_profile
 from gpuscope.simulator.profiles.profile import Profile, shipped
 from gpuscope.simulator.profiles.schema import ProfileFile
 
@@ -80,7 +80,7 @@ def test_measured_times_are_met_within_the_goals():
                 abs(micros(cost, int(sms)) / measured_us - 1)
             )
     assert sum(map(len, errors.values())) == H200.file.measured.rows
-    within_the_goals(script().table(errors, script().share_errors(DATA["gemm"])))
+    within_the_goals(table(errors, share_errors(DATA["gemm"], layout=H200.layout)))
 
 
 def test_shapes_that_were_left_out_are_met_within_the_goals():
@@ -174,7 +174,7 @@ def test_a_cost_is_positive_finite_and_whole(m, n, k, dtype, sm_count, data):
     assert type(cost.block_ns) is int
     assert cost.blocks >= 1
     assert cost.block_ns >= 1
-    if H200.kernels(m, n, k, dtype).times.persistent:
+    if H200.library(m, n, k, dtype).kernels.times.persistent:
         assert cost.blocks <= (told or 132)
     # Nothing beats the arithmetic, and nothing takes a minute per TFLOP.
     flops = 2 * m * n * k
@@ -192,7 +192,7 @@ def test_empty_sums_still_cost_a_launch(dtype, sm_count):
 @given(m=sizes, n=sizes, k=st.integers(1, 2**14), dtype=st.sampled_from(DTYPES))
 def test_rows_that_are_not_aligned_take_other_kernels(m, n, k, dtype):
     item = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]
-    found = H200.kernels(m, n, k, dtype)
+    found = H200.library(m, n, k, dtype).kernels
     assert n * item % found.alignment == 0
     assert k * item % found.alignment == 0
     aligned = n * item % 16 == 0 and k * item % 16 == 0

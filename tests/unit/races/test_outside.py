@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpuscope.record.outside import Calls
+from gpuscope.races.outside import Calls
 from gpuscope.record.rows import node_row
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import HazardFact, HazardFacts

@@ -73,7 +73,7 @@ class Calls:
                 return None if number is None else row_of.get(_FIRST + number % _NODES)
             launch, node = node_of(number)
             rows = nodes_of.get(launch, [])
-            named = [row for one, row in rows if one == name]
+            named = [row for node_name, row in rows if node_name == name]
             if node < len(rows) and (rows[node][0] == name or not named):
                 return rows[node][1]
             return named[0] if named else number
@@ -83,7 +83,7 @@ class Calls:
         names = [
             name for name, is_outside in zip(work.texts("name"), outside, strict=True) if is_outside
         ]
-        place_of = {number: place for place, number in enumerate(ids.tolist())}
+        place_of = {number: position for position, number in enumerate(ids.tolist())}
         numbers, streams = (work.array(name, fill=NONE) for name in ("correlation", "stream"))
 
         def is_ordered(fact: HazardFact) -> bool | None:
@@ -94,7 +94,7 @@ class Calls:
             verdicts = [ordered(*pair) for ordered in orders if len(pair) == 2]
             return any(verdicts) or (None if None in verdicts else False)
 
-        found = [
+        placed_facts = [
             replace(
                 fact,
                 first=row(fact.first, fact.first_name),
@@ -102,12 +102,16 @@ class Calls:
             )
             for fact in facts.found
         ]
-        verdicts = [is_ordered(fact) for fact in found]
+        verdicts = [is_ordered(fact) for fact in placed_facts]
         return replace(
             facts,
             unseen=facts.unseen + len(names),
             unseen_names=(*facts.unseen_names, *Counter(filter(None, names)))[:_NAMES],
-            found=tuple(found[place] for place, is_one in enumerate(verdicts) if is_one is False),
+            found=tuple(
+                placed_facts[position]
+                for position, is_one in enumerate(verdicts)
+                if is_one is False
+            ),
             undecided=verdicts.count(None),
         )
 

@@ -1,0 +1,87 @@
+"""A fitted profile as its file holds it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuscope._files import write_text
+from gpuscope.simulator.calibration.fit import fit_copy
+from gpuscope.simulator.calibration.kernels import Key, Row
+from gpuscope.simulator.engine.jitter import Speeds
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES
+from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, ProfileFile
+
+
+def profile_of(
+    kinds: Mapping[Key, GemmKernels],
+    rows: Sequence[Row],
+    copies: Sequence[Mapping[str, float]],
+    *,
+    name: str,
+    device: DeviceLayout,
+    measured: Mapping[str, str],
+    constants: Mapping[str, int],
+    transfers: Mapping[str, Sequence[tuple[int, float]]],
+    jitter: Speeds,
+    power: Mapping[str, float],
+) -> dict[str, object]:
+    """Return a whole profile, as its file holds it.
+
+    Parameters
+    ----------
+    kinds, rows
+        What :func:`~gpuscope.simulator.calibration.fit.fit_gemm` made of which measured rows.
+    copies
+        Measurements of the copy kernel, which are fitted here.
+    device, measured, constants, transfers, jitter
+        The tables of these names; counts of shapes and rows are added to ``measured``.
+    power
+        What the large GEMMs of each dtype draw.
+    """
+    gemm = {
+        dtype: [
+            _with_power(kinds[key], power[dtype]).model_dump(mode="json")
+            for key in sorted(kinds, reverse=True)
+            if key[0] == dtype
+        ]
+        for dtype in ITEM_BYTES
+    }
+    counts = {
+        "shapes": len({tuple(row["shape"]) for row in rows}),
+        "rows": sum(len(row["us"]) for row in rows),
+    }
+    return {
+        "schema": 5,
+        "name": name,
+        "device": device.model_dump(mode="json"),
+        "measured": {**measured, **counts},
+        "constants": dict(constants),
+        "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
+        "transfers": dict(transfers),
+        "copy": fit_copy(copies),
+        "gemm": gemm,
+    }
+
+
+def _with_power(kernels: GemmKernels, power: float) -> GemmKernels:
+    times = kernels.times.model_copy(update={"power": power})
+    return kernels.model_copy(update={"times": times})
+
+
+def write_profile(profile: Mapping[str, object], target: Path) -> None:
+    """Write a profile, checked, its tiles on one line each kind; all of it or nothing.
+
+    Raises
+    ------
+    InvalidProfile
+        It does not validate.
+    GpuscopeError
+        The file cannot be written.
+    """
+    text = json.dumps(profile, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
+    ProfileFile.parse(text, str(target))
+    write_text(target, text + "\n")

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from gpuscope._checks import door
+from gpuscope._columns import is_of_requests
 from gpuscope._text import clean, duration
 from gpuscope.analysis.headline import RATES, Change, Headline, headline
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import of_slowest_rank
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, incomplete, is_of_requests
+from gpuscope.trace.run import Run, incomplete
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gpuscope import analysis, figures
 from gpuscope._checks import door
+from gpuscope._columns import TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analysis.headline import changes
 from gpuscope.analysis.outcome_analysis import (
@@ -25,55 +26,16 @@ from gpuscope.report import page
 from gpuscope.report.page import Row
 from gpuscope.timeline import style
 from gpuscope.timeline.text import duration
-from gpuscope.trace.run import Run, incomplete, is_of_requests
+from gpuscope.trace.run import Run, incomplete
 
 Bars: TypeAlias = dict[str, tuple[Row, float]]
 """Setting → its row, and the length of its bar."""
-_HEADINGS = {
-    "setting": "Setting",
-    "rank": "Rank",
-    "workload": "Workload",
-    "partition": "Runs on",
-    "kernels": "Kernels",
-    "kernel_median_us": "Median kernel time (µs)",
-    "latency_n": "Calls timed, n",
-    "latency_p50_us": "Latency p50 (µs)",
-    "latency_p90_us": "Latency p90 (µs)",
-    "latency_p99_us": "Latency p99 (µs)",
-    "collective_us": "Collective (µs)",
-    "bus_gb_per_s": "Bus GB/s",
-    "calls_per_s": "Calls/s",
-    "tflop_per_s": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "share_of_alone_on_whole_gpu": "Share of alone",
-}
-_SERVED = {
-    "setting": "Setting",
-    "workload": "Workload",
-    "requests_n": "Requests, n",
-    "ttft_p50_ms": "TTFT p50 (ms)",
-    "ttft_p90_ms": "TTFT p90 (ms)",
-    "ttft_p99_ms": "TTFT p99 (ms)",
-    "tbt_n": "TBT, n",
-    "tbt_p50_ms": "TBT p50 (ms)",
-    "tbt_p90_ms": "TBT p90 (ms)",
-    "tbt_p99_ms": "TBT p99 (ms)",
-    "requests_per_s": "Requests/s",
-    "goodput_per_s": "Goodput/s",
-}
-_TOGETHER = {
-    "setting": "Setting",
-    "overlap": "Overlap",
-    "overlap_tight": "Overlap, tight",
-    "gain": "Gain",
-}
 _SPANS = 2000
 """Spans drawn of one setting's window."""
 _WIDEST = 60
 """Per cent of its cell that the longest bar takes; its number stands beside it."""
 _ABOVE = 2
 """Findings, if they are problems, that stand above the picture; the others stand below it."""
-_SHARES = ("Share of alone",)
 
 
 @door(run=Run, path=(str, Path), title=(str, None))
@@ -127,13 +89,12 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         *_timelines(run),
     ]
     if served:
-        table = _told([{name: row[column] for column, name in _SERVED.items()} for row in served])
-        sections += ["<h2>Requests</h2>", page.judged(table, missing)]
+        sections += ["<h2>Requests</h2>", page.judged(readable(served, full=True), missing)]
     if foreground:
         sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
     sections += [
         "<h2>All numbers</h2>",
-        page.judged(_told([_headed(row) for row in rows]), missing, _SHARES),
+        page.judged(readable(rows, full=True, without=TOGETHER), missing),
         *_together(rows),
         *_confined(run, missing),
         *_queue(run, background, foreground, missing),
@@ -177,13 +138,6 @@ def _stopped(run: Run) -> str:
         "Stopped early.",
         "What was recorded until then is below; the settings may have different numbers of calls.",
     )
-
-
-def _headed(row: Row) -> Row:
-    return {
-        name: row[column] if column != "partition" else row[column] or "whole GPU"
-        for column, name in _HEADINGS.items()
-    }
 
 
 def _told(rows: Sequence[Row]) -> list[Row]:
@@ -340,7 +294,7 @@ def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
 def _together(rows: list[Row]) -> list[str]:
     """Show what running together gave in each setting."""
     settings = {row["setting"]: row for row in rows}.values()
-    table = [{name: row[column] for column, name in _TOGETHER.items()} for row in settings]
+    table = [{name: row[name] for name in ("setting", *TOGETHER)} for row in settings]
     gains = [row["gain"] for row in settings]
     note = ""
     if None in gains:
@@ -350,7 +304,7 @@ def _together(rows: list[Row]) -> list[str]:
             "A gain near 1 says that running together won no throughput; what a partition can win "
             "is latency."
         )
-    parts = [page.table(_told(table)), page.paragraph(note, "muted") if note else ""]
+    parts = [page.table(readable(table, full=True)), page.paragraph(note, "muted") if note else ""]
     return parts if table else []
 
 

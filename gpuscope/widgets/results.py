@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from gpuscope import analysis
+from gpuscope._columns import is_of_requests
 from gpuscope._text import format_value
 from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
@@ -16,7 +17,7 @@ from gpuscope.analysis.outcome_analysis import WON
 from gpuscope.errors import GpuscopeError
 from gpuscope.timeline.text import duration
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, is_of_requests
+from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
 CLOSE_UP_NS = 3_000_000

@@ -11,6 +11,7 @@ from test_outcome import CARVED, WORKLOADS, run_of, trace_of
 
 import gpuscope as gs
 from gpuscope import analysis
+from gpuscope._columns import COMPARED
 from gpuscope.analysis.headline import changes, headline
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -328,11 +329,10 @@ def test_a_dashboards_runs_without_their_rows_say_the_same():
         ("latency_p99_us", 40.0, 48.0, "+20.0%, within noise"),
         ("goodput_per_s", 100.0, 50.0, "-50.0% worse"),
         ("goodput_per_s", 0.0, 50.0, "–"),
-        ("", 1.0, 0.99, "-1.0% worse"),
-        ("", 1.0, 1.0, "the same"),
+        ("gain", 1.0, 0.99, "-1.0% worse"),
+        ("gain", 1.0, 1.0, "the same"),
     ],
 )
 def test_side_by_side_what_is_within_noise_is_called_so(column, before, after, word):
-    better = -1 if column.startswith("latency") else 1
-    base, now = ((value, better, column, 0.0) for value in (before, after))
-    assert compared._judged(base, now) == word
+    base, now = (compared.Number("w", COMPARED[column], value) for value in (before, after))
+    assert compared.judged(base, now) == word

@@ -104,8 +104,8 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
     columns = [
         "setting",
         "workload",
-        "on",
-        "p50 (µs)",
+        "runs on",
+        "latency p50 (µs)",
         "calls/s",
         "TFLOP/s",
         "of alone (%)",

@@ -407,7 +407,7 @@ def test_the_outcome_of_one_setting_and_without_an_slo(run):
 def test_the_report_shows_requests(compared, tmp_path):
     page = html_report(compared, tmp_path / "report.html").read_text("utf-8")
     assert "<h2>Requests</h2>" in page
-    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "Goodput/s", "goodput of chat", "TTFT, TBT"):
+    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "goodput/s", "goodput of chat", "TTFT, TBT"):
         assert words in page
     seen = gs.analysis.requests(compared["64 | 68"])["chat"]
     assert format_value(seen.goodput_per_s) in page

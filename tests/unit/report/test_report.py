@@ -119,8 +119,8 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert "<h1>trial</h1>" in body
     for words in (
-        "Median kernel time (µs)", "Latency p99 (µs)", "Share of alone",
-        "measured on H200", "16 | rest", "n = 1,000", "Overlap", "Gain", "Calls timed, n",
+        "median kernel (µs)", "latency p99 (µs)", "of alone (%)",
+        "measured on H200", "16 | rest", "n = 1,000", "overlap", "gain", "calls timed",
         "TFLOP/s", "load keeps of its rate alone", "3 dropped", "a note",
         "SM clock 1980 MHz, 412.5 W, throttled: power cap",
         "work queued or running", "The sum of the kernel times alone, on the same partitions",

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from gpuscope import analysis, figures
+from gpuscope import analysis, figures, telling
 from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
@@ -218,8 +218,8 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
             "the recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is "
             "missing)"
         )
-    for finding in analysis.findings(trace).findings if has_work else ():
-        _say(clean(f"{finding.text}{f' → {finding.advice}' if finding.advice else ''}"))
+    for finding in telling.findings(trace).findings if has_work else ():
+        _say(telling.to_text(finding))
     if with_timeline:
         display(figures.timeline(trace))
     judges: list[Callable[[], Result]] = [

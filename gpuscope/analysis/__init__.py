@@ -24,13 +24,6 @@ from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
 from gpuscope.analysis.escapes import Escape as Escape
-from gpuscope.analysis.explanation import Explanation as Explanation
-from gpuscope.analysis.explanation import explain as explain
-from gpuscope.analysis.findings_analysis import Finding as Finding
-from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
-from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
-from gpuscope.analysis.findings_analysis import findings as findings
-from gpuscope.analysis.findings_analysis import findings_by_setting as findings_by_setting
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
@@ -48,7 +41,6 @@ from gpuscope.analysis.latency_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
-from gpuscope.analysis.outcome_analysis import outcome as outcome
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
@@ -65,3 +57,10 @@ from gpuscope.analysis.settings import settings_table as settings_table
 from gpuscope.analysis.trace_parts import parts as parts
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
 from gpuscope.analysis.tuning_analysis import Tuning as Tuning
+
+_TOLD = frozenset(["confinement_verdict", "explain", "findings", "findings_by_setting", "outcome"])
+
+
+def __getattr__(name: str) -> object:
+    room = f": it is in gpuscope.telling, as gs.telling.{name}" if name in _TOLD else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{room}")

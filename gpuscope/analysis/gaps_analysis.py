@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -76,12 +76,15 @@ class Gap:
     ----------
     before, after
         Names of the span that ended last before it and of the one that ended it.
+    spans
+        Ids of these two.
     """
 
     start_ns: int
     end_ns: int
     before: str
     after: str
+    spans: tuple[int, int] = field(default=(-1, -1), repr=False)
 
     @property
     def length_ns(self) -> int:
@@ -237,19 +240,19 @@ def _tracks(
     own = np.searchsorted(of, count)
     by_length = np.lexsort((-lengths, of))
     name, names = codes(trace.spans.column("name"))
-    name = name[rows]
+    name, ids = name[rows], trace.array("id")[rows]
     launched = trace.array("queued_ns", fill=-1)[rows[after]]
     late = np.where(launched < 0, 0, np.clip(launched, low, high) - low)
     told = np.bincount(of, launched >= 0, len(labels)).tolist()
 
     def longest(index: int) -> tuple[Gap, ...]:
-        return tuple(
-            Gap(
-                int(low[one]), int(high[one]), str(names[name[last_ended[after[one] - 1]]]),
-                str(names[name[after[one]]]),
-            )
-            for one in by_length[own[index] : min(own[index] + LONGEST, own[index + 1])]
-        )  # fmt: skip
+        several = []
+        for gap in by_length[own[index] : min(own[index] + LONGEST, own[index + 1])]:
+            around = last_ended[after[gap] - 1], after[gap]
+            before, behind = (str(names[name[row]]) for row in around)
+            spans = int(ids[around[0]]), int(ids[around[1]])
+            several.append(Gap(int(low[gap]), int(high[gap]), before, behind, spans))
+        return tuple(several)
 
     some, place = np.unique(of, return_inverse=True)
     spread = np.full((len(labels), 2), np.nan)

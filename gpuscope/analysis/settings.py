@@ -157,6 +157,12 @@ def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
     }
 
 
+def background_of(experiment: Description) -> list[str]:
+    """Return the workloads of an experiment that run in the background."""
+    described = experiment.get("workloads") or {}
+    return [name for name, facts in described.items() if facts.get("background")]
+
+
 def _requests(setting: str, trace: Trace) -> list[Row]:
     """Return a row per workload of requests; what it does not have is null."""
     try:

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuscope import analysis
+from gpuscope import telling
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
@@ -263,8 +263,8 @@ def _facts_of(result: Run) -> dict[str, object]:
 
 
 def _show(result: Run, written: list[Path]) -> None:
-    terminal.say_text(analysis.outcome(result), "bold")
-    terminal.say_findings(analysis.findings_by_setting(result))
+    terminal.say_text(telling.outcome(result), "bold")
+    terminal.say_findings(telling.findings_by_setting(result))
     for setting, trace in result.items():
         for name, facts in trace.metadata.partitions.items():
             if facts.asked != facts.sm_count:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from gpuscope import analysis
+from gpuscope import analysis, telling
 from gpuscope._files import check_new
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
@@ -179,7 +179,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     Example: gpuscope summary out/trace-shared.parquet --json
     """
     trace = load_trace(file)
-    found = analysis.findings(trace)
+    findings = telling.findings(trace).findings
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
     for seldom in ("requests", "hazards", "collectives"):  # most programs have none
         if isinstance(judged[seldom], str):
@@ -189,7 +189,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
-            "findings": found.rows(),
+            "findings": [telling.to_json(finding) for finding in findings],
             **{
                 name: result if isinstance(result, str) else result.rows()
                 for name, result in judged.items()
@@ -200,7 +200,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     say(f"{len(trace):,} spans: {counts or 'none'}")
     say(trace.provenance)
-    say_findings(("", finding) for finding in found.findings)
+    say_findings(("", finding) for finding in findings)
     for name, result in judged.items():
         if isinstance(result, str):
             say(f"{name}: {result}")

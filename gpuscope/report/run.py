@@ -14,16 +14,15 @@ from gpuscope._checks import door
 from gpuscope._columns import TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analysis.headline import changes
-from gpuscope.analysis.outcome_analysis import (
-    WON,
-    background_of,
-    describe_settings,
-    describe_workload,
-)
-from gpuscope.analysis.settings import driven_by_requests, of_slowest_rank
+from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.report.page import Row
+from gpuscope.telling.comparison import compared, sentence
+from gpuscope.telling.described import describe_settings, describe_workload
+from gpuscope.telling.media import to_html, unbroken
+from gpuscope.telling.of_setting import together
+from gpuscope.telling.of_trace import findings_by_setting
 from gpuscope.timeline import style
 from gpuscope.timeline.text import duration
 from gpuscope.trace.run import Run, incomplete
@@ -67,14 +66,14 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     background, foreground = _workloads(run, rows)
     missing = incomplete(run.traces)
-    found = analysis.findings_by_setting(run.traces)
-    first = sum(finding.is_problem for _, finding in found[:_ABOVE])
+    findings = findings_by_setting(run.traces)
+    first = sum(finding.is_problem for _, finding in findings[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
     driven = driven_by_requests(described)
     sections = [
         _stopped(run),
-        f'<p class="headline">{page.sentence(_headline(run))}</p>',
-        page.findings(found[:first]),
+        f'<p class="headline">{unbroken(sentence(compared(run)))}</p>',
+        to_html(findings[:first]),
         page.terms(
             {
                 name: describe_workload(facts, driven=name in driven)
@@ -82,7 +81,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
             }
         ),
         *_picture(run, rows, served, background, foreground),
-        page.findings(found[first:]),
+        to_html(findings[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
         *page.collectives(run.traces),
@@ -95,7 +94,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     sections += [
         "<h2>All numbers</h2>",
         page.judged(readable(rows, full=True, without=TOGETHER), missing),
-        *_together(rows),
+        *_together(run, rows),
         *_confined(run, missing),
         *_queue(run, background, foreground, missing),
         *page.ending(run.traces),
@@ -103,11 +102,6 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     count = len(run.traces)
     about = "one setting" if count == 1 else f"{count} settings compared"
     return page.write(path, heading, run.traces, sections, about)
-
-
-def _headline(run: Run) -> str:
-    words = analysis.outcome(run).removeprefix("Simulated: ")  # as the banner above it says
-    return words if words.startswith(("p50", "p99")) else words[:1].upper() + words[1:]
 
 
 def _too_good(run: Run) -> list[str]:
@@ -291,20 +285,13 @@ def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
 
 
 # -- the evidence -------------------------------------------------------------------------
-def _together(rows: list[Row]) -> list[str]:
+def _together(run: Run, rows: list[Row]) -> list[str]:
     """Show what running together gave in each setting."""
-    settings = {row["setting"]: row for row in rows}.values()
+    settings = [dict(row) for row in {row["setting"]: row for row in rows}.values()]
     table = [{name: row[name] for name in ("setting", *TOGETHER)} for row in settings]
-    gains = [row["gain"] for row in settings]
-    note = ""
-    if None in gains:
-        note = "Gain is unknown where a workload was not timed alone."
-    elif all(gain < WON for gain in gains):
-        note = (
-            "A gain near 1 says that running together won no throughput; what a partition can win "
-            "is latency."
-        )
-    parts = [page.table(readable(table, full=True)), page.paragraph(note, "muted") if note else ""]
+    is_carved = any(run[row["setting"]].metadata.partitions for row in settings)
+    note = page.paragraph(together(settings, is_carved=is_carved).text, "muted")
+    parts = [page.table(readable(table, full=True)), note]
     return parts if table else []
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.outcome_analysis import background_of, describe_workload
-from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.settings import SweepResult, background_of
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
+from gpuscope.telling.described import describe_workload
 
 
 @door(result=SweepResult, path=(str, Path))

@@ -9,6 +9,8 @@ from gpuscope import analysis, figures
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
+from gpuscope.telling.media import to_html
+from gpuscope.telling.of_trace import findings
 from gpuscope.timeline.text import duration
 from gpuscope.timeline.timeline_figure import of_view
 from gpuscope.timeline.tracks import Tracks
@@ -44,7 +46,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
-        page.findings(("", finding) for finding in analysis.findings(trace).findings),
+        to_html(("", finding) for finding in findings(trace).findings),
         *_hazards(trace),
         *page.collectives(traces),
         *_timelines(trace),

@@ -25,13 +25,18 @@ def incomplete(traces: Mapping[str, Trace]) -> str:
     traces
         Label → trace; a label stands where traces differ.
     """
-    lines = {label: trace.metadata.incomplete for label, trace in traces.items()}
-    if len(set(lines.values())) <= 1:
-        return next(iter(lines.values()), "")
-    prefix = "incomplete: "
-    told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
-    more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
-    return prefix + "; ".join([*told[:_TRACES], *more])
+    words = missing(traces)
+    return f"incomplete: {words}" if words else ""
+
+
+def missing(traces: Mapping[str, Trace]) -> str:
+    """Return the same without ``"incomplete: "``."""
+    words = {label: trace.metadata.missing for label, trace in traces.items()}
+    if len(set(words.values())) <= 1:
+        return next(iter(words.values()), "")
+    lacking = [f"{label}: {text}" for label, text in words.items() if text]
+    more = [f"and {len(lacking) - _TRACES} more traces"] if len(lacking) > _TRACES else []
+    return "; ".join([*lacking[:_TRACES], *more])
 
 
 @dataclass(frozen=True)

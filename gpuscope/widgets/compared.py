@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuscope._columns import COMPARED, TOGETHER, Column
 from gpuscope._text import format_value
 from gpuscope.analysis.headline import Change, noise_of
+from gpuscope.telling.finding import Finding
 from gpuscope.widgets import html
 from gpuscope.widgets.results import Summary
 
@@ -85,7 +86,7 @@ class Number:
 
 def _numbers(run: Summary) -> dict[tuple[str, str], Number]:
     """Return the numbers of a run by what they are of, and by their column."""
-    parts = run.confinement.partitions if run.confinement is not None else ()
+    parts = () if isinstance(run.confinement, Finding) else run.confinement.partitions
     numbers = [
         Number(row["workload"], column, row[key], row["spreads"].get(key) or 0.0)
         for row in run.rows

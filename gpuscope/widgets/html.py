@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import unescape
-from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
@@ -14,14 +13,11 @@ from gpuscope import _text
 from gpuscope._columns import TOGETHER, readable
 from gpuscope._tables import is_text
 from gpuscope._text import format_value, safe
+from gpuscope.analysis.result import Row
 from gpuscope.timeline.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 _CELL = "padding:3px 14px 3px 0;text-align:"
-
-Row: TypeAlias = Mapping[str, Any]
-"""A row of :data:`gpuscope.trace.run.Run.comparison`: texts, whole numbers, floats or nothing."""
-
 
 text = _text.shown
 """Returns foreign text, harmless in HTML between tags."""

@@ -153,7 +153,7 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     first = body.partition("<h2>")[0]
     headline = re.search('<p class="headline">(.*?)</p>', first)[1].replace("\xa0", " ")
     assert headline.startswith(
-        "p99 of small 35 → 9 µs, 74.3 % shorter, on 16 SMs (“16 | rest” against “shared”); load"
+        "p99 of small 35 µs → 9 µs (-74.3 %) on 16 SMs (“16 | rest” against “shared”); load"
     )
     assert "of its rate alone" in headline
     assert "<dt>small</dt>" in first
@@ -184,7 +184,7 @@ def test_the_picture_has_a_bar_for_each_number_in_the_colour_of_where_it_ran(tmp
 def test_an_escape_stands_above_the_picture_with_what_to_do(tmp_path):
     trace = carved(make_trace(intended="small"))
     body = html_report(make_run({"16 | rest": trace}), tmp_path / "r.html").read_text("utf-8")
-    assert '<li class="escape">' in body
+    assert '<li class="escape error">' in body
     assert body.index("ESCAPED") < body.index('class="picture"')
     assert "give it a stream of small" in body
     page = trace_report(trace, tmp_path / "t.html").read_text("utf-8")

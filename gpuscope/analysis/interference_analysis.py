@@ -251,6 +251,7 @@ def interference(
         inside=inside,
         reason=reason,
         provenance="; ".join(filter(None, [missing, *(one.origin for one in rounds[:1])])),
+        is_simulated=any(trace.is_simulated for trace in rounds),
         incomplete=missing,
     )
 

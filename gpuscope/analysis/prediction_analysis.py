@@ -173,7 +173,11 @@ def prediction(
         for one in (first, other)
     ]
     return PredictionResult(
-        tuple(times), tuple(left_out), *provenances, incomplete=incomplete(_labelled(first, other))
+        tuple(times),
+        tuple(left_out),
+        *provenances,
+        incomplete=incomplete(_labelled(first, other)),
+        is_simulated=any(other[setting].is_simulated for setting in common),
     )
 
 

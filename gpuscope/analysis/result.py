@@ -11,6 +11,7 @@ from typing import (
     Any,
     ClassVar,
     TypeAlias,
+    TypedDict,
     TypeVar,
     get_origin,
     get_type_hints,
@@ -64,9 +65,21 @@ def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name")
     raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
 
 
-def about(trace: Trace) -> dict[str, str]:
-    """Return what every result says of the trace that it was worked out from."""
-    return {"incomplete": trace.metadata.incomplete, "provenance": trace.provenance}
+class About(TypedDict):
+    """What every result says of the trace that it was worked out from."""
+
+    incomplete: str
+    provenance: str
+    is_simulated: bool
+
+
+def about(trace: Trace) -> About:
+    """Return what a result says of the trace that it was worked out from."""
+    return {
+        "incomplete": trace.metadata.incomplete,
+        "provenance": trace.provenance,
+        "is_simulated": trace.is_simulated,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +93,13 @@ class Result:
         (:attr:`gpuscope.trace.metadata.TraceMetadata.incomplete`); empty if none is.
     provenance
         Where the times come from.
+    is_simulated
+        Whether a model of a GPU computed any of them.
     """
 
     incomplete: str = ""
     provenance: str = ""
+    is_simulated: bool = False
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 

@@ -22,5 +22,7 @@ from gpuscope.telling.media import to_text as to_text
 from gpuscope.telling.of_trace import confinement_verdict as confinement_verdict
 from gpuscope.telling.of_trace import findings as findings
 from gpuscope.telling.of_trace import findings_by_setting as findings_by_setting
+from gpuscope.telling.of_tuning import TunedWords as TunedWords
+from gpuscope.telling.of_tuning import tuned as tuned
 from gpuscope.telling.rules import RULES as RULES
 from gpuscope.telling.rules import Rule as Rule

@@ -97,6 +97,14 @@ _TOGETHER = "gain {gain}[, overlap {overlap}][, in “{setting}”]"
 _MARKS = "[p50 {p50}][, p90 {p90}][, p99 {p99}]"
 _WORK = "{kernels} kernels, {time}"
 _PROVEN = "[its {sms} SMs][{it}]. Evidence: {evidence}[. {notes}]"
+_RULED_OUT = (
+    "at {confidence} confidence {out} settings are ruled out by measurements"
+    "[ and {unlikely} by corrected forecasts]"
+)
+_TAKE = (
+    "[; take {choice}][ ({ties})][: at {confidence} confidence, no other of these is better by "
+    "more than {behind} ({share})]"
+)
 RULES = {
     "escape.partition": Rule(
         f"{_ESCAPED[0]}in {_ESCAPED[1]}",
@@ -196,6 +204,25 @@ RULES = {
     ),
     "untimed": Rule("No timed call was recorded"),
     "no-load": Rule("Nothing ran in the background"),
+    "tuned.best": Rule(f"{{sought}}: best: {{settings}}; {_RULED_OUT}"),
+    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_TAKE}"),
+    "tuned.nothing": Rule("{sought}: nothing was measured"),
+    "tuned.hopeless": Rule(
+        f"{{sought}}: no setting is likely to meet the SLO: {_RULED_OUT}; the nearest is "
+        "{nearest}, where {missed}"
+    ),
+    "tuned.open": Rule(
+        "{sought}: not decided between {settings}[; and {more} more]"
+        f"[; {{unseen}} settings are neither measured nor ruled out]{_TAKE}"
+    ),
+    "tuned.paid": Rule("from {reference} to {choice}: {changes}"),
+    "tuned.method": Rule(
+        "{measurements} measurements of {measured} of {settings} settings in turns, at most "
+        "{repeats} of each; compared within turns by t-intervals with pooled noise (successive "
+        "elimination, Bonferroni over all comparisons, {confidence} together); limits and ±: "
+        "{confidence} t-interval of each mean; equal below {close}; {ties}"
+    ),
+    "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
     "unused": Rule("{partition}: no work was given to it"),
 }
 """Rule → its words. A package that makes findings of its own adds its rules."""

@@ -210,7 +210,7 @@ def test_the_host_s_rows_do_not_run_and_begin_where_something_was(kind, inside):
             "stream": [7, None, None], "source": ["cupti"] * 3,
         }
     )  # fmt: skip
-    first, second = (gs.analysis.explain(trace, span) for span in (2, 3))
+    first, second = (gs.telling.explain(trace, span) for span in (2, 3))
     assert first.words == ("in the host's program", inside)
     assert first.interval == "from the beginning of the trace to its end"
     assert second.words == ("in the host's program, after first returned", inside)

@@ -7,7 +7,7 @@ import contextlib
 import keyword
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,14 +17,15 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from gpuscope import analysis, figures, telling
+from gpuscope import figures, telling
 from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
+from gpuscope.analyses import findings, known_analyses
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, MissingEvidence
+from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.profiling import profile
 from gpuscope.formats.writing import export, writable
 from gpuscope.record.recorder import Recording
@@ -34,6 +35,8 @@ LAST = "_gpuscope"
 """The user's variable that holds the last trace, as ``_`` holds the last result."""
 
 _COMMANDS = ("start", "stop", "status")
+_SHOWN = ("hazards", "streams", "overlap")
+"""What is shown of a cell's trace below its timeline, besides what plugins find."""
 
 
 @magics_class
@@ -218,18 +221,15 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
             "the recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is "
             "missing)"
         )
-    for finding in telling.findings(trace).findings if has_work else ():
+    for finding in findings(trace).findings if has_work else ():
         _say(telling.to_text(finding))
     if with_timeline:
         display(figures.timeline(trace))
-    judges: list[Callable[[], Result]] = [
-        lambda: analysis.hazards(trace),
-        lambda: analysis.overlap(trace, by="stream"),
-        lambda: analysis.summary(trace),
-    ]
-    for judge in judges:
-        with contextlib.suppress(MissingEvidence):
-            display(judge())
+    for known in known_analyses():
+        if known.name in _SHOWN or known.origin:
+            answer = known.ask(trace)
+            if isinstance(answer, Result):
+                display(answer)
 
 
 def load(shell: InteractiveShell) -> None:

@@ -37,10 +37,8 @@ from gpuscope.analysis.latency_analysis import HandleLatency as HandleLatency
 from gpuscope.analysis.latency_analysis import LatencyResult as LatencyResult
 from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
 from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLatencyResult
-from gpuscope.analysis.latency_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
-from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
@@ -48,6 +46,10 @@ from gpuscope.analysis.prediction_analysis import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
+from gpuscope.analysis.queue_analysis import QueueDepth as QueueDepth
+from gpuscope.analysis.queue_analysis import QueueDepthsResult as QueueDepthsResult
+from gpuscope.analysis.queue_analysis import queue_depth as queue_depth
+from gpuscope.analysis.queue_analysis import queue_depths as queue_depths
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests

@@ -99,8 +99,7 @@ class OverlapResult(Result):
             more = f" and {rest:,} more" if rest else ""
             raise NotFound(f"no pair {(a, b)}; there are {there}{more}")
         chosen = np.array([every.number[name] for name in sorted((a, b))])
-        (found,) = _pairs(list(every.number), chosen, every.busy, every.tight)
-        return found
+        return next(_pairs(list(every.number), chosen, every.busy, every.tight))
 
     def _rows(self) -> list[Row]:
         """One row per pair."""
@@ -115,10 +114,10 @@ class OverlapResult(Result):
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
+    def definition(self) -> str:
+        """By what, and the gain."""
         gain = "unknown: no solo times" if self.gain is None else f"{self.gain:.3f}"
-        return f"overlap by {self.by}; gain {gain}. {self.provenance}"
+        return f"overlap by {self.by}; gain {gain}"
 
     @property
     def _left_out(self) -> str:
@@ -155,21 +154,26 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     >>> gs.analysis.overlap(trace)["stream 7", "stream 8"]
     0.4
     """
-    found = kernels(trace)
-    starts, ends = found.array("start_ns"), found.array("end_ns")
-    groups = grouped(found, by)
+    finished = kernels(trace)
+    starts, ends = finished.array("start_ns"), finished.array("end_ns")
+    groups = grouped(finished, by)
     busy = Busy.of(groups, starts, ends)
-    tight = _shrunk(found, starts, ends, groups)
-    makespan = makespan_ns(found, starts, ends)
+    tight = _shrunk(finished, starts, ends, groups)
+    makespan = makespan_ns(finished, starts, ends)
     longest = np.argsort(-busy.ns, kind="stable")[:MOST]
     chosen = np.array(sorted(longest.tolist(), key=groups.labels.__getitem__), np.int64)
     number = {label: index for index, label in enumerate(groups.labels)}
     every = len(groups) * (len(groups) - 1) // 2
     pairs = tuple(_pairs(groups.labels, chosen, busy, tight))
     return OverlapResult(
-        by, pairs, _gain(found, makespan), makespan, every - len(pairs), _All(number, busy, tight),
+        by,
+        pairs,
+        _gain(finished, makespan),
+        makespan,
+        every - len(pairs),
+        _All(number, busy, tight),
         **about(trace),
-    )  # fmt: skip
+    )
 
 
 def _pairs(
@@ -196,23 +200,25 @@ class _All:
     tight: Busy | None
 
 
-def _gain(found: Trace, makespan: int) -> float | None:
-    if not found.metadata.solo:
+def _gain(finished: Trace, makespan: int) -> float | None:
+    if not finished.metadata.solo:
         return None
-    groups = grouped(found, "workload")
+    groups = grouped(finished, "workload")
     solo_ns = 0.0
     for label, count in zip(groups.labels, groups.counts.tolist(), strict=True):
-        alone = found.metadata.solo.get(label)
+        alone = finished.metadata.solo.get(label)
         if alone is None or alone.kernel_ns is None:
             return None
         solo_ns += float(alone.kernel_ns) * count
     return solo_ns / makespan if makespan else None
 
 
-def _shrunk(found: Trace, starts: Intervals, ends: Intervals, groups: Groups[str]) -> Busy | None:
+def _shrunk(
+    finished: Trace, starts: Intervals, ends: Intervals, groups: Groups[str]
+) -> Busy | None:
     """Busy time of each group with spans shrunk by their uncertainties; None without any."""
-    late = found.array("start_uncertainty_ns", fill=0)
-    early = found.array("end_uncertainty_ns", fill=0)
+    late = finished.array("start_uncertainty_ns", fill=0)
+    early = finished.array("end_uncertainty_ns", fill=0)
     if not late.any() and not early.any():
         return None
     return Busy.of(groups, starts + late, np.maximum(starts + late, ends - early))
@@ -249,9 +255,9 @@ class ConcurrencyResult(Result):
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        return f"on average {self.mean:.3f} {self.by}s busy while any is. {self.provenance}"
+    def definition(self) -> str:
+        """The mean."""
+        return f"on average {self.mean:.3f} {self.by}s busy while any is"
 
 
 @door(trace=Trace, by=str)
@@ -279,8 +285,8 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     >>> gs.analysis.concurrency(trace).time_ns
     {1: 120, 2: 40}
     """
-    found = kernels(trace)
-    busy = Busy.of(grouped(found, by), found.array("start_ns"), found.array("end_ns"))
+    finished = kernels(trace)
+    busy = Busy.of(grouped(finished, by), finished.array("start_ns"), finished.array("end_ns"))
     times = np.r_[busy.start, busy.end]
     order = np.argsort(times, kind="stable")
     level = np.cumsum(np.where(order < len(busy.start), 1, -1))[:-1]
@@ -330,11 +336,8 @@ class SummaryResult(Result):
     """One row per partition and stream."""
 
     streams: tuple[SummaryRow, ...]
+    entries = "streams"
     weight = "busy (ms)"
-
-    def _rows(self) -> list[Row]:
-        """One row per partition and stream."""
-        return list(map(row_of, self.streams))
 
 
 @door(trace=Trace)
@@ -357,9 +360,9 @@ def summary(trace: Trace) -> SummaryResult:
     >>> [(row.stream, row.kernels, row.busy_ns) for row in gs.analysis.summary(trace).streams]
     [('stream 7', 1, 100), ('stream 8', 1, 100)]
     """
-    found = kernels(trace)
-    starts, ends = found.array("start_ns"), found.array("end_ns")
-    groups, did = _by_both(found), done(trace, _by_both)
+    finished = kernels(trace)
+    starts, ends = finished.array("start_ns"), finished.array("end_ns")
+    groups, did = _by_both(finished), done(trace, _by_both)
     columns = zip(
         groups.labels,
         groups.counts.tolist(),

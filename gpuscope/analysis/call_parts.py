@@ -28,8 +28,8 @@ def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[P
             f"no work in the trace is linked to the launch calls of handle call {rows.ids[row]}: "
             "record with launch ids, profile(launch_ids=True), which is the default"
         )
-    last = max(launched, key=lambda place: (int(rows.ends[place]), -place))
-    path = work.path(last, {int(rows.ids[place]) for place in (*launched, *own)})
+    last = max(launched, key=lambda work_row: (int(rows.ends[work_row]), -work_row))
+    path = work.path(last, {int(rows.ids[work_row]) for work_row in (*launched, *own)})
     call = rows.call(last)
     cause = None if call is None else int(rows.ids[call])
     after: PartKind = "not looking" if rows.ends[last] != OPEN else "unexplained"
@@ -59,10 +59,10 @@ def wait_parts(work: WorkParts, row: int) -> list[Part]:
     parts: list[Part] = []
     at = start
     waited = rows.linked(row, "host wait")
-    for place in sorted(waited, key=lambda place: int(rows.ends[place])):
-        until = min(int(rows.ends[place]), end)
+    for work_row in sorted(waited, key=lambda work_row: int(rows.ends[work_row])):
+        until = min(int(rows.ends[work_row]), end)
         if until > at:
-            parts += filled(work.parts(place), at, until, "unexplained", "unexplained")
+            parts += filled(work.parts(work_row), at, until, "unexplained", "unexplained")
             at = until
     return filled(parts, start, end, "not looking", "not looking")
 

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.result import Result, Row, about, named, row_of
+from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.collectives import Part, Parts, matched, parts
 from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
@@ -98,23 +98,19 @@ class CollectivesResult(Result):
     each: tuple[Collective, ...]
     unmatched: int
     error_ns: int | None
+    entries = "groups"
 
     def __getitem__(self, group: str) -> CollectiveGroup:
         return named(self.groups, group, "group of collectives", "group")
 
-    def _rows(self) -> list[Row]:
-        """One row per group."""
-        return [row_of(one) for one in self.groups]
-
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
+    def definition(self) -> str:
+        """What time, skew and bandwidth are, and how sure the skew is."""
         lost = f"; {self.unmatched:,} kernels are on too few ranks" if self.unmatched else ""
         error = "" if self.error_ns is None else f" ± {self.error_ns / 1e3:.3g} µs"
         return (
             "time: the least of the ranks' kernel durations; skew: first to last arrival"
-            f"{error}; bus: bytes that cross a rank's link, as nccl-tests counts them{lost}. "
-            f"{self.provenance}"
+            f"{error}; bus: bytes that cross a rank's link, as nccl-tests counts them{lost}"
         )
 
 
@@ -147,9 +143,9 @@ def collectives(trace: Trace) -> CollectivesResult:
     (2, 5, 281)
     """
     rank_of = {facts.process: facts.rank for facts in trace.metadata.ranks}
-    found, _ = parts(trace) if len(rank_of) > 1 else ([], 0)
+    every_part, _ = parts(trace) if len(rank_of) > 1 else ([], 0)
     by_rank: dict[int, list[Part]] = defaultdict(list)
-    for part in found:
+    for part in every_part:
         if part.process in rank_of:
             by_rank[rank_of[part.process]].append(part)
     clocks = {facts.rank: (0, -(-(facts.error_ns or 0) // 2)) for facts in trace.metadata.ranks}
@@ -159,18 +155,20 @@ def collectives(trace: Trace) -> CollectivesResult:
             "the trace holds no collective of two ranks or more: run an experiment with several "
             "devices and a workload of kind 'all_reduce', or merge the traces of all ranks"
         )
-    sms = _sms(trace, [part.kernel for one in matching.sets for part in one.values()])
+    sms = _sms(
+        trace, [part.kernel for ranks_parts in matching.sets for part in ranks_parts.values()]
+    )
     groups: dict[_Key, list[Collective]] = defaultdict(list)
-    for one in matching.sets:
-        first = one[min(one)]
-        facts, fewest = first.facts, min(sms[part.kernel] for part in one.values())
+    for ranks_parts in matching.sets:
+        first = ranks_parts[min(ranks_parts)]
+        facts, fewest = first.facts, min(sms[part.kernel] for part in ranks_parts.values())
         group = facts.group or first.name
-        key = (group, facts.kind, facts.nbytes, len(one), fewest)
-        groups[key].append(_collective(group, one))
+        key = (group, facts.kind, facts.nbytes, len(ranks_parts), fewest)
+        groups[key].append(_collective(group, ranks_parts))
     errors = [facts.error_ns for facts in trace.metadata.ranks if facts.error_ns is not None]
     return CollectivesResult(
-        tuple(_group(key, mine) for key, mine in groups.items()),
-        tuple(one for mine in groups.values() for one in mine),
+        tuple(_group(key, members) for key, members in groups.items()),
+        tuple(ranks_parts for members in groups.values() for ranks_parts in members),
         matching.unmatched,
         max(errors, default=None),
         **about(trace),
@@ -182,39 +180,48 @@ def _sms(trace: Trace, kernels: Sequence[int]) -> dict[int, int]:
     wanted = {*kernels}
     rows = [row for row, number in enumerate(trace.array("id").tolist()) if number in wanted]
     columns = trace.spans.select(("id", "partition", "device")).take(rows).to_pylist()
-    metadata, found = trace.metadata, {}
+    metadata, sm_counts = trace.metadata, {}
     for row in columns:
         home = metadata.partition(row["partition"]) if row["partition"] else None
         count = metadata.device(row["device"]).sm_count if home is None else home.sm_count
-        found[row["id"]] = count or 0
-    return found
+        sm_counts[row["id"]] = count or 0
+    return sm_counts
 
 
-def _collective(group: str, one: Parts) -> Collective:
-    last_ns = max(part.start_ns for part in one.values())
+def _collective(group: str, ranks_parts: Parts) -> Collective:
+    last_ns = max(part.start_ns for part in ranks_parts.values())
     return Collective(
         group,
-        one[min(one)].facts.sequence,
-        min(part.end_ns - part.start_ns for part in one.values()),
-        last_ns - min(part.start_ns for part in one.values()),
-        {rank: last_ns - part.start_ns for rank, part in sorted(one.items())},
+        ranks_parts[min(ranks_parts)].facts.sequence,
+        min(part.end_ns - part.start_ns for part in ranks_parts.values()),
+        last_ns - min(part.start_ns for part in ranks_parts.values()),
+        {rank: last_ns - part.start_ns for rank, part in sorted(ranks_parts.items())},
     )
 
 
-def _group(key: _Key, mine: Sequence[Collective]) -> CollectiveGroup:
+def _group(key: _Key, members: Sequence[Collective]) -> CollectiveGroup:
     group, kind, nbytes, ranks, sm_count = key
-    time_ns = float(np.median([one.time_ns for one in mine]))
-    skews = [one.skew_ns for one in mine]
+    time_ns = float(np.median([each.time_ns for each in members]))
+    skews = [each.skew_ns for each in members]
     waits: dict[int, float] = {
-        rank: float(np.mean([one.waits_ns[rank] for one in mine if rank in one.waits_ns]))
-        for rank in {rank for one in mine for rank in one.waits_ns}
+        rank: float(np.mean([each.waits_ns[rank] for each in members if rank in each.waits_ns]))
+        for rank in {rank for each in members for rank in each.waits_ns}
     }
     most = max(sorted(waits), key=lambda rank: waits[rank])
     bus_bytes = CollectiveFacts(kind, 0, group, ranks, nbytes).bus_bytes
     known = nbytes > 0 and time_ns > 0
     return CollectiveGroup(
-        group, kind, nbytes or None, ranks, sm_count or None, len(mine), time_ns,
-        float(np.median(skews)), float(max(skews)),
-        nbytes / time_ns if known else None, bus_bytes / time_ns if known else None,
-        most, waits[most],
-    )  # fmt: skip
+        group,
+        kind,
+        nbytes or None,
+        ranks,
+        sm_count or None,
+        len(members),
+        time_ns,
+        float(np.median(skews)),
+        float(max(skews)),
+        nbytes / time_ns if known else None,
+        bus_bytes / time_ns if known else None,
+        most,
+        waits[most],
+    )

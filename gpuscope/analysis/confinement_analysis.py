@@ -11,7 +11,7 @@ from gpuscope._checks import door
 from gpuscope.analysis import escapes
 from gpuscope.analysis.escapes import Escape, GivenWork, Judgement
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, Row, about, named
+from gpuscope.analysis.result import Result, Row, about, named, sentences
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -134,42 +134,44 @@ class ConfinementResult(Result):
         """One row per partition."""
         return [
             {
-                "partition": one.partition,
-                "confinement": one.fraction,
+                "partition": partition.partition,
+                "confinement": partition.fraction,
                 "evidence": " + ".join(
                     f"{part.kind} ({part.observations:,} {part.judged_by}: {part.fraction:.4g})"
-                    for part in one.evidence
+                    for part in partition.evidence
                 )
                 or "no work was given to it",
-                "observations": one.observations,
-                "kernels": one.kernels,
-                "time (ms)": one.time_ns / 1e6,
-                "escaped (ms)": one.escaped_ns / 1e6,
-                "escaping kernels": _listed(one.escapes),
-                "escaping SM ids": ", ".join(map(str, one.escaping_sm_ids)) or None,
-                "notes": "; ".join(one.notes) or None,
+                "observations": partition.observations,
+                "kernels": partition.kernels,
+                "time (ms)": partition.time_ns / 1e6,
+                "escaped (ms)": partition.escaped_ns / 1e6,
+                "escaping kernels": _listed(partition.escapes),
+                "escaping SM ids": ", ".join(map(str, partition.escaping_sm_ids)) or None,
+                "notes": "; ".join(partition.notes) or None,
             }
-            for one in self.partitions
+            for partition in self.partitions
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        said = "".join(f" {one}." for one in self.notes)
-        if any(one.kind == "simulated" for part in self.partitions for one in part.evidence):
-            said += " Simulated: the simulated GPU confines by construction."
-        return (
+    def definition(self) -> str:
+        """What confinement is, and the notes."""
+        evidence = {part.kind for partition in self.partitions for part in partition.evidence}
+        return sentences(
             "confinement: time inside the partition / all time of the kernels that were launched "
             "while its stream was selected, whatever ran them; resident: by the SM of every "
-            f"thread block; allocated: by the kernel's green context.{said} {self.provenance}"
+            "thread block; allocated: by the kernel's green context",
+            *self.notes,
+            "Simulated: the simulated GPU confines by construction"
+            if "simulated" in evidence
+            else "",
         )
 
 
 def _listed(escapes: tuple[Escape, ...]) -> str | None:
-    said = [one.told for one in escapes[:_NAMED]]
+    words = [escape.told for escape in escapes[:_NAMED]]
     if len(escapes) > _NAMED:
-        said.append(f"and {len(escapes) - _NAMED} more")
-    return "; ".join(said) or None
+        words.append(f"and {len(escapes) - _NAMED} more")
+    return "; ".join(words) or None
 
 
 @door(trace=Trace, intended=(Mapping, None))
@@ -220,14 +222,14 @@ def confinement(
     unfinished = len(rows) - len(work.rows)
     if unfinished:
         notes.append(f"{unfinished:,} unfinished kernels are not judged")
-    found = escapes.judge(trace, work, notes)
+    judgement = escapes.judge(trace, work, notes)
     given = (work.names[index] for index in np.unique(work.target) if index >= 0)
     groups = Groups(work.target + 1, ["", *work.names])
     owners = escapes.partitions_by_sm(trace)
-    place = {name: index for index, name in enumerate(trace.metadata.partitions)}
+    position = {name: index for index, name in enumerate(trace.metadata.partitions)}
     return ConfinementResult(
         tuple(
-            _partition(trace, name, work, found, groups, owners, place)
+            _partition(trace, name, work, judgement, groups, owners, position)
             for name in dict.fromkeys([*trace.metadata.partitions, *given])
         ),
         tuple(notes),
@@ -236,9 +238,14 @@ def confinement(
 
 
 def _partition(
-    trace: Trace, name: str, work: GivenWork, found: Judgement, groups: Groups[str],
-    owners: Mapping[int, Sequence[str]], place: Mapping[str, int],
-) -> PartitionConfinement:  # fmt: skip
+    trace: Trace,
+    name: str,
+    work: GivenWork,
+    judgement: Judgement,
+    groups: Groups[str],
+    owners: Mapping[int, Sequence[str]],
+    position: Mapping[str, int],
+) -> PartitionConfinement:
     """Sum up one partition.
 
     Parameters
@@ -251,20 +258,20 @@ def _partition(
     facts = trace.metadata.partition(name)
     sms = set(facts.sm_ids)
     index = work.place.get(name, -1)
-    given = groups.mine(index + 1) if index >= 0 else np.zeros(0, np.int64)
+    given = groups.rows(index + 1) if index >= 0 else np.zeros(0, np.int64)
     evidence = []
     for by_blocks in (True, False):
-        mine = given[(found.blocks[given] > 0) == by_blocks]
-        kernels = len(mine)
+        judged = given[(judgement.blocks[given] > 0) == by_blocks]
+        kernels = len(judged)
         if kernels:
             evidence.append(
                 Evidence(
                     kind=escapes.evidence_kind(trace, by_blocks=by_blocks),
                     judged_by="blocks" if by_blocks else "kernels",
-                    observations=int(found.blocks[mine].sum()) if by_blocks else kernels,
+                    observations=int(judgement.blocks[judged].sum()) if by_blocks else kernels,
                     kernels=kernels,
-                    time_ns=float(found.time_ns[mine].sum()),
-                    escaped_ns=float(found.escaped_ns[mine].sum()),
+                    time_ns=float(judgement.time_ns[judged].sum()),
+                    escaped_ns=float(judgement.escaped_ns[judged].sum()),
                 )
             )
     shares = dict.fromkeys(facts.shares_with)
@@ -274,7 +281,7 @@ def _partition(
         for other in owners[one]
         if other != name and trace.metadata.partition(other).device_key == facts.device_key
     }
-    shares.update(dict.fromkeys(sorted(others, key=place.__getitem__)))
+    shares.update(dict.fromkeys(sorted(others, key=position.__getitem__)))
     notes = []
     if shares:
         notes.append(
@@ -283,8 +290,8 @@ def _partition(
         )
     if evidence and not sms:
         notes.append("its SM ids were not seen: judged by what ran each kernel alone")
-    seen = given[found.blocks[given] > 0]
-    lucky = int(np.count_nonzero(~found.at_home[seen] & (found.escaped_ns[seen] == 0)))
+    seen = given[judgement.blocks[given] > 0]
+    lucky = int(np.count_nonzero(~judgement.at_home[seen] & (judgement.escaped_ns[seen] == 0)))
     if lucky:
         notes.append(
             f"{lucky:,} kernels that it did not run count as inside: all their "
@@ -295,8 +302,8 @@ def _partition(
         partition=name,
         fraction=(total - sum(one.escaped_ns for one in evidence)) / total if evidence else None,
         evidence=tuple(evidence),
-        escapes=tuple(sorted(found.escapes.get(index, ()), key=lambda one: -one.time_ns)),
-        escaping_sm_ids=tuple(sorted(found.sm_ids.get(index, ()))),
+        escapes=tuple(sorted(judgement.escapes.get(index, ()), key=lambda one: -one.time_ns)),
+        escaping_sm_ids=tuple(sorted(judgement.sm_ids.get(index, ()))),
         sm_count=facts.sm_count or len(sms) or None,
         sm_ids_known=bool(sms),
         shares_with=tuple(shares),

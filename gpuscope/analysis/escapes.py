@@ -90,9 +90,9 @@ def give(trace: Trace, work: GivenWork, intended: Intended) -> list[str]:
             notes.append(f"{lost:,} kernels have no known launch call: in no range")
         known = np.flatnonzero(calls >= 0)
         order, low, high = launched_inside(trace, ranges, calls[known])
-        for number, place in pairs(low, high):
+        for number, positions in pairs(low, high):
             # Of equal places the last assignment stays: the range that began last.
-            given[known[order[place]]] = homes[number]
+            given[known[order[positions]]] = homes[number]
     if not (given >= 0).any():
         raise MissingEvidence(
             f"intended={dict(intended)!r} applies to none of {len(work.rows):,} finished kernels: "
@@ -237,10 +237,10 @@ def _ran_at_home(trace: Trace, work: GivenWork) -> Array:
     partition, partitions = codes(trace.spans.column("partition"))
     partition = partition[work.rows]
     context = trace.array("green_context", fill=-1)[work.rows]
-    place = {name: index for index, name in enumerate(partitions)}
-    own = [place.get(name, -1) for name in work.names]
+    position = {name: index for index, name in enumerate(partitions)}
+    homes = [position.get(name, -1) for name in work.names]
     contexts = [work.contexts.get(name, -2) for name in work.names]
-    by_name = partition == np.array([*own, -1])[work.target]
+    by_name = partition == np.array([*homes, -1])[work.target]
     by_context = context == np.array([*contexts, -2])[work.target]
     return np.asarray(np.where(partition > 0, by_name, by_context))
 
@@ -257,17 +257,17 @@ def _blocks(trace: Trace, work: GivenWork, notes: list[str]) -> tuple[Array, Arr
     lost = int(np.count_nonzero(parent < 0))
     if lost:
         notes.append(f"{lost:,} blocks have no kernel row: not judged")
-    place = np.full(len(trace) + 1, -1, np.int64)  # the last is that of no row
-    place[work.rows] = np.arange(len(work.rows))
-    kernel = place[parent]
+    position = np.full(len(trace) + 1, -1, np.int64)  # the last is that of no row
+    position[work.rows] = np.arange(len(work.rows))
+    kernel = position[parent]
     target = np.where(kernel >= 0, work.target[kernel], -1)
     sms = [trace.metadata.partition(name).sm_ids for name in work.names]
     usable = (sm >= 0) & ~is_open(trace)[rows] & np.array([*map(bool, sms), False])[target]
     rows, sm, kernel, target = rows[usable], sm[usable], kernel[usable], target[usable]
     device, devices = codes(trace.spans.column("device"))
     width = max([int(sm.max(initial=0)), *(max(ids) for ids in sms if ids)]) + 1
-    own = [index * width + sm_id for index, ids in enumerate(sms) for sm_id in ids]
-    is_own = np.isin(target * width + sm, np.array(own, np.int64))
+    inside = [index * width + sm_id for index, ids in enumerate(sms) for sm_id in ids]
+    is_own = np.isin(target * width + sm, np.array(inside, np.int64))
     there = _devices(trace)
     is_there = np.array(
         [
@@ -283,12 +283,12 @@ def _blocks(trace: Trace, work: GivenWork, notes: list[str]) -> tuple[Array, Arr
 def _devices(trace: Trace) -> dict[str, set[int]]:
     """Return partition → the indices of the devices on which one of this name has streams."""
     devices = trace.metadata.devices
-    found: dict[str, set[int]] = {}
+    indices: dict[str, set[int]] = {}
     for facts in trace.metadata.streams.values():
         device = devices.get(facts.device or "")
         if facts.partition is not None and device is not None and device.index is not None:
-            found.setdefault(facts.partition, set()).add(device.index)
-    return found
+            indices.setdefault(facts.partition, set()).add(device.index)
+    return indices
 
 
 def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[tuple[Way, str]]]:
@@ -324,15 +324,15 @@ def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[tuple[Way
 
 def partitions_by_sm(trace: Trace, device: int | None = None) -> dict[int, list[str]]:
     """Return SM → the partitions that have it, of one device or of all."""
-    found: dict[int, list[str]] = {}
+    owners: dict[int, list[str]] = {}
     devices = trace.metadata.devices
     for name, facts in trace.metadata.partitions.items():
         home = devices.get(facts.device_key or "")
         if home is not None and device not in (None, home.index):
             continue
         for sm_id in dict.fromkeys(facts.sm_ids):
-            found.setdefault(sm_id, []).append(name)
-    return found
+            owners.setdefault(sm_id, []).append(name)
+    return owners
 
 
 def _escapes(
@@ -363,7 +363,7 @@ def _escapes(
     ids = trace.array("id")[work.rows[kernel[whole]]]
     by_group = np.argsort(group[whole], kind="stable")
     begins = np.searchsorted(group[whole][by_group], np.arange(len(first)))
-    found: dict[int, list[Escape]] = {}
+    by_target: dict[int, list[Escape]] = {}
     for index, part in enumerate(first):
         seen = bool(by_blocks[kernel[part]])
         to, words = ways[where[part]]
@@ -378,8 +378,8 @@ def _escapes(
             to=to,
             spans=tuple(ids[by_group[begins[index] :][: min(_SPANS, kernels[index])]].tolist()),
         )
-        found.setdefault(int(work.target[kernel[part]]), []).append(escape)
-    return found
+        by_target.setdefault(int(work.target[kernel[part]]), []).append(escape)
+    return by_target
 
 
 def evidence_kind(trace: Trace, *, by_blocks: bool) -> str:

@@ -10,11 +10,10 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Groups, Intervals, stretch_sums, union
+from gpuscope.analysis.intervals import Groups, Intervals, merged, stretch_sums, union
 from gpuscope.analysis.result import Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
-from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
@@ -34,9 +33,9 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
     if by not in ("stream", "partition", "device"):
         raise InvalidArgument(f"by is 'stream', 'partition' or 'device', not {by!r}")
     device, devices = codes(trace.spans.column("device"))
-    own, values = codes(trace.spans.column(by))
-    first, code = combined(device[rows], own[rows])
-    keys = [(devices[device[rows[one]]], values[own[rows[one]]]) for one in first]
+    value_code, values = codes(trace.spans.column(by))
+    first, code = combined(device[rows], value_code[rows])
+    keys = [(devices[device[rows[row]]], values[value_code[rows[row]]]) for row in first]
     where = {number: _device_name(trace, number) for number, _ in keys}
     labels = []
     for number, value in keys:
@@ -52,9 +51,9 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
         for label, (_, value) in zip(labels, keys, strict=True)
     ]
     order = sorted(range(len(keys)), key=lambda index: [_sortable(part) for part in keys[index]])
-    place = np.empty(len(keys), np.int64)
-    place[order] = np.arange(len(keys))
-    return place[code], [labels[index] for index in order]
+    position = np.empty(len(keys), np.int64)
+    position[order] = np.arange(len(keys))
+    return position[code], [labels[index] for index in order]
 
 
 def _sortable(value: str | int | None) -> tuple[bool, str | int]:
@@ -152,12 +151,12 @@ class GapsResult(Result):
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
+    def definition(self) -> str:
+        """What a gap is."""
         least = f" of at least {self.min_ns} ns" if self.min_ns else ""
         return (
             f"gap{least}: idle time of a {self.by} between two spans of GPU work, inside one "
-            f"recording window. {self.provenance}"
+            "recording window"
         )
 
 
@@ -202,83 +201,80 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
             "the trace holds no kernel, copy or memset: record with profile() while work is "
             "launched on a device of ours"
         )
-    code, labels = track_labels(trace, rows, by)
+    groups = Groups(*track_labels(trace, rows, by))
     starts = trace.array("start_ns")[rows]
     ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)[rows]
-    unknown = is_open(trace)[rows]
     windows = np.array(trace.metadata.windows_ns, np.int64).reshape(-1, 2)
     if not len(windows):
         windows = np.array([[starts.min(), max(starts.max(), ends.max())]], np.int64)
     windows = union(windows[:, 0], windows[:, 1])
-    ends = np.where(unknown, np.maximum(starts, windows[-1, 1]), ends)
-    order = np.lexsort((starts, code))
-    tracks = _tracks(
-        trace, labels, code[order], rows[order], starts[order], ends[order], windows, min_ns
-    )
+    ends = np.where(is_open(trace)[rows], np.maximum(starts, windows[-1, 1]), ends)
+    tracks = _tracks(trace, groups, rows, starts, ends, windows, min_ns)
     return GapsResult(by, min_ns, tracks, **about(trace))
 
 
 def _tracks(
-    trace: Trace, labels: list[str], track: Array, rows: Array, starts: Array, ends: Array,
-    windows: Intervals, min_ns: int,
-) -> tuple[TrackGaps, ...]:  # fmt: skip
-    """Find the gaps of all tracks; spans are by track, then in the order of their starts."""
-    count = np.arange(len(labels) + 1)
-    first = np.searchsorted(track, count)
-    last_ended = latest(track, ends)
-    reach = ends[last_ended]
-    after = np.flatnonzero((track[1:] == track[:-1]) & (starts[1:] > reach[:-1])) + 1
-    low, high = reach[after - 1], starts[after]
-    own = np.searchsorted(track[after], count)
-    busy_ns = reach[first[1:] - 1] - starts[first[:-1]] - stretch_sums(high - low, own)
+    trace: Trace,
+    groups: Groups[str],
+    rows: Array,
+    starts: Array,
+    ends: Array,
+    windows: Intervals,
+    min_ns: int,
+) -> tuple[TrackGaps, ...]:
+    """Find the gaps of all tracks: what is between two intervals of one group."""
+    opened_by, closed_by = merged(groups, starts, ends)
+    group = groups.code[opened_by]
+    bounds = np.arange(len(groups) + 1)
+    busy_ns = stretch_sums(ends[closed_by] - starts[opened_by], np.searchsorted(group, bounds))
+    follows = group[1:] == group[:-1]
+    before, after = closed_by[:-1][follows], opened_by[1:][follows]
+    low, high = ends[before], starts[after]
     window = np.searchsorted(windows[:, 0], low, "right") - 1
     inside = (window >= 0) & (high <= windows[window, 1])
-    idle_ns = stretch_sums(np.where(inside, high - low, 0), own)
-    counted = inside & (high - low >= min_ns)
-    after, low, high = after[counted], low[counted], high[counted]
-    lengths, of = high - low, track[after]
-    own = np.searchsorted(of, count)
-    by_length = np.lexsort((-lengths, of))
-    name, names = codes(trace.spans.column("name"))
-    name, ids = name[rows], trace.array("id")[rows]
+    before, after, low, high = (values[inside] for values in (before, after, low, high))
+    idle_ns = stretch_sums(high - low, np.searchsorted(groups.code[after], bounds)).tolist()
+    counted = high - low >= min_ns
+    before, after, low, high = (values[counted] for values in (before, after, low, high))
+    lengths, track = high - low, groups.code[after]
     launched = trace.array("queued_ns", fill=-1)[rows[after]]
     late = np.where(launched < 0, 0, np.clip(launched, low, high) - low)
-    told = np.bincount(of, launched >= 0, len(labels)).tolist()
+    first = np.searchsorted(track, bounds)
+    is_told = (stretch_sums(launched >= 0, first) > 0).tolist()
+    total_ns, unlaunched_ns = (stretch_sums(ns, first).tolist() for ns in (lengths, late))
+    some = Groups.of(track, range(len(groups)))
+    quantiles = some.quantiles(lengths, (0.5, 0.9)).tolist()
+    spread = dict(zip(some.labels, quantiles, strict=True))
+    by_length = np.lexsort((-lengths, track))
+    name, names = codes(trace.spans.column("name"))
+    name, ids = name[rows], trace.array("id")[rows]
 
-    def longest(index: int) -> tuple[Gap, ...]:
-        several = []
-        for gap in by_length[own[index] : min(own[index] + LONGEST, own[index + 1])]:
-            around = last_ended[after[gap] - 1], after[gap]
-            before, behind = (str(names[name[row]]) for row in around)
-            spans = int(ids[around[0]]), int(ids[around[1]])
-            several.append(Gap(int(low[gap]), int(high[gap]), before, behind, spans))
-        return tuple(several)
-
-    some, place = np.unique(of, return_inverse=True)
-    spread = np.full((len(labels), 2), np.nan)
-    spread[some] = Groups(place, some.tolist()).quantiles(lengths, [0.5, 0.9])
-    return tuple(
-        TrackGaps(
+    def track_of(index: int, label: str, spans: int) -> TrackGaps:
+        order = by_length[first[index] : first[index + 1]]
+        median_ns, p90_ns = spread.get(index, (None, None))
+        spent_ns = int(busy_ns[index]) + idle_ns[index]
+        return TrackGaps(
             name=label,
             spans=spans,
-            busy_ns=busy,
-            busy_fraction=busy / (busy + idle) if busy + idle else 0.0,
-            number=number,
-            total_ns=total,
-            median_ns=middle if number else None,
-            p90_ns=most if number else None,
-            max_ns=int(lengths[by_length[own[index]]]) if number else None,
-            unlaunched_ns=unlaunched if told[index] else None,
-            longest=longest(index),
+            busy_ns=int(busy_ns[index]),
+            busy_fraction=int(busy_ns[index]) / spent_ns if spent_ns else 0.0,
+            number=len(order),
+            total_ns=total_ns[index],
+            median_ns=median_ns,
+            p90_ns=p90_ns,
+            max_ns=int(lengths[order[0]]) if len(order) else None,
+            unlaunched_ns=unlaunched_ns[index] if is_told[index] else None,
+            longest=tuple(
+                Gap(
+                    int(low[gap]),
+                    int(high[gap]),
+                    str(names[name[before[gap]]]),
+                    str(names[name[after[gap]]]),
+                    (int(ids[before[gap]]), int(ids[after[gap]])),
+                )
+                for gap in order[:LONGEST]
+            ),
         )
-        for index, (
-            label, spans, busy, idle, number, total, unlaunched, (middle, most)
-        ) in enumerate(
-            zip(
-                labels, np.diff(first).tolist(), busy_ns.tolist(), idle_ns.tolist(),
-                np.diff(own).tolist(), stretch_sums(lengths, own).tolist(),
-                stretch_sums(late, own).tolist(), spread.tolist(),
-                strict=True,
-            )
-        )
-    )  # fmt: skip
+
+    counts = groups.counts.tolist()
+    return tuple(map(track_of, range(len(groups)), groups.labels, counts))

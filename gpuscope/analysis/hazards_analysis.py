@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope._checks import door
-from gpuscope.analysis.result import Result, Row, about
+from gpuscope.analysis.result import Result, Row, about, sentences
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import HazardFact, HazardFacts
 from gpuscope.trace.model import Trace
@@ -56,11 +56,10 @@ class HazardsResult(Result):
         ]
 
     @property
-    def note(self) -> str:
-        """The verdict, what was not seen, and provenance in one line."""
+    def definition(self) -> str:
+        """The verdict, and what was not seen."""
         names = ", ".join(self.facts.unseen_names)
-        unseen = f"unseen: {names}" if names else ""
-        return ". ".join(filter(None, [self.verdict, unseen, self.provenance]))
+        return sentences(self.verdict, f"unseen: {names}" if names else "")
 
 
 @door(trace=Trace)

@@ -173,7 +173,7 @@ def latency_spreads(trace: Trace, workload: str) -> dict[str, float]:
     groups, took_ns, _ = durations_ns(trace)
     if workload not in groups.labels:
         return {}
-    sorted_ns = np.sort(took_ns[groups.mine(groups.labels.index(workload))])
+    sorted_ns = np.sort(took_ns[groups.rows(groups.labels.index(workload))])
     quantiles = {"latency_p50_us": 0.5, "latency_p99_us": 0.99}
     return {column: _half_width(sorted_ns, one) for column, one in quantiles.items()}
 

@@ -9,8 +9,9 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
+from gpuscope._types import Bools
 from gpuscope.analysis.intervals import Intervals, ended_kernels, grouped, union
-from gpuscope.analysis.result import Result, Row, row_of
+from gpuscope.analysis.result import Result, Row, sentences
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
@@ -51,14 +52,10 @@ class Interference(Result):
     inside: float
     reason: Annotated[str | None, "why not"]
 
-    def _rows(self) -> list[Row]:
-        """One row."""
-        return [row_of(self)]
-
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        return f"{definition(self.inside)}. {self.provenance}"
+    def definition(self) -> str:
+        """What interference is."""
+        return definition(self.inside)
 
 
 @dataclass(frozen=True)
@@ -120,12 +117,16 @@ class InterferenceResult(Result):
     def readable(self) -> tuple[list[Row], str]:
         """Return a matrix: a row for each workload, a column for each that was busy meanwhile."""
         rows: list[Row] = []
-        for of, place in self.partitions.items():
-            mine = {cell.given: cell for cell in self.cells if cell.of == of}
-            alone = next((cell.alone_ns for cell in mine.values()), None)
-            row: Row = {"a": of, "on": place, "alone (µs)": None if alone is None else alone / 1e3}
+        for of, partition in self.partitions.items():
+            cells = {cell.given: cell for cell in self.cells if cell.of == of}
+            alone = next((cell.alone_ns for cell in cells.values()), None)
+            row: Row = {
+                "a": of,
+                "on": partition,
+                "alone (µs)": None if alone is None else alone / 1e3,
+            }
             for given in self.partitions:
-                value = mine[given].value if given in mine else None
+                value = cells[given].value if given in cells else None
                 words = "–" if value is None else f"{100 * value:+.1f} %"
                 row[f"given {given}"] = "" if given == of else words
             rows.append(row)
@@ -135,11 +136,10 @@ class InterferenceResult(Result):
         return rows, "; ".join(whys)
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        stopped = "stopped early. " if self.stopped else ""
+    def definition(self) -> str:
+        """What interference is, and whether the measurement was stopped."""
         inside = self.cells[0].inside if self.cells else 1.0
-        return f"{stopped}{definition(inside)}. {self.provenance}"
+        return sentences("stopped early" if self.stopped else "", definition(inside))
 
 
 def definition(inside: float = 1.0) -> str:
@@ -211,33 +211,39 @@ def interference(
         raise InvalidArgument(f"inside is a share in (0, 1], not {inside}")
     if of == given:
         raise InvalidArgument(f"interference is of one workload given another, not of {of!r} twice")
-    rounds = [together] if isinstance(together, Trace) else list(together)
-    solos = [alone] if isinstance(alone, Trace) else list(alone)
-    met = [
-        took[(covered > 0) & (covered >= inside * took)]
-        for took, covered in (_met(trace, of, given) for trace in rounds)
-    ]
-    own = [_durations(_spans(trace, of)) for trace in solos]
-    durations, alone_durations = _joined(met), _joined(own)
+    traces, alone_traces = (
+        [several] if isinstance(several, Trace) else list(several) for several in (together, alone)
+    )
+    rounds = [_round(trace, of, given) for trace in traces]
+    solos = [_round(trace, of, given) for trace in alone_traces]
+    met = [each.took[each.counts(inside)] for each in rounds]
+    durations = _joined(met)
+    alone_durations = _joined([solo.took for solo in solos])
     median_ns = float(np.median(durations)) if len(durations) else None
     alone_ns = float(np.median(alone_durations)) if len(alone_durations) else None
     if not rounds or not solos:
         reason: str | None = "not measured"
     elif median_ns is None:
-        reason = _why_none(rounds, of, given, inside)
+        reason = _why_none(rounds, inside)
     elif not alone_ns:
         reason = "no kernel of A was seen alone"
     else:
-        reason = _elsewhere(rounds, solos, of)
+        reason = _elsewhere(rounds, solos)
     value, ratios = None, []
     if reason is None and median_ns and alone_ns:
         value = median_ns / alone_ns - 1
         ratios = [
-            float(np.median(here) / np.median(there)) - 1
-            for here, there in zip(met, own, strict=False)
-            if len(here) and len(there) and np.median(there)
+            float(np.median(took) / np.median(solo.took)) - 1
+            for took, solo in zip(met, solos, strict=False)
+            if len(took) and len(solo.took) and np.median(solo.took)
         ]
-    missing = incomplete(_labelled(rounds, solos))
+    missing = incomplete(
+        {
+            f"{what}, round {number}": trace
+            for what, several in (("together", traces), ("alone", alone_traces))
+            for number, trace in enumerate(several, 1)
+        }
+    )
     return Interference(
         of=of,
         given=given,
@@ -250,70 +256,74 @@ def interference(
         alone_ns=alone_ns,
         inside=inside,
         reason=reason,
-        provenance="; ".join(filter(None, [missing, *(one.origin for one in rounds[:1])])),
-        is_simulated=any(trace.is_simulated for trace in rounds),
+        provenance="; ".join(filter(None, [missing, *(trace.origin for trace in traces[:1])])),
+        is_simulated=any(trace.is_simulated for trace in traces),
         incomplete=missing,
     )
 
 
-def _labelled(rounds: Sequence[Trace], solos: Sequence[Trace]) -> dict[str, Trace]:
-    """Label → trace, for people."""
-    return {
-        f"{what}, round {number}": trace
-        for what, traces in (("together", rounds), ("alone", solos))
-        for number, trace in enumerate(traces, 1)
-    }
+@dataclass(frozen=True)
+class _Round:
+    """The finished kernels of A in one trace.
+
+    Attributes
+    ----------
+    took, covered
+        How long each took, and how much of that lies in busy(B), ns.
+    busy
+        The union of the spans of B's kernels.
+    partitions
+        Where they ran.
+    """
+
+    took: Intervals
+    covered: Intervals
+    busy: Intervals
+    partitions: frozenset[str]
+
+    def counts(self, inside: float) -> Bools:
+        """Kernel → whether enough of it lies in busy(B)."""
+        return (self.covered > 0) & (self.covered >= inside * self.took)
 
 
-def _rows(trace: Trace, workload: str) -> Trace:
-    """Finished kernels of a workload."""
-    found = ended_kernels(trace)
-    groups = grouped(found, "workload")
-    return found.where(np.array([label == workload for label in groups.labels], bool)[groups.code])
-
-
-def _spans(trace: Trace, workload: str) -> Intervals:
-    """Start and end of each finished kernel of a workload."""
-    found = _rows(trace, workload)
-    return np.stack([found.array("start_ns"), found.array("end_ns")], axis=1)
-
-
-def _durations(spans: Intervals) -> Intervals:
-    return spans[:, 1] - spans[:, 0]
+def _round(trace: Trace, of: str, given: str) -> _Round:
+    finished = ended_kernels(trace)
+    groups = grouped(finished, "workload")
+    kernels, others = (
+        finished.where(np.array([label == name for label in groups.labels], bool)[groups.code])
+        for name in (of, given)
+    )
+    starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
+    busy = union(others.array("start_ns"), others.array("end_ns"))
+    covered = np.zeros(len(starts), np.int64)
+    if len(busy):
+        covered = _busy_until(busy, ends) - _busy_until(busy, starts)
+    partitions = frozenset(name or "the whole GPU" for name in kernels.texts("partition"))
+    return _Round(ends - starts, covered, busy, partitions)
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
-def _met(trace: Trace, of: str, given: str) -> tuple[Intervals, Intervals]:
-    """Durations of the kernels of ``of``, and how much of each lies in busy(``given``)."""
-    spans, other = _spans(trace, of), _spans(trace, given)
-    busy = union(other[:, 0], other[:, 1])
-    if not len(busy):
-        return _durations(spans), np.zeros(len(spans), np.int64)
-    covered = _busy_until(busy, spans[:, 1]) - _busy_until(busy, spans[:, 0])
-    return _durations(spans), covered
-
-
 def _busy_until(busy: Intervals, times: Intervals) -> Intervals:
     """How much of the busy time lies before each time."""
-    before = np.r_[0, np.cumsum(_durations(busy))]
+    before = np.r_[0, np.cumsum(busy[:, 1] - busy[:, 0])]
     index = np.searchsorted(busy[:, 0], times, "right") - 1
     last = np.minimum(times, busy[index, 1]) - busy[index, 0]
     return np.where(index >= 0, before[index] + last, 0)
 
 
-def _why_none(together: Sequence[Trace], of: str, given: str, inside: float) -> str:
-    """Say why no kernel of ``of`` counts."""
-    for what, name in (("A", of), ("B", given)):
-        if not any(len(_spans(trace, name)) for trace in together):
-            return f"no finished kernel of {what} was seen with both running"
+def _why_none(rounds: Sequence[_Round], inside: float) -> str:
+    """Say why no kernel of A counts."""
     took, covered = (
-        _joined(parts) for parts in zip(*(_met(one, of, given) for one in together), strict=True)
+        _joined([getattr(each, name) for each in rounds]) for name in ("took", "covered")
     )
-    others = [_spans(trace, given) for trace in together]
-    longest_ns = _joined([_durations(union(one[:, 0], one[:, 1])) for one in others]).max()
+    busy = np.concatenate([each.busy for each in rounds])
+    for what, seen in (("A", took), ("B", busy)):
+        if not len(seen):
+            return f"no finished kernel of {what} was seen with both running"
+    longest_ns = (busy[:, 1] - busy[:, 0]).max()
     wholly = "wholly" if inside == 1 else f"to {inside:.0%}"
     share = float(np.median(covered / np.maximum(took, 1)))
     return (
@@ -323,19 +333,12 @@ def _why_none(together: Sequence[Trace], of: str, given: str, inside: float) -> 
     )
 
 
-def _elsewhere(together: Sequence[Trace], alone: Sequence[Trace], of: str) -> str | None:
-    """Say so if it ran on other partitions alone than together."""
-    here, there = (
-        {
-            name or "the whole GPU"
-            for trace in traces
-            for name in _rows(trace, of).texts("partition")
-        }
-        for traces in (together, alone)
+def _elsewhere(rounds: Sequence[_Round], solos: Sequence[_Round]) -> str | None:
+    """Say so if A ran on other partitions alone than together."""
+    together, alone = (
+        sorted(frozenset().union(*(each.partitions for each in several)))
+        for several in (rounds, solos)
     )
-    if here == there:
+    if together == alone:
         return None
-    return (
-        f"not comparable: alone A ran on {', '.join(sorted(there))}, together on "
-        f"{', '.join(sorted(here))}"
-    )
+    return f"not comparable: alone A ran on {', '.join(alone)}, together on {', '.join(together)}"

@@ -35,8 +35,8 @@ def union(starts: Intervals, ends: Intervals) -> Intervals:
 
 def ended_kernels(trace: Trace) -> Trace:
     """Return the finished kernels of a trace, if there are any."""
-    found = trace.where(kind="kernel")
-    return found.where(~is_open(found))
+    every = trace.where(kind="kernel")
+    return every.where(~is_open(every))
 
 
 def kernels(trace: Trace) -> Trace:
@@ -47,13 +47,13 @@ def kernels(trace: Trace) -> Trace:
     MissingEvidence
         There is none.
     """
-    found = ended_kernels(trace)
-    if not len(found):
+    finished = ended_kernels(trace)
+    if not len(finished):
         raise MissingEvidence(
             "the trace holds no finished kernel: record with profile() while work is launched on a "
             "device of ours"
         )
-    return found
+    return finished
 
 
 Label = TypeVar("Label", bound=Hashable)
@@ -82,10 +82,10 @@ class Groups(Generic[Label]):
         """Group rows by the text of their key; several keys may have one text."""
         first, code = combined(key)
         number: dict[Label, int] = {}
-        place = np.empty(len(first), np.int64)
-        for one in np.argsort(first, kind="stable").tolist():
-            place[one] = number.setdefault(texts[key[first[one]]], len(number))
-        return cls(place[code], list(number))
+        number_of = np.empty(len(first), np.int64)
+        for index in np.argsort(first, kind="stable").tolist():
+            number_of[index] = number.setdefault(texts[key[first[index]]], len(number))
+        return cls(number_of[code], list(number))
 
     @cached_property
     def counts(self) -> Array:
@@ -102,7 +102,7 @@ class Groups(Generic[Label]):
         """Rows by group, in their order within each."""
         return np.asarray(np.argsort(self.code, kind="stable"))
 
-    def mine(self, index: int) -> Array:
+    def rows(self, index: int) -> Array:
         """Return the rows of one group."""
         return self.order[self.first[index] : self.first[index + 1]]
 
@@ -115,9 +115,9 @@ class Groups(Generic[Label]):
     def quantiles(self, values: Array, shares: Sequence[float]) -> Array:
         """Group × share → quantile of its rows' values, as ``numpy.quantile`` has it."""
         ordered = values[np.lexsort((values, self.code))]
-        place = (self.counts - 1)[:, None] * np.asarray(shares, np.float64)
-        low = np.floor(place).astype(np.int64)
-        part = place - low
+        rank = (self.counts - 1)[:, None] * np.asarray(shares, np.float64)
+        low = np.floor(rank).astype(np.int64)
+        part = rank - low
         high = np.minimum(low + 1, (self.counts - 1)[:, None])
         below, above = (ordered[self.first[:-1, None] + at] for at in (low, high))
         apart = above - below
@@ -129,8 +129,8 @@ class Groups(Generic[Label]):
         """Group → median of its rows' known values; ``None`` where it has none."""
         some = Groups.of(self.code[known], range(len(self)))
         middle = some.quantiles(values[known], (0.5,))[:, 0].tolist()
-        found = dict(zip(some.labels, middle, strict=True))
-        return [found.get(index) for index in range(len(self))]
+        medians = dict(zip(some.labels, middle, strict=True))
+        return [medians.get(index) for index in range(len(self))]
 
 
 def grouped(trace: Trace, by: str) -> Groups[str]:
@@ -155,9 +155,9 @@ def by_workload(trace: Trace) -> Groups[str]:
     """Group rows by the workload they belong to, or by their names where they belong to none."""
     category, categories = codes(trace.spans.column("category"))
     name, names = codes(trace.spans.column("name"))
-    known = np.array([bool(one) for one in categories])[category]
+    known = np.array([bool(category_name) for category_name in categories])[category]
     key = np.where(known, category, len(categories) + name)
-    return Groups.of(key, [str(one) for one in (*categories, *names)])
+    return Groups.of(key, [str(label) for label in (*categories, *names)])
 
 
 def by_stream(trace: Trace) -> Groups[str]:
@@ -171,6 +171,20 @@ def by_stream(trace: Trace) -> Groups[str]:
         for name, stream in zip(names, streams, strict=True)
     ]
     return Groups.of(code, labels)
+
+
+def merged(groups: Groups[Label], starts: Intervals, ends: Intervals) -> tuple[Array, Array]:
+    """Return the intervals of each group's union as the rows that began and that ended each.
+
+    By group, then by start.
+    """
+    order = np.lexsort((starts, groups.code))
+    group, starts, ends = groups.code[order], starts[order], ends[order]
+    last = latest(group, ends)
+    apart = (group[1:] != group[:-1]) | (starts[1:] > ends[last[:-1]])
+    opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
+    closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1
+    return order[opens], order[last[closes]]
 
 
 @dataclass(frozen=True)
@@ -196,20 +210,15 @@ class Busy:
     @classmethod
     def of(cls, groups: Groups[Label], starts: Intervals, ends: Intervals) -> Busy:
         """Merge the spans of each group that touch or overlap."""
-        order = np.lexsort((starts, groups.code))
-        group, starts, ends = groups.code[order], starts[order], ends[order]
-        reach = ends[latest(group, ends)]
-        apart = (group[1:] != group[:-1]) | (starts[1:] > reach[:-1])
-        opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
-        closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1
-        group, starts, ends = group[opens], starts[opens], reach[closes]
+        opened_by, closed_by = merged(groups, starts, ends)
+        group, starts, ends = groups.code[opened_by], starts[opened_by], ends[closed_by]
         first = np.searchsorted(group, np.arange(len(groups) + 1))
         return cls(group, starts, ends, first, stretch_sums(ends - starts, first))
 
     def intervals(self, index: int) -> Intervals:
         """Return the union of one group's spans."""
-        mine = slice(self.first[index], self.first[index + 1])
-        return np.stack([self.start[mine], self.end[mine]], axis=1)
+        stretch = slice(self.first[index], self.first[index + 1])
+        return np.stack([self.start[stretch], self.end[stretch]], axis=1)
 
     def shared_ns(self, chosen: Array) -> Array:
         """Return for each pair of the chosen groups how long both were busy.
@@ -230,13 +239,13 @@ class Busy:
         shared = np.zeros((len(chosen), len(chosen)), np.int64)
         step = np.zeros(2 * count, np.int8)
         for index in range(len(chosen)):
-            mine = slice(first[index], first[index + 1])
-            step[at[:count][mine]], step[at[count:][mine]] = 1, -1
+            stretch = slice(first[index], first[index + 1])
+            step[at[:count][stretch]], step[at[count:][stretch]] = 1, -1
             # How long this group was busy before each edge of any other.
             now = np.cumsum(step, dtype=np.int8) * spent
             before = np.cumsum(now) - now
             shared[index] = stretch_sums(before[at[count:]] - before[at[:count]], first)
-            step[at[:count][mine]] = step[at[count:][mine]] = 0
+            step[at[:count][stretch]] = step[at[count:][stretch]] = 0
         return shared
 
 

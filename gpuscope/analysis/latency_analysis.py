@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import pyarrow as pa
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import track_labels
 from gpuscope.analysis.intervals import Groups, by_workload
-from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of, sentences
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, combined, edge_rows, is_open, rows_of
+from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
 from gpuscope.trace.model import Trace
 
 
@@ -66,21 +65,18 @@ class LatencyResult(Result):
     """Latency by handle."""
 
     handles: tuple[HandleLatency, ...]
+    entries = "handles"
     weight = "n"
 
     def __getitem__(self, name: str) -> HandleLatency:
         return named(self.handles, name, "handle")
 
-    def _rows(self) -> list[Row]:
-        """One row per handle."""
-        return list(map(row_of, self.handles))
-
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
+    def definition(self) -> str:
+        """What a latency is."""
         return (
             "latency: host time from entering execute() to its completion seen; p99 needs n ≥ "
-            f"{P99_NEEDS}. {self.provenance}"
+            f"{P99_NEEDS}"
         )
 
 
@@ -123,88 +119,15 @@ def latency(trace: Trace) -> LatencyResult:
     (5, True, None)
     """
     calls, took, every = durations_ns(trace)
-    found = [
+    handles = [
         HandleLatency(*quantiles, unseen=every[quantiles[0]] - quantiles[1])
         for quantiles in _quantiles(calls, took)
     ]
-    if not found:
+    if not handles:
         raise MissingEvidence(
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"
         )
-    return LatencyResult(tuple(found), **about(trace))
-
-
-@dataclass(frozen=True)
-class QueueDepth(Result):
-    """How many kernels of one workload were queued or running at each call of another.
-
-    Attributes
-    ----------
-    depths
-        One count per sample, in order.
-    """
-
-    of: str
-    at: str
-    depths: tuple[int, ...]
-
-    @property
-    def minimum(self) -> int:
-        """The smallest count."""
-        return min(self.depths)
-
-    def _rows(self) -> list[Row]:
-        """One row: the smallest, the median and the number of samples."""
-        return [
-            {
-                "kernels of": self.of,
-                "queued at each call of": self.at,
-                "n": len(self.depths),
-                "least": self.minimum,
-                "median": float(np.median(self.depths)),
-            }
-        ]
-
-
-@door(trace=Trace, of=str, at=str)
-def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
-    """Count the unfinished kernels of workload ``of`` at each ``execute()`` of ``at``.
-
-    A kernel counts from the return of its launch call to its end, as recorded. A kernel that ends
-    before its call returns is never queued.
-
-    Raises
-    ------
-    MissingEvidence
-        The trace has no such rows, or the kernels' launch times are unknown.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> from gpuscope.trace import Trace
-    >>> trace = Trace.from_columns({
-    ...     "id": [1, 2, 3], "kind": ["kernel", "kernel", "handle"], "name": ["k", "k", "w"],
-    ...     "category": ["load", "load", "small"], "source": ["cupti", "cupti", "host"],
-    ...     "queued_ns": [0, 10, None], "start_ns": [5, 100, 50], "end_ns": [100, 200, 80],
-    ... })
-    >>> gs.analysis.queue_depth(trace, of="load", at="small").depths
-    (2,)
-    """
-    load = trace.where(kind="kernel", category=of)
-    samples = trace.where(kind="handle", category=at)
-    if not len(load) or not len(samples):
-        raise MissingEvidence(
-            f"queue_depth needs kernels of {of!r} and calls of {at!r}; the trace has {len(load)} "
-            f"and {len(samples)}"
-        )
-    ends = load.array("end_ns", fill=np.iinfo(np.int64).max)
-    queued = np.sort(np.minimum(load.array("queued_ns"), ends))
-    ended = np.sort(ends)
-    times = samples.array("start_ns")
-    depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
-    return QueueDepth(
-        of, at, tuple(int(depth) for depth in depths), incomplete=trace.metadata.incomplete
-    )
+    return LatencyResult(tuple(handles), **about(trace))
 
 
 def launch_calls(trace: Trace) -> Array:
@@ -213,13 +136,7 @@ def launch_calls(trace: Trace) -> Array:
     Of several calls that the edges name for one row, the last to begin: the innermost.
     """
     calls = np.full(len(trace), -1, np.int64)
-    code, kinds = codes(trace.edges.column("kind"))
-    if "launch" not in kinds or not len(trace):
-        return calls
-    edges = trace.edges.filter(pa.array(code == kinds.index("launch")))
-    call, work = edge_rows(trace, edges)
-    known = (call >= 0) & (work >= 0)
-    call, work = call[known], work[known]
+    call, work = linked_rows(trace.edges, trace.array("id"), "launch")
     order = np.argsort(trace.array("start_ns")[call], kind="stable")
     calls[work[order]] = call[order]  # of equal targets the last assignment stays
     return calls
@@ -283,22 +200,20 @@ class LaunchLatencyResult(Result):
     def _rows(self) -> list[Row]:
         """One row per stream, then one per kernel name."""
         return [
-            {"of": what, **row_of(one)}
+            {"of": what, **row_of(latency)}
             for what, group in (("stream", self.streams), ("kernel", self.kernels))
-            for one in group
+            for latency in group
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        doubts = ""
-        if self.unmatched:
-            doubts += f" {self.unmatched:,} kernels have no known launch call."
-        if self.before_call:
-            doubts += f" {self.before_call:,} seem to start before theirs (clock error)."
-        return (
+    def definition(self) -> str:
+        """What a launch latency is, and which kernels are not in it."""
+        lost, early = self.unmatched, self.before_call
+        return sentences(
             "launch latency: kernel start − start of its launch call; queueing: the part after "
-            f"the call returned; p99 needs n ≥ {P99_NEEDS}.{doubts} {self.provenance}"
+            f"the call returned; p99 needs n ≥ {P99_NEEDS}",
+            f"{lost:,} kernels have no known launch call" if lost else "",
+            f"{early:,} seem to start before theirs (clock error)" if early else "",
         )
 
 
@@ -339,7 +254,7 @@ def launch_latency(trace: Trace) -> LaunchLatencyResult:
     name, names = codes(trace.spans.column("name"))
     return LaunchLatencyResult(
         _groups(code, labels, waited, queued),
-        _groups(name[rows], [str(one) for one in names], waited, queued),
+        _groups(name[rows], [str(label) for label in names], waited, queued),
         unmatched=len(every) - len(rows),
         before_call=int(np.count_nonzero(waited < 0)),
         **about(trace),
@@ -351,7 +266,7 @@ def _groups(
 ) -> tuple[LaunchLatency, ...]:
     """Return the quantiles of each group that has rows; ``queued`` is −1 where unknown."""
     first, dense = combined(code)
-    groups = Groups(dense, [labels[one] for one in code[first].tolist()])
+    groups = Groups(dense, [labels[label_code] for label_code in code[first].tolist()])
     known = queued >= 0
     medians = groups.medians(queued, known)
     total = groups.sums(np.where(known, waited, 0)).tolist()

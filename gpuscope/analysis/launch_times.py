@@ -8,9 +8,8 @@ import numpy as np
 
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.span_rows import SpanRows
+from gpuscope.trace.columns import ORDERING
 
-_ORDER = ("event wait", "graph", "legacy default stream")
-"""Edges from what must end to what waits for it, besides the order of a stream."""
 _USUAL = 0.9
 """Quantile of the launch latencies seen on an idle device that still counts as usual."""
 
@@ -93,8 +92,8 @@ class LaunchTimes:
         rows = self._rows
         order = np.argsort(rows.starts, kind="stable")
         latest = np.maximum.accumulate(np.where(rows.is_work, rows.ends, 0)[order])
-        place = np.searchsorted(rows.starts[order], rows.starts, "left")
-        until: Ints = np.r_[0, latest][place]
+        earlier = np.searchsorted(rows.starts[order], rows.starts, "left")
+        until: Ints = np.r_[0, latest][earlier]
         return until
 
     @cached_property
@@ -107,7 +106,7 @@ class LaunchTimes:
         before, after = order[places - 1], order[places]
         over = rows.ends[before] <= rows.starts[after]
         free[after[over]] = rows.ends[before[over]]
-        before, after = rows.edges_of(*_ORDER)
+        before, after = rows.edges_of(*ORDERING)
         over = rows.ends[before] <= rows.starts[after]
         np.maximum.at(free, after[over], rows.ends[before[over]])
         return free

@@ -104,7 +104,7 @@ class Levels:
         by_turn: bool,
         below: float | None = None,
     ) -> None:
-        self._place = {setting: place for place, setting in enumerate(samples)}
+        self._place = {setting: position for position, setting in enumerate(samples)}
         seen = [(setting, turn) for setting, turns in samples.items() for turn in turns]
         values = np.array([samples[setting][turn] for setting, turn in seen], dtype=float)
         logarithms = np.log(np.maximum(values, least_of(values, below)))
@@ -154,8 +154,8 @@ class Levels:
         weights: Floats = wanted @ self._solve
         if not self._known or np.abs(weights @ self._model - wanted).max() > _NONE**0.5:
             return UNKNOWN  # no turn joins them
-        own = sum(self._free[self._place[setting]] for setting in signs)
-        own -= (len(signs) - 1) * min(PRIOR, self.freedom)  # which counts once
-        freedom = max(1, math.floor(min(own, self.freedom) + _NONE))
+        own_freedom = sum(self._free[self._place[setting]] for setting in signs)
+        own_freedom -= (len(signs) - 1) * min(PRIOR, self.freedom)  # which counts once
+        freedom = max(1, math.floor(min(own_freedom, self.freedom) + _NONE))
         error = math.sqrt(float(weights**2 @ self._variance))
         return Estimate(float(weights @ self._values), error, freedom)

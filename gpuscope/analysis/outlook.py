@@ -78,7 +78,7 @@ class Outlook:
 
     def rules_out(self, number: int) -> bool:
         """Whether a setting that was not measured surely misses the SLO, or is surely worse."""
-        sure = (one for one in self.race.inside if self.race.meets(one))
+        sure = (leader for leader in self.race.inside if self.race.meets(leader))
         return self._is_out(number, next(sure, None))
 
     def _is_out(self, number: int, leader: int | None) -> bool:
@@ -101,9 +101,9 @@ class Outlook:
 
     def _promise(self, number: int) -> tuple[float, float]:
         race = self.race
-        found = {goal: math.exp(self._corrected(number, goal).value) for goal in self._goals}
-        off = max([0.0, *(-goal.margin(found[goal]) for goal in race.slo)])
-        return off, -race.objective.gain(found[race.objective], 0)
+        values = {goal: math.exp(self._corrected(number, goal).value) for goal in self._goals}
+        off = max([0.0, *(-goal.margin(values[goal]) for goal in race.slo)])
+        return off, -race.objective.gain(values[race.objective], 0)
 
     def all_bounds(self) -> dict[int, dict[str, tuple[float, float]]]:
         """Return between which values columns are, where measurements or forecasts tell that.
@@ -111,10 +111,12 @@ class Outlook:
         Of a setting that was measured, those of the SLO.
         """
         race = self.race
-        found = {n: {goal.name: race.bounds(n, goal) for goal in race.slo} for n in race.samples}
+        bounds = {n: {goal.name: race.bounds(n, goal) for goal in race.slo} for n in race.samples}
         unseen = [n for n in self.places if n not in race.samples and self._is_between(n)]
-        found.update((n, {goal.name: self.bounds(n, goal) for goal in self._goals}) for n in unseen)
-        return found
+        bounds.update(
+            (n, {goal.name: self.bounds(n, goal) for goal in self._goals}) for n in unseen
+        )
+        return bounds
 
     # -- corrections --------------------------------------------------------------------
     def bounds(self, number: int, goal: Goal) -> tuple[float, float]:
@@ -146,14 +148,14 @@ class Outlook:
     @cached_property
     def _ratios(self) -> dict[Goal, tuple[Floats, float]]:
         """Column → logarithms of measurement over forecast, and their variance a step."""
-        found = {}
+        ratios_of = {}
         for goal in self._goals:
             measured = [max(self.race.mean(n, goal), self._least[goal]) for n in self._seen]
             ratios = np.log(measured) - [self._forecast_of(n, goal) for n in self._seen]
             known = len(ratios) - 1
             squares = -float(ratios @ self._solve[:-1, :-1] @ ratios)
-            found[goal] = ratios, max(squares, 0.0) / known if known else math.inf
-        return found
+            ratios_of[goal] = ratios, max(squares, 0.0) / known if known else math.inf
+        return ratios_of
 
     @property
     def _goals(self) -> Iterable[Goal]:
@@ -163,12 +165,12 @@ class Outlook:
     def _least(self) -> dict[Goal, float]:
         """Column → what values are at least, for their logarithms."""
         race = self.race
-        found = {}
+        least = {}
         for goal in self._goals:
             measured = [race.mean(number, goal) for number in race.samples]
             forecast = [values[goal.name] for values in self.forecast.values()]
-            found[goal] = least_of([*measured, *forecast], goal.limit)
-        return found
+            least[goal] = least_of([*measured, *forecast], goal.limit)
+        return least
 
     def _forecast_of(self, number: int, goal: Goal) -> float:
         """Return the logarithm of a forecast; 0 where there are none."""
@@ -185,9 +187,11 @@ class Outlook:
         """Whether a setting is in the box of grid places that measured ones span."""
         if number not in self.places:
             return False
-        name, place = self.places[number]
+        name, coordinates = self.places[number]
         seen = np.array([self.places[n][1] for n in self._seen if self.places[n][0] == name])
-        return bool(len(seen) and (seen.min(0) <= place).all() and (place <= seen.max(0)).all())
+        return bool(
+            len(seen) and (seen.min(0) <= coordinates).all() and (coordinates <= seen.max(0)).all()
+        )
 
     def _steps(self, numbers: list[int], others: list[int]) -> Floats:
         """Return how many steps of one parameter, or to another setting, are between settings."""
@@ -206,12 +210,14 @@ def ends_of(places: Mapping[int, Place]) -> list[int]:
     """Return for each setting of the experiment places that span its part of the grid."""
     ends: dict[int, None] = {}
     for name in dict.fromkeys(name for name, _ in places.values()):
-        grid = {number: place for number, (other, place) in places.items() if other == name}
+        grid = {
+            number: coordinates for number, (other, coordinates) in places.items() if other == name
+        }
         ends[min(grid, key=lambda number: sum(grid[number]))] = None
         ends[max(grid, key=lambda number: sum(grid[number]))] = None
         for axis, end in itertools.product(range(len(next(iter(grid.values())))), (min, max)):
-            edge = end(place[axis] for place in grid.values())
-            on_edge = [number for number, place in grid.items() if place[axis] == edge]
+            edge = end(coordinates[axis] for coordinates in grid.values())
+            on_edge = [number for number, coordinates in grid.items() if coordinates[axis] == edge]
             if not any(number in ends for number in on_edge):
                 ends[on_edge[0]] = None
     return [*ends]

@@ -12,7 +12,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
 from gpuscope.analysis.latency_analysis import launch_calls
-from gpuscope.analysis.result import Result, Row, row_of
+from gpuscope.analysis.result import Result, Row, row_of, sentences
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import combined, is_open, rows_of
 from gpuscope.trace.joins import DEEPEST, match
@@ -80,27 +80,29 @@ class PredictionResult(Result):
     measured: str
 
     def __getitem__(self, key: tuple[str, str]) -> PredictedTime:
-        for one in self.times:
-            if (one.setting, one.of) == key:
-                return one
-        raise NotFound(f"no {key}; there are {[(one.setting, one.of) for one in self.times]}")
+        for time in self.times:
+            if (time.setting, time.of) == key:
+                return time
+        raise NotFound(f"no {key}; there are {[(time.setting, time.of) for time in self.times]}")
 
     @property
     def median_error(self) -> float:
         """The median over workloads and settings of the error without its sign."""
-        return float(np.median([abs(one.error) for one in self.times if one.of != MAKESPAN]))
+        return float(np.median([abs(time.error) for time in self.times if time.of != MAKESPAN]))
 
     def _rows(self) -> list[Row]:
         """One row per setting and workload, and one for each setting's makespan."""
-        return [{**row_of(one), "error": one.error} for one in self.times]
+        return [{**row_of(time), "error": time.error} for time in self.times]
 
     @property
-    def note(self) -> str:
-        """Definition, what is left out, and provenance of both in one line."""
-        left = f" Not compared: {'; '.join(self.left_out)}." if self.left_out else ""
-        return (
+    def definition(self) -> str:
+        """What times and errors are, what is left out, and the provenance of both."""
+        return sentences(
             "kernel time of a call, median; error: predicted / measured − 1, median without sign "
-            f"{self.median_error:.1%}.{left} Predicted: {self.predicted}. Measured: {self.measured}"
+            f"{self.median_error:.1%}",
+            f"Not compared: {'; '.join(self.left_out)}" if self.left_out else "",
+            f"Predicted: {self.predicted}",
+            f"Measured: {self.measured}",
         )
 
 
@@ -159,18 +161,21 @@ def prediction(
         pair = first[setting], other[setting]
         _check_same(setting, *pair)
         cut = [
-            name for name, run in (("predicted", predicted), ("measured", measured))
+            name
+            for name, run in (("predicted", predicted), ("measured", measured))
             if getattr(run, "stopped", False)
-        ]  # fmt: skip
-        found, more = _times(setting, *pair, with_makespan=not cut)
-        times += found
+        ]
+        for trace in pair:
+            kernels(trace)  # raises where there is none
+        compared, more = _times(setting, *pair, with_makespan=not cut)
+        times += compared
         left_out += more
         left_out += [f"the makespan of {setting!r}: the {name} run was stopped" for name in cut]
-    if not any(one.of != MAKESPAN for one in times):
+    if not any(traces.of != MAKESPAN for traces in times):
         raise MissingEvidence(f"no workload in common: {'; '.join(left_out)}")
     provenances = [
-        "; ".join(dict.fromkeys(one[setting].provenance for setting in common))
-        for one in (first, other)
+        "; ".join(dict.fromkeys(traces[setting].provenance for setting in common))
+        for traces in (first, other)
     ]
     return PredictionResult(
         tuple(times),
@@ -220,39 +225,35 @@ def _flat(plan: object, path: str = "") -> dict[str, object]:
     """Return dotted path → value of every field that matters."""
     if not isinstance(plan, Mapping):
         return {path: list(plan) if isinstance(plan, tuple) else plan}
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for name, value in plan.items():
         if path or name not in _FREE:
-            found.update(_flat(value, f"{path}.{name}" if path else str(name)))
-    return found
+            fields.update(_flat(value, f"{path}.{name}" if path else str(name)))
+    return fields
 
 
 def _times(
     setting: str, predicted: Trace, measured: Trace, *, with_makespan: bool
 ) -> tuple[list[PredictedTime], list[str]]:
-    found = [kernels(trace) for trace in (predicted, measured)]
-    calls = [_call_times(trace) for trace in (predicted, measured)]
+    calls, other_calls = _call_times(predicted), _call_times(measured)
     where = f" in {setting!r}" if setting else ""
-    left_out = [
-        f"{name!r}{where} was not {what}"
-        for index, what in ((0, "measured"), (1, "predicted"))
-        for name in calls[index]
-        if name not in calls[1 - index]
-    ]
+    left_out = [f"{name!r}{where} was not measured" for name in calls if name not in other_calls]
+    left_out += [f"{name!r}{where} was not predicted" for name in other_calls if name not in calls]
     times = [
-        _compared(setting, name, calls[0][name], calls[1][name])
-        for name in calls[0]
-        if name in calls[1]
+        _compared(setting, name, took, other_calls[name])
+        for name, took in calls.items()
+        if name in other_calls
     ]
     if with_makespan and not left_out:
-        spans = [
-            np.array([makespan_ns(one, one.array("start_ns"), one.array("end_ns"))])
-            for one in found
-        ]
-        times.append(_compared(setting, MAKESPAN, *spans))
+        times.append(_compared(setting, MAKESPAN, _makespan(predicted), _makespan(measured)))
     elif left_out:
         left_out.append(f"the makespan{where}: not of the same work")
     return times, left_out
+
+
+def _makespan(trace: Trace) -> Array:
+    finished = kernels(trace)
+    return np.array([makespan_ns(finished, finished.array("start_ns"), finished.array("end_ns"))])
 
 
 def _call_times(trace: Trace) -> dict[str, Array]:
@@ -311,6 +312,12 @@ def _compared(setting: str, of: str, predicted: Array, measured: Array) -> Predi
         for times in (predicted, measured)
     )
     return PredictedTime(
-        setting, of, len(predicted), len(measured), middle, max(median, 1.0), (low, high),
+        setting,
+        of,
+        len(predicted),
+        len(measured),
+        middle,
+        max(median, 1.0),
+        (low, high),
         (least, most),
-    )  # fmt: skip
+    )

@@ -14,7 +14,7 @@ from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.analysis.latency_analysis import launched
-from gpuscope.analysis.result import Result, Row, about, named, row_of
+from gpuscope.analysis.result import Result, Row, about, named, row_of, sentences
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -47,11 +47,11 @@ def launched_inside(trace: Trace, ranges: Array, calls: Array) -> tuple[Array, A
     order = np.lexsort((starts[calls], key[calls]))
     keys, times = key[calls][order], starts[calls][order]
     low, high = np.zeros(len(ranges), np.int64), np.zeros(len(ranges), np.int64)
-    for one in np.unique(keys[thread[calls][order] > 0]):
-        first, last = np.searchsorted(keys, [one, one + 1])
-        mine = key[ranges] == one
-        low[mine] = first + np.searchsorted(times[first:last], starts[ranges[mine]])
-        high[mine] = first + np.searchsorted(times[first:last], ends[ranges[mine]])
+    for thread_key in np.unique(keys[thread[calls][order] > 0]):
+        first, last = np.searchsorted(keys, [thread_key, thread_key + 1])
+        of_thread = key[ranges] == thread_key
+        low[of_thread] = first + np.searchsorted(times[first:last], starts[ranges[of_thread]])
+        high[of_thread] = first + np.searchsorted(times[first:last], ends[ranges[of_thread]])
     return order, low, np.maximum(low, high)
 
 
@@ -136,29 +136,26 @@ class ProjectionResult(Result):
         nothing = {"on GPU (ms)": None, "GPU busy (ms)": None}
         return [
             {
-                **row_of(one),
-                "graphs": one.graphs or None,
-                **({} if one.launched else nothing),
+                **row_of(projection),
+                "graphs": projection.graphs or None,
+                **({} if projection.launched else nothing),
             }
-            for one in self.names
+            for projection in self.names
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
-        left = (
-            f" {self.unmatched:,} rows of GPU work without a known launch call are in no range."
-            if self.unmatched
-            else ""
-        )
-        if self.left_out:
-            left += (
-                f" {self.left_out:,} launches of graphs recorded as a whole are left out, as nsys "
-                "does."
-            )
-        return (
+    def definition(self) -> str:
+        """What the times on the GPU are of, and what is in no range."""
+        lost, graphs = self.unmatched, self.left_out
+        return sentences(
             "on GPU: first start to last end of the kernels, copies and memsets that the range's "
-            f"thread launched inside it; busy: union of their spans.{left} {self.provenance}"
+            "thread launched inside it; busy: union of their spans",
+            f"{lost:,} rows of GPU work without a known launch call are in no range"
+            if lost
+            else "",
+            f"{graphs:,} launches of graphs recorded as a whole are left out, as nsys does"
+            if graphs
+            else "",
         )
 
 
@@ -259,7 +256,7 @@ def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
         code, values = codes(trace.spans.column(column))
         kept = rows[np.array([value == wanted for value in values])[code[rows]]]
         if not len(kept):
-            there = [values[one] for one in np.unique(code[rows])[:20]]
+            there = [values[at] for at in np.unique(code[rows])[:20]]
             raise MissingEvidence(f"no range with {column} {wanted!r}; there are {there}")
         rows = kept
     return rows
@@ -268,12 +265,12 @@ def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
 def _extents(starts: Array, ends: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """First start, last end and length of the union of the spans [low, high), for each pair."""
     first, last, busy_ns = (np.zeros(len(low), np.int64) for _ in range(3))
-    for number, place in pairs(low, high):
-        mine, code = np.unique(number, return_inverse=True)
-        busy = Busy.of(Groups(code, mine.tolist()), starts[place], ends[place])
-        first[mine] = busy.start[busy.first[:-1]]
-        last[mine] = busy.end[busy.first[1:] - 1]
-        busy_ns[mine] = busy.ns
+    for number, positions in pairs(low, high):
+        numbers, code = np.unique(number, return_inverse=True)
+        busy = Busy.of(Groups(code, numbers.tolist()), starts[positions], ends[positions])
+        first[numbers] = busy.start[busy.first[:-1]]
+        last[numbers] = busy.end[busy.first[1:] - 1]
+        busy_ns[numbers] = busy.ns
     return first, last, busy_ns
 
 

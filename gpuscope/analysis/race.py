@@ -83,13 +83,13 @@ class Goal:
         goal = cls(workload, column)
         if limit is None:
             return goal
-        found = _LIMIT.fullmatch(limit) if isinstance(limit, str) else None
-        if found is None or (found[1] == ">=") != goal.is_rate:
+        parsed = _LIMIT.fullmatch(limit) if isinstance(limit, str) else None
+        if parsed is None or (parsed[1] == ">=") != goal.is_rate:
             kind, sign = ("rate", ">=") if goal.is_rate else ("time", "<=")
             raise InvalidArgument(
                 f"slo of {given(text)}: its limit is {given(limit)}; a {kind} takes '{sign} number'"
             )
-        return cls(workload, column, float(found[2]))
+        return cls(workload, column, float(parsed[2]))
 
     @property
     def name(self) -> str:
@@ -323,7 +323,7 @@ class Race:
             return []
         # What is measured alone in a turn is compared with nothing.
         joins = [leader, *inside[1:], *self.ranked()]
-        anchor = next((one for one in joins if len(self.samples[one]) < self.repeats), None)
+        anchor = next((n for n in joins if len(self.samples[n]) < self.repeats), None)
         return [*dict.fromkeys([*([] if anchor is None else [anchor]), *chosen])]
 
     def _is_open(self, number: int, leader: int) -> bool:
@@ -347,23 +347,23 @@ class Race:
         is_over
             No more will be measured: then noise does not tell apart what is not yet.
         """
-        found: dict[int, Verdict] = {}
+        known: dict[int, Verdict] = {}
         inside = self.inside
         for number in self.samples:
             if number not in inside:
-                found[number] = "misses SLO" if self.misses(number) else "worse"
+                known[number] = "misses SLO" if self.misses(number) else "worse"
         leader = next((number for number in inside if self.meets(number)), None)
         for number in inside:
             may_win = leader is None or self._may_win(number, leader)
             is_same = leader is not None and self.is_same(number, leader)
             if leader is not None and self.meets(number) and (may_win or is_same):
                 is_open = self._is_open(number, leader) and not is_over
-                found[number] = "undecided" if is_open else "equal"
+                known[number] = "undecided" if is_open else "equal"
             else:
-                found[number] = "undecided" if may_win else "no better"
-        if list(found.values()).count("equal") == 1 and "undecided" not in found.values():
-            found = {n: "best" if told == "equal" else told for n, told in found.items()}
-        return found
+                known[number] = "undecided" if may_win else "no better"
+        if list(known.values()).count("equal") == 1 and "undecided" not in known.values():
+            known = {n: "best" if verdict == "equal" else verdict for n, verdict in known.items()}
+        return known
 
     def front(self, costs: Iterable[Goal]) -> set[int]:
         """Return the settings that no other beats in the objective and all costs (Pareto)."""
@@ -373,6 +373,6 @@ class Race:
         )
         return {
             number
-            for number, mine in zip(self.samples, table, strict=True)
-            if not any((other >= mine).all() and (other > mine).any() for other in table)
+            for number, values in zip(self.samples, table, strict=True)
+            if not any((other >= values).all() and (other > values).any() for other in table)
         }

@@ -40,11 +40,12 @@ class Done:
 
     def __add__(self, other: Done) -> Done:
         flop_count, nbytes = (
-            None if one is None or another is None else one + another
-            for one, another in (
-                (self.flop_count, other.flop_count), (self.nbytes, other.nbytes),
+            None if count is None or added is None else count + added
+            for count, added in (
+                (self.flop_count, other.flop_count),
+                (self.nbytes, other.nbytes),
             )
-        )  # fmt: skip
+        )
         return Done(self.calls + other.calls, flop_count, nbytes, self.span_ns + other.span_ns)
 
     @property
@@ -99,15 +100,15 @@ def done_alone(traces: Sequence[Trace]) -> Done | None:
     total: Done | None = None
     for trace in traces:
         every = [*done(trace, by_workload).values()]
-        for found in [one for one in every if one.calls] or every:
-            total = found if total is None else total + found
+        for workload in [each for each in every if each.calls] or every:
+            total = workload if total is None else total + workload
     return total
 
 
 def _spans(trace: Trace, spans: Trace, groups: Groups[Label]) -> dict[Label, int]:
     starts, ends = spans.array("start_ns"), spans.array("end_ns", fill=0)
-    found = makespans_ns(trace, groups, starts, ends).tolist()
-    return dict(zip(groups.labels, found, strict=True))
+    spans_ns = makespans_ns(trace, groups, starts, ends).tolist()
+    return dict(zip(groups.labels, spans_ns, strict=True))
 
 
 def _sums(spans: Trace, groups: Groups[Label], column: str) -> dict[Label, int]:

@@ -81,7 +81,7 @@ class RequestParts:
         if not len(calls):
             return [Part("unexplained", since, until)] if since < until else []
         rows = self._work.rows
-        own = {place for call in calls.tolist() for place in launched_inside(rows, call)}
+        launched = {work_row for call in calls.tolist() for work_row in launched_inside(rows, call)}
         stretches: list[list[Part]] = []
         at = until
         for call in calls[::-1].tolist():
@@ -92,7 +92,7 @@ class RequestParts:
                 )
                 stretches.append([after])
             if start < end:
-                inner = handle_parts(self._work, call, own)
+                inner = handle_parts(self._work, call, launched)
                 stretches.append(filled(inner, start, end, "launch call", "not looking"))
             at = min(at, start)
         if since < at:

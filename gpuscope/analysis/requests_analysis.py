@@ -71,16 +71,20 @@ class RequestsResult(Result):
     def _rows(self) -> list[Row]:
         """One row per workload."""
         return [
-            {**row_of(one), "least of a round": min(one.rounds), "most": max(one.rounds)}
-            for one in self.workloads
+            {
+                **row_of(workload),
+                "least of a round": min(workload.rounds),
+                "most": max(workload.rounds),
+            }
+            for workload in self.workloads
         ]
 
     @property
-    def note(self) -> str:
-        """Definition and provenance in one line."""
+    def definition(self) -> str:
+        """What the times and the goodput are."""
         return (
             "TTFT: arrival to first token; TBT: between successive tokens of a request; goodput: "
-            f"requests/s that meet the SLO; p99 needs n ≥ {P99_NEEDS}. {self.provenance}"
+            f"requests/s that meet the SLO; p99 needs n ≥ {P99_NEEDS}"
         )
 
 
@@ -123,7 +127,7 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     if unknown := set(slo or ()).difference(SLO):
         raise InvalidArgument(f"slo states {min(unknown)!r}; it may state {' and '.join(SLO)}")
     every = trace.where(kind="range")
-    found: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+    served: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
     every = every.where(~is_open(every))
     rows = every.spans.select(("category", "start_ns", "payload")).to_pylist()
     for row in rows:
@@ -132,8 +136,8 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
         except msgspec.DecodeError:
             continue  # another range
         if facts.tokens_ns:
-            found.setdefault(row["category"] or "", []).append((row["start_ns"], facts.tokens_ns))
-    if not found:
+            served.setdefault(row["category"] or "", []).append((row["start_ns"], facts.tokens_ns))
+    if not served:
         raise MissingEvidence(
             "the trace holds no finished request: run an experiment with a workload of kind "
             "'requests'"
@@ -142,8 +146,10 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
     return RequestsResult(
         tuple(
-            _served(name, windows, mine, _slo_of(described.get(name, {})) if slo is None else slo)
-            for name, mine in found.items()
+            _served(
+                name, windows, arrivals, _slo_of(described.get(name, {})) if slo is None else slo
+            )
+            for name, arrivals in served.items()
         ),
         **about(trace),
     )
@@ -159,32 +165,36 @@ def _slo_of(plan: Description) -> dict[str, float]:
 def _served(
     workload: str,
     windows: Array,
-    mine: list[tuple[int, tuple[int, ...]]],
+    arrivals: list[tuple[int, tuple[int, ...]]],
     slo: Mapping[str, float] | None,
 ) -> Served:
-    arrival = np.array([arrival_ns for arrival_ns, _ in mine], np.int64)
-    tokens = [np.array(tokens_ns, np.int64) for _, tokens_ns in mine]
+    arrival = np.array([arrival_ns for arrival_ns, _ in arrivals], np.int64)
+    tokens = [np.array(tokens_ns, np.int64) for _, tokens_ns in arrivals]
     ttft = np.array([times[0] for times in tokens])
     between = [np.diff(times) for times in tokens]
     tbt = np.concatenate(between)
-    met = np.ones(len(mine), bool)
+    met = np.ones(len(arrivals), bool)
     if slo and "ttft_ms" in slo:
         met &= ttft <= 1e6 * slo["ttft_ms"]
     if slo and "tbt_ms" in slo:
-        met &= np.array([not len(one) or one.mean() <= 1e6 * slo["tbt_ms"] for one in between])
+        met &= np.array([not len(each) or each.mean() <= 1e6 * slo["tbt_ms"] for each in between])
     last = arrival + np.array([times[-1] for times in tokens])
     number = np.searchsorted(windows, arrival, "right")
-    rounds = [number == one for one in np.unique(number)]
-    seconds = [max(1, int(last[one].max() - arrival[one].min())) / 1e9 for one in rounds]
+    rounds = [number == each for each in np.unique(number)]
+    seconds = [max(1, int(last[each].max() - arrival[each].min())) / 1e9 for each in rounds]
     return Served(
-        workload, len(mine), *_quantiles(ttft), len(tbt), *_quantiles(tbt),
-        requests_per_s=len(mine) / sum(seconds),
+        workload,
+        len(arrivals),
+        *_quantiles(ttft),
+        len(tbt),
+        *_quantiles(tbt),
+        requests_per_s=len(arrivals) / sum(seconds),
         goodput_per_s=float(met.sum()) / sum(seconds) if slo else None,
         met=float(met.mean()) if slo else None,
         rounds=tuple(
-            float(met[one].sum()) / took for one, took in zip(rounds, seconds, strict=True)
+            float(met[each].sum()) / took for each, took in zip(rounds, seconds, strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 def _quantiles(times: Array) -> tuple[float | None, float | None, float | None]:

@@ -65,6 +65,11 @@ def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name")
     raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
 
 
+def sentences(*parts: str) -> str:
+    """Return what is said of a result in one line; parts may be empty, and end without a stop."""
+    return ". ".join(filter(None, parts))
+
+
 class About(TypedDict):
     """What every result says of the trace that it was worked out from."""
 
@@ -84,7 +89,7 @@ def about(trace: Trace) -> About:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Base of results: subclasses say their rows and a line about them.
+    """Base of results: rows of the fields that are ``Annotated`` with a column, and a definition.
 
     Attributes
     ----------
@@ -100,6 +105,8 @@ class Result:
     incomplete: str = ""
     provenance: str = ""
     is_simulated: bool = False
+    entries: ClassVar[str] = ""
+    """The attribute that has an item a row; empty where the result is its own only row."""
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 
@@ -116,7 +123,10 @@ class Result:
         ]
 
     def _rows(self) -> list[Row]:
-        raise NotImplementedError
+        """One row per entry."""
+        return [
+            row_of(entry) for entry in (getattr(self, self.entries) if self.entries else [self])
+        ]
 
     @door(number=int)
     def most(self, number: int = SHOWN) -> tuple[list[Row], str]:
@@ -146,9 +156,14 @@ class Result:
         return ""
 
     @property
+    def definition(self) -> str:
+        """What the rows mean, and what to know before trusting them; empty if that is plain."""
+        return ""
+
+    @property
     def note(self) -> str:
-        """What the rows rest on, in one line; empty if there is nothing to say."""
-        return self.provenance or self.incomplete
+        """Definition and provenance in one line; empty if there is nothing to say."""
+        return sentences(self.definition, self.provenance) or self.incomplete
 
     def readable(self) -> tuple[list[Row], str]:
         """Return the rows that a table shows, and what is left out of it in words."""

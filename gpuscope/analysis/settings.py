@@ -106,7 +106,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "workload": workload,
                     "partition": _home(trace, workload)
                     if index is None
-                    else partitions[partition[groups.mine(index)[0]]],
+                    else partitions[partition[groups.rows(index)[0]]],
                     "kernels": 0 if index is None else int(groups.counts[index]),
                     "kernel_median_us": None if index is None else medians[index] / 1e3,
                     "latency_n": times.n if times else None,
@@ -131,7 +131,7 @@ def _home(trace: Trace, workload: str) -> str | None:
     """Return the partition of a workload's calls."""
     calls = trace.where(kind="handle")
     groups = by_workload(calls)
-    row = groups.mine(groups.labels.index(workload))[0]
+    row = groups.rows(groups.labels.index(workload))[0]
     home: str | None = calls.spans.column("partition")[int(row)].as_py()
     return home
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes
-from gpuscope.trace.joins import match
+from gpuscope.trace.columns import codes, linked_rows
 from gpuscope.trace.model import Trace
 
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
@@ -53,6 +52,7 @@ class SpanRows:
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
+        self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
         facts = self.metadata.streams
         self._legacy = [int(key) for key, stream in facts.items() if stream.legacy_default]
@@ -120,44 +120,28 @@ class SpanRows:
         return int(self.ends[row])
 
     # -- edges --------------------------------------------------------------------------------
-    @cached_property
-    def _arrows(self) -> tuple[Ints, Ints, Ints, list[str | None]]:
-        """Edges as rows from and to, codes of kinds, and these."""
-        before, after = (
-            match(self.edges.column(name).to_numpy().astype(np.int64), self.ids)
-            for name in ("from", "to")
-        )
-        code, kinds = codes(self.edges.column("kind"))
-        known = (before >= 0) & (after >= 0)
-        return before[known], after[known], code[known], kinds
+    def edges_of(self, *kinds: str) -> tuple[Ints, Ints]:
+        """Return the rows that edges of some kinds lead from and to."""
+        return linked_rows(self.edges, self.ids, *kinds)
 
-    @cached_property
-    def _by_end(self) -> _Sorted:
-        return _Sorted(self._arrows[1])
+    def _ends(self, kind: str) -> tuple[_Sorted, Ints, _Sorted, Ints]:
+        """Return edges of a kind by what they lead to, with whence; and from, with whither."""
+        if kind not in self._linked:
+            before, after = self.edges_of(kind)
+            self._linked[kind] = _Sorted(after), before, _Sorted(before), after
+        return self._linked[kind]
 
     def linked(self, row: int, kind: str) -> list[int]:
         """Return the rows that edges of a kind say come before a row."""
-        before, _, code, kinds = self._arrows
-        return [
-            int(before[edge]) for edge in self._by_end.of(row).tolist() if kinds[code[edge]] == kind
-        ]
-
-    def edges_of(self, *wanted: str) -> tuple[Ints, Ints]:
-        """Return the rows that edges of some kinds lead from and to."""
-        before, after, code, kinds = self._arrows
-        chosen = np.array([kind in wanted for kind in kinds])[code]
-        return before[chosen], after[chosen]
-
-    @cached_property
-    def _launches(self) -> tuple[_Sorted, Ints]:
-        calls, work = self.edges_of("launch")
-        return _Sorted(calls), work
+        by_end, before, _, _ = self._ends(kind)
+        rows: list[int] = before[by_end.of(row)].tolist()
+        return rows
 
     def launched(self, call: int) -> list[int]:
         """Return the work that a call launched."""
-        calls, work = self._launches
-        launched: list[int] = work[calls.of(call)].tolist()
-        return launched
+        _, _, by_start, after = self._ends("launch")
+        rows: list[int] = after[by_start.of(call)].tolist()
+        return rows
 
     def call(self, row: int) -> int | None:
         """Return the call that launched a row: of several, the innermost."""
@@ -181,12 +165,12 @@ class SpanRows:
         was waited for until its last node had ended.
         """
         launch = self.launch_of(row).tolist()
-        own = set(launch)
+        launch_rows = set(launch)
         return [
             self._last_of(before)
             for node in launch
             for before in self.linked(node, kind)
-            if before not in own
+            if before not in launch_rows
         ]
 
     def _last_of(self, row: int) -> int:
@@ -225,24 +209,24 @@ class SpanRows:
     def _latest(self) -> tuple[Ints, Ints]:
         """Row → its place in the queues; place → row that ended last of those up to it."""
         order, first = self.queues
-        place = np.full(len(self.ids), -1)
-        place[order] = np.arange(len(order))
+        positions = np.full(len(self.ids), -1)
+        positions[order] = np.arange(len(order))
         latest = np.zeros(len(order), np.int64)
         for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
             ends = self.ends[order[low:high]]
             is_latest = ends == np.maximum.accumulate(ends)
             latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
-        return place, latest
+        return positions, latest
 
     def in_order(self, row: int) -> list[int]:
         """Return the last work before a row in its stream, if there is any."""
         (order, first), (places, latest) = self.queues, self._latest
-        place = int(places[row])
-        if place < 0 or place == first[place]:
+        position = int(places[row])
+        if position < 0 or position == first[position]:
             return []
-        last, launch = int(order[latest[place - 1]]), self.launch_of(row)
+        last, launch = int(order[latest[position - 1]]), self.launch_of(row)
         if last in launch:
-            before = order[first[place] : place]
+            before = order[first[position] : position]
             before = before[~np.isin(before, launch)]
             return [int(before[np.argmax(self.ends[before])])] if len(before) else []
         return [last]

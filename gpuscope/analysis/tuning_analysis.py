@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope._checks import door, given
+from gpuscope._checks import door
 from gpuscope._text import format_value
 from gpuscope.analysis.noise import interval
 from gpuscope.analysis.race import Goal, Values, Verdict
-from gpuscope.analysis.result import Result, Row
-from gpuscope.errors import NotFound
+from gpuscope.analysis.result import Result, Row, named
 from gpuscope.trace.metadata import Description
 
 
@@ -109,12 +108,12 @@ class Tuning(Result):
     @property
     def best(self) -> TunedSetting | None:
         """The winner; ``None`` if noise does not tell it from others, or nothing meets the SLO."""
-        return next((one for one in self.settings if one.verdict == "best"), None)
+        return next((tuned for tuned in self.settings if tuned.verdict == "best"), None)
 
     @property
     def equals(self) -> tuple[TunedSetting, ...]:
         """The settings of which any will do: noise does not tell them apart."""
-        return tuple(one for one in self.settings if one.verdict in ("best", "equal"))
+        return tuple(tuned for tuned in self.settings if tuned.verdict in ("best", "equal"))
 
     @property
     def choice(self) -> TunedSetting | None:
@@ -127,21 +126,21 @@ class Tuning(Result):
             sign = -1 if self.objective.is_rate else 1
             return min(
                 self.equals,
-                key=lambda one: (one.sms, sign * (one.mean(self.objective) or 0.0)),
+                key=lambda tuned: (tuned.sms, sign * (tuned.mean(self.objective) or 0.0)),
                 default=None,
             )
-        sure = (one for one in self.settings if one.behind is not None)
-        return min(sure, key=lambda one: one.behind or 0.0, default=None)
+        sure = (tuned for tuned in self.settings if tuned.behind is not None)
+        return min(sure, key=lambda tuned: tuned.behind or 0.0, default=None)
 
     @property
     def is_decided(self) -> bool:
         """Whether more measurements would change nothing: each setting is in, or ruled out."""
-        return not any(one.verdict in ("undecided", "not measured") for one in self.settings)
+        return not any(tuned.verdict in ("undecided", "not measured") for tuned in self.settings)
 
     @property
     def is_hopeless(self) -> bool:
         """Whether no setting is likely to meet the SLO."""
-        is_measured = any(one.values for one in self.settings)
+        is_measured = any(tuned.values for tuned in self.settings)
         return is_measured and self.is_decided and not self.equals
 
     @property
@@ -149,7 +148,7 @@ class Tuning(Result):
         """Where nothing meets the SLO, the measured setting that misses it by the least share."""
         if not self.is_hopeless:
             return None
-        return min((one for one in self.settings if one.values), key=self._off)
+        return min((tuned for tuned in self.settings if tuned.values), key=self._off)
 
     def _off(self, setting: TunedSetting) -> float:
         means = {goal: setting.mean(goal) for goal in self.slo}
@@ -172,20 +171,15 @@ class Tuning(Result):
     @property
     def front(self) -> tuple[TunedSetting, ...]:
         """The measured settings that no other beats in the objective and all costs (Pareto)."""
-        return tuple(one for one in self.settings if one.on_front)
+        return tuple(tuned for tuned in self.settings if tuned.on_front)
 
     @property
     def measurements(self) -> int:
         """How many there were."""
-        return sum(len(one.values.get(self.objective.name, ())) for one in self.settings)
+        return sum(len(tuned.values.get(self.objective.name, ())) for tuned in self.settings)
 
     def __getitem__(self, label: str) -> TunedSetting:
-        for one in self.settings:
-            if one.label == label:
-                return one
-        raise NotFound(
-            f"no setting {given(label)}; there are {[one.label for one in self.settings]}"
-        )
+        return named(self.settings, label, "setting", "label")
 
     @door(setting=TunedSetting)
     def interval(self, setting: TunedSetting) -> tuple[float, float] | None:
@@ -197,42 +191,42 @@ class Tuning(Result):
         """One row per setting of the grid."""
         return [
             {
-                "setting": one.label,
-                **{f"SMs of {name}": count for name, count in one.sizes.items()},
-                "n": len(one.values.get(self.objective.name, ())),
-                self.objective.name: one.mean(self.objective),
-                "from": (self.interval(one) or (None, None))[0],
-                "to": (self.interval(one) or (None, None))[1],
-                **{goal.name: one.mean(goal) for goal in self.costs},
+                "setting": tuned.label,
+                **{f"SMs of {name}": count for name, count in tuned.sizes.items()},
+                "n": len(tuned.values.get(self.objective.name, ())),
+                self.objective.name: tuned.mean(self.objective),
+                **dict(zip(("from", "to"), self.interval(tuned) or (None, None), strict=True)),
+                **{goal.name: tuned.mean(goal) for goal in self.costs},
                 **{
-                    f"forecast {goal.name}": one.forecast.get(goal.name)
+                    f"forecast {goal.name}": tuned.forecast.get(goal.name)
                     for goal in (self.objective, *self.slo)
                 },
-                "front": "•" if one.on_front else "",
-                "verdict": one.verdict,
-                "error": one.error or None,
+                "front": "•" if tuned.on_front else "",
+                "verdict": tuned.verdict,
+                "error": tuned.error or None,
             }
-            for one in self.settings
+            for tuned in self.settings
         ]
 
     def readable(self) -> tuple[list[Row], str]:
         """Return few columns, none of them empty, with the interval as ±."""
         rows, left_out = self._most(self._rows())
-        own, slo = self.objective.name, [goal.name for goal in self.slo]
+        objective, slo = self.objective.name, [goal.name for goal in self.slo]
         for row in rows:
             likely = self[row["setting"]].bounds if not row["n"] else {}
-            row[own] = format_value(row[own])
+            row[objective] = format_value(row[objective])
             if row["from"] is not None:
-                row[own] += f" ± {(row['to'] - row['from']) / 2:.2g}"
+                row[objective] += f" ± {(row['to'] - row['from']) / 2:.2g}"
             for name, (low, high) in likely.items():
                 row[name] = f"likely {format_value(low)} to {format_value(high)}"
-        forecasts = [f"forecast {name}" for name in (own, *slo)]
+        forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
-        names = ("setting", "n", own, *costs, *forecasts, "front")
+        names = ("setting", "n", objective, *costs, *forecasts, "front")
         shown = [
-            name for name in (*names, "verdict", "error")
+            name
+            for name in (*names, "verdict", "error")
             if any(row[name] not in (None, "") for row in rows)
-        ]  # fmt: skip
+        ]
         return [{name: row[name] for name in shown} for row in rows], left_out
 
     @door(setting=TunedSetting)

@@ -145,10 +145,10 @@ class WorkParts:
             released = there & (ends == at) & (rows.ends[holders] == at)
             best = np.flatnonzero(released if released.any() else there)
             # Else one of those whose blocks were ending: rather who was nearer its end.
-            place = int(best[np.lexsort((starts[best], rows.ends[holders[best]]))[0]])
-            begin = max(int(starts[place]), since)
+            holder = int(best[np.lexsort((starts[best], rows.ends[holders[best]]))[0]])
+            begin = max(int(starts[holder]), since)
             others = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
-            parts.append(Part(kind, begin, at, int(rows.ids[holders[place]]), others))
+            parts.append(Part(kind, begin, at, int(rows.ids[holders[holder]]), others))
             at = begin
         return parts[::-1]
 
@@ -182,9 +182,9 @@ class WorkParts:
         partition = rows.text("partition", row)
         if partition is None:
             return alike
-        own = set(rows.metadata.partition(partition).sm_ids)
+        sm_ids = set(rows.metadata.partition(partition).sm_ids)
         partitions = rows.metadata.partitions.items()
-        sharing = [name for name, facts in partitions if own & set(facts.sm_ids)]
+        sharing = [name for name, facts in partitions if sm_ids & set(facts.sm_ids)]
         alike &= rows.having("partition", (*sharing, partition, None))
         return alike
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import Progress
 
-from gpuscope import analysis, telling
+from gpuscope import telling
 from gpuscope._files import check_new
-from gpuscope.analysis.result import Result
+from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import (
     Force,
@@ -28,7 +27,7 @@ from gpuscope.cli.app import (
     stderr,
 )
 from gpuscope.cli.experiments import trace_names
-from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
@@ -174,25 +173,25 @@ def _traces_of(path: Path) -> list[Path]:
 
 @app.command("summary")
 def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
-    """Say what is in a trace: what to act on, whether work was confined, streams, overlap, latency.
+    """Say what is in a trace: what to act on, then what each analysis finds.
 
     Example: gpuscope summary out/trace-shared.parquet --json
     """
     trace = load_trace(file)
-    findings = telling.findings(trace).findings
-    judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
-    for seldom in ("requests", "hazards", "collectives"):  # most programs have none
-        if isinstance(judged[seldom], str):
-            del judged[seldom]
+    found = findings(trace).findings
+    asked = {known.name: known.ask(trace) for known in known_analyses()}
+    answers = {name: answer for name, answer in asked.items() if answer}
+    for problem in problems():
+        complain(problem)
     if as_json:
         facts: dict[str, object] = {
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
-            "findings": [telling.to_json(finding) for finding in findings],
+            "findings": [telling.to_json(finding) for finding in found],
             **{
-                name: result if isinstance(result, str) else result.rows()
-                for name, result in judged.items()
+                name: answer if isinstance(answer, str) else answer.rows()
+                for name, answer in answers.items()
             },
         }
         say_json(facts)
@@ -200,33 +199,15 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     say(f"{len(trace):,} spans: {counts or 'none'}")
     say(trace.provenance)
-    say_findings(("", finding) for finding in findings)
-    for name, result in judged.items():
-        if isinstance(result, str):
-            say(f"{name}: {result}")
+    say_findings(("", finding) for finding in found)
+    for name, answer in answers.items():
+        if isinstance(answer, str):
+            say(f"{name}: {answer}")
             continue
-        rows, left_out = result.readable()
+        rows, left_out = answer.readable()
         if rows:
-            if result.incomplete:
-                say(f"{name}: {result.incomplete}")
+            if answer.incomplete:
+                say(f"{name}: {answer.incomplete}")
             show_table(name, rows[0], (row.values() for row in rows))
         if left_out:
             say(f"{name}: {left_out}")
-
-
-_JUDGES: dict[str, Callable[[Trace], Result]] = {
-    "streams": analysis.summary,
-    "overlap": lambda trace: analysis.overlap(trace, by="stream"),
-    "latency": analysis.latency,
-    "requests": analysis.requests,
-    "hazards": analysis.hazards,
-    "collectives": analysis.collectives,
-}
-
-
-def _judged(judge: Callable[[Trace], Result], trace: Trace) -> Result | str:
-    """Return the result, or why there is none."""
-    try:
-        return judge(trace)
-    except MissingEvidence as error:
-        return str(error)

@@ -106,17 +106,20 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
         _HEIGHT * len(rows),
         legend_rows=len(cases),
         xaxis=style.x_axis(
-            "SMs of its partition", anchor=f"y{len(rows) if len(rows) > 1 else ''}",
-            tickvals=sorted({one.sm_count for one in points if one.sm_count is not None}),
+            "SMs of its partition",
+            anchor=f"y{len(rows) if len(rows) > 1 else ''}",
+            tickvals=sorted({point.sm_count for point in points if point.sm_count is not None}),
         ),
-    )  # fmt: skip
+    )
     layout["xaxis2"] = {"overlaying": "x", "range": [0, 1], "visible": False, "fixedrange": True}
     for row, (title, _, form) in enumerate(rows):
         top = 1 - row / len(rows)
         layout[f"yaxis{row + 1 if row else ''}"] = style.y_axis(
-            title, domain=[top - 1 / len(rows) + (0.05 if row + 1 < len(rows) else 0), top],
-            rangemode="tozero", tickformat=form if form == ".0%" else ",",
-        )  # fmt: skip
+            title,
+            domain=[top - 1 / len(rows) + (0.05 if row + 1 < len(rows) else 0), top],
+            rangemode="tozero",
+            tickformat=form if form == ".0%" else ",",
+        )
     return ThemedFigure(data=data, layout=layout)
 
 
@@ -128,10 +131,12 @@ def _lines(
     colour = style.OKABE_ITO[number % len(style.OKABE_ITO)]
     name = ", ".join(f"{escape(key, 30)} = {escape(what, 30)}" for key, what in points[0].case)
     shared = {
-        "name": name or "the collective", "legendgroup": str(number), "showlegend": not row,
+        "name": name or "the collective",
+        "legendgroup": str(number),
+        "showlegend": not row,
         "yaxis": f"y{row + 1 if row else ''}",
         "hovertemplate": f"%{{y:{form}}}<extra>{name}</extra>",
-    }  # fmt: skip
+    }
     on_sms = sorted(
         (point for point in known if point.sm_count is not None), key=lambda one: one.sm_count or 0
     )
@@ -149,10 +154,13 @@ def _lines(
     if whole:
         height = getattr(whole[0], value)
         yield go.Scatter(
-            x=[0, 1], y=[height, height], xaxis="x2", mode="lines",
+            x=[0, 1],
+            y=[height, height],
+            xaxis="x2",
+            mode="lines",
             line={"color": style.darker(style.WHOLE_GPU_COLOUR), "width": 1.6, "dash": "dash"},
             **shared,
-        )  # fmt: skip
+        )
 
 
 def _points(result: SweepResult, collective: str, beside: str | None) -> Iterable[_Point]:

@@ -114,17 +114,17 @@ def _lines(partition: PartitionConfinement) -> list[str]:
     """Return what stands below a bar, safe for Plotly."""
     if partition.fraction is None:
         return ["no work was given to it"]
-    said = ", ".join(
+    evidence = ", ".join(
         f"{part.kind}: {_share(part.fraction)} of {part.observations:,} {part.judged_by}"
         for part in partition.evidence
     )
     inside = f"<b>{_share(partition.fraction)} inside</b> of {duration(partition.time_ns)}"
-    lines = [f"{inside} in {partition.kernels:,} kernels; {said}"]
+    lines = [f"{inside} in {partition.kernels:,} kernels; {evidence}"]
     lines += [
-        f"× escaped: {_escape_line(found, partition)}" for found in partition.escapes[:_NAMED]
+        f"× escaped: {_escape_line(escaped, partition)}" for escaped in partition.escapes[:_NAMED]
     ]
     if len(partition.escapes) > _NAMED:
-        rest = sum(found.time_ns for found in partition.escapes[_NAMED:])
+        rest = sum(escaped.time_ns for escaped in partition.escapes[_NAMED:])
         lines.append(f"× and {len(partition.escapes) - _NAMED:,} more, {duration(rest)}")
     lines += [escape(line) for note in partition.notes for line in wrapped(note)]
     return lines
@@ -199,8 +199,8 @@ def _hover(partition: PartitionConfinement, part: Evidence, ns: float, *, outsid
         f"{part.kernels:,} kernels judged by {part.observations:,} {part.judged_by}",
     ]
     if outside:
-        named = [found for found in partition.escapes if found.evidence == part.kind]
-        lines += [_escape_line(found, partition) for found in named[:10]]
+        named = [escaped for escaped in partition.escapes if escaped.evidence == part.kind]
+        lines += [_escape_line(escaped, partition) for escaped in named[:10]]
         if len(named) > 10:
             lines.append(f"and {len(named) - 10:,} more")
         if partition.escaping_sm_ids:

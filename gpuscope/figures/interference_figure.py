@@ -69,14 +69,20 @@ def interference(result: InterferenceResult) -> go.Figure:
             if filled:
                 shapes.append(_box(column, row, filled))
     picture = go.Heatmap(
-        z=colours, zmin=-_STRONGEST, zmax=_STRONGEST, xgap=3, ygap=3, showscale=False,
+        z=colours,
+        zmin=-_STRONGEST,
+        zmax=_STRONGEST,
+        xgap=3,
+        ygap=3,
+        showscale=False,
         colorscale=[
             [0, style.tinted(style.OKABE_ITO[0], 0.55)],
             [0.5, "#FFFFFF"],
             [1, style.tinted(style.ESCAPED, 0.6)],
         ],
-        hovertext=hovers, hoverinfo="text",
-    )  # fmt: skip
+        hovertext=hovers,
+        hoverinfo="text",
+    )
     inside = result.cells[0].inside
     notes = [*map(escape, wrapped(definition(inside))), *provenance_of(result.provenance)]
     if result.stopped:
@@ -105,10 +111,10 @@ def _alone(result: InterferenceResult, of: str) -> list[str]:
 def _lines(cell: Interference, width: int) -> list[str]:
     """Return what stands in a cell."""
     if cell.value is None or cell.low is None or cell.high is None:
-        said = _broken(str(cell.reason), width)
-        if len(said) >= _MOST_LINES:
-            said = _broken(f"{str(cell.reason).partition(':')[0]} …", width)[: _MOST_LINES - 1]
-        return ["<b>no value</b>", *map(escape, said)]
+        reason = _broken(str(cell.reason), width)
+        if len(reason) >= _MOST_LINES:
+            reason = _broken(f"{str(cell.reason).partition(':')[0]} …", width)[: _MOST_LINES - 1]
+        return ["<b>no value</b>", *map(escape, reason)]
     return [
         f"<b>{_signed(cell.value)} %</b>",
         f"{_signed(cell.low)} to {_signed(cell.high)} %",
@@ -138,24 +144,39 @@ def _broken(line: str, width: int) -> list[str]:
 
 def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, object]:
     labels = [
-        f"<b>{escape(name, 24)}</b><br>{escape(place, 28)}"
-        for name, place in result.partitions.items()
+        f"<b>{escape(name, 24)}</b><br>{escape(partition, 28)}"
+        for name, partition in result.partitions.items()
     ]
     return style.label_axis(
-        list(range(len(labels))), labels, title=style.titled(title), ticks="", tickangle=0,
-        ticklabelstandoff=4, **more,
-    )  # fmt: skip
+        list(range(len(labels))),
+        labels,
+        title=style.titled(title),
+        ticks="",
+        tickangle=0,
+        ticklabelstandoff=4,
+        **more,
+    )
 
 
 def _text(text: str, x: int, y: int) -> dict[str, object]:
     return {
-        "text": text, "x": x, "y": y, "showarrow": False,
-        "font": {"size": 12, "color": style.INK}, "align": "center",
-    }  # fmt: skip
+        "text": text,
+        "x": x,
+        "y": y,
+        "showarrow": False,
+        "font": {"size": 12, "color": style.INK},
+        "align": "center",
+    }
 
 
 def _box(x: int, y: int, colour: str) -> dict[str, object]:
     return {
-        "type": "rect", "x0": x - 0.49, "x1": x + 0.49, "y0": y - 0.48, "y1": y + 0.48,
-        "fillcolor": colour, "line": {"width": 0}, "layer": "above",
-    }  # fmt: skip
+        "type": "rect",
+        "x0": x - 0.49,
+        "x1": x + 0.49,
+        "y0": y - 0.48,
+        "y1": y + 0.48,
+        "fillcolor": colour,
+        "line": {"width": 0},
+        "layer": "above",
+    }

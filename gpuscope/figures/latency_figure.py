@@ -77,7 +77,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     for setting, trace in traces.items():
         calls, took, _ = durations_ns(trace)
         if handle in calls.labels:
-            durations = np.sort(took[calls.mine(calls.labels.index(handle))])
+            durations = np.sort(took[calls.rows(calls.labels.index(handle))])
             home = homes[setting]
             look = {
                 "color": style.WHOLE_GPU_COLOUR if home is None else colours[home],
@@ -131,8 +131,10 @@ def _log_axis(values: Array) -> style.Properties:
 def _home(trace: Trace, handle: str) -> str | None:
     """Return the partition of the stream that a handle's first call went to."""
     calls = trace.where(kind="handle")
-    own = calls.where(category=handle)
-    return next(iter((own if len(own) else calls.where(name=handle)).texts("partition")), None)
+    of_handle = calls.where(category=handle)
+    return next(
+        iter((of_handle if len(of_handle) else calls.where(name=handle)).texts("partition")), None
+    )
 
 
 def _curve(
@@ -143,9 +145,9 @@ def _curve(
     times_us = np.maximum(durations, 1) / 1e3
     marks = {"p50": seen.p50_ns, "p90": seen.p90_ns, "p99": seen.p99_ns}
     known = {name: value for name, value in marks.items() if value is not None}
-    said = ", ".join(f"{name} {duration(value)}" for name, value in known.items())
+    quantiles = ", ".join(f"{name} {duration(value)}" for name, value in known.items())
     few = "" if seen.p99_ns is not None else f"; no p99 below {P99_NEEDS:,} calls"
-    name = f"{escape(setting, 40)}: {said} (n = {count:,}{few})"
+    name = f"{escape(setting, 40)}: {quantiles} (n = {count:,}{few})"
     return [
         go.Scatter(
             x=np.r_[times_us[0], times_us[picked]],
@@ -206,8 +208,8 @@ class _Point:
 
     def beats(self, other: _Point, mark: str) -> bool:
         """Whether it is at least as good in both respects and better in one."""
-        mine, theirs = (self.latency_us[mark], -self.kept), (other.latency_us[mark], -other.kept)
-        return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
+        ours, theirs = (self.latency_us[mark], -self.kept), (other.latency_us[mark], -other.kept)
+        return ours != theirs and ours[0] <= theirs[0] and ours[1] <= theirs[1]
 
 
 @door(result=SweepResult, latency=str, throughput=str)
@@ -264,12 +266,12 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             data.append(_line(front, mark, in_legend=not index))
             best += front
         for setting in [None, *settings]:
-            mine = [
+            of_case = [
                 point for point in points if point.setting == setting and mark in point.latency_us
             ]
-            if mine:
-                place = -1 if setting is None else settings.index(setting)
-                data.append(_series(mine, best, mark, place))
+            if of_case:
+                number = -1 if setting is None else settings.index(setting)
+                data.append(_series(of_case, best, mark, number))
     counts = [point.n for point in points]
     calls = f"{min(counts):,}" + (f" to {max(counts):,}" if len(set(counts)) > 1 else "")
     varied = ", ".join(clean(path, 40) for path in result.parameters)
@@ -317,8 +319,8 @@ def _points(result: SweepResult, latency: str, throughput: str) -> tuple[list[_P
         groups.setdefault(key, []).append(row)
     for (*values, setting), rows in groups.items():
         at = dict(zip(result.parameters, values, strict=True))
-        found = {row["workload"]: row for row in of_slowest_rank(rows)}
-        fast, big = found.get(latency, {}), found.get(throughput, {})
+        by_workload = {row["workload"]: row for row in of_slowest_rank(rows)}
+        fast, big = by_workload.get(latency, {}), by_workload.get(throughput, {})
         why = rows[0]["error"]
         if why is None and fast.get("latency_p50_us") is None:
             why = f"no latency of {latency!r}"
@@ -353,8 +355,10 @@ def _fronts(points: Sequence[_Point], mark: str) -> list[list[_Point]]:
     """Return for each case the points that no other beats, by throughput."""
     fronts = []
     for case in dict.fromkeys(point.case for point in points):
-        mine = [point for point in points if point.case == case and mark in point.latency_us]
-        best = [point for point in mine if not any(other.beats(point, mark) for other in mine)]
+        of_case = [point for point in points if point.case == case and mark in point.latency_us]
+        best = [
+            point for point in of_case if not any(other.beats(point, mark) for other in of_case)
+        ]
         if best:
             fronts.append(sorted(best, key=lambda point: point.kept))
     return fronts

@@ -108,13 +108,17 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
     """Return a line between each pair, then both with their spread."""
     joined: list[float | None] = []
     heights: list[float | None] = []
-    for time, place in zip(result.times, places, strict=True):
+    for time, height in zip(result.times, places, strict=True):
         joined += [time.predicted_ns / 1e3, time.measured_ns / 1e3, None]
-        heights += [place, place, None]
+        heights += [height, height, None]
     between = go.Scatter(
-        x=joined, y=heights, mode="lines", hoverinfo="skip", showlegend=False,
+        x=joined,
+        y=heights,
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
         line={"color": style.HOST_COLOUR, "width": 1, "dash": "dot"},
-    )  # fmt: skip
+    )
     marks = [between]
     for name, colour, symbol, shift in (
         ("measured", _MEASURED, "circle", 3),
@@ -124,7 +128,7 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
         marks.append(
             go.Scatter(
                 x=[middle / 1e3 for middle, *_ in sides],
-                y=[place + shift for place in places],
+                y=[height + shift for height in places],
                 mode="markers",
                 name=name,
                 marker={

@@ -57,18 +57,20 @@ def tuning(result: Tuning) -> go.Figure:
     ['forecast, not measured', 'Pareto front', 'best', 'worse']
     """
     cost = next(iter(result.costs), None)
-    measured = [one for one in result.settings if one.mean(result.objective) is not None]
-    hollow = [one for one in result.settings if one.forecast]
+    measured = [
+        setting for setting in result.settings if setting.mean(result.objective) is not None
+    ]
+    hollow = [setting for setting in result.settings if setting.forecast]
     if not measured and not hollow:
         raise MissingEvidence("nothing was measured or forecast: tune again")
     data = [_forecasts(hollow, result, cost)] if hollow else []
     front = list(result.front)
     if cost is not None:
-        front.sort(key=lambda one: one.mean(cost) or 0.0)
+        front.sort(key=lambda setting: setting.mean(cost) or 0.0)
     data.append(
         go.Scatter(
-            x=[_x(one, cost) for one in front],
-            y=[one.mean(result.objective) for one in front],
+            x=[_x(setting, cost) for setting in front],
+            y=[setting.mean(result.objective) for setting in front],
             mode="lines",
             line={"color": style.INK, "width": 1.2},
             name="Pareto front",
@@ -76,9 +78,9 @@ def tuning(result: Tuning) -> go.Figure:
         )
     )
     for verdict in _LOOKS:
-        mine = [one for one in measured if one.verdict == verdict]
-        if mine:
-            data.append(_series(result, mine, verdict, cost))
+        of_verdict = [setting for setting in measured if setting.verdict == verdict]
+        if of_verdict:
+            data.append(_series(result, of_verdict, verdict, cost))
     better = "more" if result.objective.is_rate else "less"
     notes = [*tuned_words(result)[:3], result.forecasts]
     layout = style.base_layout(
@@ -98,9 +100,10 @@ def tuning(result: Tuning) -> go.Figure:
     for goal in result.slo:
         if cost is not None and goal.name == cost.name:
             figure.add_vline(
-                x=goal.limit, line={"color": style.ESCAPED, "dash": "dash", "width": 1},
+                x=goal.limit,
+                line={"color": style.ESCAPED, "dash": "dash", "width": 1},
                 annotation_text=escape(str(goal), 60),
-            )  # fmt: skip
+            )
     return figure
 
 
@@ -112,52 +115,56 @@ def _forecasts(settings: list[TunedSetting], result: Tuning, cost: Goal | None) 
     objective = result.objective
     return go.Scatter(
         x=[
-            escape(one.label, 40) if cost is None else one.forecast.get(cost.name)
-            for one in settings
+            escape(setting.label, 40) if cost is None else setting.forecast.get(cost.name)
+            for setting in settings
         ],
-        y=[one.forecast[objective.name] for one in settings],
+        y=[setting.forecast[objective.name] for setting in settings],
         mode="markers",
         marker={
-            "symbol": "circle-open", "size": 8, "color": style.WHOLE_GPU_COLOUR,
+            "symbol": "circle-open",
+            "size": 8,
+            "color": style.WHOLE_GPU_COLOUR,
         },
         name="forecast, not measured",
         hovertext=[
-            "<br>".join([
-                f"<b>{escape(one.label, 60)}</b>, forecast",
-                *(
-                    f"{escape(goal.name, 60)} {one.forecast[goal.name]:,.4g}"
-                    for goal in dict.fromkeys((objective, *result.slo))
-                ),
-                *([] if one.values else [one.verdict]),
-            ])
-            for one in settings
+            "<br>".join(
+                [
+                    f"<b>{escape(setting.label, 60)}</b>, forecast",
+                    *(
+                        f"{escape(goal.name, 60)} {setting.forecast[goal.name]:,.4g}"
+                        for goal in dict.fromkeys((objective, *result.slo))
+                    ),
+                    *([] if setting.values else [setting.verdict]),
+                ]
+            )
+            for setting in settings
         ],
         hoverinfo="text",
-    )  # fmt: skip
+    )
 
 
 def _series(
     result: Tuning, settings: list[TunedSetting], verdict: Verdict, cost: Goal | None
 ) -> go.Scatter:
     symbol, colour, size = _LOOKS[verdict]
-    means = [one.mean(result.objective) or 0.0 for one in settings]
-    edges = [result.interval(one) for one in settings]
-    halves = [(found[1] - found[0]) / 2 if found else 0.0 for found in edges]
+    means = [setting.mean(result.objective) or 0.0 for setting in settings]
+    edges = [result.interval(setting) for setting in settings]
+    halves = [(bounds[1] - bounds[0]) / 2 if bounds else 0.0 for bounds in edges]
     return go.Scatter(
-        x=[_x(one, cost) for one in settings],
+        x=[_x(setting, cost) for setting in settings],
         y=means,
         error_y={"type": "data", "array": halves, "color": colour, "thickness": 1.2},
         mode="markers+text",
         marker={"symbol": symbol, "size": size, "color": colour},
-        text=[escape(one.label, 40) for one in settings] if cost is not None else None,
+        text=[escape(setting.label, 40) for setting in settings] if cost is not None else None,
         textposition="top center",
         textfont={"size": 12, "color": style.INK},
         cliponaxis=False,
         name=verdict,
         hovertext=[
-            f"<b>{escape(one.label, 60)}</b>, {verdict}<br>{mean:,.4g} ± {half:.3g} "
-            f"(n = {len(one.values[result.objective.name])})"
-            for one, mean, half in zip(settings, means, halves, strict=True)
+            f"<b>{escape(setting.label, 60)}</b>, {verdict}<br>{mean:,.4g} ± {half:.3g} "
+            f"(n = {len(setting.values[result.objective.name])})"
+            for setting, mean, half in zip(settings, means, halves, strict=True)
         ],
         hoverinfo="text",
     )

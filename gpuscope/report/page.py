@@ -6,7 +6,7 @@ import base64
 import functools
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, TypeAlias
@@ -15,9 +15,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from gpuscope import analysis, figures
 from gpuscope._files import write_text
 from gpuscope._text import format_value, safe
+from gpuscope.analyses import Analysis, problems
+from gpuscope.analyses.declared import AnalysisFailed
 from gpuscope.analysis.intervals import by_stream, ended_kernels
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, MissingEvidence
@@ -159,11 +160,6 @@ def incomplete_banner(traces: Mapping[str, Trace]) -> str:
     return banner(f"{missing}.", "What is below was worked out from the rest.") if missing else ""
 
 
-def warning(told: str) -> str:
-    """Return a paragraph that stands out; nothing of nothing."""
-    return paragraph(told, "warn") if told else ""
-
-
 def result(found: Result, *, without: Sequence[str] = ()) -> str:
     """Return a result as a table, and what it lacks; of many rows as many as can be read."""
     rows, left_out = found.readable()
@@ -171,30 +167,73 @@ def result(found: Result, *, without: Sequence[str] = ()) -> str:
     return judged(kept, found.incomplete) + (paragraph(left_out, "muted") if left_out else "")
 
 
-def collectives(traces: Mapping[str, Trace]) -> list[str]:
-    """Show the collectives of each trace; nothing where there are none."""
-    shown: list[str] = []
-    for label, trace in (
-        traces.items() if any(one.metadata.ranks for one in traces.values()) else ()
-    ):
-        try:
-            found = analysis.collectives(trace)
-        except MissingEvidence:
+def section(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
+    """Show what an analysis says of each trace; nothing where it has nothing to say."""
+    results = {label: known.ask(trace) for label, trace in traces.items()}
+    rows: list[Row] = []
+    notes: list[str] = []
+    for label, result in results.items():
+        prefix = f"{label}: " if len(traces) > 1 else ""
+        if isinstance(result, str):
+            notes += [f"{prefix}{result}"] if result else []
             continue
-        heading = [paragraph(label)] if len(traces) > 1 else []
-        shown += [*heading, result(found), paragraph(found.note, "muted")]
-    return ["<h2>Collectives</h2>", *shown] if shown else []
+        readable, left_out = result.readable()
+        rows += [{"setting": label, **row} if prefix else row for row in readable]
+        notes += [f"{prefix}{note}" for note in (result.definition, left_out) if note]
+    if not rows and not notes:
+        return []
+    return [
+        f"<h2>{safe(known.title)}</h2>",
+        judged(filled(rows), incomplete(traces)) if rows else "",
+        *(figures_of(known, traces) if rows else ()),
+        *(paragraph(note, "muted") for note in dict.fromkeys(notes)),
+    ]
 
 
-def judged(rows: Sequence[Row], told: str, shares: Sequence[str] = ()) -> str:
+def figures_of(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
+    """Return the figures of an analysis, and why others are not there."""
+    if known.figures is None:
+        return []
+    try:
+        with known.naming():
+            return drawn(known.figures(traces), known.name, traces)
+    except (AnalysisFailed, MissingEvidence) as error:
+        return [paragraph(str(error), "muted")]
+
+
+def drawn(
+    figures: Iterable[go.Figure | str], name: str, traces: Mapping[str, Trace] | None = None
+) -> list[str]:
+    """Return figures as HTML, and the plain text between them; ``name`` numbers them."""
+    return [
+        paragraph(part, "muted")
+        if isinstance(part, str)
+        else figure(part, f"{name}-{number}", traces)
+        for number, part in enumerate(figures)
+    ]
+
+
+def filled(rows: Sequence[Row]) -> list[Row]:
+    """Leave out columns that say nothing in any row."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if any(row.get(name) is not None for row in rows)]
+    return [{name: row.get(name) for name in kept} for row in rows]
+
+
+def broken() -> list[str]:
+    """Return which plugins' analyses cannot be used, and why."""
+    return [paragraph(problem, "warn") for problem in problems()]
+
+
+def judged(rows: Sequence[Row], missing: str, shares: Sequence[str] = ()) -> str:
     """Return rows as a table, below the sentence that says what they lack; all plain text."""
     shown = [{name: value for name, value in row.items() if name != "incomplete"} for row in rows]
-    return warning(told) + table(shown, shares)
+    return (paragraph(missing, "warn") if missing else "") + table(shown, shares)
 
 
 def provenance(traces: Mapping[str, Trace]) -> str:
     """Return where the times come from; what differs between settings, setting by setting."""
-    found: dict[str, dict[str, list[str]]] = {}
+    facts_by_what: dict[str, dict[str, list[str]]] = {}
     for name, trace in traces.items():
         facts = trace.metadata
         versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
@@ -211,7 +250,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
         }
         for what, line in lines.items():
             if line:
-                found.setdefault(what, {}).setdefault(line, []).append(name)
+                facts_by_what.setdefault(what, {}).setdefault(line, []).append(name)
     return table(
         [
             {
@@ -221,7 +260,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
                     for line, names in by_line.items()
                 ),
             }
-            for what, by_line in found.items()
+            for what, by_line in facts_by_what.items()
         ],
         limit=2000,
     )
@@ -235,8 +274,8 @@ def _state(device: DeviceFacts) -> str:
         "{:g} W": device.power_w,
         "throttled: {}": ", ".join(device.throttle_reasons),
     }
-    said = [text.format(value) for text, value in known.items() if value]
-    return f"{device.name or 'device'}: {', '.join(said)}" if said else ""
+    words = [text.format(value) for text, value in known.items() if value]
+    return f"{device.name or 'device'}: {', '.join(words)}" if words else ""
 
 
 def write(
@@ -274,9 +313,6 @@ def write(
 
 _CLOSE_NS = 2_000_000
 _KERNELS_IN_VIEW = 10
-_MAX_LATENCY_FIGURES = 6
-_NAMED = 20
-"""Handles without a figure that are named."""
 
 
 def first_window_ns(trace: Trace) -> tuple[int, int]:
@@ -307,12 +343,12 @@ def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
 def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
     """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
     middle = (low + high) // 2
-    found = trace.where(kind="kernel")
-    starts = found.array("start_ns")
+    kernels = trace.where(kind="kernel")
+    starts = kernels.array("start_ns")
     inside = (starts >= low) & (starts < high)
     if not inside.any():
         return middle
-    label, labels = codes(found.spans.column("category"))
+    label, labels = codes(kernels.spans.column("category"))
     counts = np.bincount(label[inside], minlength=len(labels))
     there = np.flatnonzero(counts).tolist()
     least = min(there, key=lambda workload: (counts[workload], str(labels[workload])))
@@ -322,30 +358,11 @@ def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
 
 def _median_kernel_ns(trace: Trace) -> int:
     """Return the longest of the streams' median kernel times."""
-    found = ended_kernels(trace)
-    if not len(found):
+    finished = ended_kernels(trace)
+    if not len(finished):
         return 0
-    took = found.array("end_ns") - found.array("start_ns")
-    return int(by_stream(found).quantiles(took, (0.5,)).max())
-
-
-def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str]:
-    """Return one distribution a handle, as HTML."""
-    parts = []
-    for index, handle in enumerate(handles[:_MAX_LATENCY_FIGURES]):
-        try:
-            drawn = figures.latency(traces, handle)
-        except MissingEvidence as error:
-            parts.append(paragraph(str(error), "muted"))
-        else:
-            parts.append(figure(drawn, f"latency-{index}", traces))
-    left = handles[_MAX_LATENCY_FIGURES:]
-    if left:
-        more = f" and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
-        names = ", ".join(left[:_NAMED])
-        told = f"Without a figure: {names}{more}. figures.latency(traces, name) draws any."
-        parts.append(paragraph(told, "muted"))
-    return parts
+    took = finished.array("end_ns") - finished.array("start_ns")
+    return int(by_stream(finished).quantiles(took, (0.5,)).max())
 
 
 def ending(traces: Mapping[str, Trace]) -> list[str]:

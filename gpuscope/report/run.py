@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
 
-from gpuscope import analysis, figures
+from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope._columns import TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
+from gpuscope.analyses import findings_by_setting, known_analyses
+from gpuscope.analyses.builtin import latencies_of
 from gpuscope.analysis.headline import changes
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
-from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.report.page import Row
 from gpuscope.telling.comparison import compared, sentence
 from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.telling.media import to_html, unbroken
 from gpuscope.telling.of_setting import together
-from gpuscope.telling.of_trace import findings_by_setting
 from gpuscope.timeline import style
 from gpuscope.timeline.text import duration
 from gpuscope.trace.run import Run, incomplete
@@ -35,6 +34,8 @@ _WIDEST = 60
 """Per cent of its cell that the longest bar takes; its number stands beside it."""
 _ABOVE = 2
 """Findings, if they are problems, that stand above the picture; the others stand below it."""
+_IN_THE_TABLE = ("streams", "overlap", "gaps", "latency", "requests")
+"""Analyses of which the comparison of the settings has the numbers."""
 
 
 @door(run=Run, path=(str, Path), title=(str, None))
@@ -66,14 +67,15 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     background, foreground = _workloads(run, rows)
     missing = incomplete(run.traces)
-    findings = findings_by_setting(run.traces)
-    first = sum(finding.is_problem for _, finding in findings[:_ABOVE])
+    ranked = findings_by_setting(run.traces)
+    first = sum(finding.is_problem for _, finding in ranked[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
     driven = driven_by_requests(described)
     sections = [
         _stopped(run),
         f'<p class="headline">{unbroken(sentence(compared(run)))}</p>',
-        to_html(findings[:first]),
+        to_html(ranked[:first]),
+        *page.broken(),
         page.terms(
             {
                 name: describe_workload(facts, driven=name in driven)
@@ -81,22 +83,26 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
             }
         ),
         *_picture(run, rows, served, background, foreground),
-        to_html(findings[first:]),
+        to_html(ranked[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
-        *page.collectives(run.traces),
         *_timelines(run),
     ]
     if served:
         sections += ["<h2>Requests</h2>", page.judged(readable(served, full=True), missing)]
     if foreground:
-        sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
+        figures_of_handles = latencies_of(run.traces, foreground)
+        sections += ["<h2>Latency</h2>", *page.drawn(figures_of_handles, "latency", run.traces)]
     sections += [
         "<h2>All numbers</h2>",
         page.judged(readable(rows, full=True, without=TOGETHER), missing),
         *_together(run, rows),
-        *_confined(run, missing),
-        *_queue(run, background, foreground, missing),
+        *(
+            part
+            for known in known_analyses()
+            if known.name not in _IN_THE_TABLE
+            for part in page.section(known, run.traces)
+        ),
         *page.ending(run.traces),
     ]
     count = len(run.traces)
@@ -134,12 +140,6 @@ def _stopped(run: Run) -> str:
     )
 
 
-def _told(rows: Sequence[Row]) -> list[Row]:
-    """Leave out columns that say nothing in any row."""
-    told = {name for row in rows for name, value in row.items() if value is not None}
-    return [{name: value for name, value in row.items() if name in told} for row in rows]
-
-
 # -- the picture --------------------------------------------------------------------------
 def _picture(
     run: Run, rows: list[Row], served: list[Row], background: list[str], foreground: list[str]
@@ -160,19 +160,21 @@ def _picture(
     columns = _of_requests(served)
     rows = of_slowest_rank(rows)
     for name in [] if served else foreground[:1]:
-        mine = [row for row in rows if row["workload"] == name and row["latency_n"]]
-        mark = "p99" if all(row["latency_p99_us"] is not None for row in mine) else "p50"
-        values = {row["setting"]: (row, row[f"latency_{mark}_us"]) for row in mine}
+        of_workload = [row for row in rows if row["workload"] == name and row["latency_n"]]
+        mark = "p99" if all(row["latency_p99_us"] is not None for row in of_workload) else "p50"
+        values = {row["setting"]: (row, row[f"latency_{mark}_us"]) for row in of_workload}
         texts = {at: duration(us * 1e3) for at, (_, us) in values.items()}
         columns.append((f"{mark} latency of {name} (shorter is better)", values, texts))
     for name in background[: max(0, 3 - len(columns))]:
-        mine = [row for row in rows if row["workload"] == name]
-        values = {row["setting"]: (row, row["share_of_alone_on_whole_gpu"]) for row in mine}
+        of_workload = [row for row in rows if row["workload"] == name]
+        values = {row["setting"]: (row, row["share_of_alone_on_whole_gpu"]) for row in of_workload}
         values = {at: pair for at, pair in values.items() if pair[1] is not None}
         texts = {at: page.number(share, is_share=True) for at, (_, share) in values.items()}
         if values:
             columns.append((f"{name} keeps of its rate alone", values, texts))
-    head = "".join(f"<th>{safe(words)}</th>" for words in ("Setting", *(one[0] for one in columns)))
+    head = "".join(
+        f"<th>{safe(words)}</th>" for words in ("Setting", *(column[0] for column in columns))
+    )
     body = ""
     for setting, words in describe_settings(run).items():
         cells = f"<td><b>{safe(setting, 60)}</b><small>{safe(words)}</small></td>"
@@ -194,14 +196,14 @@ def _picture(
 
 def _of_requests(served: list[Row]) -> list[tuple[str, Bars, dict[str, str]]]:
     """Return the columns of the picture for the first workload of requests."""
-    mine = [row for row in served if row["workload"] == served[0]["workload"]]
+    rows = [row for row in served if row["workload"] == served[0]["workload"]]
     columns = []
     for column, title, ns in (
         ("goodput_per_s", "goodput of {}, requests/s (longer is better)", 0),
         ("ttft_p50_ms", "p50 time to first token of {} (shorter is better)", 1e6),
         ("tbt_p50_ms", "p50 time between tokens of {} (shorter is better)", 1e6),
     ):
-        values = {row["setting"]: (row, row[column]) for row in mine if row[column] is not None}
+        values = {row["setting"]: (row, row[column]) for row in rows if row[column] is not None}
         texts = {
             at: duration(value * ns)
             if ns
@@ -209,7 +211,7 @@ def _of_requests(served: list[Row]) -> list[tuple[str, Bars, dict[str, str]]]:
             for at, (row, value) in values.items()
         }
         if values:
-            columns.append((title.format(mine[0]["workload"]), values, texts))
+            columns.append((title.format(rows[0]["workload"]), values, texts))
     return columns
 
 
@@ -231,16 +233,16 @@ def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
     lines = []
     for setting, other in itertools.permutations(plain, 2):
-        (bare, priority, told), (bare_2, priority_2, told_2) = plain[setting], plain[other]
+        (bare, priority, target), (bare_2, priority_2, target_2) = plain[setting], plain[other]
         if bare != bare_2:
             continue
-        if told == told_2 and not priority and priority_2:
+        if target == target_2 and not priority and priority_2:
             lines += [
                 line
                 for name in foreground
                 if (line := _of_priority(run, rows, name, setting, other))
             ]
-        if priority == priority_2 and told != "off" and told_2 == "off":
+        if priority == priority_2 and target != "off" and target_2 == "off":
             lines += _of_target(rows, setting, other)
     return lines
 
@@ -257,9 +259,9 @@ def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
 
 def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
     both = {name: run[name] for name in (plain, raised)}
-    mine = [row for row in rows if row["workload"] == workload and row["setting"] in both]
-    mine.sort(key=lambda row: bool(row["setting"] == raised))  # compared with the first
-    for change in changes(Run(both, pa.Table.from_pylist(mine), run.experiment)):
+    compared = [row for row in rows if row["workload"] == workload and row["setting"] in both]
+    compared.sort(key=lambda row: bool(row["setting"] == raised))  # compared with the first
+    for change in changes(Run(both, pa.Table.from_pylist(compared), run.experiment)):
         helped = "helps" if change.is_better else "harms"
         if change.within_noise:
             helped = f"does not help: beside noise of {100 * change.noise:.0f} %"
@@ -273,14 +275,14 @@ def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: s
     return None
 
 
-def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
+def _of_target(rows: list[Row], targeted: str, untargeted: str) -> list[str]:
     rates = {(row["setting"], row["workload"]): row["tflop_per_s"] for row in rows}
     return [
         f"Where cuBLAS is told how many SMs the partition has, {workload} does "
-        f"{page.number(rates[told, workload])} TFLOP/s (“{told}”), where not, {page.number(rate)} "
-        f"(“{untold}”)."
+        f"{page.number(rates[targeted, workload])} TFLOP/s (“{targeted}”), where not, "
+        f"{page.number(rate)} (“{untargeted}”)."
         for (setting, workload), rate in rates.items()
-        if setting == untold and rate and rates.get((told, workload))
+        if setting == untargeted and rate and rates.get((targeted, workload))
     ]
 
 
@@ -293,67 +295,6 @@ def _together(run: Run, rows: list[Row]) -> list[str]:
     note = page.paragraph(together(settings, is_carved=is_carved).text, "muted")
     parts = [page.table(readable(table, full=True)), note]
     return parts if table else []
-
-
-def _queue(run: Run, background: list[str], foreground: list[str], missing: str) -> list[str]:
-    """Show that the GPU was under load whenever a latency was measured."""
-    rows, absent = [], []
-    for setting, trace in run.traces.items():
-        for of in background:
-            for at in foreground:
-                try:
-                    seen = analysis.queue_depth(trace, of=of, at=at)
-                except MissingEvidence as error:
-                    absent.append(f"{setting}: {error}")
-                    continue
-                (row,) = seen.rows()
-                idle = sum(depth <= 0 for depth in seen.depths)
-                rows.append(
-                    {
-                        "Setting": setting,
-                        "Kernels of": row["kernels of"],
-                        "Queued at each call of": row["queued at each call of"],
-                        "Calls, n": row["n"],
-                        "Least": row["least"],
-                        "Median": row["median"],
-                        "Calls with nothing queued": idle,
-                    }
-                )
-    if not rows and not absent:
-        return []
-    said = "Whenever a latency was measured, the background had work queued or running."
-    if any(row["Calls with nothing queued"] for row in rows):
-        said = (
-            "NOT every latency was measured under load: at some calls nothing of the background "
-            "was queued. Raise its max_queued."
-        )
-    return [
-        "<h2>Was the GPU under load?</h2>",
-        page.paragraph(said) if rows else "",
-        page.judged(rows, missing) if rows else "",
-        *(page.paragraph(line, "muted") for line in absent),
-    ]
-
-
-def _confined(run: Run, missing: str) -> list[str]:
-    """Show whether work stayed on the SMs that it was given, with the evidence."""
-    rows, notes = [], []
-    for setting, trace in run.traces.items():
-        if not trace.metadata.partitions:
-            continue
-        try:
-            seen = analysis.confinement(trace)
-        except MissingEvidence as error:
-            notes.append(f"{setting}: {error}")
-            continue
-        rows += [{"setting": setting, "incomplete": None, **row} for row in seen.rows()]
-    if not rows and not notes:
-        return []
-    return [
-        "<h2>Did the work stay where it was put?</h2>",
-        page.judged(_told(rows), missing) if rows else "",
-        *(page.paragraph(line, "muted") for line in notes),
-    ]
 
 
 def _timelines(run: Run) -> list[str]:

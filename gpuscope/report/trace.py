@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpuscope import analysis, figures
 from gpuscope._checks import MappingOf, door
-from gpuscope.errors import MissingEvidence
+from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
-from gpuscope.telling.of_trace import findings
 from gpuscope.timeline.text import duration
 from gpuscope.timeline.timeline_figure import of_view
 from gpuscope.timeline.tracks import Tracks
@@ -47,61 +46,13 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
         to_html(("", finding) for finding in findings(trace).findings),
-        *_hazards(trace),
-        *page.collectives(traces),
+        *page.broken(),
         *_timelines(trace),
-        "<h2>Partitions and streams</h2>",
-        *_or_why_not(lambda: [page.result(analysis.summary(trace))]),
-        "<h2>Overlap of streams</h2>",
-        *_or_why_not(lambda: _overlap(trace)),
-        "<h2>Latency</h2>",
-        *_or_why_not(lambda: _latency(trace, traces)),
-        *_requests(trace),
+        *(part for known in known_analyses() for part in page.section(known, traces)),
         *page.ending(traces),
     ]
     about = f"{len(trace):,} spans: {counts or 'none'}"
     return page.write(path, heading, traces, sections, about)
-
-
-def _or_why_not(judge: Callable[[], list[str]]) -> list[str]:
-    """Return what a trace is judged to be, or why it cannot be judged."""
-    try:
-        return judge()
-    except MissingEvidence as error:
-        return [page.paragraph(str(error), "muted")]
-
-
-def _overlap(trace: Trace) -> list[str]:
-    found = analysis.overlap(trace, by="stream")
-    gain = "unknown: no solo times" if found.gain is None else page.number(found.gain)
-    if not found.pairs:
-        line = f"There is only one stream. Gain: {gain}. {found.incomplete}"
-        return [page.paragraph(line, "muted")]
-    return [page.paragraph(f"Gain: {gain}."), page.result(found, without=("gain",))]
-
-
-def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
-    found = analysis.latency(trace)
-    handles = sorted(found.handles, key=lambda handle: -handle.n)
-    return [page.result(found), *page.latency_figures(traces, [handle.name for handle in handles])]
-
-
-def _requests(trace: Trace) -> list[str]:
-    """Show how requests were served; nothing where there are none."""
-    try:
-        found = analysis.requests(trace)
-    except MissingEvidence:
-        return []
-    return ["<h2>Requests</h2>", page.result(found)]
-
-
-def _hazards(trace: Trace) -> list[str]:
-    """Show the hazards; nothing where none was looked for."""
-    if trace.metadata.hazards is None:
-        return []
-    found = analysis.hazards(trace)
-    table = [page.result(found)] if found.found else [page.paragraph(f"{found.verdict}.")]
-    return ["<h2>Hazards</h2>", *table]
 
 
 def _timelines(trace: Trace) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpuscope._checks import MappingOf, door
+from gpuscope._checks import door
 from gpuscope.analysis.confinement_analysis import (
     ConfinementResult,
     PartitionConfinement,
@@ -12,7 +12,7 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.latency_analysis import queue_depth
+from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, urgency
@@ -28,61 +28,9 @@ _SPANS = 8
 """Spans that show one finding, at most."""
 
 
-@door(trace=Trace)
-def findings(trace: Trace) -> FindingsResult:
-    """Find what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
-
-    In the trace of an experiment only partitions with background workloads are to be busy all the
-    time. Of any other trace the devices are judged.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> result = gs.telling.findings(gs.learn.case("A").trace)
-    >>> [finding.family for finding in result.findings][0]
-    'escape'
-    """
-    return ranked(
-        trace,
-        (
-            *of_confinement(trace),
-            *of_hazards(trace),
-            *of_missing_rows(trace),
-            *of_unloaded_calls(trace),
-            *of_idle_tracks(trace),
-        ),
-    )
-
-
 def ranked(trace: Trace, several: Iterable[Finding]) -> FindingsResult:
     """Return findings of a trace, the most urgent first."""
     return FindingsResult(tuple(sorted(several, key=urgency)), **about(trace))
-
-
-@door(traces=MappingOf(Trace))
-def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]]:
-    """Return the findings of several settings, the most urgent first, each once.
-
-    That nothing was carved is left out where another setting carves.
-
-    Parameters
-    ----------
-    traces
-        Setting → trace, such as a run.
-
-    Returns
-    -------
-    list
-        The settings that a finding is about, as text, and the finding.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
-    >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(cases)][0]
-    ('“A”', 'escape.outside')
-    """
-    return by_setting({setting: findings(trace) for setting, trace in traces.items()})
 
 
 def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding]]:
@@ -227,37 +175,28 @@ def of_missing_rows(trace: Trace) -> Iterator[Finding]:
 
 
 # -- queues and gaps -------------------------------------------------------------------------
-def _workloads(trace: Trace) -> tuple[dict[str, Description], list[str]]:
-    """Return the workloads that the trace's experiment describes, and those in the background."""
-    described: dict[str, Description] = (trace.metadata.experiment or {}).get("workloads") or {}
-    return described, [name for name, facts in described.items() if facts.get("background")]
-
-
 def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
     """Find calls that were timed while nothing of a background was queued."""
-    described, background = _workloads(trace)
-    for load in background:
-        for workload in described.keys() - set(background):
-            try:
-                depths = queue_depth(trace, of=load, at=workload).depths
-            except MissingEvidence:
-                continue
-            calls = trace.where(kind="handle", category=workload).array("id").tolist()
-            idle = [call for call, depth in zip(calls, depths, strict=True) if depth <= 0]
-            if idle:
-                queued = described[load].get("max_queued", 1)
-                yield Finding(
-                    "dry-queue.calls",
-                    "warning",
-                    {"workload": workload, "load": load},
-                    (
-                        Quantity("idle", len(idle)),
-                        Quantity("calls", len(depths)),
-                        Quantity("queued", queued),
-                    ),
-                    tuple(Shown(trace.metadata.setting or "", call) for call in idle[:_SPANS]),
-                    _more_queued(load, queued),
-                )
+    described, background = described_workloads(trace)
+    if not background or len(background) == len(described):
+        return
+    for pair in queue_depths(trace).pairs:
+        calls = trace.where(kind="handle", category=pair.at).array("id").tolist()
+        idle = [call for call, depth in zip(calls, pair.depths, strict=True) if depth <= 0]
+        if idle:
+            queued = described[pair.of].get("max_queued", 1)
+            yield Finding(
+                "dry-queue.calls",
+                "warning",
+                {"workload": pair.at, "load": pair.of},
+                (
+                    Quantity("idle", len(idle)),
+                    Quantity("calls", len(pair.depths)),
+                    Quantity("queued", queued),
+                ),
+                tuple(Shown(trace.metadata.setting or "", call) for call in idle[:_SPANS]),
+                _more_queued(pair.of, queued),
+            )
 
 
 def _more_queued(load: str, queued: int) -> Mend:
@@ -266,7 +205,7 @@ def _more_queued(load: str, queued: int) -> Mend:
 
 def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
     """Find what should be busy all the time, and is not."""
-    described, background = _workloads(trace)
+    described, background = described_workloads(trace)
     if described and not background:
         return  # calls that are waited for, or arrive at given times
     try:

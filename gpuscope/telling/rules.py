@@ -128,6 +128,7 @@ RULES = {
         for kind in get_args(HazardKind)
     },
     "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
+    "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "

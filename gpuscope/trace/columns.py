@@ -36,6 +36,27 @@ def edge_rows(trace: Trace, edges: pa.Table) -> tuple[Ints, Ints]:
     return source, target
 
 
+ORDERING = ("event wait", "graph", "legacy default stream")
+"""Kinds of edges from what had to end to what waited for it, besides the order of a stream."""
+
+
+def linked_rows(edges: pa.Table, ids: Ints, *kinds: str) -> tuple[Ints, Ints]:
+    """Return the rows that edges of some kinds lead from and to, of those whose rows are there.
+
+    Parameters
+    ----------
+    ids
+        Row → its id.
+    """
+    code, known = codes(edges.column("kind"))
+    chosen = edges.filter(pa.array(np.array([kind in kinds for kind in known], bool)[code]))
+    source, target = (
+        match(np.asarray(chosen.column(name), np.int64), ids) for name in ("from", "to")
+    )
+    there = (source >= 0) & (target >= 0)
+    return source[there], target[there]
+
+
 def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     """Return row → code and code → value of a column; code 0 is null."""
     if pa.types.is_null(column.type):

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpuscope import analysis
 from gpuscope._columns import COMPARED, is_of_requests
+from gpuscope.analyses import cards
 from gpuscope.analysis.confinement_analysis import ConfinementResult
 from gpuscope.analysis.headline import latency_spreads
 from gpuscope.analysis.result import Row
@@ -58,6 +59,8 @@ class Summary:
         Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
+    cards
+        Title and findings of the cards that analyses declare.
     """
 
     setting: str
@@ -70,6 +73,7 @@ class Summary:
     simulated: bool
     stopped: bool
     blocks: bool
+    cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
 
     @property
     def background(self) -> list[str]:
@@ -103,6 +107,7 @@ def summarise(run: Run) -> Summary:
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
+        cards=tuple(cards(trace)),
     )
 
 
@@ -144,7 +149,8 @@ def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     if not now.rows:
         missing = f" {now.incomplete}." if now.incomplete else ""
         return html.note(f"No kernel was recorded.{missing}")
-    return html.side_by_side([verdict(now, colors) for verdict in VERDICTS])
+    declared = [card(now, title, findings) for title, findings in now.cards]
+    return html.side_by_side([*(verdict(now, colors) for verdict in VERDICTS), *declared])
 
 
 def card(

@@ -23,9 +23,9 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.simulator.models.kernel_model import Launch, RecordedKernel
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.recorded import WORK, Recorded, Row, finished_rows
+from gpuscope.trace.columns import ORDERING, linked_rows
 from gpuscope.trace.model import Trace
 
-_ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1
 Host: TypeAlias = tuple[int, int]
 """Process and thread."""
@@ -243,11 +243,11 @@ def program(
     found = Program(works, [], profile, is_measured=not trace.is_simulated)
     _choose_lanes(works)
     by_id = {work.id: work for work in works}
-    for edge in trace.edges.to_pylist():
-        if edge["kind"] in _ORDERING and edge["from"] in by_id and edge["to"] in by_id:
-            before, after = by_id[edge["from"]], by_id[edge["to"]]
-            if before.lane != after.lane and before.end_ns <= after.start_ns:
-                after.after.append(before)
+    ids = trace.array("id")
+    for source, target in zip(*linked_rows(trace.edges, ids, *ORDERING), strict=True):
+        before, after = by_id.get(ids[source]), by_id.get(ids[target])
+        if before and after and before.lane != after.lane and before.end_ns <= after.start_ns:
+            after.after.append(before)
     found.calls = _calls(trace, rows, by_id)
     found.handles = _handles(rows, found.calls)
     described = (trace.metadata.experiment or {}).get("workloads", {})

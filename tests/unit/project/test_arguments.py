@@ -334,6 +334,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.launch_latency": (analysis.launch_latency, {"trace": trace}),
         "analysis.confinement": (analysis.confinement, {"trace": trace, "intended": None}),
         "analysis.queue_depth": (analysis.queue_depth, {"trace": trace, "of": "w", "at": "v"}),
+        "analysis.queue_depths": (analysis.queue_depths, {"trace": trace}),
         "analysis.range_projection": (analysis.range_projection, {
             "trace": trace, "name": None, "domain": None, "whole_graphs": True,
         }),

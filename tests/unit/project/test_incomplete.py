@@ -160,6 +160,7 @@ ANALYSES = {
     "overlap": lambda run, trace: analysis.overlap(trace),
     "prediction": lambda run, trace: analysis.prediction(run, run),
     "queue_depth": lambda run, trace: analysis.queue_depth(trace, of="load", at="small"),
+    "queue_depths": lambda run, trace: analysis.queue_depths(trace),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
     "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
     "summary": lambda run, trace: analysis.summary(trace),
@@ -181,7 +182,7 @@ SERIES = {
 
 
 def test_every_analysis_and_result_is_walked():
-    public = {name: one for name, one in vars(analysis).items() if not name.startswith("_")}
+    public = {name: getattr(analysis, name) for name in dir(analysis) if name[0] != "_"}
     functions = {name for name, one in public.items() if inspect.isfunction(one)}
     # Sentences: test_sentences_say_it, test_traces_and_explanations_say_it.
     assert functions - {"parts"} == set(ANALYSES) - {"findings"}

@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```(python|toml)\n(?:# ([\w./]+\.(?:py|toml))\n)?(.*?)^```
 RECIPES = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL))
 TITLES = {
     "Add a workload kind", "Add a trace format", "Add a source of timings", "Add an analysis",
-    "Add a verdict to the dashboard", "Add a widget", "Add an observer", "Add a command",
+    "Add a widget", "Add an observer", "Add a command",
 }  # fmt: skip
 EXPECTED = {
     "Add a workload kind": "[{'workload': 'w', 'kernels': 3}]",
@@ -25,7 +25,6 @@ EXPECTED = {
     "Add an analysis": "'kernel': 'scale'",
     "Add an observer": "3",
     "Add a command": "hello Ada",
-    "Add a verdict to the dashboard": "<b>3</b> kernels.",
 }
 """Recipe → what its last block prints."""
 

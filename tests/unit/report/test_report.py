@@ -86,6 +86,7 @@ def make_run(traces, names=("small", "load"), *, stopped=False):
         names[1]: {"background": True, "stream": "l"},
     }
     experiment = {"name": "trial", "workloads": workloads}
+    traces = {name: trace.with_metadata(experiment=experiment) for name, trace in traces.items()}
     return Run(traces, settings_table(traces), experiment, stopped)
 
 
@@ -126,7 +127,9 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
         "work queued or running", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words
-    assert list(figures_of(page)) == ["timelines-close", "timelines-whole", "latency-0"]
+    assert list(figures_of(page)) == [
+        "timelines-close", "timelines-whole", "latency-0", "confinement-0", "confinement-1",
+    ]  # fmt: skip
     assert "SIMULATED" not in body
 
 

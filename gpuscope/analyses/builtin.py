@@ -1,0 +1,86 @@
+"""The analyses of gpuscope itself, each declared once, in the order of their sections.
+
+They stand above ``analysis``, ``figures`` and the findings, since a declaration names one of each;
+Plotly is imported when a figure is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from gpuscope import analysis
+from gpuscope.analyses.declared import Analysis, Figures
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_trace import (
+    of_confinement,
+    of_hazards,
+    of_idle_tracks,
+    of_unloaded_calls,
+)
+from gpuscope.trace.model import Trace
+
+_MOST_FIGURES = 6
+_NAMED = 20
+"""Handles without a figure that are named."""
+
+
+def confinements(traces: Mapping[str, Trace]) -> Figures:
+    """Yield for each trace with partitions which share of their work ran inside them."""
+    from gpuscope import figures  # noqa: PLC0415 - only who draws needs Plotly
+
+    for trace in traces.values():
+        if trace.metadata.partitions:
+            with contextlib.suppress(MissingEvidence):
+                yield figures.confinement(trace)
+
+
+def latencies(traces: Mapping[str, Trace]) -> Figures:
+    """Yield a distribution for each handle, those first that were called most."""
+    calls: dict[str, int] = {}
+    for trace in traces.values():
+        for handle in analysis.latency(trace).handles:
+            calls[handle.name] = calls.get(handle.name, 0) + handle.n
+    yield from latencies_of(traces, sorted(calls, key=calls.__getitem__, reverse=True))
+
+
+def latencies_of(traces: Mapping[str, Trace], handles: list[str]) -> Figures:
+    """Yield a distribution for each of some handles; the names of those beyond a few."""
+    from gpuscope import figures  # noqa: PLC0415 - only who draws needs Plotly
+
+    for handle in handles[:_MOST_FIGURES]:
+        try:
+            yield figures.latency(traces, handle)
+        except MissingEvidence as error:
+            yield str(error)
+    rest = handles[_MOST_FIGURES:]
+    if rest:
+        more = f" and {len(rest) - _NAMED:,} more" if len(rest) > _NAMED else ""
+        names = ", ".join(rest[:_NAMED])
+        yield f"Without a figure: {names}{more}. figures.latency(traces, name) draws any."
+
+
+BUILT_IN = (
+    Analysis("hazards", "Hazards", analysis.hazards, "a search for hazards", findings=of_hazards),
+    Analysis("collectives", "Collectives", analysis.collectives, "collectives of several ranks"),
+    Analysis(
+        "confinement",
+        "Did the work stay where it was put?",
+        analysis.confinement,
+        "work that was given to a partition",
+        confinements,
+        of_confinement,
+    ),
+    Analysis("streams", "Partitions and streams", analysis.summary),
+    Analysis("overlap", "Overlap of streams", analysis.overlap),
+    Analysis("gaps", "Gaps", analysis.gaps, "kernels or copies", findings=of_idle_tracks),
+    Analysis("latency", "Latency", analysis.latency, figures=latencies),
+    Analysis(
+        "queues",
+        "Was the GPU under load?",
+        analysis.queue_depths,
+        "calls that were timed beside a background",
+        findings=of_unloaded_calls,
+    ),
+    Analysis("requests", "Requests", analysis.requests, "requests"),
+)

@@ -1,0 +1,116 @@
+"""Every analysis there is: the built-in ones, then those of plugins; and the findings of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from gpuscope._checks import MappingOf, door, given
+from gpuscope._plugins import Plugins
+from gpuscope.analyses.builtin import BUILT_IN
+from gpuscope.analyses.declared import Analysis
+from gpuscope.telling.finding import Finding, FindingsResult
+from gpuscope.telling.of_trace import by_setting, of_missing_rows, ranked
+from gpuscope.trace.model import Trace
+
+
+def _wrong(name: str, value: object) -> str:
+    """Return why an object is no analysis of that name; empty if it is."""
+    if not isinstance(value, Analysis):
+        return f"it is {given(value)}, not a gpuscope.analyses.Analysis"
+    if any(name == known.name for known in BUILT_IN):
+        return "gpuscope has an analysis of that name"
+    return "" if value.name == name else f"it calls itself {value.name!r}"
+
+
+_PLUGINS: Plugins[Analysis] = Plugins("gpuscope.analyses", "analysis", _wrong)
+
+
+def known_analyses() -> tuple[Analysis, ...]:
+    """Return every analysis, the built-in ones first.
+
+    Examples
+    --------
+    >>> from gpuscope.analyses import known_analyses
+    >>> [known.name for known in known_analyses()][:3]
+    ['hazards', 'collectives', 'confinement']
+    """
+    plugged = (
+        replace(analysis, origin=f"the package {_PLUGINS.package(name)!r}")
+        for name, analysis in _PLUGINS.usable().items()
+    )
+    return (*BUILT_IN, *plugged)
+
+
+def problems() -> tuple[str, ...]:
+    """Return, by name, why plugins could not be loaded.
+
+    Examples
+    --------
+    >>> from gpuscope.analyses import problems
+    >>> problems()
+    ()
+    """
+    return tuple(_PLUGINS.problems())
+
+
+def forget_plugins() -> None:
+    """Search for plugins again at the next use, for example after an installation in a notebook.
+
+    Examples
+    --------
+    >>> from gpuscope.analyses import forget_plugins
+    >>> forget_plugins()
+    """
+    _PLUGINS.forget()
+
+
+@door(trace=Trace)
+def findings(trace: Trace) -> FindingsResult:
+    """Say what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
+
+    Each analysis declares what it finds. In the trace of an experiment only partitions with
+    background workloads are to be busy all the time. Of any other trace the devices are judged.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> result = gs.telling.findings(gs.learn.case("A").trace)
+    >>> [finding.family for finding in result.findings][0]
+    'escape'
+    """
+    found = (finding for known in known_analyses() for finding in known.found_in(trace))
+    return ranked(trace, [*of_missing_rows(trace), *found])
+
+
+def cards(trace: Trace) -> Iterator[tuple[str, tuple[Finding, ...]]]:
+    """Yield title and findings of the cards that analyses declare of a trace."""
+    for analysis in known_analyses():
+        if shown := analysis.card_of(trace):
+            yield analysis.title, shown
+
+
+@door(traces=MappingOf(Trace))
+def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]]:
+    """Return the findings of several settings, the most urgent first, each once.
+
+    That nothing was carved is left out where another setting carves.
+
+    Parameters
+    ----------
+    traces
+        Setting → trace, such as a run.
+
+    Returns
+    -------
+    list
+        The settings that a finding is about, as text, and the finding.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
+    >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(cases)][0]
+    ('“A”', 'escape.outside')
+    """
+    return by_setting({setting: findings(trace) for setting, trace in traces.items()})

@@ -1,4 +1,4 @@
-"""Exceptions at every line of the package that runs, in turn; and what they must leave usable."""
+"""Exceptions and interrupts at every line of the package, in turn; what they must leave usable."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import gpuscope as gs
+from gpuscope import _interrupts
 
 _PACKAGE = Path(gs.__file__).parent
 EVERY_EXECUTION = os.environ.get("GPUSCOPE_INTERRUPTS") == "all"
@@ -34,7 +35,10 @@ class Place:
 
 
 class Interrupt:
-    """Counts the lines of the package that this thread executes, and raises at one of them.
+    """Counts the lines of the package that this thread executes, and interrupts at one of them.
+
+    An interrupt meets the line as Ctrl-C does: code that defers it raises it at its next checkpoint.
+    Any other error is raised at the line itself.
 
     The end of a with statement executes its first line once more. That is no place here: Python
     delivers no interrupt between the end of the block and ``__exit__``, and an exception that a
@@ -49,14 +53,18 @@ class Interrupt:
     at
         Where to raise: a place, or n for the n-th line that is executed for the first time.
     error
-        What to raise; it does not leave the ``with`` block.
+        What to raise, a `KeyboardInterrupt` if not given; it does not leave the ``with`` block.
 
     Attributes
     ----------
     executed
         (file, line) → how often, until it raises; at a place, of the functions with that line.
     raised
-        Whether it was raised.
+        Whether the place was met.
+    is_late
+        Whether an interrupt was deferred beyond the end of the block: the signal is sent again then.
+    waited
+        How many functions of the package were called before it was raised.
     """
 
     def __init__(
@@ -64,6 +72,8 @@ class Interrupt:
     ) -> None:
         self.executed: dict[tuple[str, int], int] = {}
         self.raised = False
+        self.is_late = False
+        self.waited = 0
         self._error = error or KeyboardInterrupt()
         self._at = at
         self._before: Any = None
@@ -76,10 +86,20 @@ class Interrupt:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         sys.settrace(self._before)  # coverage's, which counts on
-        return error is self._error
+        self.is_late, _interrupts.pending = _interrupts.pending, False
+        return error is self._error or (
+            self.raised and isinstance(error, KeyboardInterrupt) and self._is_interrupt
+        )
+
+    @property
+    def _is_interrupt(self) -> bool:
+        return isinstance(self._error, KeyboardInterrupt)
 
     def _called(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
+        if self.raised:
+            self.waited += _interrupts.pending and code.co_filename.startswith(str(_PACKAGE))
+            return None
         if not code.co_filename.startswith(self._rooms) or not _may_execute(code, self._at):
             return None
         inside: set[int] = set()  # the with statements that this call is in
@@ -94,12 +114,14 @@ class Interrupt:
                 elif number not in skipped:
                     if number in withs:
                         inside.add(number)
-                    self._passed(file, number)
+                    self._passed(frame, file, number)
             return line
 
         return line
 
-    def _passed(self, file: str, line: int) -> None:
+    def _passed(self, frame: FrameType, file: str, line: int) -> None:
+        if self.raised:
+            return
         count = self.executed.get((file, line), 0)
         if isinstance(self._at, int):
             if count:
@@ -110,8 +132,10 @@ class Interrupt:
         self.executed[file, line] = count + 1
         if here:
             self.raised = True
-            sys.settrace(None)
-            raise self._error
+            if not self._is_interrupt:
+                sys.settrace(None)
+                raise self._error
+            _interrupts.note(frame)
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope import _interrupts
 from gpuscope._types import Array, DType
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import fitted
@@ -84,7 +85,7 @@ class CpuBackend(Backend):
     def wait_until_ns(self, time_ns: int) -> None:
         """Sleep."""
         while (left := time_ns - time.time_ns()) > 0:
-            time.sleep(left / 1e9)
+            _interrupts.sleep(left / 1e9)
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
@@ -281,6 +282,8 @@ class Device(Unique):
         """Wait on the host for everything queued on this device."""
         with self.calls.during("sync", "device.synchronize"):
             self.backend.synchronize()
+        if _interrupts.pending:
+            _interrupts.deliver()
 
     # -- arrays -----------------------------------------------------------------------
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> NativeArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from gpuscope import _interrupts
 from gpuscope._checks import given
 from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, StreamError
@@ -92,6 +93,8 @@ class Event(Unique):
         done = self._backend.event_done(self.usable())
         if done and self.device.calls.watchers:
             self.device.calls.tell("seen", "event.is_done", event=self)
+        if _interrupts.pending:
+            _interrupts.deliver()
         return done
 
     def record(self, stream: EventQueue) -> None:
@@ -114,6 +117,8 @@ class Event(Unique):
             self._backend.sync_event(raw)
         finally:
             calls.end(call)
+        if _interrupts.pending:
+            _interrupts.deliver()
 
     def elapsed_ns(self, *, since: Event) -> int:
         """Nanoseconds from the record of ``since`` to the record of this event.

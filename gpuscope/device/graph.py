@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
 from gpuscope.device.accesses import Access, accesses_of
 from gpuscope.device.calls import QUEUES_WORK, HostFunction, HostRun
@@ -290,8 +291,8 @@ class Graph(Closing):
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):
-            with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
-                self.close()
+            with _interrupts.no_interrupt(), contextlib.suppress(GpuscopeError):
+                self.close()  # the device may be gone: there is nobody to tell
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition is not None else ""

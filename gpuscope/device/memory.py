@@ -173,13 +173,11 @@ class Pool:
         with _lock:
             marks: dict[Tag, Mark] = {}
             for _ in range(len(self._new)):
-                memory = self._new[0]  # an interrupt may strike: it is not let go of before
-                if self._mark_streams(memory, marks):
-                    self._new.popleft()
-                    if not memory.left:
-                        self._give(memory.raw)
-                else:
-                    self._new.rotate(-1)
+                memory = self._new.popleft()
+                if not self._mark_streams(memory, marks):
+                    self._new.append(memory)
+                elif not memory.left:
+                    self._give(memory.raw)
             for tag in list(self._waiting):
                 queue = self._waiting[tag]
                 while queue and self._is_over(tag, queue[0][0]):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gpuscope import _interrupts
 from gpuscope._checks import given
 from gpuscope._tables import html_table
 from gpuscope._text import clean
@@ -78,8 +78,6 @@ class Partition(Unique):
         self._streams: dict[Stream, None] = {}
         self._owned: dict[Closable, None] = {}
         self.closed = False
-        self._released = False
-        self._over = False  # closed, and nothing of closing is left to do
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -130,14 +128,13 @@ class Partition(Unique):
             A workload's call that runs on this thread has borrowed a stream of it; nothing is
             changed.
         """
-        if self._over:
+        if self.closed:
             return
         require_not_borrowed(self._streams)
-        # Of threads that close it at once the first does; it may go on where it was interrupted.
-        thread = threading.get_ident()
-        if vars(self).setdefault("_closer", thread) != thread:
-            return
-        self.closed = True
+        with self.device.registry.lock:
+            if self.closed:  # of threads that close it at once the first does
+                return
+            self.closed = True
         after_capture(self._close_all)
 
     def _close_all(self) -> None:
@@ -147,13 +144,9 @@ class Partition(Unique):
             self._owned.clear()
             self._streams.clear()
             try:
-                if not self._released:
-                    self._released = True  # first: a context that was given back is the next's
-                    self.device.backend.close_partition(self.raw)
+                self.device.backend.close_partition(self.raw)
             finally:
-                if not self._over:
-                    self.device.registry.forget_partition(self)
-                    self._over = True
+                self.device.registry.forget_partition(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -272,7 +265,7 @@ class Partitions(Closing, Mapping[str, Partition]):
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "closed", True) or _is_finalizing():
             return  # at the interpreter's end what is left goes with the process
-        with contextlib.suppress(Exception):  # a destructor has nobody to tell
+        with _interrupts.no_interrupt(), contextlib.suppress(Exception):  # there is nobody to tell
             self.close()
         names = ", ".join(map(repr, self))
         warn_unclosed(self, f"the carving {names} was never closed: hold it")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from gpuscope import _interrupts
 from gpuscope.errors import GpuscopeError, StreamError
 
 Key: TypeAlias = "tuple[str, int]"
@@ -181,7 +182,7 @@ class Meeting:
         try:
             while not ready():
                 self._check()
-                self._changed.wait()
+                _interrupts.let_in(self._changed.wait)
         finally:
             self._waiting.pop(rank, None)
 
@@ -262,7 +263,7 @@ class Elsewhere:
         try:
             with self._lock:
                 self._connection.send((name, arguments))
-                answer = self._connection.recv()
+                answer = _interrupts.let_in(self._connection.recv)
         except (EOFError, OSError) as error:
             raise NoMeeting("the process in which the ranks meet is gone") from error
         if isinstance(answer, GpuscopeError):

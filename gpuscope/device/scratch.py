@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
+from gpuscope import _interrupts
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back, note_freed
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.handles import AnyStream, raw_handle
@@ -138,8 +139,8 @@ class Scratch(Closing):
         if getattr(self, "_memory", None) is None:
             return
         warn_unclosed(self, f"{self.nbytes} bytes of scratch were never given back: hold them")
-        with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
-            self.close()
+        with _interrupts.no_interrupt(), contextlib.suppress(GpuscopeError):
+            self.close()  # the device may be gone: there is nobody to tell
 
     def __repr__(self) -> str:
         tag = "untagged" if self.stream is None else f"stream={self.stream.name!r}"

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from gpuscope import _interrupts
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
@@ -88,6 +89,7 @@ def open_device(
     require_kind("quiet", quiet, bool)
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"spec is {given(spec)}; text such as 'cuda:0' is needed")
+    _interrupts.install()
     kind, _, rest = spec.partition(":")
     device_type = UnifiedDevice if unified_stream else Device
     why = ""
@@ -242,8 +244,7 @@ def observing(observer: Observer) -> Iterator[None]:
     """Let an observer watch the devices that are open, and those that are opened meanwhile."""
 
     def watch(device: Device) -> None:
-        for _ in range(2):  # again where an interrupt strikes it
-            undo.callback(device.calls.unobserve, observer)
+        undo.callback(device.calls.unobserve, observer)
         device.calls.observe(observer)
 
     with contextlib.ExitStack() as undo:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.accesses import of_copy, of_launch
@@ -88,7 +88,6 @@ class Stream(Closing, EventQueue):
         self.name = name if name is not None else f"stream {self.id}"
         self._handle = handle
         self.owned = owned
-        self.closed = False
         self._backend = device.backend
         self.tag = Tag(raw) if owned else None
         """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
@@ -105,8 +104,7 @@ class Stream(Closing, EventQueue):
         """The current streams of a thread, if this is one of them and they own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
-        self._over = False  # last: a destructor closes nothing that is not complete
-        """Whether it was closed, and nothing of closing is left to do."""
+        self.closed = False  # last: a destructor closes nothing that is not complete
 
     # -- life -------------------------------------------------------------------------
     def take_number(self, number: int) -> None:
@@ -163,18 +161,17 @@ class Stream(Closing, EventQueue):
             Its work failed, or the device is lost. The stream is closed nevertheless; its
             destruction raises nothing.
         """
-        if self._over:
+        if self.closed:
             return
         require_not_borrowed([self])
         if self.capturing:
             raise StreamError(
                 f"stream {self.name!r} is being captured: leave the capture before it is closed"
             )
-        # Of threads that close it at once the first does; it may go on where it was interrupted.
-        thread = threading.get_ident()
-        if vars(self).setdefault("_closer", thread) != thread:
-            return
-        self.closed = True
+        with self.device.registry.lock:
+            if self.closed:  # of threads that close it at once the first does
+                return
+            self.closed = True
         self.cupy_stream = self.torch_stream = self.lane = None
         self.device.registry.forget_stream(self, self._handle)
         if self.partition is not None:
@@ -183,12 +180,8 @@ class Stream(Closing, EventQueue):
             self.current_of.pop(self.device.identity, None)
         if self.owned:
             after_capture(self._destroy)
-        else:
-            self._over = True
 
     def _destroy(self) -> None:
-        if self._over:
-            return
         mark = None
         try:
             self._backend.sync_stream(self.raw)
@@ -202,15 +195,13 @@ class Stream(Closing, EventQueue):
                 self.tag.close(mark)
             with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
                 self._backend.close_stream(self.raw, self._handle)
-            self._over = True
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_over", True) or not self.owned or _is_finalizing():
+        if getattr(self, "closed", True) or not self.owned or _is_finalizing():
             return  # at the interpreter's end what is left goes with the process
-        was_closed = self.closed
-        with contextlib.suppress(Exception):  # a destructor has nobody to tell
+        with _interrupts.no_interrupt(), contextlib.suppress(Exception):  # there is nobody to tell
             self.close()
-        if self.current_of is None and not was_closed:
+        if self.current_of is None:
             warn_unclosed(self, f"stream {self.name!r} was never closed: hold it")
 
     def __repr__(self) -> str:
@@ -250,6 +241,8 @@ class Stream(Closing, EventQueue):
             ``kernel`` is not a kernel of this kind of device, ``grid`` or ``block`` is not a
             valid count, or an array is on another device.
         """
+        if _interrupts.pending:
+            _interrupts.deliver()
         raw = self._usable()
         device = self.device
         if not isinstance(kernel, Kernel):
@@ -264,7 +257,6 @@ class Stream(Closing, EventQueue):
             grid = count("grid", grid, least=1, most=_GRID, error=InvalidOperand)
             block = count("block", block, least=1, most=_BLOCK, error=InvalidOperand)
         key, calls = device.identity, device.calls
-        # Restored without a call into Python, at whose beginning an interrupt may strike.
         currents = caller.current_streams()
         previous = currents.get(key)
         try:
@@ -405,6 +397,8 @@ class Stream(Closing, EventQueue):
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
         """Record ``event``, or a new one, after the queued work, and return it."""
+        if _interrupts.pending:
+            _interrupts.deliver()
         raw = self._usable()
         device = self.device
         if event is None:
@@ -469,6 +463,8 @@ class Stream(Closing, EventQueue):
             self._backend.sync_stream(raw)
         finally:
             calls.end(call)
+        if _interrupts.pending:
+            _interrupts.deliver()
 
     @property
     def is_done(self) -> bool:

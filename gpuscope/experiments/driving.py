@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
+from gpuscope import _interrupts
 from gpuscope.device.device import Device
 from gpuscope.experiments.workers import Worker
 from gpuscope.record.annotate import annotate
@@ -104,7 +105,6 @@ class Driving:
         """Return the thread that launches on a worker's stream."""
         name = f"stream {worker.stream.name}" if worker.stream.name in self._slow else "streams"
         if name not in self._threads:
-            # Kept before it runs anything: an interrupt may strike anywhere.
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
         return self._threads[name]
 
@@ -117,6 +117,7 @@ class Driving:
                 for future in done:
                     future.result()
                 self._tell()
+                _interrupts.deliver()
         finally:
             self._halted = self._halted or bool(left)
 
@@ -139,6 +140,7 @@ class Driving:
                 ranges.enter_context(annotate(name))
             self._begin(workers, background)
             while not (self._halted or self._stop.is_set()):
+                _interrupts.deliver()
                 waiting = self._turn(foreground, background)
                 if not self.has_threads:
                     self._tell()

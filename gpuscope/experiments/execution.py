@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuscope import _interrupts
 from gpuscope._checks import door, require_kind
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import ranks_of_process
@@ -161,15 +162,8 @@ def perform(
     """
     require_kind("device", device, Device, str, None)
     require_kind("stop", stop, threading.Event, None)
-    runner = _runner(experiment, device, None, stop, records=False)
-    try:
-        runner.perform()
-    except KeyboardInterrupt:
-        pass  # what it left is looked after when nothing holds on to it any more
-    else:
-        return
-    runner.settle()
-    raise KeyboardInterrupt
+    _interrupts.install()
+    _runner(experiment, device, None, stop, records=False).perform()
 
 
 def _runner(

@@ -6,14 +6,13 @@ import contextlib
 import functools
 import gc
 import itertools
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuscope import _interrupts
 from gpuscope.analysis.settings import settings_table, solo_statistics
-from gpuscope.device.caller import innermost_guard
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.ranks import ranks_of_process
@@ -106,19 +105,16 @@ class Runner:
         self._finished = 0  # foreground calls of this round
         self._servings: list[Serving] = []  # of this round
         self._carved: list[Partitions] = []
-        self._guard = innermost_guard()
-        self._collects = gc.isenabled()
-        self._switch_s = sys.getswitchinterval()
 
     def run(self) -> Run:
-        """Perform, and return what was recorded; after an interrupt, wherever that struck, too."""
+        """Perform, and return what was recorded, also until an interrupt."""
+        _interrupts.install()
         try:
             self.perform()
-            return self._result(stopped=self.stop.is_set())
         except KeyboardInterrupt:
-            pass  # what it left is looked after when nothing holds on to it any more
-        self.settle()
-        run = self._result(stopped=True)
+            run = self._result(stopped=True)
+        else:
+            return self._result(stopped=self.stop.is_set())
         warnings.warn(
             "the run was interrupted: it returns what was recorded until then", stacklevel=3
         )
@@ -182,25 +178,10 @@ class Runner:
                         break
                     with contextlib.nullcontext() if self.records else annotate(setting.name):
                         self._round(setting, number)
-        except Exception:
+        except BaseException:
             self._end()
             raise
         self._close()
-
-    def settle(self) -> None:
-        """Put in order what an interrupt left undone, wherever it struck.
-
-        What it kept from being closed or left is noted here, or garbage. So nobody may hold the
-        interrupt any more, whose traceback holds that.
-        """
-        while (guard := innermost_guard()) is not None and guard is not self._guard:
-            guard.__exit__(None, None, None)
-        self.device.calls.enter_handle(None)
-        if self._collects:
-            gc.enable()
-        sys.setswitchinterval(self._switch_s)
-        gc.collect()
-        self._end()
 
     def _end(self) -> None:
         """End what launches, stop what records, and close all that was made."""
@@ -220,7 +201,7 @@ class Runner:
             close_all(list(self.handles.values()))
 
     def _close_made(self) -> None:
-        """Close what a round made; again closes what an interrupt left."""
+        """Close what a round made; again closes what is left."""
         if self._driving is not None:
             self._driving.end()
             self._driving = None
@@ -356,7 +337,8 @@ class Runner:
 
     def _report(self, setting: str, number: int, phase: str = "together") -> None:
         if self.viewer is not None:
-            self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
+            progress = Progress(setting, number, self.done, self.total, self.recording, phase)
+            _interrupts.let_in(self.viewer, progress)
 
     # -- alone ------------------------------------------------------------------------
     def _measure_alone(self, setting: ResolvedSetting, number: int, took_ns: int) -> None:

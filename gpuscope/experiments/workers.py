@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpuscope import _interrupts
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.stream import Stream
 from gpuscope.experiments.serving import Feed
@@ -88,6 +89,7 @@ class Worker:
     def warm_up(self, clock: Callable[[], int], stop: threading.Event) -> None:
         """Run it, one call at a time so that Stop means soon, and learn how long a call takes."""
         for _ in range(self.spec.warmup):
+            _interrupts.deliver()
             if stop.is_set():
                 return
             began_ns = clock()
@@ -169,4 +171,5 @@ class Worker:
     def finish(self) -> None:
         """Wait for every call."""
         while self._queue:
+            _interrupts.deliver()
             self.wait_one()

@@ -87,12 +87,7 @@ class ActivitySource(DeviceSource):
     def drain(self, rows: Rows) -> None:
         """Turn finished work into rows; a graph's launch has one for each of its nodes."""
         taken, self._taken = self._taken, []
-        seen = set()
         for call, activity in taken:
-            key = activity.correlation, activity.node
-            if key in seen:  # told twice, by an engine that was interrupted
-                continue
-            seen.add(key)
             rows.cut()
             if activity.node is None:
                 self._ended.append(activity.correlation)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
@@ -143,6 +144,7 @@ class Recording:
             CUPTI was asked for and is not there.
         """
         global running  # noqa: PLW0603 - the one place that knows what is on
+        _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar, overload
 
+from gpuscope import _interrupts
 from gpuscope._checks import MappingOf, SeveralOf, given, require_kind
 from gpuscope.device import caller, handles
 from gpuscope.device.accesses import Operand, of_arrays
@@ -330,11 +331,10 @@ class FunctionHandle(Handle, Generic[_R]):
                     self._seen(stream, operands),
                     holding_arrays(stream),
                 ):
-                    operands.result = self._function(
-                        context, *operands.arguments, **operands.keywords
+                    operands.result = _interrupts.let_in(
+                        self._function, context, *operands.arguments, **operands.keywords
                     )
             finally:
-                # By stores alone: an interrupt may strike where a call begins, an exit's, too.
                 borrowing.open = contexts
                 if current is None:
                     currents.pop(device.identity, None)

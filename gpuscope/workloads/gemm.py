@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
+from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device.accesses import Accessing
 from gpuscope.device.arrays import as_dtype
@@ -283,6 +284,8 @@ class Gemm(Handle):
         ClosedError
             The handle or the stream is closed.
         """
+        if _interrupts.pending:
+            _interrupts.deliver()
         selected = get_caller_stream() if stream is None else stream
         if self._inside:
             self._refuse_inside("calls its own handle")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope.device.caller import get_caller_stream
@@ -426,19 +427,22 @@ class Handle(Closing):
     def _finish_closing(self) -> None:
         with self._lock:
             graphs = self._take_graphs()
-        for act in (self.wait, *(graph.close for graph in graphs)):
-            try:
-                act()
-            except Exception:  # noqa: BLE001 - who closes cannot help it
-                _log.exception(_CLOSING_FAILED, self.name)
-        with self._lock:  # whoever asks for a completion meanwhile gets no event that went back
-            for context in self._contexts:
-                context.forget(self.device)
+        try:
+            for act in (self.wait, *(graph.close for graph in graphs)):
+                try:
+                    act()
+                except Exception:  # noqa: BLE001 - who closes cannot help it
+                    _log.exception(_CLOSING_FAILED, self.name)
+        finally:
+            with self._lock:  # who asks for a completion meanwhile gets no event that went back
+                for context in self._contexts:
+                    context.forget(self.device)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_closed", True) or _is_finalizing():
             return  # at the interpreter's end the devices were closed, and their work waited for
-        after_capture(self._finish_collected)
+        with _interrupts.no_interrupt():
+            after_capture(self._finish_collected)
 
     def _finish_collected(self) -> None:
         for context in self._contexts:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from gpuscope import _interrupts
 from gpuscope._optional import require
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
@@ -136,7 +137,7 @@ class CudaContext(Backend):
         """Sleep until shortly before, then spin, and let other threads run meanwhile."""
         while (left := time_ns - time.time_ns()) > 0:
             if left > _SPIN_NS:
-                time.sleep((left - _SPIN_NS) / 1e9)
+                _interrupts.sleep((left - _SPIN_NS) / 1e9)
             else:
                 time.sleep(_DOZE_S if left > _SPIN_NS // 2 else 0)
 

@@ -17,13 +17,7 @@ others move (``stall``), and what computes goes slower while all together would 
 than the GPU may for long. A wave has
 ``work_ns * FULL`` units of work left, and does ``speed`` of them a nanosecond.
 
-An interrupt, as Ctrl-C is, may strike between any two instructions; the next call goes on
-where it struck. Whatever is begun is noted by one store that stays until all of it is done
-(``_submitting``, the first entry of the heap, ``_placing``, ``_unsettled``), and to do it
-again changes nothing: phases only go forward, values are set and never counted up or down,
-and an entry that comes twice finds its work done. Activities may be reported twice so.
-
-It is long because all of its steps share the state that an interrupt must leave whole.
+Each step begins with a checkpoint for interrupts; none strikes inside one.
 """
 
 from __future__ import annotations
@@ -32,16 +26,14 @@ import heapq
 import weakref
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeVar
 
+from gpuscope import _interrupts
 from gpuscope.device.calls import Activity, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.ops import (
     FULL,
-    OVER,
-    RUNNING,
-    STARTED,
-    WAITING,
     CopyOp,
     Failure,
     GraphOp,
@@ -56,8 +48,7 @@ from gpuscope.simulator.engine.ops import (
 )
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
 
-Subject: TypeAlias = Any
-"""What an entry of the heap acts on: work, or a wave of blocks."""
+_T = TypeVar("_T")
 _ORDERED_BY_EVENTS = ("kernel", "memcpy")
 
 
@@ -92,7 +83,7 @@ class Engine:
         self.failures: list[Failure] = []
         self._launch_latency_ns = launch_latency_ns
         self._kernel_gap_ns = kernel_gap_ns
-        self._heap: list[tuple[int, int, Callable[[Subject], None], Subject]] = []
+        self._heap: list[tuple[int, int, partial[None]]] = []  # when, a number, what
         self._sequence = 0
         self._ready: list[tuple[int, int, int, int, KernelOp]] = []  # sorted
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
@@ -105,23 +96,10 @@ class Engine:
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
-        # What was begun and is not done, after an interrupt: see the top of this file.
-        self._submitting: Op | None = None
-        self._placing: Wave | None = None
-        self._unsettled = False
-
-    def _resume(self) -> None:
-        """Do the rest of what an interrupt cut short."""
-        if self._submitting is not None:
-            self._admit(self._submitting)
-        if self._unsettled:
-            self._step()
 
     # -- queueing ---------------------------------------------------------------------
     def submit(self, op: Op) -> None:
         """Queue ``op`` at its stream's tail."""
-        if self._submitting is not None or self._unsettled:
-            self._resume()
         stream = op.stream
         last = stream.last
         behind: list[Op] = []
@@ -138,8 +116,10 @@ class Engine:
                     self._follow(op, other.last, behind)
         op.behind = tuple(behind)
         op.number = 1 if last is None else last.number + 1
-        self._submitting = op
-        self._admit(op)
+        stream.last = op
+        if isinstance(op, GraphOp):
+            op.graph.last = op
+        self._wake(op)
 
     def _follow(self, op: Op, before: Op, behind: list[Op]) -> None:
         """Let ``op`` start no earlier than ``before`` is done; what is not goes to ``behind``."""
@@ -148,18 +128,8 @@ class Engine:
         else:
             _note_done(op, before, before.done_ns)
 
-    def _admit(self, op: Op) -> None:
-        """Make the work that is being submitted its stream's tail."""
-        op.stream.last = op
-        if isinstance(op, GraphOp):
-            op.graph.last = op
-        self._wake(op)
-        self._submitting = None
-
     def _wake(self, op: Op) -> None:
         """Take up work if all that it must follow is done; else look again when more is."""
-        if op.phase != WAITING:
-            return
         for before in op.behind:
             if before.done_ns is None:
                 if before.followers is None:
@@ -169,20 +139,15 @@ class Engine:
                 return
             _note_done(op, before, before.done_ns)
         self._start(op)
-        op.phase = STARTED
 
-    def _at(self, time_ns: int, action: Callable[[Subject], None], subject: Subject) -> None:
+    def _at(self, time_ns: int, action: Callable[[_T], None], subject: _T) -> None:
         self._sequence += 1
-        heapq.heappush(
-            self._heap,
-            (time_ns if time_ns > self.now_ns else self.now_ns, self._sequence, action, subject),
-        )
+        due_ns = time_ns if time_ns > self.now_ns else self.now_ns
+        heapq.heappush(self._heap, (due_ns, self._sequence, partial(action, subject)))
 
     # -- running ----------------------------------------------------------------------
     def run_until(self, time_ns: int) -> None:
         """Let everything happen that happens up to ``time_ns``."""
-        if self._submitting is not None or self._unsettled:
-            self._resume()
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             self._step()
@@ -190,7 +155,6 @@ class Engine:
 
     def step(self, time_ns: int | None) -> bool:
         """Let the next instant happen if it comes before ``time_ns``; says whether it did."""
-        self._resume()
         if not self._heap or (time_ns is not None and self._heap[0][0] >= time_ns):
             return False
         self._step()
@@ -198,7 +162,6 @@ class Engine:
 
     def run_until_done(self, op: Op | None) -> int:
         """Run until ``op`` is done; returns when that was."""
-        self._resume()
         if op is None:
             return self.now_ns
         while op.done_ns is None:
@@ -207,7 +170,6 @@ class Engine:
 
     def run_until_room(self, stream: SimStream, depth: int) -> int:
         """Run until fewer than ``depth`` pieces of work wait in ``stream``; returns when."""
-        self._resume()
         while stream.depth >= depth:
             self._step_for("the next launch")
         return self.now_ns
@@ -221,31 +183,24 @@ class Engine:
 
     def run_all(self) -> int:
         """Run until nothing is left; returns when the last thing ended."""
-        self._resume()
         while self._heap:
             self._step()
         return self.now_ns
 
     def _step(self) -> None:
         """Let everything happen that happens at the next instant, then hand out what is free."""
+        if _interrupts.pending:
+            _interrupts.deliver()
         heap = self._heap
-        if not self._unsettled:
-            self.now_ns = heap[0][0]
-            self._unsettled = True
+        self.now_ns = heap[0][0]
         while heap and heap[0][0] == self.now_ns:
-            entry = heap[0]  # stays first until all that it asks for is done
-            entry[2](entry[3])
-            if heap and heap[0] is entry:
-                heapq.heappop(heap)
-        if self._placing is not None:
-            self._run(self._placing)
+            heapq.heappop(heap)[2]()
         if self._ready and self.free:
             self._dispatch()
         if self._copies_wait:
             self._dispatch_copies()
         if self._demand_changed:
             self._share()
-        self._unsettled = False
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""
@@ -266,23 +221,19 @@ class Engine:
 
     def _begin(self, op: Op) -> None:
         """Start what needs no SM."""
-        if op.phase != STARTED:
-            return
         if isinstance(op, CopyOp):
             self._sequence += 1
             entry = (self.now_ns, op.correlation, self._sequence, op)
             heapq.heappush(self._copies.setdefault(op.engine, []), entry)
             self._copies_wait = True
-            op.phase = RUNNING
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
             try:
-                next(op.calls, None)
+                op.function()
             except Exception as error:  # noqa: BLE001 - who waits for it is told
                 self._fail(op, error)
             self._at(op.start_ns + op.duration_ns, self._finish, op)
-            op.phase = RUNNING
             return
         if isinstance(op, Wait):
             self._note_wait(op)
@@ -298,20 +249,14 @@ class Engine:
 
     def _expand(self, op: GraphOp) -> None:
         """Start a graph: make its nodes, and let those run that follow none."""
-        if op.phase == STARTED:
-            made: list[Op] = []
-            for number, (captured, after) in enumerate(op.graph.nodes):
-                node = captured.again(op.queued_ns, op.correlation)
-                node.owner, node.node = op, number
-                node.free_ns = self.now_ns - self._kernel_gap_ns
-                node.behind = [made[before] for before in after]
-                made.append(node)
-            op.nodes = made
-            op.phase = RUNNING
-        if op.phase == RUNNING:
-            for node in op.nodes:
-                self._wake(node)
-            self._look_at(op)
+        for number, (captured, after) in enumerate(op.graph.nodes):
+            node = captured.again(op.queued_ns, op.correlation)
+            node.owner, node.node = op, number
+            node.free_ns = self.now_ns - self._kernel_gap_ns
+            node.behind = [op.nodes[before] for before in after]
+            op.nodes.append(node)
+        for node in op.nodes:
+            self._wake(node)
 
     def _look_at(self, op: GraphOp) -> None:
         """Finish a graph if all of its nodes are done."""
@@ -323,12 +268,9 @@ class Engine:
 
     # -- SMs and copy engines ---------------------------------------------------------
     def _enter(self, op: KernelOp) -> None:
-        if op.phase != STARTED:
-            return
         self._sequence += 1  # decides between equals: operations have no order of their own
         op.turn = self._sequence
         insort(self._ready, (op.stream.priority, op.ready_ns, op.correlation, op.turn, op))
-        op.phase = RUNNING
 
     def _dispatch(self) -> None:
         """Give free SMs to ready kernels, in order; a kernel short of SMs stays in front."""
@@ -357,24 +299,17 @@ class Engine:
         if op.spare:
             held = not wave.left or taken == op.stream.sms
             wave.take_tiles(op, op.spare, alone=held and not op.running)
-        self._placing = wave
         self._run(wave)
 
     def _dispatch_copies(self) -> None:
         """Give free copy engines to copies, in the order in which they became ready."""
         for engine, waiting in self._copies.items():
-            while waiting:
-                op = waiting[0][-1]
-                if op.start_ns is None:
-                    if engine in self._copying:
-                        break
-                    self._placing = wave = Wave(op, 0, 1, 0, self.now_ns)
-                    self._run(wave)
-                heapq.heappop(waiting)
+            if waiting and engine not in self._copying:
+                self._run(Wave(heapq.heappop(waiting)[-1], 0, 1, 0, self.now_ns))
         self._copies_wait = False
 
     def _run(self, wave: Wave) -> None:
-        """Let the wave that is being placed run."""
+        """Let a wave run, which has what it needs."""
         op = wave.op
         if op.start_ns is None:
             try:
@@ -397,7 +332,6 @@ class Engine:
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
         self._at(wave.end_ns, self._end, wave)
-        self._placing = None
 
     def _release(self, op: KernelOp, wave: Wave, sms: int) -> None:
         """Free SMs that a wave's blocks held, and note who held them."""
@@ -421,11 +355,10 @@ class Engine:
         if isinstance(op, KernelOp) and op.together is not None and self._lasts(op, wave):
             return
         released = wave.sms
-        if isinstance(op, KernelOp) and (op.spare or wave.following is not None):
-            if wave.following is None:
-                wave.following = wave.follow(op, self.now_ns)
-            released &= ~wave.following.sms
-            self._run(wave.following)
+        if isinstance(op, KernelOp) and op.spare:
+            following = wave.follow(op, self.now_ns)
+            released &= ~following.sms
+            self._run(following)
         if op.shares:
             self._sharing.pop(wave, None)
             self._demand_changed = True
@@ -516,8 +449,6 @@ class Engine:
         self.failures = [one for one in self.failures if not one.told] + [op.failure]
 
     def _finish(self, op: Op) -> None:
-        if op.phase == OVER:
-            return
         op.done_ns = self.now_ns
         stream, owner = op.stream, op.owner
         if self.sink is not None and op.kind != "wait":
@@ -533,7 +464,6 @@ class Engine:
                 owner.start_ns = op.start_ns
             _note_failure(owner, op)
             self._look_at(owner)
-        op.phase = OVER
         op.forget()
 
     def _report(self, sink: Callable[[Activity], None], op: Op) -> None:
@@ -547,7 +477,7 @@ class Engine:
                 op.kind, op.name, op.correlation, op.queued_ns, op.start_ns, self.now_ns,
                 op.stream.waited if held else (), op.node, op.stream.context, tuple(after),
                 op.released_by if isinstance(op, KernelOp) else (),
-                tuple(dict.fromkeys(op.held or ())) if isinstance(op, KernelOp) else (),
+                tuple(op.held or ()) if isinstance(op, KernelOp) else (),
                 op.engine if isinstance(op, CopyOp) else None,
                 op.nbytes if isinstance(op, CopyOp) else None,
                 op.launch_config if isinstance(op, KernelOp) else None,

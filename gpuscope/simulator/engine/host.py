@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Literal
 
+from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
 from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.calls import Activity
@@ -113,7 +114,7 @@ class SimHost(Backend):
         if self._pace == "real":
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
             if ahead > _PACE_SLACK_NS:
-                time.sleep(ahead / 1e9)
+                _interrupts.sleep(ahead / 1e9)
             elif ahead < -_PACE_SLACK_NS:  # it idled: what comes now is paced again
                 self._started_wall_ns -= ahead
 

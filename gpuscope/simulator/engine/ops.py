@@ -1,13 +1,9 @@
-"""What the simulated GPU runs: work of each kind, streams, events, graphs, and waves of blocks.
-
-The engine moves work on; see its notes on what an interrupt may leave half done.
-"""
+"""What the simulated GPU runs: work of each kind, streams, events, graphs, and waves of blocks."""
 
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,9 +18,6 @@ Effect = Callable[[], Callable[[], None]]
 
 FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
-
-# What an op has come to: it waits for others; it will begin at its time; it began; all is done.
-WAITING, STARTED, RUNNING, OVER = range(4)
 
 
 class Failure:
@@ -86,13 +79,11 @@ class Op:
     behind
         All work that it must follow and that was not done when it was queued.
     followers
-        Work to look at again when it is done, if any; the same may stand there twice.
+        Work to look at again when it is done, if any.
     free_ns
         When the last piece of work that it must follow ended.
     number
         Its place in its stream, from 1; 0 in a graph.
-    phase
-        How far it has come; only grows.
     owner, node
         The launched graph that it is a node of, and which one.
     failure
@@ -111,7 +102,6 @@ class Op:
     behind: Sequence[Op] = field(default=(), init=False)
     free_ns: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
-    phase: int = field(default=WAITING, init=False)
     failure: Failure | None = field(default=None, init=False)
     followers: list[Op] | None = field(default=None, init=False)
     owner: GraphOp | None = field(default=None, init=False)
@@ -192,8 +182,7 @@ class KernelOp(WaveOp):
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
     held
-        Bit masks of SMs, and from when to when its blocks held these, where anybody watches; an
-        interrupt may note the same twice.
+        Bit masks of SMs, and from when to when its blocks held these, where anybody watches.
     turn
         Its place among those that became ready at the same time.
     tiles
@@ -236,23 +225,12 @@ class CopyOp(WaveOp):
 
 @dataclass(eq=False, repr=False, slots=True)
 class HostOp(Op):
-    """A host function run in stream order.
-
-    Attributes
-    ----------
-    calls
-        Gives the function's result when it is asked for the first time, and nothing then: to
-        be asked and to call are one step, so that no interrupt makes it two calls or none.
-    """
+    """A host function run in stream order."""
 
     kind = "host"
 
     function: Callable[[], None]
     duration_ns: int
-    calls: Iterator[None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.calls = map(operator.call, (self.function,))
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -339,8 +317,6 @@ class Wave:
         When they started, on these SMs.
     left, spare
         What the kernel's are once these blocks have their SMs and their tiles.
-    following
-        The same blocks, or some of them, at their next tile; those not in it are over.
     pace
         What was left to do at a time, that time in ns, and the speed since: of FULL, that much
         is done a ns at full speed.
@@ -348,9 +324,7 @@ class Wave:
         When it will end; -1 when it has.
     """
 
-    __slots__ = (
-        "count", "end_ns", "following", "left", "op", "pace", "since_ns", "sms", "spare",
-    )  # fmt: skip
+    __slots__ = ("count", "end_ns", "left", "op", "pace", "since_ns", "sms", "spare")
 
     def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
         self.op = op
@@ -359,7 +333,6 @@ class Wave:
         self.left = left
         self.since_ns = now_ns
         self.spare = 0
-        self.following: Wave | None = None
         self.pace = (op.work_ns * FULL, now_ns, FULL)
         self.end_ns = now_ns + op.work_ns
 

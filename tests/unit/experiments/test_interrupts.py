@@ -1,4 +1,4 @@
-"""An interrupt at any line leaves engine, device and recording usable, and the data kept."""
+"""An interrupt at any line leaves the invariants, is not lost, and is raised in time."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from interrupting import (
 )
 
 import gpuscope as gs
+from gpuscope import _interrupts
 from gpuscope._text import clean
 from gpuscope.device import caller, registry
 from gpuscope.device.device import Device
@@ -37,10 +38,14 @@ from gpuscope.record import recorder, rows
 from gpuscope.trace import Trace
 
 _SIMULATED = ("engine", "ops", "host", "allocation", "backend", "capture", "memory")
-ENGINE = tuple(f"device/sim/{name}.py" for name in _SIMULATED)
+ENGINE = tuple(f"simulator/engine/{name}.py" for name in _SIMULATED)
 RUNNER = tuple(
-    f"runs/{name}.py" for name in ("execution", "profiling", "runner", "workers", "driving")
+    f"experiments/{name}.py" for name in ("execution", "profiling", "runner", "workers", "driving")
 )
+
+
+SOON = 5_000
+"""So many functions of the package may be called before an interrupt is raised: some ms."""
 
 
 def new_gpu() -> Device:
@@ -68,11 +73,13 @@ def try_everywhere(
         gpu, result = new_gpu(), None
         tried += 1
         try:
-            with Interrupt(*rooms, at=place):
+            with Interrupt(*rooms, at=place) as interrupt:
                 result = program(gpu)
         except Exception as error:  # noqa: BLE001 - every place is tried
             wrong.append(f"{place}: the program raised {error!r}")
             continue
+        if interrupt.waited > SOON:
+            wrong.append(f"{place}: raised {interrupt.waited} calls later")
         try:
             after(gpu, result)
         except (Exception, AssertionError) as error:  # noqa: BLE001 - every place is tried
@@ -352,7 +359,7 @@ class Moment:
 
     def __enter__(self) -> Moment:
         # Who starts a program in the background may have it ignore Ctrl-C.
-        self._handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._handler = signal.signal(signal.SIGINT, _interrupts.on_interrupt)
         sys.setprofile(self._pass)
         return self
 
@@ -360,6 +367,7 @@ class Moment:
         sys.setprofile(None)
         try:
             time.sleep(0)  # a Ctrl-C that is on its way arrives here at the latest
+            _interrupts.deliver()
         finally:
             signal.signal(signal.SIGINT, self._handler)
 
@@ -423,9 +431,8 @@ def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
                 handle.execute(stream=stream)
 
         for _ in at_every_moment(act):
-            while (guard := caller.innermost_guard()) is not None:
-                guard.__exit__(None, None, None)
-            caller.clear_current_stream(gpu.identity)
+            assert caller.innermost_guard() is None
+            assert caller.peek_current_stream(gpu.identity) is None
             while streams:
                 streams.pop().close()
             assert registry.borrowing.open == ()

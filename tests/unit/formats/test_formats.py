@@ -211,10 +211,14 @@ def still_good(tmp_path):
 def test_one_that_cannot_be_used_is_named(odd, tmp_path, expression, words):
     odd(expression)
     still_good(tmp_path)
-    with pytest.raises(ExportError, match=rf"'odd-package' \(odd_format:ODD\) cannot be used: {words}"):
+    with pytest.raises(
+        ExportError, match=rf"'odd-package' \(odd_format:ODD\) cannot be used: {words}"
+    ):
         gs.export(a_trace(), tmp_path / "x.odd")
     (tmp_path / "x.odd").write_text("something else, and more of it")
-    with pytest.raises(TraceFormatError, match=rf"'odd-package' \(odd_format:ODD\) cannot be used: {words}"):
+    with pytest.raises(
+        TraceFormatError, match=rf"'odd-package' \(odd_format:ODD\) cannot be used: {words}"
+    ):
         gs.load_trace(tmp_path / "x.odd")
     assert len(problems()) == 1
 

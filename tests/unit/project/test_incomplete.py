@@ -86,6 +86,12 @@ def of_two_ranks(trace: Trace) -> Trace:
     return both.with_metadata(complete=lack.complete, counts=lack.counts, notes=lack.notes)
 
 
+def beside_a_load(trace: Trace) -> Trace:
+    """The same rows, of an experiment with a workload in the background."""
+    workloads = {"small": {"background": False}, "load": {"background": True}}
+    return trace.with_metadata(experiment={"workloads": workloads})
+
+
 def looked_for_hazards(trace: Trace) -> Trace:
     """The same rows, and that no hazard was found among them."""
     return trace.with_metadata(hazards=HazardFacts(accesses=3))
@@ -160,7 +166,7 @@ ANALYSES = {
     "overlap": lambda run, trace: analysis.overlap(trace),
     "prediction": lambda run, trace: analysis.prediction(run, run),
     "queue_depth": lambda run, trace: analysis.queue_depth(trace, of="load", at="small"),
-    "queue_depths": lambda run, trace: analysis.queue_depths(trace),
+    "queue_depths": lambda run, trace: analysis.queue_depths(beside_a_load(trace)),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
     "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
     "summary": lambda run, trace: analysis.summary(trace),

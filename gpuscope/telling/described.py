@@ -98,6 +98,17 @@ def describe_settings(run: Run) -> dict[str, str]:
     -------
     dict
         Setting → words.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> gs.telling.describe_settings(gs.run(one, gpu))
+    {'default': 'w has the whole GPU'}
     """
     described = run.experiment.get("settings") or {}
     said: dict[str, str] = {}

@@ -17,7 +17,14 @@ _NAMED = 4
 
 
 class TunedWords(NamedTuple):
-    """A tuning in words; each is empty where nothing is known."""
+    """A tuning in words; each is empty where nothing is known.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.TunedWords("best: a = 8", "", "in turns", "").joined
+    'best: a = 8. in turns'
+    """
 
     outcome: str
     bill: str
@@ -38,7 +45,22 @@ def tuned_words(result: Tuning) -> TunedWords:
 
 
 def tuned(result: Tuning) -> Finding:
-    """Return which setting is best, or why none is."""
+    """Return which setting is best, or why none is.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+    ...     "streams": {"s": {"partition": "a"}},
+    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+    ...                         "repeats": 3}},
+    ... }
+    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
+    >>> gs.telling.tuned(result).rule
+    'tuned.best'
+    """
     verdicts = [setting.verdict for setting in result.settings]
     sought = ", ".join(map(str, (result.objective, *result.slo)))
     out = sum(verdict in ("worse", "no better", "misses SLO") for verdict in verdicts)

@@ -34,9 +34,8 @@ class Rule:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> gs.telling.RULES["cold"] = gs.telling.Rule("{kernel} ran cold[ in {partition}]")
-    >>> gs.telling.Finding("cold", "note", {"kernel": "norm"}).text
-    'norm ran cold.'
+    >>> gs.telling.RULES["confined.uncarved"].text
+    'Nothing was carved, so there is no partition to stay in'
     """
 
     text: str

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuscope import figures as figures
     from gpuscope import learn as learn
     from gpuscope import search as search
+    from gpuscope import telling as telling
     from gpuscope import widgets as widgets
     from gpuscope import workloads as workloads
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
@@ -71,6 +72,7 @@ _HOMES = {
     "figures": "gpuscope.figures",
     "learn": "gpuscope.learn",
     "search": "gpuscope.search",
+    "telling": "gpuscope.telling",
     "widgets": "gpuscope.widgets",
     "workloads": "gpuscope.workloads",
 }

@@ -59,12 +59,12 @@ def shown_lines(text: str) -> str:
     return _untypeset("\n".join(safe(line) for line in text.splitlines()))
 
 
-def format_value(value: object) -> str:
-    """Write one value for people: a dash for nothing, four digits, thousands apart."""
+def format_value(value: object, digits: int = 4) -> str:
+    """Write one value for people: a dash for nothing, few digits, thousands apart."""
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -43,7 +43,17 @@ class CapabilityError(GpuscopeError):
 
 
 class InvalidPartition(GpuscopeError, ValueError):
-    """The GPU cannot grant these partitions. The message names the nearest counts."""
+    """The GPU cannot grant these partitions. The message names the nearest counts.
+
+    Attributes
+    ----------
+    may_round
+        Whether another ``rounding`` would grant some.
+    """
+
+    def __init__(self, *args: object, may_round: bool = False) -> None:
+        super().__init__(*args)
+        self.may_round = may_round
 
 
 class InvalidOperand(GpuscopeError, ValueError):

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from gpuscope import figures
+from gpuscope import figures, telling
 from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
@@ -222,7 +222,7 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
             "missing)"
         )
     for finding in findings(trace).findings if has_work else ():
-        _say(clean(f"{finding.text}{f' → {finding.advice}' if finding.advice else ''}"))
+        _say(telling.to_text(finding))
     if with_timeline:
         display(figures.timeline(trace))
     for known in known_analyses():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import gpuscope as gs
-from gpuscope import analysis, figures
+from gpuscope import analysis, figures, telling
 from gpuscope.errors import GpuscopeError
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.state import TimelineState
@@ -59,7 +59,7 @@ def explained(trace, *, whole=True):
     """Ask of some spans why they started, and all that is known of them."""
     ids = [] if not len(trace) else trace.array("id")[: ROWS if whole else FEW].tolist()
     for row, span in enumerate(ids):
-        attempt(lambda span=span: str(analysis.explain(trace, span)))
+        attempt(lambda span=span: str(telling.explain(trace, span)))
         describe(trace, row)
         why(trace, span)
         links(trace, span)

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 from gpuscope import analysis
 from gpuscope.analyses.declared import Analysis, Figures
-from gpuscope.analysis.findings_analysis import (
-    confinement_verdict,
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_trace import (
+    of_confinement,
     of_hazards,
     of_idle_tracks,
     of_unloaded_calls,
 )
-from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
 
 _MOST_FIGURES = 6
@@ -69,7 +69,7 @@ BUILT_IN = (
         analysis.confinement,
         "work that was given to a partition",
         confinements,
-        lambda trace: [confinement_verdict(trace)],
+        of_confinement,
     ),
     Analysis("streams", "Partitions and streams", analysis.summary),
     Analysis("overlap", "Overlap of streams", analysis.overlap),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuscope._checks import given
-from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.telling.finding import Finding
 from gpuscope.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ Figures: TypeAlias = "Iterable[go.Figure | str]"
 
 class AnalysisFailed(GpuscopeError):
     """An analysis of a plugin raised something that is no error of ours."""
+
+    @property
+    def finding(self) -> Finding:
+        """What stands where its findings would."""
+        return Finding("plugin", "warning", {"failure": str(self)})
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Analysis:
     findings
         From a trace to what calls for action in it.
     card
-        From a result to the plain text of a card on the dashboard; empty: no card.
+        From a result to the findings that a card on the dashboard shows, notes among them.
     origin
         Which plugin declares it; empty for gpuscope's own. gpuscope sets it.
 
@@ -70,7 +75,7 @@ class Analysis:
     needs: str = ""
     figures: Callable[[Mapping[str, Trace]], Figures] | None = None
     findings: Callable[[Trace], Iterable[Finding]] | None = None
-    card: Callable[[Result], str] | None = None
+    card: Callable[[Result], Iterable[Finding]] | None = None
     origin: str = ""
 
     def __post_init__(self) -> None:
@@ -99,16 +104,22 @@ class Analysis:
         except AnalysisFailed as error:
             return str(error)
 
-    def card_of(self, trace: Trace) -> str:
-        """Return the text of its card, or what is wrong with it; empty where it has none."""
-        if self.card is None:
-            return ""
-        result = self.ask(trace)
+    def found_in(self, trace: Trace) -> tuple[Finding, ...]:
+        """Return its findings; of one that fails, that."""
         try:
             with self.naming():
-                return result if isinstance(result, str) else self.card(result)
+                return tuple(self.findings(trace)) if self.findings else ()
         except AnalysisFailed as error:
-            return str(error)
+            return (error.finding,)
+
+    def card_of(self, trace: Trace) -> tuple[Finding, ...]:
+        """Return what its card shows; nothing where it has none."""
+        result = self.ask(trace) if self.card else ""
+        try:
+            with self.naming():
+                return tuple(self.card(result)) if self.card and isinstance(result, Result) else ()
+        except AnalysisFailed as error:
+            return (error.finding,)
 
     @contextmanager
     def naming(self) -> Iterator[None]:

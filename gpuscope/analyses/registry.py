@@ -8,14 +8,9 @@ from dataclasses import replace
 from gpuscope._checks import MappingOf, door, given
 from gpuscope._plugins import Plugins
 from gpuscope.analyses.builtin import BUILT_IN
-from gpuscope.analyses.declared import Analysis, AnalysisFailed
-from gpuscope.analysis.findings_analysis import (
-    Finding,
-    FindingsResult,
-    by_setting,
-    of_missing_rows,
-    ranked,
-)
+from gpuscope.analyses.declared import Analysis
+from gpuscope.telling.finding import Finding, FindingsResult
+from gpuscope.telling.of_trace import by_setting, of_missing_rows, ranked
 from gpuscope.trace.model import Trace
 
 
@@ -80,28 +75,19 @@ def findings(trace: Trace) -> FindingsResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> found = gs.analysis.findings(gs.learn.case("A").trace)
-    >>> [finding.kind for finding in found.findings][0]
+    >>> result = gs.telling.findings(gs.learn.case("A").trace)
+    >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    return ranked(trace, [*of_missing_rows(trace), *_found(trace)])
+    found = (finding for known in known_analyses() for finding in known.found_in(trace))
+    return ranked(trace, [*of_missing_rows(trace), *found])
 
 
-def _found(trace: Trace) -> Iterator[Finding]:
-    """Yield what all analyses find; of one that fails, that."""
+def cards(trace: Trace) -> Iterator[tuple[str, tuple[Finding, ...]]]:
+    """Yield title and findings of the cards that analyses declare of a trace."""
     for analysis in known_analyses():
-        try:
-            with analysis.naming():
-                yield from analysis.findings(trace) if analysis.findings else ()
-        except AnalysisFailed as error:
-            yield Finding("incomplete", str(error))
-
-
-def cards(trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield title and text of the cards that analyses declare of a trace."""
-    for analysis in known_analyses():
-        if words := analysis.card_of(trace):
-            yield analysis.title, words
+        if shown := analysis.card_of(trace):
+            yield analysis.title, shown
 
 
 @door(traces=MappingOf(Trace))
@@ -124,7 +110,7 @@ def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]
     --------
     >>> import gpuscope as gs
     >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
-    >>> [(about, finding.kind) for about, finding in gs.analysis.findings_by_setting(cases)]
-    [('“A”', 'escape'), ('“B”', 'queue')]
+    >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(cases)][0]
+    ('“A”', 'escape.outside')
     """
     return by_setting({setting: findings(trace) for setting, trace in traces.items()})

@@ -7,7 +7,6 @@ have overlap 1 and gain 1. *Work given to P* is every kernel launched while a st
 P was selected, whichever stream ran it; *confinement(P)* = its time inside P / its total time.
 """
 
-from gpuscope import _lazy
 from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.busy_analysis import OverlapResult as OverlapResult
 from gpuscope.analysis.busy_analysis import PairOverlap as PairOverlap
@@ -25,11 +24,6 @@ from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
 from gpuscope.analysis.escapes import Escape as Escape
-from gpuscope.analysis.explanation import Explanation as Explanation
-from gpuscope.analysis.explanation import explain as explain
-from gpuscope.analysis.findings_analysis import Finding as Finding
-from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
-from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
@@ -45,7 +39,6 @@ from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
 from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLatencyResult
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
-from gpuscope.analysis.outcome_analysis import outcome as outcome
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
@@ -67,9 +60,9 @@ from gpuscope.analysis.trace_parts import parts as parts
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
 from gpuscope.analysis.tuning_analysis import Tuning as Tuning
 
-_HOMES = {
-    "findings": "gpuscope.analyses.registry",
-    "findings_by_setting": "gpuscope.analyses.registry",
-}
-"""What is made of the declarations of all analyses, under the names that it always had here."""
-__getattr__, __dir__ = _lazy.public(__name__, _HOMES)
+_TOLD = frozenset(["confinement_verdict", "explain", "findings", "findings_by_setting", "outcome"])
+
+
+def __getattr__(name: str) -> object:
+    room = f": it is in gpuscope.telling, as gs.telling.{name}" if name in _TOLD else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{room}")

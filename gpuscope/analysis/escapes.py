@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
-OUTSIDE, SMS_OF = "outside any partition", "SMs of"
-"""How an escape's place in words begins, unless it is a partition or green context."""
+Way: TypeAlias = Literal["partition", "outside", "sms"]
+"""Where work escaped to: another partition or green context, none, or SMs of others."""
+_SPANS = 8
+"""Kernels that an escape names."""
 Intended: TypeAlias = Mapping[Any, str | int]
 """Name of a range or id of a stream → name of a partition or id of a green context."""
 
@@ -146,6 +148,11 @@ class Escape:
         Thread blocks seen outside; ``None`` if blocks were not recorded.
     time_ns
         Their time outside.
+    to
+        ``"partition"``: another partition or green context ran them; ``"outside"``: none did;
+        ``"sms"``: SMs that the partition does not have held their blocks.
+    spans
+        Ids of a few of them.
     """
 
     kernel: str
@@ -155,6 +162,8 @@ class Escape:
     given: int
     blocks: int | None
     time_ns: float
+    to: Way = "partition"
+    spans: tuple[int, ...] = ()
 
     @property
     def told(self) -> str:
@@ -282,19 +291,20 @@ def _devices(trace: Trace) -> dict[str, set[int]]:
     return indices
 
 
-def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
+def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[tuple[Way, str]]]:
     """Row → number of what ran it, and its name in words."""
     partition, partitions = codes(trace.spans.column("partition"))
     context, contexts = codes(trace.spans.column("green_context"))
     stream, streams = codes(trace.spans.column("stream"))
     first, code = combined(partition[rows], context[rows], stream[rows])
     owners = {facts.context: name for name, facts in trace.metadata.partitions.items()}
-    places = []
+    places: list[tuple[Way, str]] = []
     for row in rows[first]:
         name, number = partitions[partition[row]], contexts[context[row]]
         if name is None and number is not None:
             name = owners.get(number, f"green context {number}")
-        places.append(name or f"{OUTSIDE} ({_stream(trace, streams[stream[row]])})")
+        outside = f"outside any partition ({_stream(trace, streams[stream[row]])})"
+        places.append(("partition", name) if name else ("outside", outside))
     return code, places
 
 
@@ -303,13 +313,13 @@ def _stream(trace: Trace, number: int | None) -> str:
     return name if number is None or name == f"stream {number}" else f"stream {number}, {name}"
 
 
-def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[str]]:
+def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[tuple[Way, str]]]:
     """Block, by its kernel's row and its SM → number of who owns that SM, and that in words."""
     device, devices = codes(trace.spans.column("device"))
     first, code = combined(device[rows], sm)
     owners = {index: partitions_by_sm(trace, index) for index in devices}
     held = (owners[devices[device[rows[at]]]].get(int(sm[at]), ()) for at in first)
-    return code, [f"{SMS_OF} {' and '.join(names) or 'no partition'}" for names in held]
+    return code, [("sms", f"SMs of {' and '.join(names) or 'no partition'}") for names in held]
 
 
 def partitions_by_sm(trace: Trace, device: int | None = None) -> dict[int, list[str]]:
@@ -331,7 +341,7 @@ def _escapes(
     *,
     kernel: Array,
     where: Array,
-    places: list[str],
+    places: list[tuple[Way, str]],
     by_blocks: Array,
     blocks: Array,
     ns: Array,
@@ -349,18 +359,24 @@ def _escapes(
     total_ns = np.bincount(group, ns, len(first))
     given, of_name = combined(work.target + 1, name[work.rows])
     given = np.bincount(of_name, minlength=len(given))
-    words = list(number)
+    ways = list(number)
+    ids = trace.array("id")[work.rows[kernel[whole]]]
+    by_group = np.argsort(group[whole], kind="stable")
+    begins = np.searchsorted(group[whole][by_group], np.arange(len(first)))
     by_target: dict[int, list[Escape]] = {}
     for index, part in enumerate(first):
         seen = bool(by_blocks[kernel[part]])
+        to, words = ways[where[part]]
         escape = Escape(
             kernel=names[name[work.rows[kernel[part]]]],
-            where=words[where[part]],
+            where=words,
             evidence=evidence_kind(trace, by_blocks=seen),
             kernels=int(kernels[index]),
             given=int(given[of_name[kernel[part]]]),
             blocks=int(total_blocks[index]) if seen else None,
             time_ns=float(total_ns[index]),
+            to=to,
+            spans=tuple(ids[by_group[begins[index] :][: min(_SPANS, kernels[index])]].tolist()),
         )
         by_target.setdefault(int(work.target[kernel[part]]), []).append(escape)
     return by_target

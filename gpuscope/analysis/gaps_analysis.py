@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -75,12 +75,15 @@ class Gap:
     ----------
     before, after
         Names of the span that ended last before it and of the one that ended it.
+    spans
+        Ids of these two.
     """
 
     start_ns: int
     end_ns: int
     before: str
     after: str
+    spans: tuple[int, int] = field(default=(-1, -1), repr=False)
 
     @property
     def length_ns(self) -> int:
@@ -244,7 +247,7 @@ def _tracks(
     spread = dict(zip(some.labels, quantiles, strict=True))
     by_length = np.lexsort((-lengths, track))
     name, names = codes(trace.spans.column("name"))
-    name = name[rows]
+    name, ids = name[rows], trace.array("id")[rows]
 
     def track_of(index: int, label: str, spans: int) -> TrackGaps:
         order = by_length[first[index] : first[index + 1]]
@@ -267,6 +270,7 @@ def _tracks(
                     int(high[gap]),
                     str(names[name[before[gap]]]),
                     str(names[name[after[gap]]]),
+                    (int(ids[before[gap]]), int(ids[after[gap]])),
                 )
                 for gap in order[:LONGEST]
             ),

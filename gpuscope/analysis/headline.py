@@ -9,13 +9,14 @@ from functools import partial
 
 import numpy as np
 
+from gpuscope._columns import COMPARED, is_of_requests
 from gpuscope._types import Array
 from gpuscope.analysis.latency_analysis import durations_ns
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import driven_by_requests, of_slowest_rank
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, is_of_requests
+from gpuscope.trace.run import Run
 
 RATES = ("share_of_alone_on_whole_gpu", "calls_per_s", "tflop_per_s", "gb_per_s")
 """The columns that a workload without a latency is compared by: the first that is known."""
@@ -66,9 +67,7 @@ class Change:
     @property
     def is_better(self) -> bool:
         """Whether the number is better in ``setting``: of times the smaller one is."""
-        if self.column.endswith(("_us", "_ms")):
-            return self.after < self.before
-        return self.after > self.before
+        return COMPARED[self.column].better * (self.after - self.before) > 0
 
     @property
     def within_noise(self) -> bool:

@@ -257,6 +257,7 @@ def interference(
         inside=inside,
         reason=reason,
         provenance="; ".join(filter(None, [missing, *(trace.origin for trace in traces[:1])])),
+        is_simulated=any(trace.is_simulated for trace in traces),
         incomplete=missing,
     )
 

@@ -171,14 +171,18 @@ def prediction(
         times += compared
         left_out += more
         left_out += [f"the makespan of {setting!r}: the {name} run was stopped" for name in cut]
-    if not any(traces.of != MAKESPAN for traces in times):
+    if not any(time.of != MAKESPAN for time in times):
         raise MissingEvidence(f"no workload in common: {'; '.join(left_out)}")
     provenances = [
         "; ".join(dict.fromkeys(traces[setting].provenance for setting in common))
         for traces in (first, other)
     ]
     return PredictionResult(
-        tuple(times), tuple(left_out), *provenances, incomplete=incomplete(_labelled(first, other))
+        tuple(times),
+        tuple(left_out),
+        *provenances,
+        incomplete=incomplete(_labelled(first, other)),
+        is_simulated=any(other[setting].is_simulated for setting in common),
     )
 
 
@@ -266,15 +270,9 @@ def _call_times(trace: Trace) -> dict[str, Array]:
     took = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
     total = calls.sums(np.where(unfinished, 0, took))
     whole = calls.sums(unfinished.astype(np.int64)) == 0
-    of = workloads.code[first][whole]
-    order = np.argsort(of, kind="stable")
-    bounds = np.searchsorted(of[order], np.arange(len(workloads) + 1))
-    times = total[whole][order]
-    return {
-        label: times[bounds[index] : bounds[index + 1]]
-        for index, label in enumerate(workloads.labels)
-        if bounds[index] < bounds[index + 1]
-    }
+    of = Groups.of(workloads.code[first][whole], workloads.labels)
+    times = total[whole]
+    return {label: times[of.rows(index)] for index, label in enumerate(of.labels)}
 
 
 def _calls(trace: Trace) -> Array:

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gpuscope._checks import closest, given
+from gpuscope._columns import COMPARED
 from gpuscope.analysis.noise import PRIOR, Estimate, Levels
-from gpuscope.analysis.settings import COLUMNS
 from gpuscope.errors import InvalidArgument
 
 Values: TypeAlias = Mapping[str, float]
@@ -40,9 +40,6 @@ FEWEST = 3
 """Measurements below which no setting is the best, or meets the SLO."""
 CLOSE = 0.01
 """Settings that differ by less than this share are equal."""
-_RATES = ("_per_s",)
-_TIMES = ("_us", "_ms", "_ns")
-_SHARES = ("share_of_alone_on_whole_gpu", "gain")
 _LIMIT = re.compile(r"\s*(<=|>=)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*")
 
 
@@ -77,7 +74,7 @@ class Goal:
                 f"{what} is {given(text)}: it takes workload.column; the workloads are "
                 f"{', '.join(map(repr, workloads))}"
             )
-        better = [name for name in COLUMNS if name.endswith(_RATES + _TIMES) or name in _SHARES]
+        better = [key for key, known in COMPARED.items() if known.better]
         if column not in better:
             raise InvalidArgument(
                 f"{what} is {given(text)}: {column!r} is no column that can be better or worse"
@@ -102,7 +99,7 @@ class Goal:
     @property
     def is_rate(self) -> bool:
         """Whether more is better; of a time, less is."""
-        return not self.column.endswith(_TIMES)
+        return COMPARED[self.column].better > 0
 
     @property
     def sign(self) -> str:

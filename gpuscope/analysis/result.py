@@ -11,6 +11,7 @@ from typing import (
     Any,
     ClassVar,
     TypeAlias,
+    TypedDict,
     TypeVar,
     get_origin,
     get_type_hints,
@@ -69,9 +70,21 @@ def sentences(*parts: str) -> str:
     return ". ".join(filter(None, parts))
 
 
-def about(trace: Trace) -> dict[str, str]:
-    """Return what every result says of the trace that it was worked out from."""
-    return {"incomplete": trace.metadata.incomplete, "provenance": trace.provenance}
+class About(TypedDict):
+    """What every result says of the trace that it was worked out from."""
+
+    incomplete: str
+    provenance: str
+    is_simulated: bool
+
+
+def about(trace: Trace) -> About:
+    """Return what a result says of the trace that it was worked out from."""
+    return {
+        "incomplete": trace.metadata.incomplete,
+        "provenance": trace.provenance,
+        "is_simulated": trace.is_simulated,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +98,13 @@ class Result:
         (:attr:`gpuscope.trace.metadata.TraceMetadata.incomplete`); empty if none is.
     provenance
         Where the times come from.
+    is_simulated
+        Whether a model of a GPU computed any of them.
     """
 
     incomplete: str = ""
     provenance: str = ""
+    is_simulated: bool = False
     entries: ClassVar[str] = ""
     """The attribute that has an item a row; empty where the result is its own only row."""
     weight: ClassVar[str] = ""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._checks import MappingOf, SeveralOf, door
+from gpuscope._columns import COMPARED, readable
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
@@ -24,55 +25,12 @@ from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import Description, SoloFacts
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import readable
 
 _Told = TypeVar("_Told", bound=Mapping[str, Any])
 
-COLUMNS = {
-    "setting": pa.string(),
-    "rank": pa.int64(),
-    "workload": pa.string(),
-    "partition": pa.string(),
-    "kernels": pa.int64(),
-    "kernel_median_us": pa.float64(),
-    "latency_n": pa.int64(),
-    "latency_p50_us": pa.float64(),
-    "latency_p90_us": pa.float64(),
-    "latency_p99_us": pa.float64(),
-    "collective_us": pa.float64(),
-    "collective_skew_us": pa.float64(),
-    "bus_gb_per_s": pa.float64(),
-    "requests_n": pa.int64(),
-    "ttft_p50_ms": pa.float64(),
-    "ttft_p90_ms": pa.float64(),
-    "ttft_p99_ms": pa.float64(),
-    "tbt_n": pa.int64(),
-    "tbt_p50_ms": pa.float64(),
-    "tbt_p90_ms": pa.float64(),
-    "tbt_p99_ms": pa.float64(),
-    "requests_per_s": pa.float64(),
-    "goodput_per_s": pa.float64(),
-    "calls_per_s": pa.float64(),
-    "tflop_per_s": pa.float64(),
-    "gb_per_s": pa.float64(),
-    "share_of_alone_on_whole_gpu": pa.float64(),
-    "overlap": pa.float64(),
-    "overlap_tight": pa.float64(),
-    "gain": pa.float64(),
-    "incomplete": pa.string(),
-}
-"""Column → type of a comparison; units in the names. ``calls_per_s`` is finished calls over
-the time from the first kernel's start to the last one's end; ``tflop_per_s`` and ``gb_per_s`` are
-operations and bytes over that, null where neither calls nor kernels state them;
-``share_of_alone_on_whole_gpu`` is the calls a second over those of the workload alone on the
-unpartitioned GPU; the last three are null for a workload that arrives at a given rate or as
-requests need it, and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s``
-and ``goodput_per_s`` are of requests (:func:`gpuscope.analysis.requests`), which have no kernels of
-their own. ``rank`` is null where there is one process. ``collective_us``, ``collective_skew_us``
-and ``bus_gb_per_s`` are of collectives (:func:`gpuscope.analysis.collectives`), the same on all
-ranks. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
-overlap with every span shrunk by its stated uncertainty, null where none is stated.
-``incomplete`` says what of the setting's trace is missing, null where nothing is."""
+_TYPES = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
+COLUMNS = {key: _TYPES[column.kind] for key, column in COMPARED.items()}
+"""Column → type of a comparison; :data:`gpuscope._columns.COMPARED` says what each means."""
 
 
 def of_slowest_rank(rows: Sequence[_Told]) -> list[_Told]:
@@ -197,6 +155,12 @@ def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
         if plan.get("kind") == "requests"
         for part in ("prefill", "decode")
     }
+
+
+def background_of(experiment: Description) -> list[str]:
+    """Return the workloads of an experiment that run in the background."""
+    described = experiment.get("workloads") or {}
+    return [name for name, facts in described.items() if facts.get("background")]
 
 
 def _requests(setting: str, trace: Trace) -> list[Row]:
@@ -355,11 +319,10 @@ class SweepResult(Result):
         }  # fmt: skip
         of_gpu = pa.array([name not in given for name in table["workload"].to_pylist()], pa.bool_())
         for at, name in enumerate(table.column_names):
-            if name not in COLUMNS:
-                continue
-            if name.endswith(("_us", "_ms")):
+            column = COMPARED.get(name)
+            if column is not None and column.is_time:
                 table = table.set_column(at, name, pc.multiply(table[name], relative))
-            elif name.endswith("_per_s"):
+            elif column is not None and column.is_rate:
                 rates = pc.if_else(of_gpu, pc.divide(table[name], relative), table[name])
                 table = table.set_column(at, name, rates)
         return table.append_column("speed", relative)

@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._text import clean, format_value, percent
+from gpuscope._text import format_value
 from gpuscope.analysis.noise import interval
-from gpuscope.analysis.race import CLOSE, Goal, Values, Verdict
-from gpuscope.analysis.result import Result, Row, named, sentences
+from gpuscope.analysis.race import Goal, Values, Verdict
+from gpuscope.analysis.result import Result, Row, named
 from gpuscope.trace.metadata import Description
-
-_TOLD = 4
-"""Settings that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -232,75 +229,6 @@ class Tuning(Result):
         ]
         return [{name: row[name] for name in shown} for row in rows], left_out
 
-    @property
-    def outcome(self) -> str:
-        """Say in sentences which setting is best, or why none is named."""
-        sure = f"at {percent(self.confidence)} confidence"
-        best, equals = self.best, self.equals
-        sought = ", ".join(map(str, (self.objective, *self.slo)))
-        if best is not None:
-            text = f"best: {self._told(best)}; {sure} {self._ruled_out}"
-        elif len(equals) > 1 and self.is_decided:
-            names = "; ".join(map(self._told, equals))
-            text = f"noise does not tell these apart: {names}{self._taking(sure)}"
-        elif not any(tuned.values for tuned in self.settings):
-            text = "nothing was measured"
-        elif self.nearest is not None:
-            missed = ", ".join(
-                f"{goal.name} is {format_value(self.nearest.mean(goal))}, "
-                f"and {self.reachable[goal.name]} can be met"
-                for goal in self.slo
-            )
-            text = (
-                f"no setting is likely to meet the SLO: {sure} {self._ruled_out}; the nearest is "
-                f"{self.nearest.label}, where {missed}"
-            )
-        else:
-            undecided = [
-                self._told(tuned)
-                for tuned in self.settings
-                if tuned.verdict in ("equal", "undecided")
-            ]
-            more = f"; and {len(undecided) - _TOLD} more" if len(undecided) > _TOLD else ""
-            unseen = sum(tuned.verdict == "not measured" for tuned in self.settings)
-            others = f"; {unseen} settings are neither measured nor ruled out" if unseen else ""
-            apart = "; ".join(undecided[:_TOLD]) or "settings that were not measured"
-            text = f"not decided between {apart}{more}{others}{self._taking(sure)}"
-        return clean(f"{sought}: {text}")
-
-    @property
-    def _ruled_out(self) -> str:
-        """Say how many settings are out, and by what."""
-        out = ("worse", "no better", "misses SLO")
-        measured = sum(tuned.verdict in out for tuned in self.settings)
-        forecast = sum(tuned.verdict == "unlikely" for tuned in self.settings)
-        by_forecast = f" and {forecast} by corrected forecasts" if forecast else ""
-        return f"{measured} settings are ruled out by measurements{by_forecast}"
-
-    @property
-    def tie_rule(self) -> str:
-        """Say which of equals is taken."""
-        names = dict.fromkeys(repr(goal.workload) for goal in self.slo or (self.objective,))
-        return f"of equals, the fewest SMs for {' and '.join(names)}"
-
-    def _taking(self, sure: str) -> str:
-        """Say which setting to take where none is the best, and what that costs at most."""
-        chosen = self.choice
-        mean = None if chosen is None else chosen.mean(self.objective)
-        if chosen is None or chosen.behind is None or not mean:
-            return ""
-        share = f"{100 * chosen.behind / mean:.2g} %"
-        why = f" ({self.tie_rule})" if self.is_decided else ""
-        return (
-            f"; take {chosen.label}{why}: {sure}, no other of these is better by more than "
-            f"{format_value(chosen.behind)} ({share})"
-        )
-
-    def _told(self, setting: TunedSetting) -> str:
-        bounds = self.interval(setting)
-        inside = f" ({format_value(bounds[0])} to {format_value(bounds[1])})" if bounds else ""
-        return f"{setting.label} with {format_value(setting.mean(self.objective))}{inside}"
-
     @door(setting=TunedSetting)
     def won(self, setting: TunedSetting) -> dict[str, float]:
         """Return ``workload.column`` → its change from the reference, as a share of that."""
@@ -315,42 +243,6 @@ class Tuning(Result):
         return changes
 
     @property
-    def bill(self) -> str:
-        """Say in one sentence what was won and what was paid; empty where that is not known."""
-        chosen = self.choice
-        changes = {} if chosen is None else self.won(chosen)
-        parts = [f"{name} {100 * change:+.1f} %" for name, change in changes.items()]
-        if chosen is None or not parts:
-            return ""
-        return clean(f"from {self.reference!r} to {chosen.label!r}: {', '.join(parts)}")
-
-    @property
-    def method(self) -> str:
-        """Say how it was measured and judged."""
-        measured = sum(bool(tuned.values) for tuned in self.settings)
-        return (
-            f"{self.measurements} measurements of {measured} of {len(self.settings)} settings in "
-            f"turns, at most {self.repeats} of each; compared within turns by t-intervals with "
-            "pooled noise (successive elimination, Bonferroni over all comparisons, "
-            f"{percent(self.confidence)} together); limits and ±: {percent(self.confidence)} "
-            f"t-interval of each mean; equal below {100 * CLOSE:g} %; {self.tie_rule}"
-        )
-
-    @property
-    def errors(self) -> str:
-        """Say by how much forecasts were off where it was measured; empty where none was."""
-        errors = []
-        for goal in dict.fromkeys((self.objective, *self.slo)):
-            pairs = [(tuned.mean(goal), tuned.forecast.get(goal.name)) for tuned in self.settings]
-            off = [measured / forecast - 1 for measured, forecast in pairs if measured and forecast]
-            if off:
-                middle, low, high = (
-                    f"{100 * x:+.2g}" for x in (np.median(off), min(off), max(off))
-                )
-                errors.append(f"{goal.name} {middle} % ({low} to {high})")
-        return f"measured over forecast: {', '.join(errors)}" if errors else ""
-
-    @property
     def command(self) -> str:
         """The call that gives this again; ``experiment`` is the description."""
         values = {path: list(values) for path, values in self.parameters.items()}
@@ -359,10 +251,3 @@ class Tuning(Result):
             f"gs.tune(experiment, {values!r}, {self.objective.name!r}, {slo!r}, "
             f"repeats={self.repeats}, confidence={self.confidence})"
         )
-
-    @property
-    def definition(self) -> str:
-        """Outcome, bill, method and forecasts."""
-        stopped = "stopped early (with a path, the same call goes on): " if self.stopped else ""
-        outcome = f"{stopped}{self.outcome}"
-        return clean(sentences(outcome, self.bill, self.method, self.forecasts, self.errors))

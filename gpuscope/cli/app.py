@@ -19,9 +19,10 @@ from rich.text import Text
 from gpuscope import __version__
 from gpuscope._tables import paragraph, text_table
 from gpuscope._text import clean, clean_lines
-from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.experiments.runner import Progress as RunProgress
 from gpuscope.experiments.runner import Viewer
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.media import to_text
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -116,17 +117,16 @@ def say_result(result: object) -> None:
     _stdout.print(clean_lines(result))
 
 
-_STYLES = {"escape": "bold red", "hazard": "bold red", "confinement": "", "order": ""}
+_STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
-def say_findings(found: Iterable[tuple[str, Finding]]) -> None:
+def say_findings(findings: Iterable[tuple[str, Finding]]) -> None:
     """Print findings in their order, what to do below each; before each what it is about."""
-    for about, finding in found:
-        style = _STYLES.get(finding.kind, "yellow")
-        prefix = f"{about}: " if about else ""
-        say_text(f"{prefix}{finding.text}", style)
-        if finding.advice:
-            say_text(f"→ {finding.advice}")
+    for about, finding in findings:
+        text, *advice = to_text(finding, about).splitlines()
+        say_text(text, _STYLES[finding.severity])
+        for line in advice:
+            say_text(line)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuscope import analysis
+from gpuscope import telling
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
@@ -264,7 +264,7 @@ def _facts_of(result: Run) -> dict[str, object]:
 
 
 def _show(result: Run, written: list[Path]) -> None:
-    terminal.say_text(analysis.outcome(result), "bold")
+    terminal.say_text(telling.outcome(result), "bold")
     terminal.say_findings(findings_by_setting(result))
     for setting, trace in result.items():
         for name, facts in trace.metadata.partitions.items():

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
@@ -177,7 +178,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     Example: gpuscope summary out/trace-shared.parquet --json
     """
     trace = load_trace(file)
-    found = findings(trace)
+    found = findings(trace).findings
     asked = {known.name: known.ask(trace) for known in known_analyses()}
     answers = {name: answer for name, answer in asked.items() if answer}
     for problem in problems():
@@ -187,7 +188,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
-            "findings": found.rows(),
+            "findings": [telling.to_json(finding) for finding in found],
             **{
                 name: answer if isinstance(answer, str) else answer.rows()
                 for name, answer in answers.items()
@@ -198,7 +199,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     say(f"{len(trace):,} spans: {counts or 'none'}")
     say(trace.provenance)
-    say_findings(("", finding) for finding in found.findings)
+    say_findings(("", finding) for finding in found)
     for name, answer in answers.items():
         if isinstance(answer, str):
             say(f"{name}: {answer}")

@@ -210,10 +210,11 @@ def plan_carve(
     if rounding == "exact":
         for name, count in request.counts.items():
             if count not in layout.grantable():
-                raise InvalidPartition(_nearest(layout, name, named[name]) + request.together())
+                words = _nearest(layout, name, named[name]) + request.together()
+                raise InvalidPartition(words, may_round=True)
     split = request.split(rounding, keep or ())
     if split is None:
-        raise InvalidPartition(request.no_set(rounding))
+        raise request.no_set(rounding)
     parts: dict[str, tuple[int, ...]] = {}
     for name, (with_remainder, quanta_count) in split.items():
         mine = [quanta.pop(0) for _ in range(quanta_count)]
@@ -348,8 +349,8 @@ class _Request:
         nearest = self._nearest() if len(self.counts) > 1 else ""
         return nearest and f". The nearest that go together are {nearest}"
 
-    def no_set(self, rounding: Rounding) -> str:
-        """Say that no set of parts gives what is asked, and what would fit."""
+    def no_set(self, rounding: Rounding) -> InvalidPartition:
+        """Return that no set of parts gives what is asked, and what would fit."""
         size, rest = self.layout.quantum_sm_count, self.layout.remainder_sm_count
         free = f"{sum(part != REMAINDER for part in self.pool)} quanta of {size} SMs"
         if REMAINDER in self.pool:
@@ -360,7 +361,8 @@ class _Request:
         nearest = self._nearest()
         if nearest:
             hint = f"the nearest counts that go together are {nearest}"
-        if nearest and rounding == "exact":
+        may_round = bool(nearest) and rounding == "exact"
+        if may_round:
             hint += ". Ask for these, or pass rounding='nearest'"
         if self._held:
             hint += (
@@ -368,7 +370,7 @@ class _Request:
             )
         at_once = " at the same time: only one partition can hold the remainder"
         asked = f"{self._asked}{at_once if len(self.counts) > 1 else ''}"
-        return f"no set of {free} gives {asked}; {hint}"
+        return InvalidPartition(f"no set of {free} gives {asked}; {hint}", may_round=may_round)
 
 
 def _rounded_quanta(

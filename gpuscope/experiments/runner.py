@@ -166,7 +166,7 @@ class Runner:
                 except InvalidPartition as error:
                     where = " (in an experiment: rounding, at the top or in the setting)"
                     raise InvalidPartition(
-                        f"setting {setting.name!r}: {error}{where * ('rounding' in str(error))}"
+                        f"setting {setting.name!r}: {error}{where * error.may_round}"
                     ) from error
         ranks = ranks_of_process()  # whose hosts do not take the same time for each call
         self.device.backend.seed(self.experiment.seed + (ranks.rank if ranks else 0))

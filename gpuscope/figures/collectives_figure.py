@@ -98,7 +98,7 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     if beside is not None:
         notes.append(f"{clean(beside, 24)} keeps: its rate over that alone on the whole GPU")
     layout = style.base_layout(
-        f"{escape(collective, 30)} by SMs{suffix_of(result, result.provenance)}",
+        f"{escape(collective, 30)} by SMs{suffix_of(result)}",
         [
             *(escape(part) for note in notes for part in wrapped(note)),
             *provenance_of(result.provenance),

@@ -67,7 +67,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         notes, suffix = provenance_lines({"": judged}), title_suffix([judged])
     else:
         result = judged
-        notes, suffix = provenance_of(result.provenance), suffix_of(result, result.provenance)
+        notes, suffix = provenance_of(result.provenance), suffix_of(result)
     notes += [escape(line) for note in result.notes for line in wrapped(note)]
     names = [partition.partition for partition in result.partitions]
     colours = {

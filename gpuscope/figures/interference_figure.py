@@ -88,7 +88,7 @@ def interference(result: InterferenceResult) -> go.Figure:
     if result.stopped:
         notes.insert(0, "<b>stopped early</b>: what was measured until then")
     layout = style.base_layout(
-        f"Interference of A given B{suffix_of(result, result.provenance)}",
+        f"Interference of A given B{suffix_of(result)}",
         notes,
         _CELL * len(names) + 34,
         legend_rows=0,

@@ -289,7 +289,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
         notes.insert(0, "stopped early: not every point is here")
     layout = style.base_layout(
         f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}"
-        f"{suffix_of(result, result.provenance)}",
+        f"{suffix_of(result)}",
         [
             *(escape(part) for note in notes for part in wrapped(note)),
             *provenance_of(result.provenance),

@@ -100,8 +100,8 @@ def prediction(
 
 
 def _suffix(result: PredictionResult) -> str:
-    prediction = "" if "SIMULATED" in result.measured else " (prediction SIMULATED)"
-    return prediction + suffix_of(result, result.measured)
+    prediction = "" if result.is_simulated else " (prediction SIMULATED)"
+    return prediction + suffix_of(result)
 
 
 def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:

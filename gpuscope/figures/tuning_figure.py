@@ -8,6 +8,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.race import Goal, Verdict
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_tuning import tuned_words
 from gpuscope.timeline import style
 from gpuscope.timeline.text import escape, provenance_of, suffix_of, wrapped
 from gpuscope.timeline.themed import ThemedFigure
@@ -81,10 +82,9 @@ def tuning(result: Tuning) -> go.Figure:
         if of_verdict:
             data.append(_series(result, of_verdict, verdict, cost))
     better = "more" if result.objective.is_rate else "less"
-    notes = [result.outcome, result.bill, result.method, result.forecasts]
+    notes = [*tuned_words(result)[:3], result.forecasts]
     layout = style.base_layout(
-        f"{escape(result.objective.name, 60)}, {better} is better"
-        f"{suffix_of(result, result.provenance)}",
+        f"{escape(result.objective.name, 60)}, {better} is better{suffix_of(result)}",
         [
             *(escape(part) for note in notes if note for part in wrapped(note)),
             *provenance_of(result.provenance),

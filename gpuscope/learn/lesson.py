@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import write_csv
-from gpuscope.analysis.explanation import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
@@ -28,6 +27,7 @@ from gpuscope.learn.outcome import (
     window_of,
 )
 from gpuscope.learn.question import Question
+from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from gpuscope import figures
 from gpuscope._checks import door
-from gpuscope.analysis.explanation import Explanation
 from gpuscope.errors import MissingEvidence
 from gpuscope.learn.recorded import label
+from gpuscope.telling.explanation import Explanation
 from gpuscope.timeline.style import INK, OKABE_ITO
 from gpuscope.timeline.text import axis_unit, clean
 from gpuscope.trace.model import Trace
@@ -176,7 +176,7 @@ def _display(html: str, figure: Figure, result: Result, then: str = "") -> None:
 def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = None) -> int:
     """Return the id of the row that is the ``nth`` of its name.
 
-    :func:`gpuscope.analysis.explain` takes it.
+    :func:`gpuscope.telling.explain` takes it.
 
     Parameters
     ----------

@@ -6,7 +6,6 @@ import base64
 import functools
 import gzip
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -20,10 +19,10 @@ from gpuscope._files import write_text
 from gpuscope._text import format_value, safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
-from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.analysis.intervals import by_stream, ended_kernels
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, MissingEvidence
+from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
 from gpuscope.timeline.text import provenance_lines, uncertainty
 from gpuscope.timeline.tracks import default_window_ns
@@ -44,14 +43,9 @@ Row: TypeAlias = Mapping[str, Any]
 """A row of a table: texts, numbers or ``None`` by column."""
 
 
-def sentence(text: object) -> str:
-    """Return plain text for HTML, its numbers on one line with their units."""
-    return re.sub(r"(?<=\d) (?=%|→|[nµm]?s\b)", "\N{NO-BREAK SPACE}", safe(text))
-
-
 def paragraph(text: str, css: str = "") -> str:
     """Return a paragraph; ``text`` is plain."""
-    return f'<p class="{css}">{sentence(text)}</p>' if css else f"<p>{sentence(text)}</p>"
+    return f'<p class="{css}">{unbroken(text)}</p>' if css else f"<p>{unbroken(text)}</p>"
 
 
 def table(rows: Sequence[Row], shares: Sequence[str] = (), *, limit: int = 120) -> str:
@@ -98,16 +92,6 @@ def terms(facts: Mapping[str, str]) -> str:
     """Return what things are, each on a line; all of it is plain text."""
     inside = "".join(f"<dt>{safe(name)}</dt><dd>{safe(what)}</dd>" for name, what in facts.items())
     return f'<dl class="facts">{inside}</dl>' if facts else ""
-
-
-def findings(found: Iterable[tuple[str, Finding]]) -> str:
-    """Return findings as a list, with what to do about each; nothing of none."""
-    lines = []
-    for about, finding in found:
-        prefix = f"<b>{safe(about)}:</b> " if about else ""
-        advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
-        lines.append(f'<li class="{finding.kind}">{prefix}{sentence(finding.text)}{advice}</li>')
-    return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
 
 
 def packed(text: str) -> str:
@@ -256,7 +240,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
         counts = ", ".join(f"{count:,} {what}" for what, count in facts.counts.items())
         lines = {
             "seen": trace.origin,
-            "incomplete": facts.incomplete.removeprefix("incomplete: "),
+            "incomplete": facts.missing,
             "times": uncertainty(trace),
             "driver": facts.driver,
             "records": counts,

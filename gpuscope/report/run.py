@@ -8,65 +8,26 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from gpuscope import analysis, figures
+from gpuscope import figures
 from gpuscope._checks import door
+from gpuscope._columns import TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
 from gpuscope.analysis.headline import changes
-from gpuscope.analysis.outcome_analysis import (
-    WON,
-    background_of,
-    describe_settings,
-    describe_workload,
-)
-from gpuscope.analysis.settings import driven_by_requests, of_slowest_rank
+from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
 from gpuscope.report import page
 from gpuscope.report.page import Row
+from gpuscope.telling.comparison import compared, sentence
+from gpuscope.telling.described import describe_settings, describe_workload
+from gpuscope.telling.media import to_html, unbroken
+from gpuscope.telling.of_setting import together
 from gpuscope.timeline import style
 from gpuscope.timeline.text import duration
-from gpuscope.trace.run import Run, incomplete, is_of_requests
+from gpuscope.trace.run import Run, incomplete
 
 Bars: TypeAlias = dict[str, tuple[Row, float]]
 """Setting → its row, and the length of its bar."""
-_HEADINGS = {
-    "setting": "Setting",
-    "rank": "Rank",
-    "workload": "Workload",
-    "partition": "Runs on",
-    "kernels": "Kernels",
-    "kernel_median_us": "Median kernel time (µs)",
-    "latency_n": "Calls timed, n",
-    "latency_p50_us": "Latency p50 (µs)",
-    "latency_p90_us": "Latency p90 (µs)",
-    "latency_p99_us": "Latency p99 (µs)",
-    "collective_us": "Collective (µs)",
-    "bus_gb_per_s": "Bus GB/s",
-    "calls_per_s": "Calls/s",
-    "tflop_per_s": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "share_of_alone_on_whole_gpu": "Share of alone",
-}
-_SERVED = {
-    "setting": "Setting",
-    "workload": "Workload",
-    "requests_n": "Requests, n",
-    "ttft_p50_ms": "TTFT p50 (ms)",
-    "ttft_p90_ms": "TTFT p90 (ms)",
-    "ttft_p99_ms": "TTFT p99 (ms)",
-    "tbt_n": "TBT, n",
-    "tbt_p50_ms": "TBT p50 (ms)",
-    "tbt_p90_ms": "TBT p90 (ms)",
-    "tbt_p99_ms": "TBT p99 (ms)",
-    "requests_per_s": "Requests/s",
-    "goodput_per_s": "Goodput/s",
-}
-_TOGETHER = {
-    "setting": "Setting",
-    "overlap": "Overlap",
-    "overlap_tight": "Overlap, tight",
-    "gain": "Gain",
-}
 _SPANS = 2000
 """Spans drawn of one setting's window."""
 _WIDEST = 60
@@ -75,7 +36,6 @@ _ABOVE = 2
 """Findings, if they are problems, that stand above the picture; the others stand below it."""
 _IN_THE_TABLE = ("streams", "overlap", "gaps", "latency", "requests")
 """Analyses of which the comparison of the settings has the numbers."""
-_SHARES = ("Share of alone",)
 
 
 @door(run=Run, path=(str, Path), title=(str, None))
@@ -113,8 +73,8 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     driven = driven_by_requests(described)
     sections = [
         _stopped(run),
-        f'<p class="headline">{page.sentence(_headline(run))}</p>',
-        page.findings(ranked[:first]),
+        f'<p class="headline">{unbroken(sentence(compared(run)))}</p>',
+        to_html(ranked[:first]),
         *page.broken(),
         page.terms(
             {
@@ -123,23 +83,20 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
             }
         ),
         *_picture(run, rows, served, background, foreground),
-        page.findings(ranked[first:]),
+        to_html(ranked[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
         *_timelines(run),
     ]
     if served:
-        table = page.filled(
-            [{name: row[column] for column, name in _SERVED.items()} for row in served]
-        )
-        sections += ["<h2>Requests</h2>", page.judged(table, missing)]
+        sections += ["<h2>Requests</h2>", page.judged(readable(served, full=True), missing)]
     if foreground:
         figures_of_handles = latencies_of(run.traces, foreground)
         sections += ["<h2>Latency</h2>", *page.drawn(figures_of_handles, "latency", run.traces)]
     sections += [
         "<h2>All numbers</h2>",
-        page.judged(page.filled([_headed(row) for row in rows]), missing, _SHARES),
-        *_together(rows),
+        page.judged(readable(rows, full=True, without=TOGETHER), missing),
+        *_together(run, rows),
         *(
             part
             for known in known_analyses()
@@ -151,11 +108,6 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     count = len(run.traces)
     about = "one setting" if count == 1 else f"{count} settings compared"
     return page.write(path, heading, run.traces, sections, about)
-
-
-def _headline(run: Run) -> str:
-    words = analysis.outcome(run).removeprefix("Simulated: ")  # as the banner above it says
-    return words if words.startswith(("p50", "p99")) else words[:1].upper() + words[1:]
 
 
 def _too_good(run: Run) -> list[str]:
@@ -186,13 +138,6 @@ def _stopped(run: Run) -> str:
         "Stopped early.",
         "What was recorded until then is below; the settings may have different numbers of calls.",
     )
-
-
-def _headed(row: Row) -> Row:
-    return {
-        name: row[column] if column != "partition" else row[column] or "whole GPU"
-        for column, name in _HEADINGS.items()
-    }
 
 
 # -- the picture --------------------------------------------------------------------------
@@ -342,20 +287,13 @@ def _of_target(rows: list[Row], targeted: str, untargeted: str) -> list[str]:
 
 
 # -- the evidence -------------------------------------------------------------------------
-def _together(rows: list[Row]) -> list[str]:
+def _together(run: Run, rows: list[Row]) -> list[str]:
     """Show what running together gave in each setting."""
-    settings = {row["setting"]: row for row in rows}.values()
-    table = [{name: row[column] for column, name in _TOGETHER.items()} for row in settings]
-    gains = [row["gain"] for row in settings]
-    note = ""
-    if None in gains:
-        note = "Gain is unknown where a workload was not timed alone."
-    elif all(gain < WON for gain in gains):
-        note = (
-            "A gain near 1 says that running together won no throughput; what a partition can win "
-            "is latency."
-        )
-    parts = [page.table(page.filled(table)), page.paragraph(note, "muted") if note else ""]
+    settings = [dict(row) for row in {row["setting"]: row for row in rows}.values()]
+    table = [{name: row[name] for name in ("setting", *TOGETHER)} for row in settings]
+    is_carved = any(run[row["setting"]].metadata.partitions for row in settings)
+    note = page.paragraph(together(settings, is_carved=is_carved).text, "muted")
+    parts = [page.table(readable(table, full=True)), note]
     return parts if table else []
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.outcome_analysis import background_of, describe_workload
-from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.settings import SweepResult, background_of
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
+from gpuscope.telling.described import describe_workload
+from gpuscope.telling.of_tuning import tuned_words
 
 
 @door(result=SweepResult, path=(str, Path))
@@ -42,7 +43,7 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
         f"{name} = {', '.join(map(str, values))}" for name, values in result.parameters.items()
     )
     sections = [
-        _simulated(result.provenance),
+        page.simulated_note() if result.is_simulated else "",
         page.banner("Stopped early.", "Not every point is here.") if result.stopped else "",
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
         *drawn,
@@ -63,7 +64,7 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
         The file cannot be written (no such folder, no room).
     """
     sections = [
-        _simulated(result.provenance),
+        page.simulated_note() if result.is_simulated else "",
         page.banner("Stopped early.", "Not every pair is here.") if result.stopped else "",
         page.figure(figures.interference(result), "interference"),
         page.result(result),
@@ -81,13 +82,13 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
     GpuscopeError
         The file cannot be written (no such folder, no room).
     """
-    experiment, device = result.experiment, result.device
+    experiment, device, words = result.experiment, result.device, tuned_words(result)
     described = experiment.get("workloads") or {}
     sections = [
-        _simulated(result.provenance),
+        page.simulated_note() if result.is_simulated else "",
         page.banner("Stopped early.", "It is not decided.") if result.stopped else "",
-        page.paragraph(result.outcome),
-        page.paragraph(result.bill) if result.bill else "",
+        page.paragraph(words.outcome),
+        page.paragraph(words.bill) if words.bill else "",
         page.figure(figures.tuning(result), "tuning"),
         "<h2>All settings</h2>",
         page.result(result),
@@ -98,8 +99,8 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
                 "GPU": f"{device['name']}, {device['sm_count']} SMs ({device['uuid']})",
                 "driver": str(device["driver"]),
                 "versions": ", ".join(f"{name} {text}" for name, text in result.versions.items()),
-                "measurements": result.method,
-                "forecasts": "; ".join(filter(None, (result.forecasts, result.errors))),
+                "measurements": words.method,
+                "forecasts": "; ".join(filter(None, (result.forecasts, words.errors))),
                 "command": result.command,
                 "experiment": json.dumps(experiment),
             }
@@ -109,7 +110,3 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
     title = f"{experiment.get('name')}, tuned"
     about = ", ".join(map(str, (result.objective, *result.slo)))
     return page.write(path, title, {}, sections, about)
-
-
-def _simulated(provenance: str) -> str:
-    return page.simulated_note() if "SIMULATED" in provenance else ""

@@ -9,6 +9,7 @@ from gpuscope import analysis, figures
 from gpuscope._checks import MappingOf, door
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
+from gpuscope.telling.media import to_html
 from gpuscope.timeline.text import duration
 from gpuscope.timeline.timeline_figure import of_view
 from gpuscope.timeline.tracks import Tracks
@@ -44,7 +45,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
-        page.findings(("", finding) for finding in findings(trace).findings),
+        to_html(("", finding) for finding in findings(trace).findings),
         *page.broken(),
         *_timelines(trace),
         *(part for known in known_analyses() for part in page.section(known, traces)),

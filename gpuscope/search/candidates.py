@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from gpuscope._columns import heading
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidPartition
 from gpuscope.experiments.experiment import Experiment, ResolvedSetting
 from gpuscope.search.grid import Point, Value, at, points_of
-from gpuscope.trace.run import heading
 from gpuscope.workloads.requests import RequestsSpec
 
 

@@ -191,6 +191,7 @@ def _result(
         },
         stopped=stopped,
         provenance=f"{whole.provenance}; {uncertainty(whole)}",
+        is_simulated=whole.is_simulated,
         incomplete=whole.metadata.incomplete,
     )
 

@@ -262,6 +262,7 @@ def _result(found: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResu
         stopped=not is_whole or STOPPED in errors,
         provenance="; ".join(seen) or f"nothing was run on {where['name']}",
         incomplete="; ".join(missing),
+        is_simulated=any("SIMULATED on" in line for line in seen),  # as files say it
         speeds=speeds,
     )
 

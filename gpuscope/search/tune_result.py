@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuscope._checks import require_kind
+from gpuscope._text import clean
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.figures.tuning_figure import tuning as tuning_figure
 from gpuscope.search.tuned_code import write_tuning
+from gpuscope.telling.of_tuning import TunedWords, tuned_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,6 +38,23 @@ class TuneResult(Tuning):
     >>> result.best.label, dict(result.best.sizes)
     ('a = 120', {'a': 120})
     """
+
+    @property
+    def words(self) -> TunedWords:
+        """Which setting is best or why none is, what that costs, how it was found, in words."""
+        return tuned_words(self)
+
+    @property
+    def outcome(self) -> str:
+        """Which setting is best, or why none is, in words."""
+        return self.words.outcome
+
+    @property
+    def note(self) -> str:
+        """Outcome, bill, method, forecasts and provenance in one paragraph."""
+        stopped = "stopped early (with a path, the same call goes on)" if self.stopped else ""
+        words = (stopped, self.words.joined, self.forecasts, self.words.errors, self.provenance)
+        return clean(". ".join(filter(None, words)))
 
     def figure(self) -> go.Figure:
         """Draw the objective against what it costs: :func:`gpuscope.figures.tuning`."""

@@ -13,6 +13,7 @@ from gpuscope._text import clean
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import InvalidArgument
 from gpuscope.report.series import tune_report
+from gpuscope.telling.of_tuning import ties, tuned_words
 
 PREFILL, DECODE = "prefill", "decode"
 """Partitions that SGLang knows."""
@@ -69,22 +70,23 @@ def _chosen(result: Tuning, label: str | None) -> TunedSetting:
 
 def tuning_facts(result: Tuning) -> dict[str, object]:
     """Return all that a tuning found, as JSON holds it."""
+    words = tuned_words(result)
     return {
-        "outcome": result.outcome,
+        "outcome": words.outcome,
         "best": None if result.best is None else result.best.label,
         "choice": None if result.choice is None else result.choice.label,
         "equals": [one.label for one in result.equals],
         "nearest": None if result.nearest is None else result.nearest.label,
         "reachable": result.reachable,
-        "ties": result.tie_rule,
+        "ties": ties(result),
         "front": [one.label for one in result.front],
-        "won": result.bill,
+        "won": words.bill,
         "objective": str(result.objective),
         "slo": [str(goal) for goal in result.slo],
         "confidence": result.confidence,
-        "method": result.method,
+        "method": words.method,
         "forecasts": result.forecasts,
-        "forecast_errors": result.errors,
+        "forecast_errors": words.errors,
         "stopped": result.stopped,
         "command": result.command,
         "experiment": result.experiment,
@@ -168,7 +170,7 @@ def _head(result: Tuning) -> list[str]:
     """Return lines for comments that say where numbers come from."""
     device = result.device
     lines = [
-        f"gpuscope: {result.outcome}",
+        f"gpuscope: {tuned_words(result).outcome}",
         f"{device['name']}, {device['sm_count']} SMs, {device['driver']}",
         result.provenance,
     ]

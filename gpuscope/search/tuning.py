@@ -433,6 +433,7 @@ class _Search:
             versions=dict(versions()), forecasts=self.forecasts, stopped=not self.decided,
             reference=next((settings[n].label for n in self.reference if n in samples), None),
             provenance="; ".join(origins), incomplete="; ".join(missing),
+            is_simulated=self.device.is_simulated,
         )  # fmt: skip
 
 

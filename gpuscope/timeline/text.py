@@ -90,9 +90,9 @@ def provenance_of(line: str) -> list[str]:
     ]
 
 
-def suffix_of(result: Result, line: str) -> str:
-    """Return what a title adds where a result is incomplete, or its provenance SIMULATED."""
-    simulated = " (SIMULATED)" if "SIMULATED" in line else ""
+def suffix_of(result: Result) -> str:
+    """Return what a title adds where a result is incomplete or simulated."""
+    simulated = " (SIMULATED)" if result.is_simulated else ""
     return simulated + (_INCOMPLETE if result.incomplete else "")
 
 

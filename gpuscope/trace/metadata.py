@@ -510,6 +510,11 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def incomplete(self) -> str:
         """How many rows are missing and why, from ``"incomplete: "`` on; empty if none is."""
+        return f"incomplete: {self.missing}" if self.missing else ""
+
+    @property
+    def missing(self) -> str:
+        """How many rows are missing and why; empty if none is."""
         if self.complete:
             return ""
         missing = [
@@ -518,7 +523,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
             if count > 0 and name not in _NO_LOSS
         ]
         reasons = "; ".join([", ".join(missing), *self.notes] if missing else self.notes)
-        return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
+        return clean(reasons or "nothing says how much is missing", _REASONS)
 
     def to_json(self) -> str:
         """Write as JSON, everything in its order; what is unknown is left out of the facts."""

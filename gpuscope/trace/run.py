@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from gpuscope._columns import COMPARED, is_of_requests, readable
 from gpuscope._tables import Printer, html_table, text_table
 from gpuscope._text import shown
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
-_SHOWN = {
-    "setting": "setting",
-    "rank": "rank",
-    "workload": "workload",
-    "partition": "on",
-    "kernel_median_us": "median kernel (µs)",
-    "latency_p50_us": "p50 (µs)",
-    "latency_p99_us": "p99 (µs)",
-    "collective_us": "collective (µs)",
-    "bus_gb_per_s": "bus GB/s",
-    "ttft_p50_ms": "TTFT p50 (ms)",
-    "ttft_p90_ms": "TTFT p90 (ms)",
-    "tbt_p50_ms": "TBT p50 (ms)",
-    "tbt_p99_ms": "TBT p99 (ms)",
-    "requests_per_s": "requests/s",
-    "goodput_per_s": "goodput/s",
-    "calls_per_s": "calls/s",
-    "tflop_per_s": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "share_of_alone_on_whole_gpu": "of alone (%)",
-    "overlap": "overlap",
-    "gain": "gain",
-    "error": "error",
-    "incomplete": "incomplete",
-}
-"""Column of a comparison → what people see of it."""
-_TOGETHER = ("overlap", "gain")
-OF_ALONE = "of alone: the rate over the rate alone on the whole GPU"
 _TRACES = 3
 """Incomplete traces that are told one by one."""
 
@@ -52,57 +25,18 @@ def incomplete(traces: Mapping[str, Trace]) -> str:
     traces
         Label → trace; a label stands where traces differ.
     """
-    lines = {label: trace.metadata.incomplete for label, trace in traces.items()}
-    if len(set(lines.values())) <= 1:
-        return next(iter(lines.values()), "")
-    prefix = "incomplete: "
-    told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
-    more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
-    return prefix + "; ".join([*told[:_TRACES], *more])
+    words = missing(traces)
+    return f"incomplete: {words}" if words else ""
 
 
-def readable(
-    rows: Sequence[Mapping[str, object]], besides: Sequence[str] = ()
-) -> list[dict[str, object]]:
-    """Return rows of a comparison as people read them: few columns, none of them empty.
-
-    Parameters
-    ----------
-    rows
-        As in :attr:`Run.comparison`, or of a sweep.
-    besides
-        Further columns, which come first, instead of what running together gave.
-    """
-    without = list(_TOGETHER if besides else ())
-    if besides or any(row.get("latency_p50_us") is not None for row in rows):
-        without.append("kernel_median_us")
-    if not besides and len({row.get("incomplete") for row in rows}) <= 1:
-        without.append("incomplete")  # it stands below the table
-    told = [
-        name for name in (*besides, *(name for name in _SHOWN if name not in without))
-        if any(row.get(name) is not None for row in rows)
-        or (name == "partition" and not all(map(is_of_requests, rows)))
-    ]  # fmt: skip
-    table = []
-    for row in rows:
-        values = {name: row.get(name) for name in told}
-        if row.get("workload") is not None and values.get("partition", "") is None:
-            values["partition"] = None if is_of_requests(row) else "whole GPU"
-        share = values.get("share_of_alone_on_whole_gpu")
-        if isinstance(share, float):
-            values["share_of_alone_on_whole_gpu"] = 100 * share
-        table.append({heading(name): value for name, value in values.items()})
-    return table
-
-
-def is_of_requests(row: Mapping[str, object]) -> bool:
-    """Whether a row of a comparison is of requests, which run on the partitions of two others."""
-    return row.get("requests_n") is not None
-
-
-def heading(column: str) -> str:
-    """Return what a column is called: of a parameter's path what tells it from others."""
-    return _SHOWN.get(column) or column.removeprefix("partitions.").removeprefix("workloads.")
+def missing(traces: Mapping[str, Trace]) -> str:
+    """Return the same without ``"incomplete: "``."""
+    words = {label: trace.metadata.missing for label, trace in traces.items()}
+    if len(set(words.values())) <= 1:
+        return next(iter(words.values()), "")
+    lacking = [f"{label}: {text}" for label, text in words.items() if text]
+    more = [f"and {len(lacking) - _TRACES} more traces"] if len(lacking) > _TRACES else []
+    return "; ".join([*lacking[:_TRACES], *more])
 
 
 @dataclass(frozen=True)
@@ -153,7 +87,8 @@ class Run(Mapping[str, Trace]):
         """Return what stands below the table, and above all if something is missing."""
         origins = dict.fromkeys(trace.origin for trace in self.traces.values())
         stopped = "stopped early: what was recorded until then is here" if self.stopped else ""
-        notes = [stopped, incomplete(self.traces), OF_ALONE, *origins]
+        share = COMPARED["share_of_alone_on_whole_gpu"]
+        notes = [stopped, incomplete(self.traces), f"{share.title}: {share.meaning}", *origins]
         return list(filter(None, notes))
 
     def _tables(self) -> list[list[dict[str, object]]]:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
 
+from gpuscope._columns import COMPARED, TOGETHER, Column
 from gpuscope._text import format_value
 from gpuscope.analysis.headline import Change, noise_of
+from gpuscope.telling.finding import Finding
 from gpuscope.widgets import html
 from gpuscope.widgets.results import Summary
 
 _NONE = 0.0005
 """Changes by less than this share are not told."""
-_MEASURES = {
-    "latency_p50_us": ("latency p50", "µs", -1),
-    "latency_p99_us": ("latency p99", "µs", -1),
-    "kernel_median_us": ("median kernel time", "µs", -1),
-    "calls_per_s": ("calls", "1/s", 1),
-    "tflop_per_s": ("throughput", "TFLOP/s", 1),
-    "gb_per_s": ("bytes", "GB/s", 1),
-    "ttft_p50_ms": ("TTFT p50", "ms", -1),
-    "tbt_p50_ms": ("TBT p50", "ms", -1),
-    "requests_per_s": ("requests", "1/s", 1),
-    "goodput_per_s": ("goodput", "1/s", 1),
-}
-"""Column of a comparison → what it is, its unit, and whether more is better."""
-_TOGETHER = ("overlap", "gain")
+CONFINEMENT = Column("confinement", "confinement", better=1)
+_EXACT = ("overlap", "gain", "confinement")
+"""Numbers of which no noise is known."""
 
 
 def side_by_side(runs: Mapping[str, Summary]) -> str:
@@ -83,59 +74,68 @@ def _told(value: object, other: object) -> str:
     return "–" if value is None or isinstance(value, Mapping) else str(value)
 
 
-_Measured: TypeAlias = tuple[float, int, str, float]
-"""A number, whether more of it is better, its column (empty where none), and half its interval."""
+@dataclass(frozen=True)
+class Number:
+    """A number of one run, what it is of, and half its interval as a share of it."""
+
+    of: str
+    column: Column
+    value: float
+    spread: float = 0.0
 
 
-def _measured(run: Summary) -> dict[tuple[str, str], _Measured]:
-    """Return of what and what → the number."""
-    parts = run.confinement.partitions if run.confinement is not None else ()
-    every = [
-        (
-            row["workload"],
-            f"{what} ({unit})",
-            row[column],
-            better,
-            column,
-            row["spreads"].get(column),
-        )
+def _numbers(run: Summary) -> dict[tuple[str, str], Number]:
+    """Return the numbers of a run by what they are of, and by their column."""
+    parts = () if isinstance(run.confinement, Finding) else run.confinement.partitions
+    numbers = [
+        Number(row["workload"], column, row[key], row["spreads"].get(key) or 0.0)
         for row in run.rows
-        for column, (what, unit, better) in _MEASURES.items()
-        if not (row["workload"] in run.background and column.startswith("latency"))
+        for key, column in COMPARED.items()
+        if column.better and column.is_brief and key not in TOGETHER and row[key] is not None
     ]
-    every += [("all", name, row[name], 0, "", 0.0) for row in run.rows[:1] for name in _TOGETHER]
-    every += [(part.partition, "confinement", part.fraction, 1, "", 0.0) for part in parts]
-    return {
-        (of, what): (value, better, column, spread or 0.0)
-        for of, what, value, better, column, spread in every
-        if value is not None
-    }
+    numbers += [
+        Number("all", COMPARED[key], row[key])
+        for row in run.rows[:1]
+        for key in ("overlap", "gain")
+        if row[key] is not None
+    ]
+    numbers += [
+        Number(part.partition, CONFINEMENT, part.fraction)
+        for part in parts
+        if part.fraction is not None
+    ]
+    return {(number.of, number.column.key): number for number in numbers}
 
 
 def _rows(runs: list[Summary]) -> Iterator[list[str]]:
     """Return of each number its value in every run, and how far that is from the first's."""
-    measured = [_measured(run) for run in runs]
-    for key in dict.fromkeys(key for one in measured for key in one):
-        base = measured[0].get(key)
-        cells = []
-        for index, one in enumerate(measured):
-            now = one.get(key)
-            cell = "–" if now is None else f"<b>{format_value(float(now[0]))}</b>"
-            if index and now is not None and base is not None:
-                cell += f" <small>{_judged(base, now)}</small>"
-            cells.append(cell)
-        yield [html.text(key[0], 40), html.text(key[1]), *cells]
+    first, *others = [_numbers(run) for run in runs]
+    for key in dict.fromkeys(key for numbers in (first, *others) for key in numbers):
+        base = first.get(key)
+        cells = [_value(base)]
+        for numbers in others:
+            number = numbers.get(key)
+            compared = f" <small>{judged(base, number)}</small>" if base and number else ""
+            cells.append(_value(number) + compared)
+        column = COMPARED.get(key[1], CONFINEMENT)
+        yield [html.text(key[0], 40), html.text(column.heading), *cells]
 
 
-def _judged(base: _Measured, now: _Measured) -> str:
-    (before, _, _, spread), (after, better, column, own_spread) = base, now
-    if not before:
+def _value(number: Number | None) -> str:
+    value = None if number is None else number.column.scaled(number.value)
+    return "–" if value is None else f"<b>{format_value(value)}</b>"
+
+
+def judged(base: Number, number: Number) -> str:
+    """Say how far a number is from another run's, and whether noise may be why."""
+    column = base.column
+    if not base.value:
         return "–"
-    share = (after - before) / before
+    share = number.value / base.value - 1
     if abs(share) < _NONE:
         return "the same"
-    noise = noise_of(column, spread, own_spread) if column else 0.0
-    if Change("", column, "", "", before, after, noise).within_noise:
+    noise = 0.0 if column.key in _EXACT else noise_of(column.key, base.spread, number.spread)
+    if Change("", column.key, "", "", base.value, number.value, noise).within_noise:
         return f"{share:+.1%}, within noise"
-    word = "" if not better else " better" if share * better > 0 else " worse"
+    word = "" if not column.better else " better" if column.better * share > 0 else " worse"
     return f"{share:+.1%}{word}"

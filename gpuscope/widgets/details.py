@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import traitlets
 
 from gpuscope._threads import start
-from gpuscope.analysis.explanation import explain
+from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.explanation import explain
 from gpuscope.timeline.labels import partition_label
 from gpuscope.timeline.text import clean, duration
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.base import static
-from gpuscope.widgets.html import Row
 
 _RELATED = 12
 _NESTED = 8

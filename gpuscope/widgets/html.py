@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import unescape
-from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
 from gpuscope import _text
+from gpuscope._columns import TOGETHER, readable
+from gpuscope._tables import is_text
 from gpuscope._text import format_value, safe
+from gpuscope.analysis.result import Row
 from gpuscope.timeline.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 _CELL = "padding:3px 14px 3px 0;text-align:"
-_COLUMNS = {
-    "partition": ("runs in", "left"),
-    "kernels": ("kernels", "right"),
-    "latency_n": ("latency n", "right"),
-    "latency_p50_us": ("p50 µs", "right"),
-    "latency_p90_us": ("p90 µs", "right"),
-    "latency_p99_us": ("p99 µs", "right"),
-    "calls_per_s": ("calls/s", "right"),
-    "tflop_per_s": ("TFLOP/s", "right"),
-    "gb_per_s": ("GB/s", "right"),
-    "share_of_alone_on_whole_gpu": ("share of alone", "right"),
-}
-_ALWAYS = [*_COLUMNS][:6]
-
-
-Row: TypeAlias = Mapping[str, Any]
-"""A row of :data:`gpuscope.trace.run.Run.comparison`: texts, whole numbers, floats or nothing."""
-
 
 text = _text.shown
 """Returns foreign text, harmless in HTML between tags."""
@@ -122,36 +106,12 @@ def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
-    """Return a row a workload, those that are timed first; queued ones state no latency.
-
-    A rate that none of them has is left out.
-    """
+    """Return a row a workload, those that are timed first."""
     ordered = sorted(rows, key=lambda row: row["workload"] in background)
-    columns = [
-        column
-        for column in _COLUMNS
-        if column in _ALWAYS or any(row.get(column) is not None for row in rows)
-    ]
-    return table(
-        [("workload", "left"), *(_COLUMNS[column] for column in columns)],
-        [_cells(row, columns, queued=row["workload"] in background) for row in ordered],
-    )
-
-
-def _cells(row: Row, columns: Sequence[str], *, queued: bool) -> list[str]:
-    cells = [text(row["workload"], 40)]
-    for column in columns:
-        value = row.get(column)
-        if column == "partition":
-            words = text(value if value is not None else "whole GPU", 40)
-        elif queued and column.startswith("latency"):
-            words = "–"
-        elif column.endswith("share_of_alone_on_whole_gpu") and value is not None:
-            words = f"{100 * value:.1f} %"
-        else:
-            words = format_value(value)
-        cells.append(words)
-    return cells
+    cells = readable(ordered, full=True, without=("setting", "incomplete", *TOGETHER))
+    names = list(cells[0]) if cells else []
+    columns = [(text(name), "left" if is_text(cells, name) else "right") for name in names]
+    return table(columns, ([text(format_value(row[name]), 40) for name in names] for row in cells))
 
 
 def picture(figure: go.Figure) -> str:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from gpuscope import analysis
-from gpuscope._text import format_value
+from gpuscope._columns import COMPARED, is_of_requests
 from gpuscope.analyses import cards
-from gpuscope.analysis import findings_analysis
-from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
+from gpuscope.analysis.confinement_analysis import ConfinementResult
 from gpuscope.analysis.headline import latency_spreads
-from gpuscope.analysis.outcome_analysis import WON
-from gpuscope.errors import GpuscopeError
-from gpuscope.timeline.text import duration
+from gpuscope.analysis.result import Row
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.comparison import outcome
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.media import rich
+from gpuscope.telling.of_setting import (
+    of_latencies,
+    of_loads,
+    of_partition,
+    of_requests,
+    together,
+)
+from gpuscope.telling.of_trace import confinement_verdict, of_hazards, of_partitions
+from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, is_of_requests
+from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
 CLOSE_UP_NS = 3_000_000
@@ -26,8 +36,6 @@ _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
     "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
 )
-_NAMED = 3
-_UNITS = {"calls_per_s": "calls/s", "tflop_per_s": "TFLOP/s", "gb_per_s": "GB/s"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Summary:
         One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, those of
         :func:`_longest`, and ``spreads``, as of :func:`latency_spreads`.
     confinement
-        Or ``None``, and ``unconfined`` says why.
+        Or why it cannot be judged.
     incomplete
         What of the trace is missing, and why; empty if nothing is.
     told
@@ -52,21 +60,20 @@ class Summary:
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
     cards
-        Title and text of the cards that analyses declare.
+        Title and findings of the cards that analyses declare.
     """
 
     setting: str
-    experiment: html.Row
-    rows: tuple[html.Row, ...]
+    experiment: Description
+    rows: tuple[Row, ...]
     told: Trace
-    confinement: ConfinementResult | None
-    unconfined: str
+    confinement: ConfinementResult | Finding
     provenance: str
     incomplete: str
     simulated: bool
     stopped: bool
     blocks: bool
-    cards: tuple[tuple[str, str], ...] = ()
+    cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
 
     @property
     def background(self) -> list[str]:
@@ -78,12 +85,11 @@ class Summary:
 def summarise(run: Run) -> Summary:
     """Judge the last setting of a run."""
     setting, trace = list(run.traces.items())[-1]
-    confinement, why = None, "Nothing was carved, so there is no partition to stay in."
-    if trace.metadata.partitions:
-        try:
-            confinement = analysis.confinement(trace)
-        except GpuscopeError as error:
-            why = f"Confinement cannot be judged: {error}"
+    confinement: ConfinementResult | Finding
+    try:
+        confinement = analysis.confinement(trace)
+    except MissingEvidence:
+        confinement = confinement_verdict(trace)
     return Summary(
         setting=setting,
         experiment=run.experiment,
@@ -96,7 +102,6 @@ def summarise(run: Run) -> Summary:
         ),
         told=Trace.from_columns({}, metadata=trace.metadata),
         confinement=confinement,
-        unconfined=why,
         provenance=trace.provenance,
         incomplete=trace.metadata.incomplete,
         simulated=trace.is_simulated,
@@ -106,7 +111,7 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _longest(trace: Trace, workload: str) -> html.Row:
+def _longest(trace: Trace, workload: str) -> Row:
     """Return how long a workload's longest call took, and its id; nothing where it has none."""
     calls = trace.where(kind="handle", category=workload)
     took = calls.array("end_ns", fill=0) - calls.array("start_ns")
@@ -140,27 +145,38 @@ def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
 
 # -- verdicts -----------------------------------------------------------------------------
 def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
-    """Return what a run says in words, as HTML; ``colors`` are the partitions'."""
+    """Return what a run comes to as cards, in HTML; ``colors`` are the partitions'."""
     if not now.rows:
         missing = f" {now.incomplete}." if now.incomplete else ""
         return html.note(f"No kernel was recorded.{missing}")
-    declared = [card(now, title, [html.text(words, 500)]) for title, words in now.cards]
+    declared = [card(now, title, findings) for title, findings in now.cards]
     return html.side_by_side([*(verdict(now, colors) for verdict in VERDICTS), *declared])
 
 
 def card(
     now: Summary,
     title: str,
-    lines: list[str],
+    findings: Iterable[Finding],
     *,
     good: bool | None = None,
     more: Sequence[str] = (),
     wide: bool = False,
 ) -> str:
-    """Return a card that says first what its lines lack; ``more`` opens at a click."""
-    if now.incomplete:
-        lines = [f"<b>{html.text(now.incomplete)}.</b>", *lines]
+    """Return a card of findings, which says first what they lack; ``more`` opens at a click."""
+    lines = [f"<b>{html.text(now.incomplete)}.</b>"] if now.incomplete else []
+    for finding in findings:
+        show = f" {_button(finding.spans[0].span)}" if finding.spans else ""
+        lines.append(f"{rich(finding)}{show}")
+        lines += [html.text(finding.advice, 500)] if finding.advice else []
     return html.card(title, lines, good=good, more=more, wide=wide)
+
+
+def _button(span: int) -> str:
+    """Return a button that shows a span in the timeline."""
+    return (
+        f"<button type='button' hidden data-span='{span}' title='Show this in the timeline'>show"
+        "</button>"
+    )
 
 
 def numbers(now: Summary) -> str:
@@ -177,147 +193,60 @@ def numbers(now: Summary) -> str:
 
 def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     result = now.confinement
-    if result is None:
-        return card(now, "Confinement", [html.text(now.unconfined)], wide=True)
-    found = findings_analysis.verdict_on(result)
+    if isinstance(result, Finding):
+        return card(now, "Confinement", [result], wide=True)
+    missing = now.told.metadata.missing
+    findings = list(of_partitions(result, missing))
     more = [
-        _of_partition(partition, colors.get(partition.partition, ""), whole=not now.incomplete)
-        for partition in result.partitions
+        html.swatch(colors.get(part.partition, "")) + rich(of_partition(part, missing))
+        for part in result.partitions
     ]
     more += [f"<small>{html.text(note)}</small>" for note in result.notes]
+    has_escaped = any(finding.is_problem for finding in findings)
     if now.simulated:
-        why = "" if found.is_problem else "The simulated GPU confines by construction: t"
-        more.append(
-            f"<small>{why or 'T'}his shows what to look for, and is no evidence about a "
-            "GPU.</small>"
-        )
-    words = found.text.removeprefix("ESCAPED: ").removeprefix("Confined: ")
-    lines = [html.text(f"{words[0].upper()}{words[1:]}", 500)]
-    lines += [html.text(found.advice, 500)] if found.advice else []
-    if now.incomplete and not found.is_problem:
-        return card(now, "Confinement: no escape was recorded", lines, more=more, wide=True)
-    title = f"Confinement: {'ESCAPED' if found.is_problem else 'confined'}"
-    return card(now, title, lines, good=not found.is_problem, more=more, wide=True)
-
-
-def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -> str:
-    name = html.swatch(color) + f"<b>{html.text(partition.partition, 40)}</b>"
-    if partition.fraction is None:
-        return f"{name}: no work was given to it."
-    evidence = " and ".join(
-        f"{part.kind} ({part.observations:,} {part.judged_by})" for part in partition.evidence
-    )
-    within = f"its {partition.sm_count} SMs" if partition.sm_count is not None else "it"
-    work = f"{partition.kernels:,} kernels, {duration(partition.time_ns)}"
-    if not partition.escapes:
-        what = "✓ {}: all of its work" if whole else "{}: what was recorded of its work"
-        said = f"{what.format(name)} ({work}) ran inside {within}."
-    else:
-        share = f"{1 - partition.fraction:.1%} of the time of its work"
-        said = f"✗ {name}: {share} ({work}) ran elsewhere: "
-        said += "; ".join(html.text(one.told, 160) for one in partition.escapes[:_NAMED])
-        more = len(partition.escapes) - _NAMED
-        said += f"; and {more} more." if more > 0 else "."
-    said += f" <small>Evidence: {html.text(evidence)}.</small>"
-    return said + "".join(f" <small>{html.text(note)}.</small>" for note in partition.notes)
+        more.append(f"<small>{rich(Finding('no-evidence', 'note'))}</small>")
+    title = "ESCAPED" if has_escaped else "no escape was recorded" if missing else "confined"
+    good = None if missing and not has_escaped else not has_escaped
+    return card(now, f"Confinement: {title}", findings, good=good, more=more, wide=True)
 
 
 def _hazards(now: Summary, _colors: Mapping[str, str]) -> str:
-    """Tell of hazards; nothing where none was looked for."""
-    found = list(findings_analysis.of_hazards(now.told))
-    if not found:
-        return ""
-    lines = [html.text(f"{analysis.hazards(now.told).verdict}.")]
-    more = [html.text(f"{one.text} {one.advice}", 500) for one in found if one.is_problem]
-    return card(now, "Hazards", lines, good=False if more else None, more=more)
+    """Show hazards; nothing where none was looked for."""
+    findings = list(of_hazards(now.told))
+    is_problem = any(finding.is_problem for finding in findings)
+    return card(now, "Hazards", findings, good=False if is_problem else None) if findings else ""
 
 
 def _together(now: Summary, _colors: Mapping[str, str]) -> str:
-    facts = now.rows[0]
-    overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
-    if overlap is None:
-        return card(now, "Together", ["Fewer than two workloads ran on the GPU."])
-    lines, more = [f"Overlap <b>{format_value(overlap)}</b>"], [
-        "Overlap: the part of the shorter busy time in which both ran"
-        + (f"; at least {format_value(tight)}." if tight is not None else ".")
-    ]  # fmt: skip
-    if gain is None:
-        lines.append("Gain: unknown, since no workload was timed alone.")
-    else:
-        won = f"running together won {'no ' * (gain < WON)}throughput"
-        if gain < WON and not now.told.metadata.partitions:
-            won += "; a partition can still win latency"
-        lines[0] += f" · Gain <b>{format_value(gain)}</b>"
-        lines.append(f"{won[0].upper()}{won[1:]}.")
-        more.append("Gain: time alone over time together.")
-    return card(now, "Together", lines, more=more)
+    is_carved = bool(now.told.metadata.partitions)
+    glossary = [
+        f"{COMPARED[key].title.title()}: {COMPARED[key].meaning}." for key in ("overlap", "gain")
+    ]
+    return card(now, "Together", [together(now.rows, is_carved=is_carved)], more=glossary)
 
 
 def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
-    lines, few = [], False
-    for row in now.rows:
-        if row["workload"] in now.background or not row["latency_n"]:
-            continue
-        marks = [
-            f"{mark} <b>{duration(row[f'latency_{mark}_us'] * 1e3)}</b>"
-            for mark in ("p50", "p90", "p99")
-            if row[f"latency_{mark}_us"] is not None
-        ]
-        few = few or row["latency_p99_us"] is None
-        if "longest" in row:
-            marks.append(
-                f"longest <b>{duration(row['longest_ns'])}</b> <button type='button' hidden "
-                f"data-span='{row['longest']}' title='Show this call in the timeline'>show</button>"
-            )
-        name = html.text(row["workload"], 40)
-        lines.append(f"{name}: {', '.join(marks)} (n = {row['latency_n']:,})")
-    if not lines:
-        lines.append("No timed call was recorded.")
-    if few:
-        lines.append("No p99: it needs 1,000 calls, so raise Repeats.")
-    return card(now, "Latency", lines, more=["From execute() until its completion was seen."])
+    timed = [row for row in now.rows if row["workload"] not in now.background]
+    findings = list(of_latencies(timed)) or [Finding("untimed", "note")]
+    return card(now, "Latency", findings, more=[f"{COMPARED['latency_p50_us'].meaning}."])
 
 
-def _throughput(now: Summary, _colors: Mapping[str, str]) -> str:
-    lines = [] if now.background else ["Nothing ran in the background."]
-    for row in now.rows:
-        share = row["share_of_alone_on_whole_gpu"]
-        if row["workload"] not in now.background and (now.background or share is None):
-            continue
-        said = f"{html.text(row['workload'], 40)}: <b>{row['kernels']:,}</b> kernels"
-        for column, unit in _UNITS.items():
-            if row[column] is not None:
-                said += f", <b>{format_value(row[column])} {unit}</b>"
-        if share is not None:
-            said += f", {share:.1%} of its rate alone on the whole GPU"
-        lines.append(f"{said}.")
-    return card(now, "Load", lines)
+def _load(now: Summary, _colors: Mapping[str, str]) -> str:
+    findings = [] if now.background else [Finding("no-load", "note")]
+    return card(now, "Load", [*findings, *of_loads(now.rows, now.background)])
 
 
 def _requests(now: Summary, _colors: Mapping[str, str]) -> str:
     """Judge requests; nothing where there are none."""
-    lines = []
-    for row in filter(is_of_requests, now.rows):
-        rate, goodput = row["requests_per_s"], row["goodput_per_s"]
-        said = f"{html.text(row['workload'], 40)}: <b>{format_value(rate)}</b> requests/s"
-        if goodput is not None:
-            said += f", goodput <b>{format_value(goodput)}</b> ({goodput / rate:.0%} meet the SLO)"
-        lines.append(f"{said}.")
-        for what in ("ttft", "tbt"):
-            marks = [
-                f"{mark} <b>{duration(row[f'{what}_{mark}_ms'] * 1e6)}</b>"
-                for mark in ("p50", "p90", "p99")
-                if row[f"{what}_{mark}_ms"] is not None
-            ]
-            count = row["requests_n" if what == "ttft" else "tbt_n"]
-            lines.append(f"{what.upper()} {', '.join(marks) or '–'} (n = {count:,})")
-    more = ["TTFT: arrival to first token. TBT: between successive tokens of a request."]
-    return card(now, "Requests", lines, more=more) if lines else ""
+    findings = list(of_requests(now.rows))
+    keys = ("ttft_p50_ms", "tbt_p50_ms")
+    glossary = [f"{COMPARED[key].title[:-4]}: {COMPARED[key].meaning}." for key in keys]
+    return card(now, "Requests", findings, more=glossary) if findings else ""
 
 
 Verdict = Callable[[Summary, Mapping[str, str]], str]
 """Judges a run: its summary and the partitions' colours → a card."""
-VERDICTS: list[Verdict] = [_confined, _hazards, _requests, _together, _latency, _throughput]
+VERDICTS: list[Verdict] = [_confined, _hazards, _requests, _together, _latency, _load]
 """What the dashboard shows of a run, in this order."""
 
 
@@ -335,4 +264,4 @@ def won(runs: Mapping[str, Summary]) -> str:
         return ""
     rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
     told = {label: run.told for label, run in runs.items()}
-    return html.note(analysis.outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))
+    return html.note(outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))

@@ -91,7 +91,7 @@ def test_copies_of_strided_operands_are_rows(gpu):
     calls = [row["name"] for row in rows(recording.trace, "api") if row["name"] == "rearrange"]
     assert len(calls) == 1
     if gpu.is_simulated:
-        assert gs.analysis.explain(recording.trace, product["id"]).unexplained_ns == 0
+        assert gs.telling.explain(recording.trace, product["id"]).unexplained_ns == 0
 
 
 def test_a_product_without_elements_launches_nothing(gpu):

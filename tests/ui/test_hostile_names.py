@@ -14,7 +14,7 @@ import pytest
 from jupyter_lab import IDLE
 
 import gpuscope as gs
-from gpuscope import analysis, figures
+from gpuscope import analysis, figures, telling
 from gpuscope.errors import MissingEvidence
 from gpuscope.report.run import html_report
 from gpuscope.report.trace import trace_report
@@ -245,7 +245,7 @@ def outputs(trace):
             trace, intended=dict.fromkeys(NAMES, NAMES[0])
         ),
         "own confinement": lambda: analysis.confinement(trace),
-        "explanation": lambda: analysis.explain(trace,
+        "explanation": lambda: telling.explain(trace,
             trace.where(kind="kernel").spans.column("id")[3].as_py()
         ),
     }  # fmt: skip
@@ -356,7 +356,7 @@ CELLS = (
     ),
     (
         "display(gs.analysis.range_projection(traces[0]), gs.analysis.confinement(traces[2]),\n"
-        "        gs.analysis.explain(\n"
+        "        gs.telling.explain(\n"
         "            traces[0], traces[0].where(kind='kernel').spans.column('id')[0].as_py()))"
     ),
     "display(*(gs.Timeline(trace) for trace in traces))",

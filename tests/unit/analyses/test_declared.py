@@ -158,13 +158,13 @@ def test_a_plugins_analysis_is_in_reports_the_summary_findings_and_cards(
     assert figures_of(page)["spread-0"]["data"][0]["y"] == [4.0]
     rows = json.loads(summary(unequal(), "--json").out)["spread"]
     assert [(row["workload"], row["longest / shortest"]) for row in rows] == [("k", 4.0)]
-    found = gs.analysis.findings(unequal())
-    assert ("gap", "Kernels of k differ 4-fold.") in {(f.kind, f.text) for f in found.findings}
+    (finding,) = (f for f in gs.telling.findings(unequal()).findings if f.rule == "spread")
+    assert (finding.subject, finding["ratio"].value) == ({"workload": "k"}, 4.0)
     whole = html_report(run, tmp_path / "r.html").read_text("utf-8")
     assert "<h2>How unequal kernels are</h2>" in whole
-    title, words = results.summarise(run).cards[-1]
+    title, shown = results.summarise(run).cards[-1]
     assert title == "How unequal kernels are"
-    assert words.endswith("-fold.")
+    assert {finding.subject["workload"] for finding in shown} == {"even", "load"}
     assert title in results.verdicts(results.summarise(run), {})
     assert not analyses.problems()
 
@@ -213,8 +213,10 @@ def test_a_plugin_that_fails_is_named_and_the_rest_goes_on(odd, run, tmp_path, f
     if fields != "card=fail":
         assert "the analysis &#x27;odd&#x27; of the package &#x27;odd-package&#x27;" in body
     cards = dict(results.summarise(run).cards)
-    assert fields != "card=fail" or "failed (RuntimeError: no luck)" in cards["Odd"]
-    assert gs.analysis.findings(unequal()).confinement
+    assert fields != "card=fail" or [finding.rule for finding in cards["Odd"]] == ["plugin"]
+    found = {finding.rule for finding in gs.telling.findings(unequal()).findings}
+    assert "confined.uncarved" in found
+    assert ("plugin" in found) == (fields == "findings=fail")
 
 
 def test_evidence_that_a_plugin_misses_is_no_failure(odd):

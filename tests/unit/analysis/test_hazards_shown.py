@@ -43,23 +43,25 @@ def ordered() -> Trace:
 
 
 def test_a_hazard_comes_first_and_says_which_call_is_missing(racy, ordered):
-    first = gs.analysis.findings(racy).findings[0]
-    assert first.kind == "hazard"
-    assert first.is_problem
+    first = gs.telling.findings(racy).findings[0]
+    assert (first.rule, first.severity) == ("hazard.use-before-a-copy-ended", "error")
+    copies = racy.where(kind="memcpy").array("id").tolist()
+    assert [shown.span for shown in first.spans] == copies
+    assert first.mend.code.startswith("consumer.wait(producer.record())")
     assert "copy on consumer after copy on producer" in first.text
     assert "consumer.wait(producer.record())" in first.advice
-    kinds = {one.kind: one for one in gs.analysis.findings(ordered).findings}
+    kinds = {one.family: one for one in gs.telling.findings(ordered).findings}
     assert "hazard" not in kinds
-    assert not kinds["order"].is_problem
-    assert "none found among 2 accesses, 0 unseen" in kinds["order"].text
+    assert not kinds["ordered"].is_problem
+    assert (kinds["ordered"]["accesses"].value, kinds["ordered"]["unseen"].value) == (2, 0)
 
 
 def test_nothing_is_said_where_nobody_looked():
     gpu = gs.open_device("sim:h200", quiet=True)
     with gs.profile(gpu) as recording:
         pass
-    kinds = {one.kind for one in gs.analysis.findings(recording.trace).findings}
-    assert not kinds & {"hazard", "order"}
+    kinds = {one.family for one in gs.telling.findings(recording.trace).findings}
+    assert not kinds & {"hazard", "ordered"}
 
 
 def test_an_arrow_of_its_own_look_leads_from_the_first_to_the_second(racy, ordered):
@@ -104,11 +106,11 @@ def test_they_survive_in_exported_files(racy, tmp_path, suffix):
 
 def test_a_report_has_them(racy, ordered, tmp_path):
     text = trace_report(racy, tmp_path / "racy.html").read_text("utf-8")
-    assert '<li class="hazard">HAZARD' in text
+    assert '<li class="hazard error">HAZARD' in text
     assert "consumer.wait(producer.record())" in text
     text = trace_report(ordered, tmp_path / "ordered.html").read_text("utf-8")
     assert "none found among 2 accesses, 0 unseen" in text
-    assert '<li class="hazard">' not in text
+    assert '<li class="hazard' not in text
 
 
 def test_an_experiment_looks_for_them():

@@ -6,11 +6,13 @@ import math
 import random
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from test_outcome import CARVED, WORKLOADS, run_of, trace_of
 
 import gpuscope as gs
-from gpuscope import analysis
+from gpuscope import telling
+from gpuscope._columns import COMPARED
 from gpuscope.analysis.headline import changes, headline
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -218,7 +220,23 @@ def test_a_run_that_is_worse_than_the_one_it_is_compared_with_says_so():
     assert (change.before, change.after) == (43, 110)
     assert not change.is_better
     assert not change.within_noise
-    assert "43 → 110 µs, 156 % longer" in analysis.outcome(run)
+    first, *_ = telling.compared(run)
+    assert (first.rule, first.severity) == ("slower.number", "warning")
+    assert (first["before"].value, first["after"].value, first["after"].unit) == (43, 110, "µs")
+    low, high = first["by"].low, first["by"].high
+    assert first["by"].value == pytest.approx(110 / 43 - 1)
+    assert low < first["by"].value < high
+    for shown, latency_us in zip(first.spans, (43, 110), strict=True):
+        (call,) = (
+            run[shown.trace]
+            .where(kind="handle")
+            .spans.filter(
+                pc.equal(run[shown.trace].where(kind="handle").spans.column("id"), shown.span)
+            )
+            .to_pylist()
+        )
+        assert call["end_ns"] - call["start_ns"] == 1000 * latency_us
+    assert "43 µs → 110 µs (+156 %) on 16 SMs" in telling.outcome(run)
 
 
 def test_the_worst_setting_is_told_and_the_best_one_beside_it():
@@ -231,7 +249,7 @@ def test_the_worst_setting_is_told_and_the_best_one_beside_it():
     )
     about = headline(run)
     assert (about.change.setting, about.best.setting) == ("bad", "good")
-    assert "best in “good”" in analysis.outcome(run)
+    assert "best in “good”" in telling.outcome(run)
 
 
 def test_a_load_that_stands_still_is_told_before_a_latency_that_hardly_differs():
@@ -256,7 +274,7 @@ def test_few_calls_tell_nothing_from_noise():
     change = headline(run).change
     assert math.isinf(change.noise)
     assert change.within_noise
-    assert "too few calls" in analysis.outcome(run)
+    assert "too few calls" in telling.outcome(run)
 
 
 def test_a_number_that_becomes_nothing_is_a_difference_without_a_share():
@@ -283,7 +301,7 @@ def test_a_number_that_becomes_nothing_is_a_difference_without_a_share():
     change = headline(run).change
     assert (change.before, change.after, change.is_better) == (8.0, 0.0, False)
     assert math.isinf(change.size)
-    assert "8 → 0 requests/s" in analysis.outcome(run)
+    assert "8 requests/s → 0 requests/s" in telling.outcome(run)
 
 
 def test_a_rate_above_that_alone_says_why():
@@ -293,7 +311,7 @@ def test_a_rate_above_that_alone_says_why():
             "16": trace_of(latency_us=3, partitions=CARVED),
         }
     )
-    words = analysis.outcome(run)
+    words = telling.outcome(run)
     assert "(105 % in “shared”)" in words
     assert "above 100 %: " in words
 
@@ -313,7 +331,7 @@ def test_a_dashboards_runs_without_their_rows_say_the_same():
     gpu = gs.open_device("sim:h200", quiet=True)
     runs = {name: gs.run(one, gpu) for name, one in (("pinned", plan), ("shown", bare))}
     summaries = {name: results.summarise(run) for name, run in runs.items()}
-    words = analysis.outcome(beside(runs))
+    words = telling.outcome(beside(runs))
     assert html.note(words) == results.won(summaries)
     change = headline(beside(runs)).change
     assert str(change.setting) in words
@@ -328,11 +346,10 @@ def test_a_dashboards_runs_without_their_rows_say_the_same():
         ("latency_p99_us", 40.0, 48.0, "+20.0%, within noise"),
         ("goodput_per_s", 100.0, 50.0, "-50.0% worse"),
         ("goodput_per_s", 0.0, 50.0, "–"),
-        ("", 1.0, 0.99, "-1.0% worse"),
-        ("", 1.0, 1.0, "the same"),
+        ("gain", 1.0, 0.99, "-1.0% worse"),
+        ("gain", 1.0, 1.0, "the same"),
     ],
 )
 def test_side_by_side_what_is_within_noise_is_called_so(column, before, after, word):
-    better = -1 if column.startswith("latency") else 1
-    base, now = ((value, better, column, 0.0) for value in (before, after))
-    assert compared._judged(base, now) == word
+    base, now = (compared.Number("w", COMPARED[column], value) for value in (before, after))
+    assert compared.judged(base, now) == word

@@ -414,7 +414,13 @@ def test_minus_nothing_is_nothing():
 
 
 def test_that_it_was_simulated_or_stopped_is_said():
-    simulated = made(cell("x", "y"), cell("y", "x"), provenance="SIMULATED on H200", stopped=True)
+    simulated = made(
+        cell("x", "y"),
+        cell("y", "x"),
+        provenance="SIMULATED on H200",
+        is_simulated=True,
+        stopped=True,
+    )
     said = words(figures.interference(simulated))
     assert "(SIMULATED)" in said
     assert "SIMULATED, not measured" in said

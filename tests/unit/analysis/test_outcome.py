@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis
+from gpuscope import analysis, telling
 from gpuscope.analysis.headline import headline
-from gpuscope.analysis.outcome_analysis import describe_settings, describe_workload
+from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run
@@ -62,8 +62,8 @@ def test_the_sentence_says_what_was_won_and_what_it_cost():
             "16 | rest": trace_of(latency_us=3, flop=8 * 10**8, partitions=CARVED),
         }
     )
-    assert analysis.outcome(run) == (
-        "p99 of small 9 → 3 µs, 66.7 % shorter, on 16 SMs (“16 | rest” against “shared”); load "
+    assert telling.outcome(run) == (
+        "p99 of small 9 µs → 3 µs (-66.7 %) on 16 SMs (“16 | rest” against “shared”); load "
         "keeps 40 % of its rate alone (50 % in “shared”)."
     )
 
@@ -77,7 +77,7 @@ def test_of_equal_latencies_the_one_that_costs_less_counts():
             "cheap": trace_of(latency_us=3, flop=9 * 10**8, **carved),
         }
     )
-    assert "“cheap” against “shared”" in analysis.outcome(run)
+    assert "“cheap” against “shared”" in telling.outcome(run)
 
 
 def test_what_won_nothing_is_not_called_a_win():
@@ -87,7 +87,8 @@ def test_what_won_nothing_is_not_called_a_win():
     about = headline(run)
     assert about.change.within_noise
     assert about.change.size == 0
-    assert "no difference beyond noise" in analysis.outcome(run)
+    assert telling.compared(run)[0].rule == "same.number"
+    assert "no difference beyond noise" in telling.outcome(run)
 
 
 def test_what_differs_beside_it_within_noise_says_so():
@@ -99,14 +100,12 @@ def test_what_differs_beside_it_within_noise_says_so():
     )
     (load,) = headline(run).beside
     assert load.within_noise
-    assert analysis.outcome(run).endswith("(50 % in “shared”) (within noise).")
+    assert telling.outcome(run).endswith("(50 % in “shared”) (within noise).")
 
 
 def test_below_1000_calls_the_median_counts():
     run = run_of({"shared": trace_of(latency_us=9, calls=20)})
-    assert analysis.outcome(run).startswith(
-        "p50 of small is 9 µs on the whole GPU; load keeps 50 %"
-    )
+    assert telling.outcome(run).startswith("p50 of small is 9 µs on the whole GPU; load keeps 50 %")
 
 
 def test_without_a_rate_alone_the_load_is_compared_with_the_first_setting():
@@ -116,12 +115,18 @@ def test_without_a_rate_alone_the_load_is_compared_with_the_first_setting():
             "16": trace_of(latency_us=3, kernels=8, partitions=CARVED, alone=False),
         }
     )
-    assert analysis.outcome(run).endswith("load keeps 80 % of its rate in “shared”.")
+    _, load = telling.compared(run)
+    assert load.rule == "slower.rate"
+    assert load["ratio"].value == pytest.approx(0.8)
+    assert telling.outcome(run).endswith("load keeps 80 % of its rate in “shared”.")
 
 
 def test_without_latencies_the_gain_is_told():
     run = run_of({"shared": trace_of(latency_us=9, calls=0)})
-    assert "gain" in analysis.outcome(run)
+    (finding,) = telling.compared(run)
+    (row, *_) = run.comparison.to_pylist()
+    assert (finding.rule, row["gain"]) == ("together.unknown", None)
+    assert finding["overlap"].value == row["overlap"]
 
 
 def test_a_simulated_outcome_says_so():
@@ -130,7 +135,7 @@ def test_a_simulated_outcome_says_so():
         "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     }  # fmt: skip
     gpu = gs.open_device("sim:h200", quiet=True)
-    assert analysis.outcome(gs.run(one, gpu)).startswith("Simulated: p50 of w is")
+    assert telling.outcome(gs.run(one, gpu)).startswith("Simulated: p50 of w is")
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_the_launch_call_of_a_slow_call_is_a_part_of_it():
     call = gs.learn.find(trace, "small", kind="handle")
     kernel = gs.learn.find(trace, "small", kind="kernel")
     held = gs.learn.find(trace, "load", kind="kernel")
-    found = gs.analysis.explain(trace, call)
+    found = gs.telling.explain(trace, call)
     assert [(part.kind, part.span) for part in found.parts if part.kind != "not looking"] == [
         ("launch call", trace.where(kind="api", category="small").array("id").tolist()[0]),
         ("on the way", found.parts[0].span), ("SMs held", held), ("running", kernel),
@@ -208,7 +208,7 @@ def test_spans_that_are_not_there_and_rows_that_contradict_themselves():
 def test_parts_add_up_in_traces_that_contradict_themselves(seed):
     trace = drawn_by_chance(random.Random(seed))  # noqa: S311 - a trace, no secret
     for span in check_every_span(trace):
-        gs.analysis.explain(trace, span)._repr_html_()
+        gs.telling.explain(trace, span)._repr_html_()
 
 
 def drawn_by_chance(draw):

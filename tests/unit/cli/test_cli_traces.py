@@ -105,8 +105,10 @@ def test_summary_begins_with_what_to_act_on(command, tmp_path):
     )
     _, printed, _ = command("summary", path, "--json")
     first, *_ = json.loads(printed)["findings"]
-    assert (first["what"], first["found"][:8]) == ("escape", "ESCAPED:")
-    assert first["what to do"]
+    assert (first["rule"], first["severity"]) == ("escape.outside", "error")
+    assert first["subject"]["kernel"] == "norm"
+    assert first["text"].startswith("ESCAPED: ")
+    assert first["advice"]
     assert command("view", path, "--out", tmp_path / "a.html")[0] == 0
     assert "ESCAPED: " in (tmp_path / "a.html").read_text("utf-8")
 

@@ -83,7 +83,7 @@ run = gs.run(experiment, gs.open_device("sim:h200", quiet=True))
 report.html_report(run, "run.html")
 trace = run["default"]
 assert gs.analysis.latency(trace).rows() and gs.analysis.confinement(trace).rows()
-gs.analysis.findings(trace)
+gs.telling.findings(trace)
 gs.figures.sm_map(trace)
 for name in ("a.parquet", "a.json", "a.sqlite", "a.csv", "a.html"):
     gs.export(trace, name)

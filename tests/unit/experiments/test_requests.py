@@ -14,13 +14,13 @@ import pytest
 import gpuscope as gs
 from gpuscope import cli
 from gpuscope._text import format_value
-from gpuscope.analysis.outcome_analysis import describe_workload
 from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, MissingEvidence
 from gpuscope.experiments.execution import perform
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.serving import Serving
 from gpuscope.report import html_report, trace_report
+from gpuscope.telling.described import describe_workload
 from gpuscope.trace import Trace
 from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.requests import RequestsSpec, draw
@@ -389,25 +389,26 @@ def test_the_outcome_speaks_of_goodput(compared):
         gs.analysis.requests(compared[name])["chat"] for name in ("shared", "64 | 68")
     )
     assert carved.goodput_per_s > 1.1 * shared.goodput_per_s
-    words = gs.analysis.outcome(compared)
+    words = gs.telling.outcome(compared)
     assert words.startswith("Simulated: goodput of chat (TBT ≤ 0.1 ms) ")
-    assert f"{shared.goodput_per_s:.3g} → {carved.goodput_per_s:.3g} requests/s" in words
+    assert f"{shared.goodput_per_s:.4g} requests/s → {carved.goodput_per_s:.4g} requests/s" in words
     assert "(“64 | 68” against “shared”)" in words
-    assert f"{100 * carved.met:.0f} % of the requests meet it" in words
+    assert f"{100 * carved.met:.3g} % of the requests meet it" in words
 
 
 def test_the_outcome_of_one_setting_and_without_an_slo(run):
     seen = gs.analysis.requests(run["default"])["chat"]
-    assert f"is {seen.goodput_per_s:.3g} requests/s" in gs.analysis.outcome(run)
-    words = gs.analysis.outcome(run_of(plan(slo=None)))
-    assert "chat in “default”: p50 of TTFT" in words
-    assert words.endswith("State an slo to compare goodput.")
+    (served,) = gs.telling.compared(run)
+    assert served["goodput"].value == pytest.approx(seen.goodput_per_s)
+    served, no_slo = gs.telling.compared(run_of(plan(slo=None)))
+    assert (served.rule, no_slo.rule) == ("served", "no-slo")
+    assert no_slo.mend.code.startswith("workloads.chat.slo = ")
 
 
 def test_the_report_shows_requests(compared, tmp_path):
     page = html_report(compared, tmp_path / "report.html").read_text("utf-8")
     assert "<h2>Requests</h2>" in page
-    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "Goodput/s", "goodput of chat", "TTFT, TBT"):
+    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "goodput/s", "goodput of chat", "TTFT, TBT"):
         assert words in page
     seen = gs.analysis.requests(compared["64 | 68"])["chat"]
     assert format_value(seen.goodput_per_s) in page

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope._text import duration
-from gpuscope.analysis.outcome_analysis import describe_settings
 from gpuscope.cli.commands import app
 from gpuscope.errors import (
     AlignmentError,
@@ -27,6 +26,7 @@ from gpuscope.errors import (
     WorkerLost,
 )
 from gpuscope.report import html_report
+from gpuscope.telling.described import describe_settings
 from gpuscope.trace.merging import split
 
 TWO = {
@@ -106,7 +106,7 @@ def test_one_setting_is_not_compared_with_itself_and_the_slowest_rank_counts(run
     rows = [row for row in run.comparison.to_pylist() if row["workload"] == "sum"]
     slowest = duration(1e3 * max(row["latency_p50_us"] for row in rows))
     assert len({row["latency_p50_us"] for row in rows}) == 2
-    assert gs.analysis.outcome(run).startswith(f"Simulated: p50 of sum is {slowest} on 16 SMs")
+    assert gs.telling.outcome(run).startswith(f"Simulated: p50 of sum is {slowest} on 16 SMs")
     page = html_report(run, tmp_path / "two.html").read_text("utf-8")
     assert f"<b>{slowest}</b>" in page
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, cli
+from gpuscope import analysis, cli, telling
 from gpuscope._text import clean, clean_lines
 from gpuscope.cli.commands import app
 from gpuscope.device.diagnose import Check
@@ -298,7 +298,7 @@ def test_errors_with_foreign_text_are_safe_with_all_that_caused_them(folder):
         lambda: gpu.carve({EVIL: 10**9}),
         lambda: gpu.carve({EVIL: EVIL}),
         lambda: stream.wait(EVIL),
-        lambda: analysis.explain(trace, 77),
+        lambda: telling.explain(trace, 77),
     ]
     for number, attempt in enumerate(attempts):
         with pytest.raises(Exception) as caught:  # noqa: PT011 - of whatever kind
@@ -339,7 +339,7 @@ def test_whatever_is_printed_is_safe(tmp_path):
             except (GpuscopeError, TypeError, AttributeError, ValueError) as error:
                 assert_safe(str(error))
     assert judged > 10
-    shown += [analysis.explain(simulated, one) for one in
+    shown += [telling.explain(simulated, one) for one in
               simulated.where(kind="kernel").array("id").tolist()]  # fmt: skip
     shown += [getattr(one, "note", "") for one in shown]
     shown += [one.provenance for one in (trace, simulated)]

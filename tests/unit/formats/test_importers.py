@@ -13,7 +13,7 @@ import pytest
 from report_pages import without_plotly
 
 import gpuscope as gs
-from gpuscope import analysis, figures
+from gpuscope import analysis, figures, telling
 from gpuscope.errors import GpuscopeError, MissingDependency, MissingEvidence, TraceFormatError
 from gpuscope.formats import Limits
 from gpuscope.formats.private import public_text
@@ -243,7 +243,7 @@ def test_what_works_on_our_traces_works_on_these(captures, tmp_path):
         page = without_plotly(trace_report(trace, tmp_path / "t.html").read_text())
         assert "NVIDIA H200" in page
         kernel = rows(trace, kind="kernel")[20]
-        assert "in the launch call" in str(analysis.explain(trace, kernel["id"]))
+        assert "in the launch call" in str(telling.explain(trace, kernel["id"]))
         gs.export(trace, tmp_path / "t.parquet")
         again = gs.load_trace(tmp_path / "t.parquet")
         assert again.spans.to_pylist() == trace.spans.to_pylist()

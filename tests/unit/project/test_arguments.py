@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, figures, learn, report
+from gpuscope import analysis, figures, learn, report, telling
 from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
@@ -272,7 +272,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Trace.with_metadata": (trace.with_metadata, {"setting": "a", "simulated": True}),
         "Trace.concat": (Trace.concat, {"traces": [trace, trace]}),
         "Trace.stream_name": (trace.stream_name, {"stream": 1}),
-        "analysis.explain": (analysis.explain, {"trace": trace, "span": span}),
+        "telling.explain": (telling.explain, {"trace": trace, "span": span}),
         "analysis.parts": (analysis.parts, {"trace": trace, "span": span}),
         "save_trace": (save_trace, {"trace": trace, "path": "a.parquet"}),
         "load_trace": (gs.load_trace, {
@@ -303,10 +303,10 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.collectives": (analysis.collectives, {"trace": trace}),
         "analysis.hazards": (analysis.hazards, {"trace": trace}),
         "analysis.requests": (analysis.requests, {"trace": trace, "slo": {"ttft_ms": 1}}),
-        "analysis.findings": (analysis.findings, {"trace": trace}),
-        "analysis.findings_by_setting": (analysis.findings_by_setting, {"traces": run}),
-        "analysis.confinement_verdict": (analysis.confinement_verdict, {"trace": trace}),
-        "analysis.outcome": (analysis.outcome, {"run": run}),
+        "telling.findings": (telling.findings, {"trace": trace}),
+        "telling.findings_by_setting": (telling.findings_by_setting, {"traces": run}),
+        "telling.confinement_verdict": (telling.confinement_verdict, {"trace": trace}),
+        "telling.outcome": (telling.outcome, {"run": run}),
         "figures.collectives": (figures.collectives, {
             "result": swept, "collective": "w", "beside": None,
         }),

@@ -17,12 +17,14 @@ BLOCK = re.compile(r"^```(python|toml)\n(?:# ([\w./]+\.(?:py|toml))\n)?(.*?)^```
 RECIPES = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL))
 TITLES = {
     "Add a workload kind", "Add a trace format", "Add a source of timings", "Add an analysis",
-    "Add a widget", "Add an observer", "Add a command",
+    "Add a finding, and show it on the dashboard", "Add a widget", "Add an observer",
+    "Add a command",
 }  # fmt: skip
 EXPECTED = {
     "Add a workload kind": "[{'workload': 'w', 'kernels': 3}]",
     "Add a source of timings": "{'host time'}",
     "Add an analysis": "'kernel': 'scale'",
+    "Add a finding, and show it on the dashboard": "3</b> kernels ran",
     "Add an observer": "3",
     "Add a command": "hello Ada",
 }

@@ -18,7 +18,7 @@ from gpuscope.analysis.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ROOT / "docs" / "reference" / "index.md"
-MODULES = ("analysis", "errors", "figures", "experiments.nsight")
+MODULES = ("analysis", "telling", "errors", "figures", "experiments.nsight")
 ROOMS = ("device", "experiments", "learn", "search", "widgets", "workloads")
 """Rooms whose public names resolve at first use."""
 

@@ -120,8 +120,8 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert "<h1>trial</h1>" in body
     for words in (
-        "Median kernel time (µs)", "Latency p99 (µs)", "Share of alone",
-        "measured on H200", "16 | rest", "n = 1,000", "Overlap", "Gain", "Calls timed, n",
+        "median kernel (µs)", "latency p99 (µs)", "of alone (%)",
+        "measured on H200", "16 | rest", "n = 1,000", "overlap", "gain", "calls timed",
         "TFLOP/s", "load keeps of its rate alone", "3 dropped", "a note",
         "SM clock 1980 MHz, 412.5 W, throttled: power cap",
         "work queued or running", "The sum of the kernel times alone, on the same partitions",
@@ -156,7 +156,7 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     first = body.partition("<h2>")[0]
     headline = re.search('<p class="headline">(.*?)</p>', first)[1].replace("\xa0", " ")
     assert headline.startswith(
-        "p99 of small 35 → 9 µs, 74.3 % shorter, on 16 SMs (“16 | rest” against “shared”); load"
+        "p99 of small 35 µs → 9 µs (-74.3 %) on 16 SMs (“16 | rest” against “shared”); load"
     )
     assert "of its rate alone" in headline
     assert "<dt>small</dt>" in first
@@ -187,7 +187,7 @@ def test_the_picture_has_a_bar_for_each_number_in_the_colour_of_where_it_ran(tmp
 def test_an_escape_stands_above_the_picture_with_what_to_do(tmp_path):
     trace = carved(make_trace(intended="small"))
     body = html_report(make_run({"16 | rest": trace}), tmp_path / "r.html").read_text("utf-8")
-    assert '<li class="escape">' in body
+    assert '<li class="escape error">' in body
     assert body.index("ESCAPED") < body.index('class="picture"')
     assert "give it a stream of small" in body
     page = trace_report(trace, tmp_path / "t.html").read_text("utf-8")

@@ -685,7 +685,7 @@ def test_points_carry_their_values_and_the_front_is_marked():
 
 
 def test_no_p99_is_drawn_where_there_is_none():
-    result = made([((8,), "carved", "p", 40.0, None, 999, 0.9, None)], provenance="SIMULATED on x")
+    result = made([((8,), "carved", "p", 40.0, None, 999, 0.9, None)], is_simulated=True)
     figure = draw(result)
     assert not any("p99" in (one.name or "") for one in figure.data)
     assert list(series(figure, "carved, p50").text) == ["8"]

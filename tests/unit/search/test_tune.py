@@ -135,7 +135,7 @@ def test_forecasts_of_the_limits_columns_are_shown(tuned):
     assert column in tuned._repr_html_()
     hovers = tuned.figure().data[0].hovertext
     assert all("decode.latency_p50_us" in text for text in hovers)
-    assert "decode.latency_p50_us" in tuned.errors
+    assert "decode.latency_p50_us" in tuned.words.errors
 
 
 def test_no_setting_is_measured_more_often_than_repeats(gpu):
@@ -155,6 +155,8 @@ def test_an_slo_that_nothing_meets_is_said_after_few_measurements(gpu):
     assert found.nearest.label == min(medians, key=medians.get)
     limit_us = float(found.reachable["decode.latency_p50_us"].removeprefix("<= "))
     assert medians[found.nearest.label] < limit_us < 1.5 * medians[found.nearest.label]
+    finding = gs.telling.tuned(found)
+    assert (finding.rule, finding.subject["nearest"]) == ("tuned.hopeless", found.nearest.label)
     assert found.reachable["decode.latency_p50_us"] in found.outcome
     again = gs.tune(described(), VARY, RATE, found.reachable, gpu)
     assert again.equals or not again.is_decided
@@ -374,11 +376,16 @@ def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tune
     )
     assert hidden.best is None
     assert hidden.choice.label == two.label
+    finding = gs.telling.tuned(hidden)
+    assert (finding.rule, finding.subject["choice"]) == ("tuned.equal", two.label)
+    assert finding["behind"].value == 2
     assert f"take {two.label} (of equals, the fewest SMs for 'decode')" in hidden.outcome
     assert "no other of these is better by more than 2 (" in hidden.outcome
     assert two.label in hidden.export(tmp_path / "carve.py").read_text()
     open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
     assert open_still.choice is None
+    finding = gs.telling.tuned(open_still)
+    assert (finding.rule, "choice" in finding.subject) == ("tuned.open", False)
     assert "take" not in open_still.outcome
 
 

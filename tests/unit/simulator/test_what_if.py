@@ -282,7 +282,7 @@ def test_requests_are_served_anew_in_a_forecast(tmp_path):
         assert "requests served anew" in again["forecast"].metadata.forecast
     more = again["forecast"]
     assert len(more.where(kind="kernel")) > len(run["shared"].where(kind="kernel"))
-    assert gs.analysis.outcome(again)
+    assert gs.telling.outcome(again)
     path = gs.export(more, tmp_path / "more.parquet")
     assert gs.analysis.requests(gs.load_trace(path))["chat"].n == 60
 
@@ -334,7 +334,7 @@ def test_a_forecast_is_marked_as_one_with_its_band_wherever_it_is_seen(tmp_path)
     ends = [(times(run[name])[1].max() - first_ns) / 1e6 for name in list(run)[1:]]
     line = "forecast: all work ends after {:,.4g} ms (band {:,.4g} to {:,.4g})".format(*ends)
     assert line in " ".join(str(run).split())
-    assert gs.analysis.outcome(run).startswith(line)
+    assert gs.telling.outcome(run).startswith(line)
     page = gs.export(run, tmp_path / "report.html").read_text("utf-8")
     assert "FORECAST, not measured" in page
     assert line in page

@@ -496,7 +496,7 @@ def test_a_kernel_that_waited_in_a_collective_says_for_whom():
     first, second = merged.where(kind="kernel").array("id").tolist()
     waited = Part("collective", 1000, 1700, second)
     for span in (first, merged.where(kind="handle").array("id").tolist()[0]):
-        found = gs.analysis.explain(merged, span)
+        found = gs.telling.explain(merged, span)
         assert found.parts[-2:] == (waited, Part("running", 1700, 2000, first))
         assert found.words[-2] == (
             "waiting for rank 1 (clocks agree within 40 ns) to begin any name"

@@ -432,9 +432,9 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
     assert "SIMULATED" in figure.layout.title.text
     assert dashboard.timeline.window_ns == dashboard.timeline.state.extent_ns
     assert len(dashboard.timeline._whole()) == len(dashboard.run["small 16 | load rest"])
-    for words in ("Confinement: confined", "✓", "ran inside its 16 SMs", "Evidence: simulated",
-                  "confines by construction", "All work given to small and load ran inside", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
-                  "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip
+    for words in ("Confinement: confined", "✓", "ran inside its <b>16</b> SMs", "Evidence: simulated",
+                  "confines by construction", "all work given to small and load ran inside", "overlap <b>", "gain <b>", "p50", "p90", "p99",
+                  "n = <b>1,000</b>", "TFLOP/s", "of its rate alone"):  # fmt: skip
         assert words in dashboard.verdicts.value, words
     for words in ("TFLOP/s", "SIMULATED", "1,000", "small", "load"):
         assert words in dashboard.results.value, words
@@ -448,8 +448,9 @@ def test_without_a_guard_the_verdict_is_an_escape_with_its_name(dashboard):
     said = dashboard.verdicts.value
     assert "Confinement: ESCAPED" in said
     assert "✗" in said
-    assert "100.0% of the time of its work" in said
-    assert "gemm_float16_512x512x512 ×20 (all) → outside any partition" in said
+    assert "<b>100 %</b> of the time of its work" in said
+    assert "kernels gemm_float16_512x512x512, given to small, ran outside any partition" in said
+    assert "data-span='" in said
 
 
 def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
@@ -742,7 +743,7 @@ def test_without_partitions_it_runs_too_and_says_why_there_is_no_verdict(dashboa
     run(dashboard)
     assert list(dashboard.run) == ["no partition"]
     assert "Nothing was carved" in dashboard.verdicts.value
-    assert "No p99: it needs 1,000 calls" in dashboard.verdicts.value
+    assert "p99 needs 1,000 calls" in dashboard.verdicts.value
     assert "whole GPU" in dashboard.results.value
 
 

@@ -70,10 +70,10 @@ def test_a_card_judges_requests():
     now = results.summarise(run)
     shown = results.verdicts(now, {})
     assert "Requests" in shown
-    assert f"({seen.met:.0%} meet the SLO)" in shown
-    assert f"(n = {seen.tbt_n:,})" in shown
+    assert f"<b>{100 * seen.met:.3g} %</b> meet the SLO" in shown
+    assert f"(n = <b>{seen.tbt_n:,}</b>)" in shown
     assert "chat" not in results.numbers(now)  # its numbers are on the card
-    assert "goodput (1/s)" in side_by_side({"a": now, "b": now})
+    assert "goodput/s" in side_by_side({"a": now, "b": now})
 
 
 def test_code_judges_requests():

@@ -544,7 +544,7 @@ def test_a_selected_span_shows_all_that_is_known_of_it(shown):
     )
     trace = step_trace()
     span = int(trace.array("id")[KERNELS[5]])
-    assert facts["why"] == str(gs.analysis.explain(trace, span))
+    assert facts["why"] == str(gs.telling.explain(trace, span))
     assert ["launched by", "api cudaLaunchKernel, 4 µs", "36"] in facts["related"]
     assert ["in", "range step 5, 100 µs", "35"] in facts["related"]
     assert ["follows (event wait)", "kernel gemm, 60 µs", "32"] in facts["related"]

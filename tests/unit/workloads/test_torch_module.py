@@ -64,7 +64,7 @@ def test_a_module_is_warmed_up_captured_and_replayed_in_its_partition(gpu):
         assert set(kernels.texts("partition")) == {"small"}
         assert set(kernels.texts("category")) == {"Layer"}
         assert len(trace.where(kind="handle")) == 5
-        assert "confined" in str(gs.analysis.findings(trace)).lower()
+        assert "confined" in str(gs.telling.findings(trace)).lower()
         with parts["rest"].create_stream() as elsewhere, gs.profile(gpu) as recording:
             with gs.CallerStreamGuard(elsewhere):  # which other graphs refuse
                 handle.execute()

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from gpuscope.analyses import Analysis
-from gpuscope.analysis import Finding
 from gpuscope.analysis.intervals import by_workload, kernels
-from gpuscope.analysis.result import Result, Row, about, row_of
+from gpuscope.analysis.result import Result, about
+from gpuscope.telling import RULES, Finding, Quantity, Rule
+from gpuscope.telling.finding import Severity
 from gpuscope.trace import Trace
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 UNEQUAL = 2.0
+RULES["spread"] = Rule("Kernels of {workload} differ {ratio}-fold")
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,7 @@ class SpreadResult(Result):
     """The spread of each workload's kernels."""
 
     workloads: tuple[Spread, ...]
-
-    def _rows(self) -> list[Row]:
-        return [row_of(spread) for spread in self.workloads]
+    entries = "workloads"
 
     @property
     def definition(self) -> str:
@@ -61,7 +61,17 @@ def findings(trace: Trace) -> Iterator[Finding]:
     """Tell of workloads whose kernels are unequal."""
     for row in spread(trace).workloads:
         if row.ratio >= UNEQUAL:
-            yield Finding("gap", f"Kernels of {row.workload} differ {row.ratio:.3g}-fold.")
+            yield _finding(row, "warning")
+
+
+def card(result: SpreadResult) -> Iterator[Finding]:
+    """Show the spread of each workload."""
+    for row in result.workloads:
+        yield _finding(row, "note")
+
+
+def _finding(row: Spread, severity: Severity) -> Finding:
+    return Finding("spread", severity, {"workload": row.workload}, (Quantity("ratio", row.ratio),))
 
 
 def figures(traces: Mapping[str, Trace]) -> Iterator[go.Figure]:
@@ -82,5 +92,5 @@ SPREAD = Analysis(
     judge=spread,
     figures=figures,
     findings=findings,
-    card=lambda result: f"At most {max(row.ratio for row in result.workloads):.3g}-fold.",
+    card=card,
 )

@@ -67,7 +67,7 @@ class Explanation:
     >>> kernel = gs.learn.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 50_000, grid=1, block=32)
-    >>> found = gs.analysis.explain(recording.trace, gs.learn.find(recording.trace, "spin"))
+    >>> found = gs.telling.explain(recording.trace, gs.learn.find(recording.trace, "spin"))
     >>> str(found).partition(": ")[2]  # doctest: +ELLIPSIS
     '... from its launch call to its end: 50 µs running, ... µs in the launch call, ...'
     """
@@ -152,7 +152,7 @@ def explain(trace: Trace, span: int) -> Explanation:
     --------
     >>> import gpuscope as gs
     >>> trace = gs.learn.case("A").trace
-    >>> gs.analysis.explain(trace, gs.learn.find(trace, "norm")).kind
+    >>> gs.telling.explain(trace, gs.learn.find(trace, "norm")).kind
     'kernel'
     """
     known = trace_parts(trace)

@@ -260,7 +260,7 @@ def checked(seed):
     assert sorted(map(row_of, work)) == sorted(rows)
     counts = {}
     for op in work:
-        found = gs.analysis.explain(trace, row_of(op))
+        found = gs.telling.explain(trace, row_of(op))
         right = {(kind, one and row_of(one)) for kind, one in engine.causes(op)}
         said = cause(found.parts)
         assert said in right, f"seed {seed}: {found}\n{found.parts}\n{right}"

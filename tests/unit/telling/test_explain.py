@@ -44,7 +44,7 @@ def waits(explanation):
 
 def check(trace, row):
     """Check what must hold of the explanation of any simulated work; returns it."""
-    found = gs.analysis.explain(trace, row["id"])
+    found = gs.telling.explain(trace, row["id"])
     assert found.parts == gs.analysis.parts(trace, row["id"])
     by_id = {one["id"]: one for one in trace.spans.to_pylist()}
     call, *waited, running = found.parts
@@ -210,7 +210,7 @@ def test_the_host_s_rows_do_not_run_and_begin_where_something_was(kind, inside):
             "stream": [7, None, None], "source": ["cupti"] * 3,
         }
     )  # fmt: skip
-    first, second = (gs.analysis.explain(trace, span) for span in (2, 3))
+    first, second = (gs.telling.explain(trace, span) for span in (2, 3))
     assert first.words == ("in the host's program", inside)
     assert first.interval == "from the beginning of the trace to its end"
     assert second.words == ("in the host's program, after first returned", inside)
@@ -232,7 +232,7 @@ def test_host_waits_and_handles_say_why_they_ended(gpu):
     sync = next(row for row in trace.where(kind="sync").spans.to_pylist())
     calls = trace.where(kind="handle").spans.to_pylist()
     for row, kernel in ((sync, last), *zip(calls, (first, last), strict=True)):
-        found = gs.analysis.explain(trace, row["id"])
+        found = gs.telling.explain(trace, row["id"])
         assert found.parts[0].start_ns == row["start_ns"]
         assert found.parts[-1].end_ns == row["end_ns"] == found.at_ns
         for one, then in itertools.pairwise(found.parts):
@@ -254,7 +254,7 @@ def test_calls_and_ranges_say_what_the_host_did_before(gpu):
         with gs.annotate("step"):
             gpu.backend.wait_until_ns(gpu.now_ns() + 5_000)
     (row,) = recording.trace.where(kind="range").spans.to_pylist()
-    found = gs.analysis.explain(recording.trace, row["id"])
+    found = gs.telling.explain(recording.trace, row["id"])
     assert kinds(found) == ["host", "running"]
     assert found.words[0] == "in the host's program, after stream.synchronize returned"
     assert (found.parts[1].start_ns, found.parts[1].end_ns) == (row["start_ns"], row["end_ns"])
@@ -393,11 +393,11 @@ def test_a_run_is_explained_in_full():
             check(trace, row)
     held = [
         row for row in work(run["shared"], category="small")
-        if "SMs held" in kinds(gs.analysis.explain(run["shared"], row["id"]))
+        if "SMs held" in kinds(gs.telling.explain(run["shared"], row["id"]))
     ]  # fmt: skip
     assert held, "the load fills the GPU"
     for row in work(run["16 | rest"], category="small"):
-        assert "SMs held" not in kinds(gs.analysis.explain(run["16 | rest"], row["id"]))
+        assert "SMs held" not in kinds(gs.telling.explain(run["16 | rest"], row["id"]))
 
 
 # -- traces from elsewhere ----------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_on_a_real_trace_candidates_are_called_candidates():
             kernel("c", 199_000, 210_000, stream=2, queued_ns=112_000),
         ]
     )
-    found = gs.analysis.explain(trace, 2)
+    found = gs.telling.explain(trace, 2)
     assert kinds(found) == ["on the way", "SMs held", "running"]
     assert found.parts[0].end_ns == 116_000, "what a launch took on the idle GPU"
     assert found.parts[1].span == 1
@@ -446,7 +446,7 @@ def test_what_nothing_accounts_for_is_unexplained():
         ],
         simulated=True,
     )
-    found = gs.analysis.explain(trace, 2)
+    found = gs.telling.explain(trace, 2)
     assert kinds(found) == ["on the way", "unexplained", "running"]
     assert found.unexplained_ns == 36_000
     assert str(found).splitlines()[0] == (
@@ -467,9 +467,9 @@ def test_the_legacy_default_stream_stands_between_blocking_streams():
                  "1": {"name": "s1", "blocking": True}, "2": {"name": "s2"}},
         simulated=True,
     )  # fmt: skip
-    assert "legacy default stream" in kinds(gs.analysis.explain(trace, 1))
+    assert "legacy default stream" in kinds(gs.telling.explain(trace, 1))
     assert [part.span for part in gs.analysis.parts(trace, 2)][:2] == [0, 1]
-    assert "legacy default stream" not in kinds(gs.analysis.explain(trace, 3))
+    assert "legacy default stream" not in kinds(gs.telling.explain(trace, 3))
 
 
 def test_what_follows_a_graphs_launch_follows_its_last_node():
@@ -516,7 +516,7 @@ def test_the_legacy_default_stream_is_one_and_the_per_thread_one_is_several():
                  "3": {"name": "mine", "blocking": True, "per_thread": True}},
     )  # fmt: skip
     assert gs.analysis.parts(trace, 1)[0] == Part("stream order", 7_000, 50_000, 0)
-    assert "stream order" not in kinds(gs.analysis.explain(trace, 3))
+    assert "stream order" not in kinds(gs.telling.explain(trace, 3))
     assert gs.analysis.parts(trace, 4)[0] == Part("stream order", 63_000, 90_000, 2)
 
 
@@ -529,7 +529,7 @@ def test_a_simulated_trace_without_its_constants_has_candidates_only():
         ],
         simulated=True,
     )
-    found = gs.analysis.explain(trace, 2)
+    found = gs.telling.explain(trace, 2)
     assert found.parts[-2].span == 1
     assert "candidate, not proof" in str(found)
 
@@ -537,8 +537,8 @@ def test_a_simulated_trace_without_its_constants_has_candidates_only():
 def test_without_launch_ids_it_says_what_is_missing():
     trace = build([kernel("a", 10, 20), kernel("b", 25, 30)])
     with pytest.raises(gs.errors.MissingEvidence, match="launch ids"):
-        gs.analysis.explain(trace, 0)
-    found = gs.analysis.explain(trace, 1)
+        gs.telling.explain(trace, 0)
+    found = gs.telling.explain(trace, 1)
     assert found.parts == (Part("on the way", 20, 25, 0), Part("running", 25, 30, 1))
     assert any("When it was launched is not in the trace" in one for one in found.doubts)
 
@@ -551,7 +551,7 @@ def test_bracketing_events_and_clock_errors_are_doubts():
                    start_uncertainty_ns=4_000),
         ]
     )  # fmt: skip
-    found = gs.analysis.explain(trace, 1)
+    found = gs.telling.explain(trace, 1)
     said = " ".join(found.doubts)
     assert "started before its launch call returned" in said
     assert "up to 4 µs later" in said
@@ -563,15 +563,15 @@ def test_rows_that_are_open_unlinked_or_gone_are_no_crash():
     handle = {"kind": "handle", "name": "g", "start_ns": 0, "end_ns": 9, "source": "host"}
     trace = build([handle, {**handle, "end_ns": None}, kernel("a", 5, None, queued_ns=2)])
     with pytest.raises(gs.errors.MissingEvidence, match="launch ids"):
-        gs.analysis.explain(trace, 0)
+        gs.telling.explain(trace, 0)
     with pytest.raises(gs.errors.MissingEvidence, match="not seen"):
-        gs.analysis.explain(trace, 1)
-    assert gs.analysis.explain(trace, 2).at_ns == 5
+        gs.telling.explain(trace, 1)
+    assert gs.telling.explain(trace, 2).at_ns == 5
     dangling = build(
         [kernel("a", 5, 9, queued_ns=2), kernel("b", 20, 30, queued_ns=12)],
         edges=[(77, 1, "event wait"), (0, 88, "event wait")],
     )
-    assert "event wait" not in kinds(gs.analysis.explain(dangling, 1))
+    assert "event wait" not in kinds(gs.telling.explain(dangling, 1))
 
 
 def test_rows_that_wait_for_nothing_and_rows_that_are_not_there():
@@ -579,14 +579,14 @@ def test_rows_that_wait_for_nothing_and_rows_that_are_not_there():
         [{"kind": "counter", "name": "power", "start_ns": 5, "source": "nsys", "value": 1.0}]
     )
     with pytest.raises(gs.errors.MissingEvidence, match="counter"):
-        gs.analysis.explain(trace, 0)
+        gs.telling.explain(trace, 0)
     with pytest.raises(gs.errors.MissingEvidence, match="no row 7"):
-        gs.analysis.explain(trace, 7)
+        gs.telling.explain(trace, 7)
 
 
 def test_foreign_names_are_escaped_in_notebooks():
     trace = build([kernel("<script>", 10, 20, queued_ns=5), kernel("b", 30, 40, queued_ns=6)])
-    html = gs.analysis.explain(trace, 1)._repr_html_()
+    html = gs.telling.explain(trace, 1)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
 
@@ -600,5 +600,5 @@ def test_partitions_that_share_sms_hold_each_other_up():
     for ids, kind in (([2, 3], "SMs held"), ([4, 5], "unexplained")):
         partitions = {"x": {"sm_ids": [0, 1, 2]}, "y": {"sm_ids": ids}}
         trace = build(rows, partitions=partitions, simulated=True)
-        found = gs.analysis.explain(trace, 2)
+        found = gs.telling.explain(trace, 2)
         assert kinds(found)[-2:] == [kind, "running"]

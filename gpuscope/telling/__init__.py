@@ -1,0 +1,34 @@
+"""Telling: what results come to, as findings, and the words for them.
+
+Findings are data. Their words are made in :mod:`gpuscope.telling.rules`, and written for a medium
+in :mod:`gpuscope.telling.media`; nothing else builds a sentence about a result, or reads one.
+"""
+
+from gpuscope import _lazy
+from gpuscope.telling.comparison import compared as compared
+from gpuscope.telling.comparison import outcome as outcome
+from gpuscope.telling.described import describe_settings as describe_settings
+from gpuscope.telling.described import describe_workload as describe_workload
+from gpuscope.telling.explanation import Explanation as Explanation
+from gpuscope.telling.explanation import explain as explain
+from gpuscope.telling.finding import Finding as Finding
+from gpuscope.telling.finding import FindingsResult as FindingsResult
+from gpuscope.telling.finding import Mend as Mend
+from gpuscope.telling.finding import Quantity as Quantity
+from gpuscope.telling.finding import Shown as Shown
+from gpuscope.telling.media import to_html as to_html
+from gpuscope.telling.media import to_json as to_json
+from gpuscope.telling.media import to_markdown as to_markdown
+from gpuscope.telling.media import to_text as to_text
+from gpuscope.telling.of_trace import confinement_verdict as confinement_verdict
+from gpuscope.telling.of_tuning import TunedWords as TunedWords
+from gpuscope.telling.of_tuning import tuned as tuned
+from gpuscope.telling.rules import RULES as RULES
+from gpuscope.telling.rules import Rule as Rule
+
+_HOMES = {
+    "findings": "gpuscope.analyses.registry",
+    "findings_by_setting": "gpuscope.analyses.registry",
+}
+"""What is made of the declarations of all analyses, which name findings of this room."""
+__getattr__, __dir__ = _lazy.public(__name__, _HOMES)

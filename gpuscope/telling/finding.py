@@ -1,0 +1,206 @@
+"""A finding: what a result comes to, as data; its words follow from its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from gpuscope._text import duration, format_value
+from gpuscope.analysis.result import Result, Row
+from gpuscope.errors import NotFound
+from gpuscope.telling.rules import RULES, fill, names_listed
+
+Severity: TypeAlias = Literal["error", "warning", "note"]
+"""How urgent it is, the most urgent first: ``"error"``: a result cannot be relied on, or is not
+what was asked for; ``"warning"``: something is to be done; ``"note"``: nothing is."""
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+_NS = {"ns": 1.0, "µs": 1e3, "ms": 1e6}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A named value, and between what it surely lies.
+
+    Attributes
+    ----------
+    unit
+        ``"ns"``, ``"µs"``, ``"ms"``; ``"%"``: the value is a share; ``"±%"``: a change, as
+        a share of what was before; empty: a number.
+    low, high
+        Bounds; ``None`` where none is known.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> str(gs.telling.Quantity("overlap", 0.98, low=0.95)), str(gs.telling.Quantity("n", 1200))
+    ('0.98 (at least 0.95)', '1,200')
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        text = self._text(self.value)
+        if self.low is None or self.low == self.value or self.unit == "±%":
+            return text
+        if self.high is None:
+            return f"{text} (at least {self._text(self.low)})"
+        return f"{text} ({self._text(self.low)} to {self._text(self.high)})"
+
+    def _text(self, value: float) -> str:
+        if self.unit in _NS:
+            return duration(value * _NS[self.unit])
+        if self.unit == "%":
+            return f"{100 * value:.3g} %"
+        if self.unit == "±%":
+            return f"{100 * value:+.3g} %"
+        return f"{format_value(value)} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A span that shows a finding: the id of a row, and the trace that has it.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.Shown("shared", 17)
+    Shown(trace='shared', span=17)
+    """
+
+    trace: str
+    span: int
+
+
+@dataclass(frozen=True)
+class Mend:
+    """What to do about a finding, as code.
+
+    Attributes
+    ----------
+    of
+        ``"program"``: Python that the program lacks. ``"experiment"``: a line of TOML.
+        ``"analysis"``: Python that shows more.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.Mend("consumer.wait(producer.record())").of
+    'program'
+    """
+
+    code: str
+    of: Literal["program", "experiment", "analysis"] = "program"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a result comes to; names in it may come from anywhere.
+
+    Attributes
+    ----------
+    rule
+        A stable id. What is in front of its dot is its family: ``"escape"``: work ran outside its
+        partition. ``"hazard"``: work shares bytes, and nothing orders it. ``"incomplete"``: rows
+        are missing. ``"dry-queue"``: the GPU waited for launches. ``"gap"``: it stood still though
+        work had been launched. ``"confined"``: no escape, or none that can be judged.
+        ``"ordered"``: no hazard. ``"faster"``, ``"slower"``, ``"same"``, ``"unsure"``: how two
+        settings compare. :data:`gpuscope.telling.RULES` has all, with their words.
+    subject
+        What it is about: role → name, or several.
+    values
+        What was measured or counted.
+    spans
+        Rows that show it, of one trace or of two that are compared.
+    mend
+        What to do.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> first = gs.telling.findings(gs.learn.case("A").trace).findings[0]
+    >>> first.rule, first.severity, first.subject["kernel"], first.subject["partition"]
+    ('escape.outside', 'error', 'norm', 'decode')
+    >>> first["kernels"].value > 0, first.spans[0].span >= 0
+    (True, True)
+    """
+
+    rule: str
+    severity: Severity
+    subject: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    values: tuple[Quantity, ...] = ()
+    spans: tuple[Shown, ...] = ()
+    mend: Mend | None = None
+
+    def __getitem__(self, name: str) -> Quantity:
+        for quantity in self.values:
+            if quantity.name == name:
+                return quantity
+        there = ", ".join(quantity.name for quantity in self.values)
+        raise NotFound(f"{self.rule} has no value {name!r}; there are: {there}")
+
+    @property
+    def family(self) -> str:
+        """What is in front of the rule's dot."""
+        return self.rule.partition(".")[0]
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something is to be done."""
+        return self.severity != "note"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What words are made of: subject and values as text, and the mend's code."""
+        names = {role: names_listed(role, name) for role, name in self.subject.items()}
+        names |= {quantity.name: str(quantity) for quantity in self.values}
+        return names | ({"mend": self.mend.code} if self.mend else {})
+
+    @property
+    def clause(self) -> str:
+        """What was found, in plain text that another clause may follow."""
+        rule = RULES.get(self.rule)
+        if rule is None:
+            facts = [f"{name} {text}" for name, text in self.names.items() if name != "mend"]
+            return f"{self.rule}: {', '.join(facts)}" if facts else self.rule
+        return fill(rule.text, self.names)
+
+    @property
+    def text(self) -> str:
+        """What was found, as a sentence in plain text."""
+        return f"{self.clause}."
+
+    @property
+    def advice(self) -> str:
+        """What to do about it, in plain text; may be empty."""
+        rule = RULES.get(self.rule)
+        return fill(rule.advice, self.names) if rule else (self.mend.code if self.mend else "")
+
+
+@dataclass(frozen=True)
+class FindingsResult(Result):
+    """Findings, the most urgent first; some of them are the verdict on confinement."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def confinement(self) -> tuple[Finding, ...]:
+        """The verdict on confinement: each escape, or why there is none."""
+        return tuple(one for one in self.findings if one.family in ("escape", "confined"))
+
+    def _rows(self) -> list[Row]:
+        """One row per finding."""
+        return [
+            {"rule": one.rule, "found": one.text, "what to do": one.advice} for one in self.findings
+        ]
+
+
+def urgency(finding: Finding) -> tuple[int, int]:
+    """Return what findings are ordered by, the most urgent first."""
+    rules = list(RULES)
+    place = rules.index(finding.rule) if finding.rule in RULES else len(rules)
+    return SEVERITIES.index(finding.severity), place

@@ -1,0 +1,103 @@
+"""Findings for a medium: plain text, HTML, Markdown, and JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpuscope._text import clean, safe, shown
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.rules import RULES, fill
+
+_MARKUP, _ESCAPED = re.compile(r"([\\`*_<>#|])"), r"\\\1"
+_LONGEST = 500
+"""Characters of a name in a card."""
+
+
+def to_text(finding: Finding, about: str = "") -> str:
+    """Return a finding for a terminal, what to do in a second line; on each, foreign text is clean.
+
+    Parameters
+    ----------
+    about
+        The settings that it is about.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.to_text(gs.telling.Finding("confined.uncarved", "note"), "“shared”")
+    '“shared”: Nothing was carved, so there is no partition to stay in.'
+    """
+    text = clean(f"{about}: {finding.text}" if about else finding.text)
+    return f"{text}\n→ {clean(finding.advice)}" if finding.advice else text
+
+
+def to_html(findings: Iterable[tuple[str, Finding]]) -> str:
+    """Return findings as a list, with what to do about each; nothing of none.
+
+    Parameters
+    ----------
+    findings
+        The settings that a finding is about, or nothing, and the finding.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> "<li class=" in gs.telling.to_html([("", gs.telling.Finding("confined.uncarved", "note"))])
+    True
+    """
+    lines = []
+    for about, finding in findings:
+        prefix = f"<b>{safe(about)}:</b> " if about else ""
+        advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
+        text = f"{prefix}{unbroken(finding.text)}{advice}"
+        lines.append(f'<li class="{safe(finding.family)} {finding.severity}">{text}</li>')
+    return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
+
+
+def rich(finding: Finding) -> str:
+    """Return a finding's sentence for HTML in a notebook, its quantities bold."""
+    names = {role: shown(name, _LONGEST) for role, name in finding.names.items()}
+    names |= {each.name: f"<b>{shown(each)}</b>" for each in finding.values}
+    rule = RULES.get(finding.rule)
+    return f"{fill(shown(rule.text), names)}." if rule else shown(finding.text, _LONGEST)
+
+
+def unbroken(text: object) -> str:
+    """Return plain text for HTML, its numbers on one line with their units."""
+    return re.sub(r"(?<=\d) (?=%|→|[nµm]?s\b)", "\N{NO-BREAK SPACE}", safe(text))
+
+
+def to_markdown(findings: Iterable[tuple[str, Finding]]) -> str:
+    """Return findings as a list in Markdown, for a comment on a change or a summary of CI.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> mend = gs.telling.Mend("b.wait(a.record())")
+    >>> print(gs.telling.to_markdown([("", gs.telling.Finding("mine", "error", mend=mend))]))
+    - **error** mine.
+      → b.wait(a.record())
+    """
+    lines = []
+    for about, finding in findings:
+        text = to_text(finding, about).replace("\n", "\n  ")
+        lines.append(f"- **{finding.severity}** {_MARKUP.sub(_ESCAPED, text)}")
+    return "\n".join(lines)
+
+
+def to_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding for programs: its data, and its words.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> finding = gs.telling.findings(gs.learn.case("A").trace).findings[0]
+    >>> gs.telling.to_json(finding)["subject"]["partition"]
+    'decode'
+    """
+    facts: dict[str, Any] = msgspec.to_builtins(finding)
+    return {**facts, "text": finding.text, "advice": finding.advice}

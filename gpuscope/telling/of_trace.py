@@ -1,0 +1,251 @@
+"""Findings of a trace: what calls for action comes first, then whether work was confined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpuscope._checks import door
+from gpuscope.analysis.confinement_analysis import (
+    ConfinementResult,
+    PartitionConfinement,
+    confinement,
+)
+from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
+from gpuscope.analysis.hazards_analysis import hazards
+from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
+from gpuscope.analysis.result import about
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, urgency
+from gpuscope.telling.rules import names_listed
+from gpuscope.trace.metadata import Description, HazardFact
+from gpuscope.trace.model import Trace
+
+IDLE = 0.05
+"""Idle share of the time of a background's partition, or of a device, that is a finding."""
+_NAMED = 3
+"""Escapes of a partition, and hazards, that are findings of their own."""
+_SPANS = 8
+"""Spans that show one finding, at most."""
+
+
+def ranked(trace: Trace, several: Iterable[Finding]) -> FindingsResult:
+    """Return findings of a trace, the most urgent first."""
+    return FindingsResult(tuple(sorted(several, key=urgency)), **about(trace))
+
+
+def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding]]:
+    """Return the findings of several settings, each once, with the settings as text."""
+    settings: dict[str, list[str]] = {}
+    findings_by_text: dict[str, Finding] = {}
+    is_carved = any(
+        finding.rule != "confined.uncarved"
+        for result in results.values()
+        for finding in result.confinement
+    )
+    for setting, result in results.items():
+        for finding in result.findings:
+            if is_carved and finding.rule == "confined.uncarved":
+                continue
+            settings.setdefault(finding.text, []).append(f"“{setting}”")
+            findings_by_text.setdefault(finding.text, finding)
+    ordered = sorted(findings_by_text.items(), key=lambda item: urgency(item[1]))
+    return [
+        (
+            names_listed("setting", settings[text]) if len(settings[text]) < len(results) else "",
+            finding,
+        )
+        for text, finding in ordered
+    ]
+
+
+@door(trace=Trace)
+def confinement_verdict(trace: Trace) -> Finding:
+    """Return whether work stayed on the SMs that it was given: the longest escape, or why none.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.confinement_verdict(gs.learn.case("A").trace).rule
+    'escape.outside'
+    """
+    return next(iter(of_confinement(trace)))
+
+
+# -- confinement ---------------------------------------------------------------------------
+def of_confinement(trace: Trace) -> Iterator[Finding]:
+    """Find escapes, or why there are none."""
+    try:
+        result = confinement(trace)
+    except MissingEvidence as error:
+        if trace.metadata.partitions:
+            yield Finding("confined.unknown", "note", {"reason": str(error)})
+        elif not trace.kind_counts().get("kernel"):
+            yield Finding("confined.no-kernel", "note")
+        else:
+            yield Finding("confined.uncarved", "note")
+        return
+    yield from of_partitions(result, trace.metadata.missing, trace.metadata.setting or "")
+
+
+def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> Iterator[Finding]:
+    """Find escapes in what :func:`gpuscope.analysis.confinement` gave, or that there are none.
+
+    Parameters
+    ----------
+    missing
+        What the trace lacks.
+    trace
+        What the trace is called.
+    """
+    if any(part.escapes for part in result.partitions):
+        for part in result.partitions:
+            yield from _escapes(part, trace)
+        return
+    worked = [part.partition for part in result.partitions if part.evidence]
+    idle = [part.partition for part in result.partitions if not part.evidence]
+    kinds = dict.fromkeys(each.kind for part in result.partitions for each in part.evidence)
+    subject = {"partitions": worked, "unused": idle, "evidence": [*kinds], "missing": missing}
+    yield Finding("confined.open" if missing else "confined", "note", subject)
+
+
+def _escapes(part: PartitionConfinement, trace: str) -> Iterator[Finding]:
+    for escape in part.escapes[:_NAMED]:
+        yield Finding(
+            f"escape.{escape.to}",
+            "error",
+            {"kernel": escape.kernel, "partition": part.partition, "where": escape.where},
+            (
+                Quantity("kernels", escape.kernels),
+                Quantity("given", escape.given),
+                Quantity("time", escape.time_ns, "ns"),
+                Quantity("share", escape.time_ns / part.time_ns, "%"),
+            ),
+            tuple(Shown(trace, span) for span in escape.spans[:_SPANS]),
+            None
+            if escape.to == "sms"
+            else Mend(f"with CallerStreamGuard({part.partition}_stream): …  # {escape.kernel}"),
+        )
+    if len(part.escapes) > _NAMED:
+        more = Quantity("more", len(part.escapes) - _NAMED)
+        yield Finding("escape.more", "error", {"partition": part.partition}, (more,))
+
+
+# -- hazards and missing rows ----------------------------------------------------------------
+def of_hazards(trace: Trace) -> Iterator[Finding]:
+    """Find the hazards, or that there is none, where any were looked for."""
+    facts = trace.metadata.hazards
+    if facts is None:
+        return
+    several = hazards(trace).found
+    if not several:
+        values = [Quantity("accesses", facts.accesses), Quantity("unseen", facts.unseen)]
+        if facts.undecided:
+            values.append(Quantity("undecided", facts.undecided))
+        yield Finding("ordered", "note", {}, tuple(values))
+    for fact in several[:_NAMED]:
+        yield _hazard(fact, trace.metadata.setting or "")
+    if len(several) > _NAMED:
+        count = sum(fact.count for fact in several) + facts.left_out
+        values = [Quantity("more", len(several) - _NAMED), Quantity("hazards", count)]
+        yield Finding("hazard.more", "error", {}, tuple(values))
+
+
+def _hazard(fact: HazardFact, trace: str) -> Finding:
+    return Finding(
+        f"hazard.{fact.kind.replace(' ', '-')}",
+        "error",
+        {
+            "status": fact.status,
+            "first": f"{fact.first_name} on {fact.first_stream}",
+            "second": f"{fact.second_name} on {fact.second_stream}",
+        },
+        (
+            Quantity("bytes", fact.nbytes),
+            *([Quantity("times", fact.count)] if fact.count > 1 else []),
+        ),
+        tuple(Shown(trace, row) for row in (fact.first, fact.second) if row is not None),
+        Mend(fact.mend) if fact.mend else None,
+    )
+
+
+def of_missing_rows(trace: Trace) -> Iterator[Finding]:
+    """Find that rows are missing."""
+    if trace.metadata.missing:
+        yield Finding("incomplete", "warning", {"missing": trace.metadata.missing})
+
+
+# -- queues and gaps -------------------------------------------------------------------------
+def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
+    """Find calls that were timed while nothing of a background was queued."""
+    described, background = described_workloads(trace)
+    if not background or len(background) == len(described):
+        return
+    for pair in queue_depths(trace).pairs:
+        calls = trace.where(kind="handle", category=pair.at).array("id").tolist()
+        idle = [call for call, depth in zip(calls, pair.depths, strict=True) if depth <= 0]
+        if idle:
+            queued = described[pair.of].get("max_queued", 1)
+            yield Finding(
+                "dry-queue.calls",
+                "warning",
+                {"workload": pair.at, "load": pair.of},
+                (
+                    Quantity("idle", len(idle)),
+                    Quantity("calls", len(pair.depths)),
+                    Quantity("queued", queued),
+                ),
+                tuple(Shown(trace.metadata.setting or "", call) for call in idle[:_SPANS]),
+                _more_queued(pair.of, queued),
+            )
+
+
+def _more_queued(load: str, queued: int) -> Mend:
+    return Mend(f"workloads.{load}.max_queued = {2 * queued}", "experiment")
+
+
+def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
+    """Find what should be busy all the time, and is not."""
+    described, background = described_workloads(trace)
+    if described and not background:
+        return  # calls that are waited for, or arrive at given times
+    try:
+        tracks = gaps(trace, by="partition" if described else "device").tracks
+    except MissingEvidence:
+        return
+    loads: dict[str, list[str]] = {}
+    for name in background:
+        kernels = trace.where(kind="kernel", category=name)
+        for partition in kernels.spans.column("partition").unique().to_pylist():
+            loads.setdefault(partition or "whole GPU", []).append(name)
+    for track in tracks:
+        is_idle = track.longest and 1 - track.busy_fraction >= IDLE
+        if is_idle and (not described or track.name in loads):
+            yield _of_track(trace, track, described, loads.get(track.name, []))
+
+
+def _of_track(
+    trace: Trace, track: TrackGaps, described: dict[str, Description], loads: list[str]
+) -> Finding:
+    longest = track.longest[0]
+    subject: dict[str, str | list[str]] = {"track": track.name}
+    subject |= {"load": loads} if loads else {"device": "The GPU"}
+    if longest.before == longest.after:
+        subject["both"] = longest.after
+    else:
+        subject |= {"before": longest.before, "after": longest.after}
+    values: tuple[Quantity, ...] = (
+        Quantity("idle", 1 - track.busy_fraction, "%"),
+        Quantity("gaps", track.number),
+        Quantity("longest", longest.length_ns, "ns"),
+    )
+    spans = tuple(Shown(trace.metadata.setting or "", span) for span in longest.spans)
+    if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
+        if not loads:
+            return Finding("dry-queue.device", "warning", subject, values, spans)
+        queued = described[loads[0]].get("max_queued", 1)
+        values = (*values, Quantity("queued", queued))
+        mend = _more_queued(loads[0], queued)
+        return Finding("dry-queue.load", "warning", subject, values, spans, mend)
+    rule = "gap" if track.unlaunched_ns is None else "gap.launched"
+    mend = Mend(f"telling.explain(trace, {longest.spans[1]})", "analysis")
+    return Finding(rule, "warning", subject, values, spans, mend)

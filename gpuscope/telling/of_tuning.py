@@ -1,0 +1,153 @@
+"""What a tuning comes to: which setting to take, what it costs, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope._text import clean, format_value
+from gpuscope.analysis.race import CLOSE
+from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.telling.finding import Finding, Quantity
+
+_NAMED = 4
+"""Settings that an open tuning names."""
+
+
+class TunedWords(NamedTuple):
+    """A tuning in words; each is empty where nothing is known.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.TunedWords("best: a = 8", "", "in turns", "").joined
+    'best: a = 8. in turns'
+    """
+
+    outcome: str
+    bill: str
+    method: str
+    errors: str
+
+    @property
+    def joined(self) -> str:
+        """All but the errors of forecasts."""
+        return ". ".join(filter(None, self[:3]))
+
+
+def tuned_words(result: Tuning) -> TunedWords:
+    """Return a tuning in words."""
+    errors = "; ".join(finding.clause for finding in forecast_errors(result))
+    bill = "; ".join(finding.clause for finding in paid(result))
+    return TunedWords(*map(clean, (tuned(result).clause, bill, measured(result).clause, errors)))
+
+
+def tuned(result: Tuning) -> Finding:
+    """Return which setting is best, or why none is.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+    ...     "streams": {"s": {"partition": "a"}},
+    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+    ...                         "repeats": 3}},
+    ... }
+    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
+    >>> gs.telling.tuned(result).rule
+    'tuned.best'
+    """
+    verdicts = [setting.verdict for setting in result.settings]
+    sought = ", ".join(map(str, (result.objective, *result.slo)))
+    out = sum(verdict in ("worse", "no better", "misses SLO") for verdict in verdicts)
+    subject: dict[str, str | list[str]] = {"sought": sought}
+    values = [Quantity("confidence", result.confidence, "%"), Quantity("out", out)]
+    if unlikely := verdicts.count("unlikely"):
+        values.append(Quantity("unlikely", unlikely))
+    if result.best is not None:
+        subject["settings"] = [_with_mean(result, result.best)]
+        return Finding("tuned.best", "note", subject, tuple(values))
+    if len(result.equals) > 1 and result.is_decided:
+        subject |= {"settings": [_with_mean(result, each) for each in result.equals]}
+        return _taken(result, Finding("tuned.equal", "note", subject, tuple(values)))
+    if not any(setting.values for setting in result.settings):
+        return Finding("tuned.nothing", "warning", subject)
+    if result.nearest is not None:
+        subject["nearest"] = result.nearest.label
+        subject["missed"] = [
+            f"{goal.name} is {format_value(result.nearest.mean(goal))}, and "
+            f"{result.reachable[goal.name]} can be met"
+            for goal in result.slo
+        ]
+        return Finding("tuned.hopeless", "warning", subject, tuple(values))
+    likely = [each for each in result.settings if each.verdict in ("equal", "undecided")]
+    names = [_with_mean(result, setting) for setting in likely[:_NAMED]]
+    subject["settings"] = names or ["settings that were not measured"]
+    counts = {"more": len(likely) - _NAMED, "unseen": verdicts.count("not measured")}
+    values += [Quantity(name, count) for name, count in counts.items() if count > 0]
+    return _taken(result, Finding("tuned.open", "warning", subject, tuple(values)))
+
+
+def _with_mean(result: Tuning, setting: TunedSetting) -> str:
+    mean, bounds = setting.mean(result.objective), result.interval(setting) or (None, None)
+    known = "" if mean is None else f" with {Quantity('mean', mean, '', *bounds)}"
+    return f"{setting.label}{known}"
+
+
+def _taken(result: Tuning, finding: Finding) -> Finding:
+    """Add which setting to take where none is the best, and what that costs at most."""
+    choice = result.choice
+    mean = None if choice is None else choice.mean(result.objective)
+    if choice is None or choice.behind is None or not mean:
+        return finding
+    behind = (Quantity("behind", choice.behind), Quantity("share", choice.behind / mean, "%"))
+    subject = {**finding.subject, "choice": choice.label}
+    subject |= {"ties": ties(result)} if result.is_decided else {}
+    return Finding(finding.rule, finding.severity, subject, (*finding.values, *behind))
+
+
+def ties(result: Tuning) -> str:
+    """Say which of equals is taken."""
+    names = dict.fromkeys(repr(goal.workload) for goal in result.slo or (result.objective,))
+    return f"of equals, the fewest SMs for {' and '.join(names)}"
+
+
+def paid(result: Tuning) -> Iterator[Finding]:
+    """Yield what was won and what was paid; nothing where that is not known."""
+    if result.choice is not None and (changes := result.won(result.choice)):
+        quantities = [Quantity(name, share, "±%") for name, share in changes.items()]
+        changed = [f"{quantity.name} {quantity}" for quantity in quantities]
+        subject = {
+            "reference": repr(result.reference),
+            "choice": repr(result.choice.label),
+            "changes": ", ".join(changed),
+        }
+        yield Finding("tuned.paid", "note", subject, tuple(quantities))
+
+
+def measured(result: Tuning) -> Finding:
+    """Return how a tuning was measured and judged."""
+    values = (
+        Quantity("measurements", result.measurements),
+        Quantity("measured", sum(bool(setting.values) for setting in result.settings)),
+        Quantity("settings", len(result.settings)),
+        Quantity("repeats", result.repeats),
+        Quantity("confidence", result.confidence, "%"),
+        Quantity("close", CLOSE, "%"),
+    )
+    return Finding("tuned.method", "note", {"ties": ties(result)}, values)
+
+
+def forecast_errors(result: Tuning) -> Iterator[Finding]:
+    """Yield by how much forecasts were off where it was measured, for each goal."""
+    for goal in dict.fromkeys((result.objective, *result.slo)):
+        pairs = [(each.mean(goal), each.forecast.get(goal.name)) for each in result.settings]
+        off = [mean / forecast - 1 for mean, forecast in pairs if mean and forecast]
+        if off:
+            error = Quantity("error", float(np.median(off)), "±%", min(off), max(off))
+            bounds = (Quantity("least", min(off), "±%"), Quantity("most", max(off), "±%"))
+            yield Finding("forecast-error", "note", {"goal": goal.name}, (error, *bounds))

@@ -1,0 +1,228 @@
+"""The rules of findings, the most urgent first, each with its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from gpuscope.trace.metadata import HazardKind
+
+_OPTIONAL = re.compile(r"\[([^][]*)\]")
+_NAME = re.compile(r"\{(\w+)\}")
+_EVIDENCE = {
+    "resident": "by the SM of every thread block",
+    "allocated": "by the green context of every kernel",
+    "simulated": "simulated: confined by construction, which is no evidence about a GPU",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The words of a rule: ``{name}`` stands for a name or value of its findings.
+
+    What is in brackets is left out where a finding lacks one of its names.
+
+    Attributes
+    ----------
+    text
+        What was found, without the full stop.
+    advice
+        What to do about it.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.telling.RULES["confined.uncarved"].text
+    'Nothing was carved, so there is no partition to stay in'
+    """
+
+    text: str
+    advice: str = ""
+
+
+def fill(template: str, names: Mapping[str, str]) -> str:
+    """Put names into a template; what is foreign in them is not read as one."""
+
+    def kept(match: re.Match[str]) -> str:
+        return match[1] if all(names.get(name) for name in _NAME.findall(match[1])) else ""
+
+    return _NAME.sub(lambda match: names.get(match[1], ""), _OPTIONAL.sub(kept, template))
+
+
+def names_listed(role: str, names: str | Sequence[str]) -> str:
+    """List names as a sentence does."""
+    if isinstance(names, str):
+        return names
+    if role == "evidence":
+        return "; ".join(_EVIDENCE.get(name, name) for name in names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+_ESCAPED = (
+    "ESCAPED: {kernels} of {given} kernels {kernel}, given to {partition}, ran ",
+    "{where}: {time}, {share} of the time of the work given to {partition}",
+)
+_STREAM = (
+    "give it a stream of {partition}. A library takes the one that get_caller_stream() returns "
+    "as an argument, or as its current stream."
+)
+_WHO = "[{load}][{device}] ({track})"
+_EXPLAIN = "Click {after}{both} in the timeline, or call {mend}: it says what that waited for."
+_IDLE = (
+    "idle for {idle} of the time from its first work to its last ({gaps} gaps; the longest "
+    "{longest}[, between {before} and {after}][, between two of {both}])"
+)
+_UNUSED = "[. Nothing was given to {unused}]"
+_PAIR = "[ (“{setting}” against “{base}”)]"
+_MEASURES = {
+    "number": "{quantity} of {workload}[ ({slo})] {before} → {after}[ ({by})][ {where}]"
+    "[: {met} of the requests meet it, not {met_before}]",
+    "share": "{workload} keeps {after} of its rate alone ({before} in “{base}”)",
+    "rate": "{workload} keeps {ratio} of its rate in “{base}”",
+}
+_COMPARED = {
+    "faster": f"%s{_PAIR}",
+    "slower": f"%s{_PAIR}",
+    "same": f"no difference beyond noise ({{noise}}): %s{_PAIR}",
+    "unsure": f"too few calls to tell a difference from noise: %s{_PAIR}",
+    "beside": "%s",
+    "near": "%s (within noise)",
+    "best": "best in “{setting}”: %s",
+}
+"""How two settings compare; the last three only word what stands beside another comparison."""
+_TOGETHER = "gain {gain}[, overlap {overlap}][, in “{setting}”]"
+_MARKS = "[p50 {p50}][, p90 {p90}][, p99 {p99}]"
+_WORK = "{kernels} kernels, {time}"
+_PROVEN = "[its {sms} SMs][{it}]. Evidence: {evidence}[. {notes}]"
+_RULED_OUT = (
+    "at {confidence} confidence {out} settings are ruled out by measurements"
+    "[ and {unlikely} by corrected forecasts]"
+)
+_TAKE = (
+    "[; take {choice}][ ({ties})][: at {confidence} confidence, no other of these is better by "
+    "more than {behind} ({share})]"
+)
+RULES = {
+    "escape.partition": Rule(
+        f"{_ESCAPED[0]}in {_ESCAPED[1]}",
+        f"{{kernel}} was launched on a stream of {{where}}: {_STREAM}",
+    ),
+    "escape.outside": Rule(
+        "".join(_ESCAPED), f"{{kernel}} was launched outside any partition: {_STREAM}"
+    ),
+    "escape.sms": Rule(
+        f"{_ESCAPED[0]}on {_ESCAPED[1]}",
+        "Thread blocks of {kernel} were seen on SMs that {partition} does not have: "
+        "figures.sm_map shows when. Carve again, and record once more.",
+    ),
+    "escape.more": Rule("ESCAPED: {more} more kernels or places of work given to {partition}"),
+    **{
+        f"hazard.{kind.replace(' ', '-')}": Rule(
+            f"HAZARD[ ({{status}})], {kind}: nothing orders {{second}} after {{first}}"
+            "[, {times} times]",
+            "[Missing: {mend}]",
+        )
+        for kind in get_args(HazardKind)
+    },
+    "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
+    "plugin": Rule("{failure}"),
+    "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
+    "dry-queue.calls": Rule(
+        "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "
+        "running",
+        "Raise max_queued (it is {queued}): {mend}; or make the kernels longer.",
+    ),
+    "dry-queue.load": Rule(
+        f"{_WHO} waited for launches: {_IDLE}, mostly since the host had not "
+        "launched the next work yet",
+        "Raise max_queued (it is {queued}): {mend}; or make the kernels longer.",
+    ),
+    "dry-queue.device": Rule(
+        f"{_WHO} waited for launches: {_IDLE}, mostly since the host had not "
+        "launched the next work yet",
+        "Launch ahead and wait less often, record the launches as a graph, or launch larger "
+        "kernels.",
+    ),
+    "gap": Rule(f"{_WHO} stood still: {_IDLE}", _EXPLAIN),
+    "gap.launched": Rule(
+        f"{_WHO} stood still: {_IDLE}, mostly with the next work launched already", _EXPLAIN
+    ),
+    "confined": Rule(
+        f"Confined: all work given to {{partitions}} ran inside ({{evidence}}){_UNUSED}"
+    ),
+    "confined.open": Rule(
+        f"No escape was recorded from {{partitions}}; incomplete: {{missing}}{_UNUSED}"
+    ),
+    "confined.unknown": Rule("Confinement cannot be judged: {reason}"),
+    "confined.no-kernel": Rule("No kernel was recorded, so there is no confinement to judge"),
+    "confined.uncarved": Rule("Nothing was carved, so there is no partition to stay in"),
+    "ordered": Rule(
+        "No hazard was found among {accesses} accesses, {unseen} unseen[, {undecided} undecided]"
+    ),
+    **{
+        f"{verdict}.{measure}": Rule(text % words)
+        for verdict, text in _COMPARED.items()
+        for measure, words in _MEASURES.items()
+    },
+    "forecast": Rule("{forecast}"),
+    "no-slo": Rule("state an slo to compare goodput", "{mend}"),
+    "above-alone": Rule(
+        "above 100 %: alone it is measured afterwards, when the power cap may slow a GPU more"
+    ),
+    "latency": Rule("{quantity} of {workload} is {latency}[ {where}]"),
+    "load.share": Rule("{workload} keeps {share} of its rate alone"),
+    "load": Rule(
+        "{workload}: {kernels} kernels[, {calls}][, {tflop}][, {gb}]"
+        "[, {share} of its rate alone on the whole GPU]"
+    ),
+    "timed": Rule(f"{{workload}}: {_MARKS}[, longest {{longest}}] (n = {{n}})"),
+    "timed.few": Rule(
+        f"{{workload}}: {_MARKS}[, longest {{longest}}] (n = {{n}}; p99 needs 1,000 calls)",
+        "Raise repeats.",
+    ),
+    "served": Rule("{workload}: {rate}[, goodput {goodput}][ ({slo})][, {met} meet the SLO]"),
+    "tokens": Rule(f"{{times}} {_MARKS} (n = {{n}})"),
+    "together.won": Rule(f"Running together won throughput: {_TOGETHER}"),
+    "together.lost": Rule(f"Running together won no throughput: {_TOGETHER}"),
+    "together.latency": Rule(
+        f"Running together won no throughput: {_TOGETHER}; a partition can still win latency"
+    ),
+    "together.unknown": Rule("Overlap {overlap}; the gain is unknown: no workload was timed alone"),
+    "together.alone": Rule("Fewer than two workloads ran on the GPU"),
+    "inside": Rule(f"✓ {{partition}}: all of its work ({_WORK}) ran inside {_PROVEN}"),
+    "inside.recorded": Rule(
+        f"{{partition}}: what was recorded of its work ({_WORK}) ran inside {_PROVEN}"
+    ),
+    "outside": Rule(
+        f"✗ {{partition}}: {{share}} of the time of its work ({_WORK}) ran outside {_PROVEN}"
+    ),
+    "no-evidence": Rule(
+        "The simulated GPU confines by construction: this shows what to look for, and is no "
+        "evidence about a GPU"
+    ),
+    "untimed": Rule("No timed call was recorded"),
+    "no-load": Rule("Nothing ran in the background"),
+    "tuned.best": Rule(f"{{sought}}: best: {{settings}}; {_RULED_OUT}"),
+    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_TAKE}"),
+    "tuned.nothing": Rule("{sought}: nothing was measured"),
+    "tuned.hopeless": Rule(
+        f"{{sought}}: no setting is likely to meet the SLO: {_RULED_OUT}; the nearest is "
+        "{nearest}, where {missed}"
+    ),
+    "tuned.open": Rule(
+        "{sought}: not decided between {settings}[; and {more} more]"
+        f"[; {{unseen}} settings are neither measured nor ruled out]{_TAKE}"
+    ),
+    "tuned.paid": Rule("from {reference} to {choice}: {changes}"),
+    "tuned.method": Rule(
+        "{measurements} measurements of {measured} of {settings} settings in turns, at most "
+        "{repeats} of each; compared within turns by t-intervals with pooled noise (successive "
+        "elimination, Bonferroni over all comparisons, {confidence} together); limits and ±: "
+        "{confidence} t-interval of each mean; equal below {close}; {ties}"
+    ),
+    "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
+    "unused": Rule("{partition}: no work was given to it"),
+}
+"""Rule → its words. A package that makes findings of its own adds its rules."""

@@ -155,7 +155,7 @@ def stopped_tuning(out: Path) -> None:
     """Write a tuning that was stopped."""
     stop = threading.Event()
 
-    def view(progress: object) -> None:
+    def view(_progress: object) -> None:
         if list((out / "tune").glob("turn-*")):
             stop.set()
 

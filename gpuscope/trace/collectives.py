@@ -14,7 +14,7 @@ from gpuscope._text import clean
 from gpuscope._types import Bools
 from gpuscope.errors import AlignmentError
 from gpuscope.trace.columns import codes, edge_rows
-from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
 from gpuscope.trace.shifts import KernelSequence, shift_between
 

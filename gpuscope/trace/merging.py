@@ -19,12 +19,8 @@ from gpuscope.errors import AlignmentError, InvalidArgument
 from gpuscope.trace import schema
 from gpuscope.trace.clocks import Bound, Line, aligned
 from gpuscope.trace.collectives import Matching, matched, parts
-from gpuscope.trace.metadata import (
-    ClockFacts,
-    HazardFacts,
-    RankFacts,
-    TraceMetadata,
-)
+from gpuscope.trace.facts import ClockFacts, HazardFacts, RankFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.renumbering import Rank, changed, ranked
 from gpuscope.trace.run import Run

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpuscope.errors import InvalidArgument
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.clocks import Line
-from gpuscope.trace.metadata import DeviceFacts, HazardFacts, RankFacts
+from gpuscope.trace.facts import DeviceFacts, HazardFacts, RankFacts
 from gpuscope.trace.model import Trace
 
 _NUMBERED = (

@@ -31,7 +31,7 @@ from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
-    from gpuscope.trace.metadata import CollectiveKind
+    from gpuscope.trace.facts import CollectiveKind
     from gpuscope.workloads.function import Workload
     from gpuscope.workloads.handle import Handle
 

@@ -25,7 +25,7 @@ from gpuscope.device.raw import NativeArray
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency
-from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.workloads.context import AnyStream, Context, Passed
 from gpuscope.workloads.function import Declared, FunctionHandle
 

@@ -302,5 +302,6 @@ def _contradiction(
     return AlignmentError(
         f"the collectives of {names[clock]} and {names[other]} contradict each other"
         f"{by_how_much}: by no offset and steady drift up to {RATE * 1e6:g} ppm does each begin "
-        "on all ranks before it ends on any. The traces are not of one run, or a clock was set meanwhile"
+        "on all ranks before it ends on any. The traces are not of one run, or a clock was set "
+        "meanwhile"
     )

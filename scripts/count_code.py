@@ -56,7 +56,7 @@ BY_STRING = {
     "gpuscope/_lazy.py": "lazy public names",
     "gpuscope/_optional.py": "optional libraries",
     "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",
-    "gpuscope/workloads/builtin.py": "the user's own module, in kind = python:module:function",
+    "gpuscope/workloads/python_kind.py": "the user's own module, in kind = python:module:function",
 }
 """Files that may import by string, and what."""
 _NAMED_TUPLE = {"_fields", "_asdict", "_replace", "_make"}

@@ -32,7 +32,7 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-base test-pythons lock lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test test-base test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
@@ -48,6 +48,7 @@ help:
 	@echo 'make lite        a JupyterLite site with the lessons, to run in a browser, in site/lite/'
 	@echo 'make fuzz        20,000 damaged traces a format, C with sanitizers, property tests on EXAMPLES=2000'
 	@echo 'make lock        write scripts/locked.txt, the versions that CI installs'
+	@echo 'make news        put the fragments in news/ into CHANGELOG.md'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
 
@@ -92,6 +93,9 @@ lock:
 	@{ echo '# What CI installs, written by `make lock`.'; \
 		.cache/lock/bin/python -m pip freeze --exclude-editable; } >scripts/locked.txt
 	@rm -rf .cache/lock
+
+news:
+	@$(PY) scripts/news.py
 
 lab:
 	@$(SETUP) run

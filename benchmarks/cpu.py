@@ -119,9 +119,7 @@ def cost_model() -> dict[str, Any]:
         "folds": script.FOLDS,
         "shapes": len({tuple(row["shape"]) for row in rows}),
         "error": script.cross_validate(rows),
-        "in_fit": script.table(
-            script.errors_of(script.fit_gemm(rows), rows), script.share_errors(rows)
-        ),
+        "in_fit": script.judged(script.fit_gemm(rows), rows, layout=script.LAYOUT),
         "told": told(data["sm_count_target"]),
     }
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.gemm import Gemm as Gemm
-    from gpuscope.workloads.gemm import mm_out as mm_out
+    from gpuscope.workloads.product import mm_out as mm_out
     from gpuscope.workloads.torch_module import TorchModule as TorchModule
 
 _HOMES = {
@@ -51,7 +51,7 @@ _HOMES = {
     "CallerStreamGuard": "gpuscope.device.caller",
     "get_caller_stream": "gpuscope.device.caller",
     "Gemm": "gpuscope.workloads.gemm",
-    "mm_out": "gpuscope.workloads.gemm",
+    "mm_out": "gpuscope.workloads.product",
     "TorchModule": "gpuscope.workloads.torch_module",
     "profile": "gpuscope.experiments.profiling",
     "annotate": "gpuscope.record.annotate",

@@ -1,4 +1,4 @@
-"""Imported before Plotly, which would load what it only needs to know to be there."""
+"""Plotly, imported without the libraries that it only asks for: imported before Plotly is."""
 
 from __future__ import annotations
 

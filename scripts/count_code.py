@@ -56,7 +56,7 @@ BY_STRING = {
     "gpuscope/_lazy.py": "lazy public names",
     "gpuscope/_optional.py": "optional libraries",
     "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",
-    "gpuscope/workloads/builtin.py": "the user's own module, in kind = python:module:function",
+    "gpuscope/workloads/python_kind.py": "the user's own module, in kind = python:module:function",
 }
 """Files that may import by string, and what."""
 _NAMED_TUPLE = {"_fields", "_asdict", "_replace", "_make"}
@@ -192,14 +192,12 @@ def aliases_of_any(tree: ast.Module) -> list[tuple[int, str]]:
     names = {"Any"}
     aliases = []
     for node in ast.walk(tree):
-        target: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            target = node.targets[0]
-        elif isinstance(node, ast.AnnAssign):
-            target = node.target
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         if not isinstance(target, ast.Name):
             continue
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        value = node.value
         inner = value.slice if isinstance(value, ast.Subscript) else value
         if isinstance(inner, ast.Name) and inner.id in names:
             names.add(target.id)

@@ -3,8 +3,9 @@
     python scripts/map_page.py [--check]
 
 A room's line is the docstring of its ``__init__.py``, a module's that of the module, and that of
-a file in another language its first comment. With --check nothing is written; exit 1 says that
-the page is out of date or a file says nothing of itself.
+a file in another language the first sentence of its first comment. It draws the picture of the
+rooms, too: see rooms_picture.py. With --check nothing is written; exit 1 says that the page is out
+of date or a file says nothing of itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import re
 import sys
 from pathlib import Path
 
+import rooms_picture
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gpuscope"
 PAGE = ROOT / "docs" / "map.md"
@@ -22,7 +25,7 @@ HEAD = """# Map
 Every module by the first sentence of its docstring, written by `python scripts/map_page.py`.
 [Design](design.md) says why the rooms are as they are.
 """
-_COMMENT = re.compile(r"\s*(?:/\*+|//|<!--)\s*(.+?)(?:\s*(?:\*/|-->).*)?(?:\n|$)")
+_COMMENT = re.compile(r"\s*(?:/\*+(.+?)\*/|((?://[^\n]*\n)+))", re.DOTALL)
 
 
 def line(path: Path) -> str:
@@ -30,7 +33,9 @@ def line(path: Path) -> str:
     text = path.read_text("utf-8")
     if path.suffix != ".py":
         comment = _COMMENT.match(text)
-        return comment[1] if comment else ""
+        words = "".join(filter(None, comment.groups())) if comment else ""
+        words = re.sub(r"\n\s*(?:\*|//)?", " ", words)
+        return " ".join(words.removeprefix("//").split()).partition(". ")[0].removesuffix(".")
     paragraph = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
     return " ".join(paragraph.split()).removesuffix(".")
 
@@ -70,11 +75,11 @@ def silent() -> list[str]:
 
 
 def main() -> int:
-    """Write or check the page."""
+    """Write the page and the picture of the rooms, or check the page."""
     text = page()
     if "--check" not in sys.argv:
         PAGE.write_text(text, "utf-8")
-        return 0
+        return rooms_picture.main()
     stale = not PAGE.exists() or PAGE.read_text("utf-8") != text
     if stale:
         print("docs/map.md is out of date: run python scripts/map_page.py")

@@ -29,7 +29,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.simulator.engine import ops
-from gpuscope.trace.metadata import HazardFact
+from gpuscope.trace.facts import HazardFact
 
 LATE_NS = 10**9
 SHAPE = (6, 4)

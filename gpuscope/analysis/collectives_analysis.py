@@ -13,7 +13,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.collectives import Part, Parts, matched, parts
-from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
 
 _Key: TypeAlias = "tuple[str, CollectiveKind, int, int, int]"

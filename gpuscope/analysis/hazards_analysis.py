@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpuscope._checks import door
 from gpuscope.analysis.result import Result, Row, about, sentences
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.metadata import HazardFact, HazardFacts
+from gpuscope.trace.facts import HazardFact, HazardFacts
 from gpuscope.trace.model import Trace
 
 

@@ -14,7 +14,8 @@ from gpuscope.analysis.part import Part, filled
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.metadata import Description, RequestFacts
+from gpuscope.trace.facts import RequestFacts
+from gpuscope.trace.metadata import Description
 
 
 class RequestParts:

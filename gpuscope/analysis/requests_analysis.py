@@ -14,7 +14,8 @@ from gpuscope._types import Array
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import is_open
-from gpuscope.trace.metadata import Description, RequestFacts
+from gpuscope.trace.facts import RequestFacts
+from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
 SLO = ("ttft_ms", "tbt_ms")

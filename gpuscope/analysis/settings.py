@@ -23,7 +23,8 @@ from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.columns import codes
-from gpuscope.trace.metadata import Description, SoloFacts
+from gpuscope.trace.facts import SoloFacts
+from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
 _Told = TypeVar("_Told", bound=Mapping[str, Any])

@@ -419,7 +419,7 @@ class Backend(Protocol):
     def wait_for_all(self, handles: Collection[int]) -> None:
         """Wait for the whole device, and for each of these streams by an event of its own.
 
-        A driver's wait for the device may miss work in a partition: see `docs/design.md`. So the
+        A driver's wait for the device may miss work in a partition: see `docs/device.md`. So the
         contexts of the partitions that the streams lie in are waited for, too.
         """
         self.synchronize()

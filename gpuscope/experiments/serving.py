@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuscope.trace.metadata import RequestFacts
+from gpuscope.trace.facts import RequestFacts
 from gpuscope.workloads.requests import RequestsSpec, draw
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.trace.columns import is_open
-from gpuscope.trace.metadata import RankFacts
+from gpuscope.trace.facts import RankFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, Layout, TrackKey
 

@@ -29,7 +29,7 @@ from gpuscope.races.hazard_log import HazardLog, Streams, queue_of
 from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import wrapped
 from gpuscope.record.rows import node_row
-from gpuscope.trace.metadata import HazardFact
+from gpuscope.trace.facts import HazardFact
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
 
 Program = Callable[[], object]

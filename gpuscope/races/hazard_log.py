@@ -34,7 +34,7 @@ from gpuscope.races.hazards import Detector
 from gpuscope.races.outside import Calls
 from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.record.window import OVERFULL
-from gpuscope.trace.metadata import HazardFacts
+from gpuscope.trace.facts import HazardFacts
 
 _AT_ONCE = 1024
 _NO_CALLS = ("seen", "freed", "given", "host access")

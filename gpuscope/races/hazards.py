@@ -31,7 +31,7 @@ from gpuscope.races.hazard_notes import (
 )
 from gpuscope.races.mends import Missing, mend_of, missing_between
 from gpuscope.races.pieces import START, Moment, Piece
-from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
+from gpuscope.trace.facts import HazardFact, HazardFacts, HazardKind
 
 _GROUPS = 1000
 _UNSEEN_NAMES = 8

@@ -13,7 +13,7 @@ from gpuscope.record.rows import node_of
 from gpuscope.record.source import Ordered
 from gpuscope.trace import joins
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.metadata import HazardFact, HazardFacts
+from gpuscope.trace.facts import HazardFact, HazardFacts
 from gpuscope.trace.model import Trace
 
 _FIRST = 1 << 60

@@ -28,7 +28,7 @@ from gpuscope.record.rows import (
     work_columns,
 )
 from gpuscope.record.source import Source
-from gpuscope.trace.metadata import PartitionFacts, StreamFacts
+from gpuscope.trace.facts import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
 """Kinds of calls whose rows are not of kind ``"api"``."""

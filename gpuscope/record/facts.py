@@ -22,7 +22,7 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
-from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
+from gpuscope.trace.facts import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
              "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip

@@ -42,7 +42,8 @@ from gpuscope.record.source import Calibration, Journal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
-from gpuscope.trace.metadata import ClockFacts, KeptFacts, RankFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 _DEFAULT_STREAMS = (0, 1, 2)

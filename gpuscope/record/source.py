@@ -17,7 +17,8 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
-from gpuscope.trace.metadata import DeviceFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.facts import DeviceFacts, StreamFacts
+from gpuscope.trace.metadata import TraceMetadata
 
 if TYPE_CHECKING:
     from gpuscope.record.calls import Ended

@@ -13,7 +13,7 @@ from gpuscope._threads import start
 from gpuscope.record.clock import step_notes
 from gpuscope.record.rows import Batch
 from gpuscope.trace import valid
-from gpuscope.trace.metadata import KeptFacts
+from gpuscope.trace.facts import KeptFacts
 
 _LONGEST_S = 1.0
 _PARTS = 4

@@ -27,7 +27,7 @@ from gpuscope.timeline import style
 from gpuscope.timeline.text import provenance_lines, uncertainty
 from gpuscope.timeline.tracks import default_window_ns
 from gpuscope.trace.columns import codes
-from gpuscope.trace.metadata import DeviceFacts
+from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 

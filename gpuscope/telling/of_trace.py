@@ -17,7 +17,8 @@ from gpuscope.analysis.result import about
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, urgency
 from gpuscope.telling.rules import names_listed
-from gpuscope.trace.metadata import Description, HazardFact
+from gpuscope.trace.facts import HazardFact
+from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
 IDLE = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from gpuscope.trace.metadata import HazardKind
+from gpuscope.trace.facts import HazardKind
 
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 _NAME = re.compile(r"\{(\w+)\}")

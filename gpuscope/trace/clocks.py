@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -101,12 +102,12 @@ def aligned(
         low, length = int(ends.min()), max(int(ends.max() - ends.min()), 1)
         rows = _constraints(bounds, lines, low, length)
         gained = np.array([line.rate * length for line in lines])
-        found, errors = _solve(rows, gained, RATE * length, names)
+        moves, errors = _solve(rows, gained, RATE * length, names)
         lines = [
             line.then(first, (last - first) / length, low)
-            for line, (first, last) in zip(lines, found, strict=True)
+            for line, (first, last) in zip(lines, moves, strict=True)
         ]
-        if np.abs(found).max() < 1:
+        if np.abs(moves).max() < 1:
             break
     return lines, errors + _ROUNDED_NS * (1 - np.eye(len(reach)))
 
@@ -123,8 +124,8 @@ def _roughly(bounds: Sequence[Bound], count: int, names: Sequence[str]) -> list[
         for bound in known:
             base = next(clock for clock in bound.end_ns if clock in lines)
             end = bound.end_ns[base] + lines[base].offset_ns
-            for clock, own in bound.end_ns.items():
-                lines.setdefault(clock, Line(own, end - own))
+            for clock, own_end in bound.end_ns.items():
+                lines.setdefault(clock, Line(own_end, end - own_end))
     if len(lines) < count:
         lacking = next(clock for clock in range(count) if clock not in lines)
         raise AlignmentError(
@@ -143,26 +144,23 @@ def _constraints(
     times: dict[int, tuple[list[int], list[int], list[int]]] = {}
     for number, bound in enumerate(bounds):
         for clock, begin in bound.begin_ns.items():
-            own = times.setdefault(clock, ([], [], []))
-            for values, value in zip(own, (number, begin, bound.end_ns[clock]), strict=True):
+            columns = times.setdefault(clock, ([], [], []))
+            for values, value in zip(columns, (number, begin, bound.end_ns[clock]), strict=True):
                 values.append(value)
     known = {}
-    for clock, (numbers, *both) in times.items():
-        begins, ends = (np.array(one) for one in both)
+    for clock, columns in times.items():
+        numbers, begins, ends = map(np.array, columns)
         begins, ends = begins + lines[clock].at(begins) - low, ends + lines[clock].at(ends) - low
-        known[clock] = np.array(numbers), begins.astype(float), ends.astype(float)
-    found = {}
-    for one, (mine, _, ends) in known.items():
-        for other, (theirs, begins, _) in known.items():
-            _, here, there = np.intersect1d(mine, theirs, return_indices=True)
-            if one == other or not len(here):
-                continue
+        known[clock] = numbers, begins.astype(float), ends.astype(float)
+    rows = {}
+    for (clock, (numbers, _, ends)), (other, (others, begins, _)) in permutations(known.items(), 2):
+        _, here, there = np.intersect1d(numbers, others, return_indices=True)
+        if len(here):
             most = ends[here] - begins[there]
             # Meanwhile one may have gained on the other; times are whole ns.
             most += RATE * np.abs(most) + 1
-            at = (ends[here] + begins[there]) / 2 / length
-            found[one, other] = _lower_hull(at, most)
-    return found
+            rows[clock, other] = _lower_hull((ends[here] + begins[there]) / 2 / length, most)
+    return rows
 
 
 def _lower_hull(at: Array, most: Array) -> Array:
@@ -203,22 +201,22 @@ def _solve(
     most = np.full((2, count, count), np.inf)
     """At the beginning and the end: how far the second clock may be ahead of the first."""
     most[:, range(count), range(count)] = 0
-    for one, other in rows:
-        if one < other:
-            more = gained[other] - gained[one]
-            corners = _feasible(rows[one, other], rows[other, one], -drift - more, drift - more)
+    for clock, other in rows:
+        if clock < other:
+            more = gained[other] - gained[clock]
+            corners = _feasible(rows[clock, other], rows[other, clock], -drift - more, drift - more)
             if not len(corners):
-                raise _contradiction(rows, one, other, names)
-            most[:, one, other] = corners.max(axis=0)
-            most[:, other, one] = -corners.min(axis=0)
+                raise _contradiction(rows, clock, other, names)
+            most[:, clock, other] = corners.max(axis=0)
+            most[:, other, clock] = -corners.min(axis=0)
     for via in range(count):
         most = np.minimum(most, most[:, :, via, None] + most[:, None, via, :])
     clash = np.argwhere(np.diagonal(most, axis1=1, axis2=2) < -_CONTRADICTS_NS)
     if len(clash):
-        end, one = clash[0].tolist()  # and another clock, on a cycle of negative length
-        around = most[end, one] + most[end, :, one]
-        around[one] = np.inf
-        raise _contradiction(rows, one, int(np.argmin(around)), names)
+        end, clock = clash[0].tolist()  # and another clock, on a cycle of negative length
+        around = most[end, clock] + most[end, :, clock]
+        around[clock] = np.inf
+        raise _contradiction(rows, clock, int(np.argmin(around)), names)
     offsets = ((most[:, 0, :] - most[:, :, 0]) / 2).T
     offsets = _obeying(rows, offsets, gained, drift, names)
     ahead = offsets.T[:, None, :] - offsets.T[:, :, None]
@@ -250,12 +248,12 @@ def _feasible(above: Array, below: Array, least: float, most: float) -> Array:
     for first, last, limit in limits:
         beyond = corners @ (first, last) - limit
         kept = []
-        for place, corner in enumerate(corners):
-            after = (place + 1) % len(corners)
-            if beyond[place] <= 0:
+        for number, corner in enumerate(corners):
+            after = (number + 1) % len(corners)
+            if beyond[number] <= 0:
                 kept.append(corner)
-            if (beyond[place] < 0 < beyond[after]) or (beyond[after] < 0 < beyond[place]):
-                share = beyond[place] / (beyond[place] - beyond[after])
+            if (beyond[number] < 0 < beyond[after]) or (beyond[after] < 0 < beyond[number]):
+                share = beyond[number] / (beyond[number] - beyond[after])
                 kept.append(corner + share * (corners[after] - corner))
         corners = np.array(kept)
         if not len(corners):
@@ -294,15 +292,16 @@ def _obeying(
 
 
 def _contradiction(
-    rows: Mapping[tuple[int, int], Array], one: int, other: int, names: Sequence[str]
+    rows: Mapping[tuple[int, int], Array], clock: int, other: int, names: Sequence[str]
 ) -> AlignmentError:
     """Say by how much two clocks cannot obey their constraints, were they even."""
     width = 0.0
-    if (one, other) in rows:
-        width = float(rows[one, other][:, 1].min() + rows[other, one][:, 1].min())
-    found = f" by {duration(-width)}" if width < 0 else ""
+    if (clock, other) in rows:
+        width = float(rows[clock, other][:, 1].min() + rows[other, clock][:, 1].min())
+    by_how_much = f" by {duration(-width)}" if width < 0 else ""
     return AlignmentError(
-        f"the collectives of {names[one]} and {names[other]} contradict each other{found}: by no "
-        f"offset and steady drift up to {RATE * 1e6:g} ppm does each begin on all ranks before it "
-        "ends on any. The traces are not of one run, or a clock was set meanwhile"
+        f"the collectives of {names[clock]} and {names[other]} contradict each other"
+        f"{by_how_much}: by no offset and steady drift up to {RATE * 1e6:g} ppm does each begin "
+        "on all ranks before it ends on any. The traces are not of one run, or a clock was set "
+        "meanwhile"
     )

@@ -14,7 +14,7 @@ from gpuscope._text import clean
 from gpuscope._types import Bools
 from gpuscope.errors import AlignmentError
 from gpuscope.trace.columns import codes, edge_rows
-from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
 from gpuscope.trace.shifts import KernelSequence, shift_between
 
@@ -106,7 +106,7 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     spans = trace.spans
     kind, kinds = codes(spans.column("kind"))
     name, names = codes(spans.column("name"))
-    is_kernel = np.array([one == "kernel" for one in kinds])[kind]
+    is_kernel = np.array([value == "kernel" for value in kinds])[kind]
     nccl = is_kernel & is_nccl(names)[name]
     ids, starts = trace.array("id"), trace.array("start_ns")
     ends = trace.array("end_ns", fill=-1)
@@ -124,14 +124,14 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
         )  # fmt: skip
 
     streams, devices = trace.array("stream", fill=-1), trace.array("device", fill=-1)
-    found: list[Part] = []
+    in_sets: list[Part] = []
     taken = np.zeros(len(trace), bool)
     for facts, rows in _of_handles(trace, kinds, kind):
         work = [row for row in rows if is_kernel[row]]
-        own = [row for row in work if nccl[row]] or work
-        taken[own] = True
-        if own and all(ends[row] >= 0 for row in own):
-            found.append(part(own, facts, stream=False))
+        of_collective = [row for row in work if nccl[row]] or work
+        taken[of_collective] = True
+        if of_collective and all(ends[row] >= 0 for row in of_collective):
+            in_sets.append(part(of_collective, facts, stream=False))
     rest = np.flatnonzero(nccl & ~taken & (ends >= 0))
     numbers: Counter[tuple[int, int, int]] = Counter()
     others = int(np.count_nonzero(nccl & ~taken)) - len(rest)
@@ -142,25 +142,27 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
             others += 1
             continue
         at = int(process[row]), int(devices[row]), int(streams[row])
-        found.append(part([row], CollectiveFacts(what, numbers[at]), stream=True))
+        in_sets.append(part([row], CollectiveFacts(what, numbers[at]), stream=True))
         numbers[at] += 1
-    return found, others
+    return in_sets, others
 
 
 def _of_handles(
     trace: Trace, kinds: Sequence[str | None], kind: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> list[tuple[CollectiveFacts, list[int]]]:
     """Return the facts of each handle's call of a collective, and the rows of its work."""
-    is_handle = np.array([one == "handle" for one in kinds])[kind]
+    is_handle = np.array([value == "handle" for value in kinds])[kind]
     payload, texts = codes(trace.spans.column("payload"))
-    told = [CollectiveFacts.of(text) for text in texts]
-    known = np.array([facts is not None for facts in told])[payload]
+    facts_of = [CollectiveFacts.of(text) for text in texts]
+    known = np.array([facts is not None for facts in facts_of])[payload]
     handles = np.flatnonzero(is_handle & known)
     if not len(handles):
         return []
     source, target = edge_rows(trace, trace.edges)
     edge, edge_kinds = codes(trace.edges.column("kind"))
-    launch = np.array([one == "launch" for one in edge_kinds])[edge] & (source >= 0) & (target >= 0)
+    launch = (
+        np.array([value == "launch" for value in edge_kinds])[edge] & (source >= 0) & (target >= 0)
+    )
     parent = trace.array("parent", fill=-1)
     ids = trace.array("id")
     launch[launch] = np.isin(parent[source[launch]], ids[handles])
@@ -170,7 +172,7 @@ def _of_handles(
     return [
         (facts, work[int(ids[row])])
         for row in handles.tolist()
-        if (facts := told[payload[row]]) is not None
+        if (facts := facts_of[payload[row]]) is not None
     ]
 
 
@@ -195,9 +197,9 @@ def matched(
     """
     by_facts: dict[tuple[str, int], Parts] = {}
     by_stream: dict[int, dict[tuple[int, int], list[Part]]] = {}
-    for rank, own in sorted(ranks.items()):
+    for rank, own_parts in sorted(ranks.items()):
         streams: dict[tuple[int, int], list[Part]] = defaultdict(list)
-        for part in own:
+        for part in own_parts:
             if part.stream is not None:
                 streams[part.stream].append(part)
                 continue
@@ -210,7 +212,7 @@ def matched(
         by_stream[rank] = streams
     _check(by_facts, complete)
     ordered, notes = _of_streams(by_stream, clocks)
-    sets = [one for one in [*by_facts.values(), *ordered] if len(one) > 1]
+    sets = [taking_part for taking_part in [*by_facts.values(), *ordered] if len(taking_part) > 1]
     return Matching(sets, sum(map(len, ranks.values())) - sum(map(len, sets)), notes)
 
 
@@ -229,11 +231,10 @@ def _check(by_facts: Mapping[tuple[str, int], Parts], complete: Mapping[int, boo
                     f"{part.facts.world_size} ranks on rank {rank}: these are not traces of one run"
                 )
     for group, members in sequences.items():
-        low = max(min(own) for own in members.values())
-        high = min(max(own) for own in members.values())
-        every = {one for own in members.values() for one in own if low <= one <= high}
-        for rank, own in sorted(members.items()):
-            missing = sorted(every - own)
+        low, high = max(map(min, members.values())), min(map(max, members.values()))
+        every = {number for number in set().union(*members.values()) if low <= number <= high}
+        for rank, numbers in sorted(members.items()):
+            missing = sorted(every - numbers)
             if missing and complete[rank]:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise AlignmentError(
@@ -261,37 +262,38 @@ def _of_streams(
     for rank in others:
         is_same = clocks[base][0] == clocks[rank][0]
         apart_ns = clocks[base][1] + clocks[rank][1] if is_same else None
-        told = {
-            (one, other): shift_between(_sequence(mine), _sequence(theirs), apart_ns)
-            for one, mine in ranks[base].items()
-            for other, theirs in ranks[rank].items()
+        shifts = {
+            (stream, other): shift_between(_sequence(kernels), _sequence(others_kernels), apart_ns)
+            for stream, kernels in ranks[base].items()
+            for other, others_kernels in ranks[rank].items()
         }
-        possible = {pair: shift for pair, (shift, count) in told.items() if count}
+        possible = {pair: shift for pair, (shift, count) in shifts.items() if count}
         claims = Counter(other for _, other in possible)
-        for one, mine in ranks[base].items():
-            pairs = [pair for pair in possible if pair[0] == one]
+        for stream, kernels in ranks[base].items():
+            pairs = [pair for pair in possible if pair[0] == stream]
             if len(pairs) != 1 or claims[pairs[0][1]] > 1 or possible[pairs[0]] is None:
-                count = sum(told[pair][1] for pair in pairs)
-                notes[_why_not(base, rank, mine, count)] = None
+                count = sum(shifts[pair][1] for pair in pairs)
+                notes[_why_not(base, rank, kernels, count)] = None
                 continue
             shift = possible[pairs[0]] or 0
             for number, part in enumerate(ranks[rank][pairs[0][1]], shift):
-                if 0 <= number < len(mine):
-                    sets.setdefault((one, number), {base: mine[number]})[rank] = part
+                if 0 <= number < len(kernels):
+                    sets.setdefault((stream, number), {base: kernels[number]})[rank] = part
     if sets:
         notes[_BY_ORDER] = None
     return list(sets.values()), tuple(notes)
 
 
-def _sequence(own: Sequence[Part]) -> KernelSequence:
-    starts, ends = (np.array([getattr(part, name) for part in own], np.int64) for name in _TIMES)
-    return KernelSequence([part.what for part in own], starts, ends)
+def _sequence(kernels: Sequence[Part]) -> KernelSequence:
+    starts, ends = (np.array([getattr(part, name) for part in kernels]) for name in _TIMES)
+    return KernelSequence([part.what for part in kernels], starts, ends)
 
 
-def _why_not(base: int, rank: int, own: Sequence[Part], count: int) -> str:
+def _why_not(base: int, rank: int, kernels: Sequence[Part], count: int) -> str:
     """Say why kernels of a stream of the first rank were not matched with another rank's."""
     about = (
-        f"NCCL's collectives on a stream ({len(own):,} × {clean(own[0].name, 60)}) of rank {base}"
+        f"NCCL's collectives on a stream ({len(kernels):,} × {clean(kernels[0].name, 60)}) of "
+        f"rank {base}"
     )
     if not count:
         return (

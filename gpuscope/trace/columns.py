@@ -66,7 +66,7 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     known = coded.indices.cast(pa.int64())
     indices = np.asarray(known.fill_null(-1) if known.null_count else known) + 1
     values = [None, *coded.dictionary.to_pylist()]
-    number = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    number = {value: code for code, value in enumerate(dict.fromkeys(values))}
     if len(number) < len(values):  # a writer may have put a text into its dictionary twice
         indices = np.array([number[value] for value in values])[indices]
     return indices, list(number)
@@ -74,8 +74,8 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
 
 def outside(intended: tuple[Ints, list[Any]], partition: tuple[Ints, list[Any]]) -> Bools:
     """Return row → whether it ran outside the partition intended for it; both as :func:`codes`."""
-    place = {name: number for number, name in enumerate(partition[1])}
-    home = np.array([place.get(name, -1) for name in intended[1]])[intended[0]]
+    number = {name: code for code, name in enumerate(partition[1])}
+    home = np.array([number.get(name, -1) for name in intended[1]])[intended[0]]
     escaped: Bools = (intended[0] > 0) & (home != partition[0])
     return escaped
 

@@ -32,17 +32,17 @@ def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: A
         Thread, first and last ns of the intervals; on one thread they nest, no deeper than
         :data:`DEEPEST` between a moment and what holds it.
     """
-    found = np.full(len(times), NONE, np.int64)
+    holders = np.full(len(times), NONE, np.int64)
     if not len(owner) or not len(times):
-        return found
+        return holders
     threads, times, owner, starts, ends = (
         values.astype(np.int64) for values in (threads, times, owner, starts, ends)
     )
     order = np.lexsort((-ends, starts, owner))
     owner, first, last = owner[order], starts[order], ends[order]
     thread, rank = (
-        np.unique(np.r_[mine, theirs], return_inverse=True)[1]
-        for mine, theirs in ((owner, threads), (first, times))
+        np.unique(np.r_[of_intervals, of_moments], return_inverse=True)[1]
+        for of_intervals, of_moments in ((owner, threads), (first, times))
     )
     key = thread * (int(rank.max()) + 1) + rank
     at = np.searchsorted(key[: len(owner)], key[len(owner) :], "right") - 1
@@ -56,8 +56,8 @@ def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: A
         at[missing] = above[at[missing]]
         missing = missing[at[missing] >= 0]
     at[missing] = NONE
-    found[at >= 0] = order[at[at >= 0]]
-    return found
+    holders[at >= 0] = order[at[at >= 0]]
+    return holders
 
 
 DEEPEST = 1000
@@ -73,9 +73,9 @@ def enclosing(owner: Array, starts: Array, ends: Array) -> Array:
     first, last = starts[order], ends[order]
     above = parents(owner[order], first, np.maximum(first, last - 1))
     held = (above >= 0) & (last <= last[above]) if len(order) else above >= 0
-    found = np.full(len(starts), NONE, np.int64)
-    found[order[held]] = order[above[held]]
-    return found
+    holders = np.full(len(starts), NONE, np.int64)
+    holders[order[held]] = order[above[held]]
+    return holders
 
 
 def parents(owner: Array, starts: Array, ends: Array) -> Array:

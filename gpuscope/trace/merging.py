@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +18,15 @@ from gpuscope.errors import AlignmentError, InvalidArgument
 from gpuscope.trace import schema
 from gpuscope.trace.clocks import Bound, Line, aligned
 from gpuscope.trace.collectives import Matching, matched, parts
-from gpuscope.trace.metadata import (
-    ClockFacts,
-    HazardFacts,
-    RankFacts,
-    TraceMetadata,
-)
+from gpuscope.trace.combining import RANKS, combined
+from gpuscope.trace.facts import ClockFacts, HazardFacts, RankFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.renumbering import Rank, changed, ranked
 from gpuscope.trace.run import Run
 
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _OWN = ("id", "stream", "device", "partition", "intended_partition")
-_V = TypeVar("_V")
 
 
 def merge(traces: Sequence[Trace]) -> Trace:
@@ -96,25 +91,19 @@ def merge(traces: Sequence[Trace]) -> Trace:
     for trace in traces:
         require_kind("one of traces", trace, Trace)
     ranks = ranked(traces)
-    found = {rank.facts.rank: parts(rank.trace) for rank in ranks}
+    parts_of = {rank.facts.rank: parts(rank.trace) for rank in ranks}
     clock_of = _clocks(ranks)
     matching = matched(
-        {number: own for number, (own, _) in found.items()},
+        {number: in_sets for number, (in_sets, _) in parts_of.items()},
         {rank.facts.rank: rank.trace.metadata.complete for rank in ranks},
-        {
-            rank.facts.rank: (clock, rank.slack_ns)
-            for rank, clock in zip(ranks, clock_of, strict=True)
-        },
+        {rank.facts.rank: (clock_of[rank.facts.rank], rank.slack_ns) for rank in ranks},
     )
     _align(ranks, clock_of, matching)
-    unmatched = matching.unmatched + sum(others for _, others in found.values())
-    spans = [_on_one_clock(rank) for rank in ranks]
-    edges = [rank.trace.edges for rank in ranks]
-    begun = {rank.facts.rank: rank.line for rank in ranks}
-    edges.append(_edges(matching, begun))
+    unmatched = matching.unmatched + sum(others for _, others in parts_of.values())
+    waits = _edges(matching, {rank.facts.rank: rank.line for rank in ranks})
     return Trace(
-        schema.concat(spans, schema.SPAN_TYPES),
-        schema.concat(edges, schema.EDGE_TYPES),
+        schema.concat([_on_one_clock(rank) for rank in ranks], schema.SPAN_TYPES),
+        schema.concat([*(rank.trace.edges for rank in ranks), waits], schema.EDGE_TYPES),
         _metadata(ranks, matching.notes, unmatched),
     )
 
@@ -132,10 +121,11 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
     named = used["partition"] | used["intended_partition"]
     hazards = facts.hazards
     if hazards is not None:
-        found = [one for one in hazards.found if {one.first, one.second} & used["id"]]
-        hazards = replace(hazards, found=tuple(found))
-    others = tuple(f"rank {one.rank}: " for one in facts.ranks if one != rank)
+        here = [hazard for hazard in hazards.found if {hazard.first, hazard.second} & used["id"]]
+        hazards = replace(hazards, found=tuple(here))
+    others = tuple(f"rank {other.rank}: " for other in facts.ranks if other != rank)
     notes = [note for note in facts.notes if not note.startswith(others)]
+    own_process = str(rank.process)
     metadata = replace(
         facts,
         clock=clock,
@@ -143,14 +133,14 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
         clocks={"of ranks": ClockFacts(residual_ns=(rank.error_ns or 0) / 2)},
         ranks=(replace(rank, offset_ns=0, drift_ns=0, error_ns=None, evidence=""),),
         devices={
-            key: one
-            for key, one in facts.devices.items()
-            if one.index in used["device"] or key == rank.device
+            key: device
+            for key, device in facts.devices.items()
+            if device.index in used["device"] or key == rank.device
         },
-        streams={key: one for key, one in facts.streams.items() if int(key) in used["stream"]},
-        partitions={name: one for name, one in facts.partitions.items() if name in named},
+        streams={key: name for key, name in facts.streams.items() if int(key) in used["stream"]},
+        partitions={name: size for name, size in facts.partitions.items() if name in named},
         process_names={
-            key: name for key, name in facts.process_names.items() if key == str(rank.process)
+            key: name for key, name in facts.process_names.items() if key == own_process
         },
         hazards=hazards,
         counts={},
@@ -160,61 +150,65 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
 
 
 # -- clocks ----------------------------------------------------------------------------------
-def _clocks(ranks: Sequence[Rank]) -> list[int]:
+def _clocks(ranks: Sequence[Rank]) -> dict[int, int]:
     """Return rank → the number of its clock, from 0 in the order of the ranks."""
     known: dict[tuple[str, str], int] = {}
-    return [
-        known.setdefault((rank.trace.metadata.time_base, rank.facts.clock or rank.name), len(known))
+    return {
+        rank.facts.rank: known.setdefault(
+            (rank.trace.metadata.time_base, rank.facts.clock or rank.name), len(known)
+        )
         for rank in ranks
-    ]
+    }
 
 
-def _align(ranks: Sequence[Rank], clock_of: Sequence[int], matching: Matching) -> None:
+def _align(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> None:
     """Put all ranks on the first one's clock, and state their errors."""
-    members: list[list[Rank]] = [[] for _ in range(max(clock_of) + 1)]
-    for rank, clock in zip(ranks, clock_of, strict=True):
-        members[clock].append(rank)
-    clocks = {rank.facts.rank: clock for rank, clock in zip(ranks, clock_of, strict=True)}
+    members: list[list[Rank]] = [[] for _ in range(max(clocks.values()) + 1)]
+    for rank in ranks:
+        members[clocks[rank.facts.rank]].append(rank)
     bounds = _bounds(ranks, clocks, matching)
     reach = []
-    for own in members:
-        firsts, lasts = zip(*(rank.reach for rank in own), strict=True)
+    for timed in members:
+        firsts, lasts = zip(*(rank.reach for rank in timed), strict=True)
         reach.append((min(firsts), max(lasts)))
-    names = [" and ".join(rank.name for rank in own[:4]) for own in members]
+    names = [" and ".join(rank.name for rank in timed[:4]) for timed in members]
     try:
         lines, errors = aligned(bounds, reach, names)
     except AlignmentError as error:
         notes = "".join(f" ({note})" for note in matching.notes)
         raise AlignmentError(f"{error}{notes}") from None
-    for rank, clock in zip(ranks, clock_of, strict=True):
+    evidence = "the same clock" if len(members) == 1 else f"collectives: {len(bounds):,}"
+    for rank in ranks:
+        clock = clocks[rank.facts.rank]
         rank.line = line = lines[clock]
         begin, end = (int(line.at(np.array([time]))[0]) for time in rank.reach)
-        others = [
-            errors[clock, there] + rank.slack_ns + other.slack_ns
-            for other, there in zip(ranks, clock_of, strict=True)
+        furthest = max(
+            errors[clock, clocks[other.facts.rank]] + rank.slack_ns + other.slack_ns
+            for other in ranks
             if other is not rank
-        ]
-        alone = len(members) == 1
-        evidence = "the same clock" if alone else f"collectives: {len(bounds):,}"
+        )
         rank.facts = replace(
-            rank.facts, offset_ns=begin, drift_ns=end - begin,
-            error_ns=int(np.ceil(max(others))), evidence=evidence,
-        )  # fmt: skip
+            rank.facts,
+            offset_ns=begin,
+            drift_ns=end - begin,
+            error_ns=int(np.ceil(furthest)),
+            evidence=evidence,
+        )
 
 
 def _bounds(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> list[Bound]:
     """Return what collectives tell of clocks; refuse what ranks of one clock contradict."""
     slack = {rank.facts.rank: rank.slack_ns for rank in ranks}
-    found = []
-    for one in matching.sets:
+    bounds = []
+    for collective in matching.sets:
         begin: dict[int, tuple[int, int]] = {}
         end: dict[int, tuple[int, int]] = {}
-        for rank, part in one.items():
+        for rank, part in collective.items():
             clock = clocks[rank]
             begun, ended = (part.start_ns - slack[rank], rank), (part.end_ns + slack[rank], rank)
             begin[clock] = max(begin.get(clock, begun), begun)
             end[clock] = min(end.get(clock, ended), ended)
-        facts = next(iter(one.values())).facts
+        facts = next(iter(collective.values())).facts
         name = f"{facts.kind} {facts.sequence}" + (f" of {facts.group!r}" if facts.group else "")
         for clock, (late, last) in begin.items():
             early, first = end[clock]
@@ -225,13 +219,10 @@ def _bounds(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching
                     f"({duration(slack[first] + slack[last])}): the traces are not of one run, or "
                     "the clock was set meanwhile"
                 )
-        found.append(
-            Bound(
-                {clock: when for clock, (when, _) in begin.items()},
-                {clock: when for clock, (when, _) in end.items()},
-            )
+        bounds.append(
+            Bound(*({clock: when for clock, (when, _) in side.items()} for side in (begin, end)))
         )
-    return found
+    return bounds
 
 
 def _on_one_clock(rank: Rank) -> pa.Table:
@@ -240,10 +231,9 @@ def _on_one_clock(rank: Rank) -> pa.Table:
         return spans
     for name in _TIMES:
         spans = changed(spans, name, lambda column: _shifted(column, rank.line))
-    latest = schema.LATEST_NS
     low = pc.min(spans.column("start_ns")).as_py() if len(spans) else 0
     high = max(filter(None, (pc.max(spans.column(name)).as_py() for name in _TIMES)), default=0)
-    if low < 0 or high >= latest:
+    if low < 0 or high >= schema.LATEST_NS:
         raise AlignmentError(
             f"{rank.name} would begin before time 0 on the clock of the lowest rank: give that "
             "rank's trace later times"
@@ -260,15 +250,15 @@ def _shifted(column: pa.ChunkedArray, line: Line) -> pa.Array:
 def _edges(matching: Matching, lines: Mapping[int, Line]) -> pa.Table:
     """Lead from the rank that began a collective last to the others, which waited for it."""
     columns: dict[str, list[object]] = defaultdict(list)
-    for one in matching.sets:
+    for collective in matching.sets:
         begun = {
             rank: part.start_ns + int(lines[rank].at(np.array([part.start_ns]))[0])
-            for rank, part in one.items()
+            for rank, part in collective.items()
         }
         last = max(begun, key=lambda rank: (begun[rank], rank))
-        for rank, part in one.items():
+        for rank, part in collective.items():
             if rank != last:
-                columns["from"].append(one[last].kernel)
+                columns["from"].append(collective[last].kernel)
                 columns["to"].append(part.kernel)
                 columns["kind"].append("collective")
     return schema.table(columns, schema.EDGE_TYPES)
@@ -277,76 +267,24 @@ def _edges(matching: Matching, lines: Mapping[int, Line]) -> pa.Table:
 # -- metadata --------------------------------------------------------------------------------
 def _metadata(ranks: Sequence[Rank], notes: Sequence[str], unmatched: int) -> TraceMetadata:
     every = [rank.trace.metadata for rank in ranks]
-    first = every[0]
-    counts: Counter[str] = Counter()
-    for one in every:
-        counts.update(one.counts)
+    merged = combined(every, RANKS)
     if unmatched:
-        counts["unmatched_collectives"] = unmatched
+        merged = replace(merged, counts={**merged.counts, "unmatched_collectives": unmatched})
     absent = ranks[0].facts.world_size - len(ranks)
     missing = [f"{absent:,} of {absent + len(ranks):,} ranks are not here"] if absent > 0 else []
-    told = {
-        f"{name} of {rank.name}": facts
-        for rank, one in zip(ranks, every, strict=True)
-        for name, facts in one.clocks.items()
-    }
-    said = [
-        f"{rank.name}: {note}" for rank, one in zip(ranks, every, strict=True) for note in one.notes
-    ]
+    own_notes = [f"{rank.name}: {note}" for rank in ranks for note in rank.trace.metadata.notes]
     return replace(
-        first,
-        clock=_common([one.clock for one in every]) or "",
-        simulated=any(one.simulated for one in every),
-        forecast=_joined([one.forecast for one in every]),
-        devices=_united([one.devices for one in every]),
-        driver=_joined([one.driver or "" for one in every]) or None,
-        process_names=_united([one.process_names for one in every]),
-        thread_names=_united([one.thread_names for one in every]),
-        partitions=_united([one.partitions for one in every]),
-        streams=_united([one.streams for one in every]),
+        merged,
         windows_ns=_windows(ranks),
-        kept=None,  # the notes say it of each
         ranks=tuple(rank.facts for rank in ranks),
-        solo=_agreed([one.solo for one in every]),
-        clocks=told,
-        hazards=_hazards(ranks),
-        device_max_connections=_common([one.device_max_connections for one in every]),
-        versions={
-            name: _joined([one.versions.get(name, "") for one in every])
-            for name in _united([one.versions for one in every])
+        clocks={
+            f"{name} of {rank.name}": facts
+            for rank in ranks
+            for name, facts in rank.trace.metadata.clocks.items()
         },
-        experiment=_common([one.experiment for one in every]),
-        setting=_common([one.setting for one in every]),
-        counts=dict(counts),
-        complete=all(one.complete for one in every),
-        notes=(*said, *missing, *notes),
+        hazards=_hazards([metadata.hazards for metadata in every]),
+        notes=(*own_notes, *missing, *notes),
     )
-
-
-def _united(every: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
-    """Return all of them; of what several have, the first."""
-    found: dict[str, _V] = {}
-    for one in every:
-        found |= {name: value for name, value in one.items() if name not in found}
-    return found
-
-
-def _common(values: Sequence[_V]) -> _V | None:
-    """Return what all are, if they are the same."""
-    return values[0] if all(value == values[0] for value in values) else None
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(filter(None, texts)))
-
-
-def _agreed(every: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
-    """Return that in which all agree that tell it."""
-    return {
-        name: value
-        for name, value in _united(every).items()
-        if all(one.get(name, value) == value for one in every)
-    }
 
 
 def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
@@ -354,30 +292,25 @@ def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
     moved = []
     for rank in ranks:
         for pair in rank.trace.metadata.windows_ns:
-            begin, end = (
-                np.array(pair, np.int64) + rank.line.at(np.array(pair, np.int64))
-            ).tolist()
-            moved.append((max(begin, 0), max(end, 0)))
-    joined: list[tuple[int, int]] = []
+            times_ns = np.array(pair, np.int64)
+            moved.append((times_ns + rank.line.at(times_ns)).clip(min=0).tolist())
+    windows: list[tuple[int, int]] = []
     for begin, end in sorted(moved):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        if windows and begin <= windows[-1][1]:
+            windows[-1] = windows[-1][0], max(end, windows[-1][1])
         else:
-            joined.append((begin, end))
-    return tuple(joined)
+            windows.append((begin, end))
+    return tuple(windows)
 
 
-def _hazards(ranks: Sequence[Rank]) -> HazardFacts | None:
+def _hazards(every: Sequence[HazardFacts | None]) -> HazardFacts | None:
     """Return the hazards of all ranks that looked for them."""
-    told = [rank.trace.metadata.hazards for rank in ranks]
-    known = [one for one in told if one is not None]
+    known = [facts for facts in every if facts is not None]
     if not known:
         return None
+    totals = ("accesses", "unseen", "left_out", "undecided")
     return HazardFacts(
-        accesses=sum(one.accesses for one in known),
-        unseen=sum(one.unseen for one in known),
-        unseen_names=tuple(dict.fromkeys(name for one in known for name in one.unseen_names)),
-        found=tuple(fact for one in known for fact in one.found),
-        left_out=sum(one.left_out for one in known),
-        undecided=sum(one.undecided for one in known),
+        unseen_names=tuple(dict.fromkeys(name for facts in known for name in facts.unseen_names)),
+        found=tuple(hazard for facts in known for hazard in facts.found),
+        **{name: sum(getattr(facts, name) for facts in known) for name in totals},
     )

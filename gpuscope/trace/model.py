@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import msgspec
@@ -20,6 +18,7 @@ from gpuscope._text import clean, shown
 from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
+from gpuscope.trace.combining import ONE_CLOCK, combined
 from gpuscope.trace.metadata import TraceMetadata
 
 
@@ -153,15 +152,15 @@ class Trace:
 
     def texts(self, name: str) -> list[str | None]:
         """Return a text column as Python strings; null is ``None``."""
-        found: list[str | None] = []
+        texts: list[str | None] = []
         for chunk in self._column(name).chunks:
             if not pa.types.is_dictionary(chunk.type):
-                found += chunk.to_pylist()
+                texts += chunk.to_pylist()
                 continue
             # Arrow makes a scalar of each value: by their codes it takes a fiftieth of the time.
             values = np.array([None, *chunk.dictionary.to_pylist()], dtype=object)
-            found += values[np.asarray(chunk.indices.fill_null(-1)) + 1].tolist()
-        return found
+            texts += values[np.asarray(chunk.indices.fill_null(-1)) + 1].tolist()
+        return texts
 
     def where(self, mask: object = None, **equal: object) -> Trace:
         """Return the rows that satisfy ``mask`` and every ``column=value``.
@@ -226,12 +225,12 @@ class Trace:
             if near and value not in known:
                 raise InvalidArgument(
                     f"{name} is {given(value)}{near}; it can be "
-                    f"{', '.join(clean(one, 60) for one in known)}"
+                    f"{', '.join(clean(choice, 60) for choice in known)}"
                 )
 
     def _values(self, name: str) -> list[str | None]:
-        found = self.spans.column(name).unify_dictionaries().unique()  # texts stay numbers
-        return list(dict.fromkeys(found.to_pylist()))
+        distinct = self.spans.column(name).unify_dictionaries().unique()  # texts stay numbers
+        return list(dict.fromkeys(distinct.to_pylist()))
 
     def _checked_mask(self, mask: object) -> pa.Array:
         try:
@@ -311,8 +310,7 @@ class Trace:
             raise InvalidArgument("traces is empty: there is no trace to join")
         if len(traces) == 1:
             return traces[0]
-        first = traces[0].metadata
-        if any(trace.metadata.time_base != first.time_base for trace in traces):
+        if len({trace.metadata.time_base for trace in traces}) > 1:
             raise InvalidArgument("traces with different time bases cannot be joined")
         spans, edges = [], []
         offset = 0
@@ -321,27 +319,10 @@ class Trace:
             edges.append(_shift(trace.edges, ("from", "to"), offset))
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
-        merged = {
-            name: reduce(or_, [getattr(trace.metadata, name) for trace in traces])
-            for name in ("devices", "partitions", "streams", "process_names", "thread_names")
-        }
-        counts: Counter[str] = Counter()
-        for trace in traces:
-            counts.update(trace.metadata.counts)
-        metadata = msgspec.structs.replace(
-            first,
-            **merged,
-            windows_ns=tuple(pair for trace in traces for pair in trace.metadata.windows_ns),
-            kept=None,  # the notes say it of each
-            counts=dict(counts),
-            simulated=any(trace.metadata.simulated for trace in traces),
-            complete=all(trace.metadata.complete for trace in traces),
-            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
-        )
         return Trace(
             schema.concat(spans, schema.SPAN_TYPES),
             schema.concat(edges, schema.EDGE_TYPES),
-            metadata,
+            combined([trace.metadata for trace in traces], ONE_CLOCK),
         )
 
     def stream_name(self, stream: int | None) -> str:

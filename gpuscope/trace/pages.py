@@ -16,9 +16,7 @@ Fields: TypeAlias = dict[int, Any]
 _MAGIC = b"PAR1"
 _HEADER = 1 << 16
 """Bytes of a page's header that are looked at; it holds numbers and two statistics."""
-_BOOLS, _BYTE, _WHOLES, _DOUBLE, _TEXT, _LISTS, _MAP, _STRUCT = (
-    (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 11, 12,
-)  # fmt: skip
+_BOOLS, _BYTE, _WHOLES, _DOUBLE, _TEXT, _LISTS, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
 _I32, _I64 = 5, 6
 _DEEPEST = 10
 _BYTE_ARRAY = 6
@@ -133,7 +131,7 @@ def _pages(file: BinaryIO, size: int, facts: Fields) -> int:
             raise TraceFormatError("a page has a negative size")
         nbytes += unpacked
         at += reader.at + packed
-        kind = next((one for one in (_DATA, _DATA_V2, _DICTIONARY) if one in header), None)
+        kind = next(filter(header.__contains__, (_DATA, _DATA_V2, _DICTIONARY)), None)
         if kind is None:
             continue
         page = _of(header, kind, _STRUCT)
@@ -148,10 +146,10 @@ def _pages(file: BinaryIO, size: int, facts: Fields) -> int:
 
 def _of(fields: Fields, number: int, kind: int) -> Any:
     """Return the value of a field that must be there, and of that type: a reader skips others."""
-    found = fields.get(number)
-    if found is None or found[0] != kind:
+    field_kind, value = fields.get(number, (None, None))
+    if field_kind != kind:
         raise TraceFormatError("its footer or the header of a page lacks what it must say")
-    return found[1]
+    return value
 
 
 class _Reader:
@@ -210,11 +208,11 @@ class _Reader:
         return value >> 1 ^ -(value & 1)
 
     def _bytes(self, length: int) -> bytes:
-        found = self._data[self.at : self.at + length]
-        if len(found) < length:
+        taken = self._data[self.at : self.at + length]
+        if len(taken) < length:
             raise TraceFormatError("its footer or the header of a page is cut off")
         self.at += length
-        return found
+        return taken
 
     def _value(self, kind: int, depth: int, *, in_list: bool) -> object:
         self._left -= 1

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpuscope.errors import InvalidArgument
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.clocks import Line
-from gpuscope.trace.metadata import DeviceFacts, HazardFacts, RankFacts
+from gpuscope.trace.facts import DeviceFacts, HazardFacts, RankFacts
 from gpuscope.trace.model import Trace
 
 _NUMBERED = (
@@ -24,6 +24,7 @@ _NUMBERED = (
 )  # fmt: skip
 """Columns whose numbers are of one process: those of the next rank go on behind."""
 _NAMED = ("partition", "intended_partition")
+_GIVE_IT = "give it its own, as in trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
 
 
 @dataclass
@@ -56,62 +57,62 @@ class Rank:
 
 def ranked(traces: Sequence[Trace]) -> list[Rank]:
     """Return the ranks in order, with distinct numbers and names."""
-    told = [trace.metadata.ranks for trace in traces]
-    for place, ranks in enumerate(told):
+    stated = [trace.metadata.ranks for trace in traces]
+    for number, ranks in enumerate(stated):
         if len(ranks) > 1:
             raise InvalidArgument(
-                f"traces[{place}] is of {len(ranks)} ranks, merged already: merge the traces of "
+                f"traces[{number}] is of {len(ranks)} ranks, merged already: merge the traces of "
                 "all ranks at once"
             )
     if len(traces) < 2:
         raise InvalidArgument(
             f"there is {'one trace' if traces else 'no trace'}: give one of each rank, two or more"
         )
-    if not any(told):
-        told = [(RankFacts(number, len(traces)),) for number in range(len(traces))]
-    if not all(told):
-        place = next(place for place, ranks in enumerate(told) if not ranks)
-        raise InvalidArgument(
-            f"traces[{place}] tells no rank, others do: give it its own, as in "
-            "trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
-        )
-    facts = [ranks[0] for ranks in told]
-    twice = [number for number, n in Counter(one.rank for one in facts).items() if n > 1]
-    if twice:
-        places = [f"traces[{at}]" for at, one in enumerate(facts) if one.rank == twice[0]]
-        raise InvalidArgument(
-            f"rank {twice[0]} is there twice, as {' and '.join(places[:2])}: give one trace a rank"
-        )
-    worlds = {one.world_size: one.rank for one in facts}
-    if len(worlds) > 1:
-        (one, rank), (other, another) = [*worlds.items()][:2]
-        raise InvalidArgument(
-            f"rank {rank} is of a world of {one} ranks, rank {another} of one of {other}: these "
-            "are not traces of one run"
-        )
-    for place, own in enumerate(facts):
-        if own.rank >= own.world_size:
+    if not any(stated):
+        stated = [(RankFacts(number, len(traces)),) for number in range(len(traces))]
+    first_trace: dict[int, int] = {}
+    world_size = next(ranks[0] for ranks in stated if ranks).world_size
+    for number, ranks in enumerate(stated):
+        if not ranks:
+            raise InvalidArgument(f"traces[{number}] tells no rank, others do: {_GIVE_IT}")
+        rank, size = ranks[0].rank, ranks[0].world_size
+        if rank in first_trace:
             raise InvalidArgument(
-                f"traces[{place}] is of rank {own.rank} in a world of {own.world_size}, whose "
-                f"ranks are 0 to {own.world_size - 1}: give it its own, as in "
-                "trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
+                f"rank {rank} is there twice, as traces[{first_trace[rank]}] and "
+                f"traces[{number}]: give one trace a rank"
             )
-    ordered = sorted(zip(facts, traces, strict=True), key=lambda pair: pair[0].rank)
+        if size != world_size:
+            raise InvalidArgument(
+                f"rank {next(iter(first_trace))} is of a world of {world_size} ranks, rank {rank} "
+                f"of one of {size}: these are not traces of one run"
+            )
+        if rank >= size:
+            raise InvalidArgument(
+                f"traces[{number}] is of rank {rank} in a world of {size}, whose ranks are 0 to "
+                f"{size - 1}: {_GIVE_IT}"
+            )
+        first_trace[rank] = number
     partitions = Counter(name for trace in traces for name in _partitions(trace))
+    shared = {name for name, count in partitions.items() if count > 1}
     taken = _Taken()
-    found = []
-    for own, trace in ordered:
-        found.append(_numbered(trace, own, taken, {n for n, k in partitions.items() if k > 1}))
-    return found
+    return [
+        _numbered(traces[number], stated[number][0], taken, shared)
+        for _, number in sorted(first_trace.items())
+    ]
 
 
 def _partitions(trace: Trace) -> set[str]:
-    named = {str(name) for column in _NAMED for name in _distinct(trace.spans.column(column))}
-    return named | set(trace.metadata.partitions)
+    return {name for column in _NAMED for name in _distinct(trace.spans, column)} | set(
+        trace.metadata.partitions
+    )
 
 
-def _distinct(column: pa.ChunkedArray) -> list[object]:
-    return [value for value in column.unique().to_pylist() if value is not None]
+def _numbers(spans: pa.Table, *columns: str) -> set[int]:
+    return {int(number) for column in columns for number in _distinct(spans, column)}
+
+
+def _distinct(spans: pa.Table, column: str) -> list[str]:
+    return [str(value) for value in spans.column(column).unique().drop_null().to_pylist()]
 
 
 class _Taken:
@@ -126,12 +127,12 @@ class _Taken:
     @staticmethod
     def free(numbers: Sequence[int], taken: set[int]) -> dict[int, int]:
         """Return number → itself or, if it is taken, one that is not; takes these."""
-        found = {}
+        renumbered = {}
         for number in sorted(numbers):
             ours = number if number not in taken else max(taken | set(numbers)) + 1
             taken.add(ours)
-            found[number] = ours
-        return found
+            renumbered[number] = ours
+        return renumbered
 
     def device(self, index: int, facts: DeviceFacts, *, simulated: bool) -> int:
         """Return the index of a device here: the same for the same GPU, a free one otherwise."""
@@ -156,35 +157,38 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     for name in ("from", "to"):
         edges = _added(edges, name, offsets["id"])
 
-    known = {int(str(one)) for one in _distinct(spans.column("process"))}
-    own = facts.process
-    if own is None:
-        working = {int(str(one)) for one in _distinct(trace.where(kind="kernel").spans["process"])}
+    known = _numbers(spans, "process")
+    process = facts.process
+    if process is None:
+        working = _numbers(trace.where(kind="kernel").spans, "process")
         if len(working or known) > 1:
             raise InvalidArgument(
                 f"the trace of rank {facts.rank} is of {len(working or known)} processes: keep "
                 "one's rows, trace.where(process=…), or name it in its rank, RankFacts(process=…)"
             )
-        own = next(iter(working or known), facts.rank + 1)
-    processes = taken.free([*known | {own}], taken.processes)
-    spans = changed(spans, "process", lambda column: _renumbered(column.fill_null(own), processes))
+        process = next(iter(working or known), facts.rank + 1)
+    processes = taken.free([*known | {process}], taken.processes)
+    spans = changed(
+        spans, "process", lambda column: _renumbered(column.fill_null(process), processes)
+    )
     if pa.types.is_null(spans.column("process").type):
-        spans = _with(spans, "process", pa.array([processes[own]] * len(spans), pa.int64()))
-    lasting = {int(str(n)) for name in ("thread", "end_thread") for n in _distinct(spans[name])}
-    threads = taken.free([*lasting], taken.threads)
+        spans = _with(spans, "process", pa.array([processes[process]] * len(spans), pa.int64()))
+    threads = taken.free([*_numbers(spans, "thread", "end_thread")], taken.threads)
     for name in ("thread", "end_thread"):
         spans = changed(spans, name, lambda column: _renumbered(column, threads))
 
-    indices = {int(str(one)) for one in _distinct(spans.column("device"))}
-    indices |= {one.index for one in metadata.devices.values() if one.index is not None}
+    indices = _numbers(spans, "device")
+    indices |= {gpu.index for gpu in metadata.devices.values() if gpu.index is not None}
     devices = {
         index: taken.device(index, metadata.device(index), simulated=metadata.simulated)
         for index in sorted(indices)
     }
     spans = changed(spans, "device", lambda column: _renumbered(column, devices))
-    homes = {one.partition: one.device for one in metadata.streams.values() if one.partition}
+    homes = {
+        stream.partition: stream.device for stream in metadata.streams.values() if stream.partition
+    }
     sole = next(iter(metadata.devices)) if len(metadata.devices) == 1 else facts.device
-    keys = {key: _key(key, one, devices) for key, one in metadata.devices.items()}
+    keys = {key: _key(key, gpu, devices) for key, gpu in metadata.devices.items()}
     names = {name: f"{name} · rank {facts.rank}" for name in shared}
     for name in _NAMED:
         spans = changed(spans, name, lambda column: _renamed(column, names))
@@ -193,46 +197,42 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     own_facts = replace(
         metadata,
         devices={
-            keys[key]: replace(one, index=devices.get(one.index, one.index) if one.index is not None
-                               else None)
-            for key, one in metadata.devices.items()
+            keys[key]: gpu if gpu.index is None else replace(gpu, index=devices[gpu.index])
+            for key, gpu in metadata.devices.items()
         },
         partitions={
             names.get(name, name): replace(
-                one,
-                shares_with=tuple(names.get(other, other) for other in one.shares_with),
-                process=processes.get(one.process or 0, one.process),
-                device_key=keys.get(homes.get(name) or sole or "", one.device_key),
-                context=_moved(one.context, offsets["context"]),
-                parent_context=_moved(one.parent_context, offsets["context"]),
+                partition,
+                shares_with=tuple(names.get(other, other) for other in partition.shares_with),
+                process=processes.get(partition.process or 0, partition.process),
+                device_key=keys.get(homes.get(name) or sole or "", partition.device_key),
+                context=_moved(partition.context, offsets["context"]),
+                parent_context=_moved(partition.parent_context, offsets["context"]),
             )
-            for name, one in metadata.partitions.items()
+            for name, partition in metadata.partitions.items()
         },
         streams={
             str(int(key) + offsets["stream"]): replace(
-                one, device=keys.get(one.device or "", one.device),
-                partition=names.get(one.partition or "", one.partition),
+                stream,
+                device=keys.get(stream.device or "", stream.device),
+                partition=names.get(stream.partition or "", stream.partition),
             )
-            for key, one in metadata.streams.items()
+            for key, stream in metadata.streams.items()
         },
-        process_names={
-            str(processes.get(int(key), key) if key.isdecimal() else key): name
-            for key, name in metadata.process_names.items()
-        },
-        thread_names={
-            str(threads.get(int(key), key) if key.isdecimal() else key): name
-            for key, name in metadata.thread_names.items()
-        },
-        clocks={_clock(key, keys): one for key, one in metadata.clocks.items()},
+        process_names=_keyed(metadata.process_names, processes),
+        thread_names=_keyed(metadata.thread_names, threads),
+        clocks={_clock(key, keys): clock for key, clock in metadata.clocks.items()},
         hazards=_moved_hazards(metadata.hazards, offsets["id"]),
-    )  # fmt: skip
+    )
     facts = replace(
-        facts, process=processes[own], device=keys.get(facts.device or "", facts.device),
+        facts,
+        process=processes[process],
+        device=keys.get(facts.device or "", facts.device),
         clock=metadata.clock,
-    )  # fmt: skip
+    )
     residuals = [
-        float(one.residual_ns or 0)
-        for name, one in metadata.clocks.items()
+        float(clock.residual_ns or 0)
+        for name, clock in metadata.clocks.items()
         if not name.startswith("globaltimer")  # of thread blocks, which lie inside their kernels
     ]
     slack = int(np.ceil(max(residuals, default=0.0)))
@@ -258,7 +258,7 @@ def _added(table: pa.Table, name: str, by: int) -> pa.Table:
 
 
 def _renumbered(column: pa.ChunkedArray, numbers: Mapping[int, int]) -> pa.ChunkedArray:
-    if all(one == other for one, other in numbers.items()):
+    if all(number == ours for number, ours in numbers.items()):
         return column
     codes = pc.index_in(column, pa.array([*numbers], column.type))
     return pa.array([*numbers.values()], column.type).take(codes.combine_chunks())
@@ -268,6 +268,14 @@ def _renamed(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array:
     whole = column.unify_dictionaries().combine_chunks()
     texts = [names.get(text, text) for text in whole.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(whole.indices, pa.array(texts, pa.string()))
+
+
+def _keyed(names: Mapping[str, str], numbers: Mapping[int, int]) -> dict[str, str]:
+    """Return names by their numbers here."""
+    return {
+        str(numbers.get(int(key), key) if key.isdecimal() else key): name
+        for key, name in names.items()
+    }
 
 
 def _moved(number: int | None, by: int) -> int | None:
@@ -290,8 +298,8 @@ def _clock(name: str, keys: Mapping[str, str]) -> str:
 def _moved_hazards(hazards: HazardFacts | None, by: int) -> HazardFacts | None:
     if hazards is None:
         return None
-    found = [
-        replace(one, first=_moved(one.first, by), second=_moved(one.second, by))
-        for one in hazards.found
+    moved = [
+        replace(hazard, first=_moved(hazard.first, by), second=_moved(hazard.second, by))
+        for hazard in hazards.found
     ]
-    return replace(hazards, found=tuple(found))
+    return replace(hazards, found=tuple(moved))

@@ -139,7 +139,7 @@ def concat(tables: list[pa.Table], types: dict[str, pa.DataType]) -> pa.Table:
         return table({}, types)
     columns = {}
     for name, kind in types.items():
-        chunks = [one.column(name) for one in tables]
+        chunks = [part.column(name) for part in tables]
         if all(pa.types.is_null(chunk.type) for chunk in chunks):
             columns[name] = pa.nulls(sum(len(chunk) for chunk in chunks))
             continue

@@ -61,30 +61,30 @@ def shift_between(
         How many are.
     """
     codes: dict[str, int] = {}
-    mine, theirs = (
-        np.array([codes.setdefault(what, len(codes)) for what in own.what], np.int64)
-        for own in (one, other)
+    kernels, other_kernels = (
+        np.array([codes.setdefault(what, len(codes)) for what in sequence.what], np.int64)
+        for sequence in (one, other)
     )
-    shorter = min(len(mine), len(theirs))
+    shorter = min(len(kernels), len(other_kernels))
     least = 1 if apart_ns is not None else max(1, int(np.ceil(_SHARE * shorter)))
     possible: dict[int, float] = {}
     telling: set[int] = set()
-    for shift in range(least - len(theirs), len(mine) - least + 1):
-        first, last = max(0, -shift), min(len(theirs), len(mine) - shift)
+    for shift in range(least - len(other_kernels), len(kernels) - least + 1):
+        first, last = max(0, -shift), min(len(other_kernels), len(kernels) - shift)
         for end in (min(first + _FEW, last), last):
             here, there = slice(first + shift, end + shift), slice(first, end)
             pairs = one.starts[here], one.ends[here], other.starts[there], other.ends[there]
-            if (mine[here] != theirs[there]).any() or not _meet(*pairs, apart_ns):
+            if (kernels[here] != other_kernels[there]).any() or not _meet(*pairs, apart_ns):
                 break
         else:
             possible[shift] = _spread_ns(*pairs, apart_ns)
-            kinds = len({*mine[here].tolist()})
+            kinds = len({*kernels[here].tolist()})
             if apart_ns is not None or last - first >= _TELLING or kinds >= _KINDS:
                 telling.add(shift)
     if not possible:
         return None, 0
     best, *others = sorted(possible, key=lambda shift: (possible[shift], abs(shift)))
-    is_whole = best == 0 and len(mine) == len(theirs) and not others
+    is_whole = best == 0 and len(kernels) == len(other_kernels) and not others
     is_clear = all(
         possible[shift] >= _CLEARER * max(possible[best], _RESOLVED_NS) for shift in others
     )

@@ -42,7 +42,6 @@ _FOOTER_BYTES = 8 << 20
 
 
 @door(trace=Trace, path=(str, Path))
-@door(trace=Trace, path=(str, Path))
 def save_trace(trace: Trace, path: str | Path) -> Path:
     """Write ``trace`` as Parquet. The file appears only when it is complete.
 
@@ -224,26 +223,28 @@ def _opened(
 ) -> tuple[pq.ParquetFile, int]:
     """Open Parquet after its pages were looked at; returns how many rows it has, too."""
     room = most_bytes or 1 << 40
-    found = survey(file, size, columns, max(_VALUES, room // 2000), max(_FOOTER_BYTES, room // 4))
-    if most_rows is not None and found.rows > most_rows:
+    surveyed = survey(
+        file, size, columns, max(_VALUES, room // 2000), max(_FOOTER_BYTES, room // 4)
+    )
+    if most_rows is not None and surveyed.rows > most_rows:
         raise _NotOurs(
-            f"has {found.rows:,} rows, where {most_rows:,} is the limit. If you trust "
+            f"has {surveyed.rows:,} rows, where {most_rows:,} is the limit. If you trust "
             "the file, load_trace(path, limits=gpuscope.formats.Limits(rows=…)) reads more"
         )
-    if most_bytes is not None and found.nbytes > max(most_bytes, _METADATA_BYTES):
+    if most_bytes is not None and surveyed.nbytes > max(most_bytes, _METADATA_BYTES):
         raise _NotOurs(
-            f"unpacks to {found.nbytes:,} bytes, where {most_bytes:,} are the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.formats.Limits(text_bytes=…, rows=…)) "
-            "reads more"
+            f"unpacks to {surveyed.nbytes:,} bytes, where {most_bytes:,} are the limit. If you "
+            "trust the file, load_trace(path, limits=gpuscope.formats.Limits(text_bytes=…, "
+            "rows=…)) reads more"
         )
     file.seek(0)
-    texts = sorted(found.texts & _TEXTS)
+    texts = sorted(surveyed.texts & _TEXTS)
     # Not read_table(): given a folder, it joins whatever Parquet lies in it.
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True, read_dictionary=texts)
     except KeyError:  # its row groups name a column that its schema does not have
         raise _NotOurs("is no readable trace: its footer contradicts itself") from None
-    return parquet, found.rows
+    return parquet, surveyed.rows
 
 
 _TEXTS = frozenset(
@@ -280,12 +281,12 @@ def _columns(
     pyarrow.ArrowInvalid
         Dictionaries do not have the places, or texts not the ends, that a column says.
     """
-    own = parquet.schema_arrow
+    written = parquet.schema_arrow
     columns = {}
     for name, kind in types.items():
-        if len(own.get_all_field_indices(prefix + name)) != 1:
+        if len(written.get_all_field_indices(prefix + name)) != 1:
             raise _lacking(prefix + name)
-        there = own.field(prefix + name).type
+        there = written.field(prefix + name).type
         if pa.types.is_nested(there):
             raise _NotOurs(f"holds {there} where {kind} is due, in column {prefix + name}")
         if pa.types.is_null(there):

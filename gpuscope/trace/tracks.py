@@ -122,12 +122,12 @@ class Layout:
             matters = np.array([name in self.columns.get(member, ()) for member in Group])
             parts[name] = np.where(matters[group], code, 0)
         first, combination = combined(group, *parts.values())
-        found = np.empty(len(first), np.int32)
-        for place, row in enumerate(first.tolist()):
+        track_of = np.empty(len(first), np.int32)
+        for number, row in enumerate(first.tolist()):
             values = {name: columns[name][1][code[row]] for name, code in parts.items()}
             key = TrackKey._make([Group(group[row]), *map(values.get, KEY_COLUMNS)])
-            found[place] = numbers.setdefault(key, len(numbers))
-        track[rows] = found[combination]
+            track_of[number] = numbers.setdefault(key, len(numbers))
+        track[rows] = track_of[combination]
         return track
 
     def of(self, trace: Trace) -> tuple[list[TrackKey], Array]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from gpuscope.experiments.experiment import Experiment, StreamSpec
 from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Described, Field, Table, Values, field
-from gpuscope.workloads.builtin import PYTHON
+from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import KindField, WorkloadSpec

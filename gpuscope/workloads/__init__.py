@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from gpuscope.workloads.function import Workload as Workload
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
-    from gpuscope.workloads.gemm import mm_out as mm_out
     from gpuscope.workloads.handle import Completion as Completion
     from gpuscope.workloads.handle import Handle as Handle
+    from gpuscope.workloads.product import mm_out as mm_out
     from gpuscope.workloads.registry import kinds as kinds
     from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Gemm": "gpuscope.workloads.gemm",
-    "mm_out": "gpuscope.workloads.gemm",
+    "mm_out": "gpuscope.workloads.product",
     "Copy": "gpuscope.workloads.copy",
     "Spin": "gpuscope.workloads.spin",
     "Collective": "gpuscope.workloads.collective",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
@@ -15,9 +12,6 @@ from pydantic import (
     ByteSize,
     Field,
     PositiveInt,
-    StrictBool,
-    StrictInt,
-    StrictStr,
     TypeAdapter,
     ValidationError,
     field_validator,
@@ -25,21 +19,18 @@ from pydantic import (
 
 from gpuscope import workloads
 from gpuscope.device.dtypes import Dtype, element_type
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.workloads.python_kind import PythonSpec
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
-    from gpuscope.trace.metadata import CollectiveKind
-    from gpuscope.workloads.function import Workload
+    from gpuscope.trace.facts import CollectiveKind
     from gpuscope.workloads.handle import Handle
 
 RECORDINGS = Path(__file__).parent / "recordings"
 """Recordings of steps of a PyTorch decoder of hidden size 4096 on an H200: decode in a batch of 16,
 and prefill. ``benchmarks/what_if.py --recordings`` makes them."""
-PYTHON = "python"
-"""The kind of what is named by module and name."""
 
 
 def _in_bytes(value: object) -> object:
@@ -57,7 +48,6 @@ Bytes = Annotated[
     Field(title="Bytes", description="A number, or with a unit: 256 MiB", examples=[1 << 24]),
     BeforeValidator(_in_bytes),
 ]
-Amount = Annotated[int, Field(gt=0, lt=2**62)] | None
 SmCountTarget = Literal["auto", "off"] | PositiveInt
 
 
@@ -243,7 +233,9 @@ class TraceSpec(WorkloadSpec):
         from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
 
         del seed
-        shipped: dict[str, str | Path] = {one.stem: one for one in RECORDINGS.glob("*.parquet")}
+        shipped: dict[str, str | Path] = {
+            recording.stem: recording for recording in RECORDINGS.glob("*.parquet")
+        }
         trace, second = (
             None if path is None else load_trace(shipped.get(path, path))
             for path in (self.path, self.second)
@@ -251,155 +243,6 @@ class TraceSpec(WorkloadSpec):
         assert trace is not None  # noqa: S101 - as its path
         return workloads.RecordedWork(
             device, trace, second=second, of_stream=self.of_stream, graph=self.graph, name=name
-        )
-
-
-class PythonSpec(WorkloadSpec):
-    """A function decorated with ``@gpuscope.workloads.workload``, or one that makes a handle.
-
-    Attributes
-    ----------
-    kind
-        ``"python:package.module:name"``; imported when the experiment is run, never when it
-        is loaded or shown.
-    args
-        Keyword arguments of every call of the decorated function; or of the other, or the class,
-        that makes the handle.
-    flops, bytes
-        Floating-point operations of a call, and bytes that it reads and writes.
-    """
-
-    kind: str
-    args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
-    flops: Amount = Field(None, title="FLOP a call", json_schema_extra={"rare": True})
-    bytes: Amount = Field(None, title="Bytes a call", json_schema_extra={"rare": True})
-
-    _later = (*WorkloadSpec._later, "flops", "bytes")
-
-    @classmethod
-    def kind_name(cls) -> str:
-        """Return what stands before the first colon."""
-        return PYTHON
-
-    @classmethod
-    def kind_spelling(cls) -> str:
-        """Return what stands after ``kind =`` in an experiment."""
-        return f"{PYTHON}:package.module:function"
-
-    @classmethod
-    def kind_label(cls) -> str:
-        """Return what the dashboard calls the kind."""
-        return "Python function"
-
-    @field_validator("kind")
-    @classmethod
-    def _kind_names_a_function(cls, kind: str) -> str:
-        _, *names = kind.split(":")
-        parts = [part for name in names for part in name.split(".")]
-        if len(names) != 2 or not all(map(str.isidentifier, parts)):
-            raise ValueError(f"should be {cls.kind_spelling()!r}, but found {kind!r}")
-        return kind
-
-    @field_validator("args")
-    @classmethod
-    def _args_are_arguments(cls, args: dict[str, object]) -> dict[str, object]:
-        for name in args:
-            if not name.isidentifier() or name == "stream":
-                raise ValueError(
-                    f"{name!r} is no argument's name: it takes letters, digits and _, and the "
-                    "stream is the workload's own field"
-                )
-        return args
-
-    @property
-    def module(self) -> str:
-        """Name of the module."""
-        return self.kind.split(":")[1]
-
-    @property
-    def function(self) -> str:
-        """Name of the function or class in it."""
-        return self.kind.split(":")[2]
-
-    def make(self, device: Device, *, name: str, seed: int) -> Handle:
-        """Import what it names, and make a handle of it.
-
-        What makes the handle is given ``name`` and ``seed`` too, where it has such parameters.
-
-        Raises
-        ------
-        InvalidExperiment
-            It names nothing that is there, nothing that is a workload, or one that does not
-            take such arguments.
-        GpuscopeError
-            Importing the module fails.
-        """
-        from gpuscope.workloads.context import stated_facts  # noqa: PLC0415 - loads NumPy
-
-        place = f"workloads.{name}"
-        found = self._imported(f"{place}.kind")
-        called: Callable[..., object] = found
-        offered: dict[str, object] = {"name": name, "seed": seed}
-        if isinstance(found, workloads.Workload):
-            called, offered = found.function, {}
-        signature = inspect.signature(called)
-        keywords = {key: offered[key] for key in offered if key in signature.parameters} | self.args
-        try:
-            signature.bind(None, **keywords)
-        except TypeError as error:
-            raise InvalidExperiment(
-                f"{place}.args: {self.kind!r} does not take them: {error}"
-            ) from error
-        if isinstance(found, workloads.Workload):
-            handle: object = found(device, name=name, arguments=self.args)
-        else:
-            try:
-                handle = found(device, **keywords)
-            except GpuscopeError:
-                raise
-            except Exception as error:
-                raise GpuscopeError(
-                    f"{place}: {self.function!r} fails: {type(error).__name__}: {error}"
-                ) from error
-        if not isinstance(handle, workloads.Handle):
-            raise InvalidExperiment(
-                f"{place}.kind: {self.function!r} of module {self.module!r} returns "
-                f"{type(handle).__name__}, not a handle: return one, such as gpuscope.TorchModule"
-                "(module, inputs, owner=device), or decorate it with @gpuscope.workloads.workload"
-            )
-        handle.name = name
-        handle.stated |= stated_facts(self.flops, self.bytes)
-        return handle
-
-    def _imported(self, place: str) -> Workload[object] | Callable[..., object]:
-        """Import its module, and return the workload, function or class that it names there."""
-        try:
-            found: object = importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if self.module == missing or self.module.startswith(f"{missing}."):
-                raise InvalidExperiment(
-                    f"{place}: there is no module {missing!r}: install it, or name its folder in "
-                    "PYTHONPATH"
-                ) from error
-            raise GpuscopeError(f"{place}: importing {self.module!r} fails: {error}") from error
-        except Exception as error:
-            raise GpuscopeError(
-                f"{place}: importing {self.module!r} fails: {type(error).__name__}: {error}"
-            ) from error
-        try:
-            found = operator.attrgetter(self.function)(found)
-        except AttributeError as error:
-            raise InvalidExperiment(
-                f"{place}: module {self.module!r} has no {self.function!r}"
-            ) from error
-        is_other_class = isinstance(found, type) and not issubclass(found, workloads.Handle)
-        if callable(found) and not is_other_class:
-            return found
-        raise InvalidExperiment(
-            f"{place}: {self.function!r} of module {self.module!r} is {type(found).__name__}, not "
-            "a workload: decorate the function with @gpuscope.workloads.workload, or name one that "
-            "makes a handle, or name a subclass of gpuscope.workloads.Handle"
         )
 
 

@@ -25,13 +25,14 @@ from gpuscope.device.raw import NativeArray
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency
-from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.workloads.context import AnyStream, Context, Passed
-from gpuscope.workloads.function import Declared, FunctionHandle
+from gpuscope.workloads.declared import Declared
+from gpuscope.workloads.function import FunctionHandle
+from gpuscope.workloads.torch_module import INSTALL, require_torch
 
 Torch: TypeAlias = Any
 """PyTorch's module, or what is in it."""
-_INSTALL = "pip install torch (https://pytorch.org/get-started has other builds)"
 _NCCL_TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _NCCL_NAMES: dict[CollectiveKind, str] = {
     "all_reduce": "AllReduce_Sum_{}_RING_LL",
@@ -122,20 +123,20 @@ class Collective(FunctionHandle[NativeArray]):
         require_kind("seed", seed, int)
         require_kind("ranks", ranks, Ranks, None)
         device = owner.device if isinstance(owner, Partition) else owner
-        found = ranks or ranks_of_process()
-        if found is None or found.world_size < 2:
-            _refuse(kind, found)
-        self.ranks = found
+        ranks = ranks or ranks_of_process()
+        if ranks is None or ranks.world_size < 2:
+            _refuse(kind, ranks)
+        self.ranks = ranks
         self.kind: CollectiveKind = kind
-        element, world_size = element_type(dtype), found.world_size
+        element, world_size = element_type(dtype), ranks.world_size
         part = -(-nbytes // (element.itemsize * world_size))
         self.nbytes = part * world_size * element.itemsize
         self.sequence = 0
-        self.group = found.new_group(name or kind)
+        self.group = ranks.new_group(name or kind)
         """Name of the communicator."""
-        own = part if kind == "all_gather" else part * world_size
+        brought = part if kind == "all_gather" else part * world_size
         left = part if kind == "reduce_scatter" else part * world_size
-        self.x = device.random(own, element.name, seed=seed + found.rank)
+        self.x = device.random(brought, element.name, seed=seed + ranks.rank)
         out = self.x if kind == "all_reduce" else device.empty(left, element.name)
         self._kernel: Kernel | None = None
         self._communicator: _Communicator | None = None
@@ -235,9 +236,9 @@ class Collective(FunctionHandle[NativeArray]):
 
 
 def _refuse(kind: str, ranks: Ranks | None) -> NoReturn:
-    found = "this program has no ranks" if ranks is None else "it has one"
+    lacking = "this program has no ranks" if ranks is None else "it has one"
     raise CapabilityError(
-        f"{kind} needs two ranks or more, each with a GPU, and {found}: name the GPUs in the "
+        f"{kind} needs two ranks or more, each with a GPU, and {lacking}: name the GPUs in the "
         "experiment, as in devices = ['cuda:0', 'cuda:1'] (or ['sim:h200', 'sim:h200']), or start "
         "the program with torchrun"
     )
@@ -261,12 +262,12 @@ class _Computing:
     def left(self, rank: int, *values: Array) -> Array:
         """Return what it leaves on a rank."""
         part = values[0].size // self.world_size
-        mine = slice(rank * part, (rank + 1) * part)
+        of_rank = slice(rank * part, (rank + 1) * part)
         if self.kind == "all_gather":
             return np.concatenate(values)
         if self.kind == "all_to_all":
-            return np.concatenate([value[mine] for value in values])
-        parts = [value[mine] for value in values] if self.kind == "reduce_scatter" else values
+            return np.concatenate([value[of_rank] for value in values])
+        parts = [value[of_rank] for value in values] if self.kind == "reduce_scatter" else values
         return self._summed(parts)
 
     def _summed(self, values: Sequence[Array]) -> Array:
@@ -356,14 +357,8 @@ def _leave(distributed: Torch) -> None:
 
 def _torch() -> ModuleType:
     feature = "a collective on GPUs"
-    torch: Torch = require("torch", feature=feature, package="torch", install=_INSTALL)
-    require("torch.distributed", feature=feature, package="torch", install=_INSTALL)
+    torch = require_torch(feature)
+    require("torch.distributed", feature=feature, package="torch", install=INSTALL)
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        raise MissingDependency(f"{feature} needs PyTorch with NCCL: run {_INSTALL}")
-    if not hasattr(torch.cuda, "use_mem_pool"):  # older ones launch on a stream of their own
-        raise MissingDependency(
-            f"{feature} needs PyTorch 2.8 or newer, and {torch.__version__} was found: run "
-            f"{_INSTALL}"
-        )
-    found: ModuleType = torch
-    return found
+        raise MissingDependency(f"{feature} needs PyTorch with NCCL: run {INSTALL}")
+    return torch

@@ -7,12 +7,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from gpuscope import _interrupts
-from gpuscope._checks import MappingOf, SeveralOf, given, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device import caller, handles
-from gpuscope.device.accesses import Operand, of_arrays
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
@@ -24,11 +23,10 @@ from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import AnyStream, Context, Passed, Work, stated_facts
+from gpuscope.workloads.declared import Declared, check_declared, check_function, inside, name_of
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")
-_RUN_LATER = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-"""Whether a call of a function runs nothing yet."""
 
 
 class Workload(Generic[_R]):
@@ -44,10 +42,11 @@ class Workload(Generic[_R]):
     def __init__(
         self, function: Callable[..., _R], stated: CallFacts, accesses: Declared | None = None
     ) -> None:
-        _check_function(function)
+        check_function(function)
         self.function = function
         self.stated = stated
-        self.accesses = _checked(accesses, function)
+        check_declared(accesses, function)
+        self.accesses = accesses
         functools.update_wrapper(self, function)
 
     def __call__(
@@ -92,7 +91,7 @@ class Workload(Generic[_R]):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"workload({_name_of(self.function)})"
+        return f"workload({name_of(self.function)})"
 
 
 @overload
@@ -173,70 +172,6 @@ def workload(
     return Workload(function, stated, declared)
 
 
-class Declared(NamedTuple):
-    """Names of the parameters whose arrays a function's work reads, and those that it writes."""
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-    def of(self, function: Callable[..., object], call: _Invocation) -> tuple[Operand, ...]:
-        """Return what one call accesses."""
-        bound = inspect.signature(function).bind(None, *call.arguments, **call.keywords)
-        bound.apply_defaults()
-        reads, writes = (
-            inside([bound.arguments[name] for name in names]) for names in (self.reads, self.writes)
-        )
-        return of_arrays(reads, writes)
-
-
-def _checked(declared: Declared | None, function: Callable[..., object]) -> Declared | None:
-    """Refuse names that a function has no parameters of."""
-    _, *names = inspect.signature(function).parameters
-    for name in (*declared.reads, *declared.writes) if declared is not None else ():
-        if name not in names:
-            raise InvalidOperand(
-                f"reads or writes names {name!r}, which is no parameter of {_name_of(function)}: "
-                f"it has {', '.join(names) or 'none'}"
-            )
-    return declared
-
-
-def _check_function(function: Callable[..., object]) -> None:
-    """Refuse what cannot be a workload's function."""
-    if not callable(function) or isinstance(function, type):
-        raise TypeError(f"workload takes a function, not {given(function)}")
-    called: object = function
-    while isinstance(called, functools.partial):
-        called = called.func
-    bodies = (called, getattr(called, "__call__", None))  # noqa: B004
-    if any(runs_later(body) for runs_later in _RUN_LATER for body in bodies):
-        raise TypeError(
-            f"workload takes a function that has launched everything when it returns; "
-            f"{_name_of(function)} is asynchronous or a generator"
-        )
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError as error:
-        raise TypeError(
-            f"workload takes a function that tells its parameters; {_name_of(function)} does "
-            "not: wrap it in def f(ctx, …)"
-        ) from error
-    if not parameters or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-    ):
-        raise TypeError(
-            f"{_name_of(function)} takes no context: its first parameter is one, as in "
-            "def f(ctx, a, b)"
-        )
-    if any(one.name == "stream" for one in parameters):
-        raise TypeError(
-            f"{_name_of(function)} has a parameter called stream, which execute(stream=…) "
-            "takes for itself: use ctx.stream, or give it another name"
-        )
-
-
 @dataclass(slots=True)
 class _Invocation:
     """One ``execute()``: what the function is given, and what it returned."""
@@ -272,7 +207,7 @@ class FunctionHandle(Handle, Generic[_R]):
         if not isinstance(owner, Device | Partition):
             raise InvalidOperand(
                 f"a workload is made for a device or a partition, not {type(owner).__name__}: "
-                f"{_name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
+                f"{name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
             )
         require_kind("function", function, Callable)
         stated = stated_facts(flop_count, nbytes)
@@ -280,7 +215,7 @@ class FunctionHandle(Handle, Generic[_R]):
         require_kind("name", name, str, None)
         require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
-        self._function_name = _name_of(function)
+        self._function_name = name_of(function)
         self._accesses = accesses
         self._arguments = dict(arguments or {})
         try:
@@ -356,7 +291,9 @@ class FunctionHandle(Handle, Generic[_R]):
             return
         facts: CallFacts = {**self.stated}
         if self._accesses is not None and device.calls.watchers:
-            facts["accesses"] = self._accesses.of(self._function, operands)
+            facts["accesses"] = self._accesses.of(
+                self._function, operands.arguments, operands.keywords
+            )
         call = device.calls.begin("launch", self._function_name, stream, stream, **facts)
         before = device.calls.launch_around(call)
         try:
@@ -388,18 +325,3 @@ class FunctionHandle(Handle, Generic[_R]):
         """Wait for what is in flight and give scratch back. Idempotent."""
         super().close()
         self._arena.close()
-
-
-def inside(value: object) -> Iterator[object]:
-    """Yield what the containers of a call's arguments hold."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        yield value
-        return
-    for item in value:
-        yield from inside(item)
-
-
-def _name_of(function: object) -> str:
-    return str(getattr(function, "__name__", None) or type(function).__name__)

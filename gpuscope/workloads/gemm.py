@@ -1,7 +1,4 @@
-"""Matrix products: ``mm_out`` and the reusable ``Gemm``.
-
-Long because a prepared product and its quick way share what they remember of the operands.
-"""
+"""The reusable matrix product ``Gemm``: prepared once, and launched again by a quick way."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from gpuscope.device.dtypes import element_type
 from gpuscope.device.event import take_event
 from gpuscope.device.partition import Partition
 from gpuscope.device.raw import MatmulPlan, NativeArray
-from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand, StreamError
 from gpuscope.workloads.context import NOTHING, AnyStream, Context, Download, Passed, Upload, Work
@@ -38,74 +34,9 @@ from gpuscope.workloads.product import (
     of_product,
     place,
     queue_product,
-    queued,
 )
 
 SmCountTarget = Literal["auto"] | int | None
-
-
-def mm_out(
-    out: NativeArray, a: NativeArray, b: NativeArray, *, stream: AnyStream = None
-) -> NativeArray:
-    """Compute ``out = a @ b`` through the device's BLAS, on the stream that the caller chose.
-
-    Parameters
-    ----------
-    out
-        Array of shape (m, n), C-contiguous; overwritten.
-    a, b
-        Arrays of shape (m, k) and (k, n), same dtype and device: float16, bfloat16 or
-        float32 with float32 accumulation, or float64. Row-major, column-major and
-        transposed views are taken without a copy; other strides are copied on the stream.
-    stream
-        The stream to use. Default: the caller stream, else the thread's current stream. With any
-        of these the call returns without waiting. Without them it runs on the per-thread default
-        stream and waits.
-
-    Returns
-    -------
-    array
-        ``out``.
-
-    Raises
-    ------
-    InvalidOperand
-        An argument cannot be used. The message names the argument, what was found and what is
-        required.
-
-    Notes
-    -----
-    The library is told the SM count of the stream's partition. TF32 and reduced-precision split-K
-    are off. Origin: contract E, ExecuTorch #19360.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> a = gpu.asarray([[1, 2], [3, 4]], "float32")
-    >>> with gpu.create_stream() as stream:
-    ...     out = gs.mm_out(gpu.empty((2, 2)), a, a, stream=stream)
-    >>> gpu.to_host(out).tolist()
-    [[7.0, 10.0], [15.0, 22.0]]
-    """
-    if queued(out, a, b, stream):
-        return out
-    device = device_of(out, "out")
-    target, operands_given = out, (out, a, b)
-    key = key_of(out, a, b)
-    plan = PLANS.get(key) if key is not None else None
-    is_new = plan is None
-    if plan is None:
-        (target, a, b), plan = check(device, out, a, b, key)
-    placed = place(device, plan, target, a, b)
-    chosen, selected = device.choose_stream(stream)
-    if is_new:  # arrays of other libraries are checked each time
-        for value in operands_given:
-            device.backend.follow(chosen.raw, value)
-    queue_product(device, chosen, plan, placed, (target, a, b), chosen.sm_count_target)
-    if not selected:
-        chosen.synchronize()
-    return out
 
 
 @dataclass(slots=True, eq=False)
@@ -254,8 +185,8 @@ class Gemm(Handle):
                 device.random((self.k, self.n), self.dtype, seed=seed + 1),
                 device.empty((self.m, self.n), as_dtype(self.dtype)),
             )
-        own: Operands = context.own
-        return own
+        operands: Operands = context.own
+        return operands
 
     def execute(
         self,
@@ -378,8 +309,8 @@ class Gemm(Handle):
         a, b, out = operands
         if a is None or b is None or out is None:
             a, b, out = (
-                own if value is None else value
-                for value, own in zip(operands, self._own(context), strict=True)
+                usual if value is None else value
+                for value, usual in zip(operands, self._own(context), strict=True)
             )
         result, given = out, (out, a, b)
         is_ours = isinstance(out, self.device.backend.array_type)  # plans are of all devices

@@ -1,4 +1,4 @@
-"""Matrix products of arrays: their operands checked, planned and queued."""
+"""``mm_out``, a matrix product of arrays: its operands checked, planned and queued."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.raw import MatmulPlan, Memory, NativeArray
+from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 
@@ -293,3 +294,67 @@ def _copied(
     ) as call:
         device.backend.rearrange(stream, copy, array, call.correlation)
     return copy
+
+
+def mm_out(
+    out: NativeArray, a: NativeArray, b: NativeArray, *, stream: AnyStream = None
+) -> NativeArray:
+    """Compute ``out = a @ b`` through the device's BLAS, on the stream that the caller chose.
+
+    Parameters
+    ----------
+    out
+        Array of shape (m, n), C-contiguous; overwritten.
+    a, b
+        Arrays of shape (m, k) and (k, n), same dtype and device: float16, bfloat16 or
+        float32 with float32 accumulation, or float64. Row-major, column-major and
+        transposed views are taken without a copy; other strides are copied on the stream.
+    stream
+        The stream to use. Default: the caller stream, else the thread's current stream. With any
+        of these the call returns without waiting. Without them it runs on the per-thread default
+        stream and waits.
+
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    InvalidOperand
+        An argument cannot be used. The message names the argument, what was found and what is
+        required.
+
+    Notes
+    -----
+    The library is told the SM count of the stream's partition. TF32 and reduced-precision split-K
+    are off. Origin: contract E, ExecuTorch #19360.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> a = gpu.asarray([[1, 2], [3, 4]], "float32")
+    >>> with gpu.create_stream() as stream:
+    ...     out = gs.mm_out(gpu.empty((2, 2)), a, a, stream=stream)
+    >>> gpu.to_host(out).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
+    """
+    if queued(out, a, b, stream):
+        return out
+    device = device_of(out, "out")
+    target, operands_given = out, (out, a, b)
+    key = key_of(out, a, b)
+    plan = PLANS.get(key) if key is not None else None
+    is_new = plan is None
+    if plan is None:
+        (target, a, b), plan = check(device, out, a, b, key)
+    placed = place(device, plan, target, a, b)
+    chosen, selected = device.choose_stream(stream)
+    if is_new:  # arrays of other libraries are checked each time
+        for value in operands_given:
+            device.backend.follow(chosen.raw, value)
+    queue_product(device, chosen, plan, placed, (target, a, b), chosen.sm_count_target)
+    if not selected:
+        chosen.synchronize()
+    return out

@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError
 from gpuscope._checks import closest, given
 from gpuscope._plugins import Plugins
 from gpuscope.errors import InvalidExperiment, MissingDependency
-from gpuscope.workloads.builtin import BUILT_IN, PYTHON
+from gpuscope.workloads.builtin import BUILT_IN
+from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
 
 _RESERVED = {"args", "function", "name"}

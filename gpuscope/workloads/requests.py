@@ -44,8 +44,8 @@ def _lengths(value: object) -> int | str | list[int]:
         if re.fullmatch(r"[\d ]+", words):
             value = [int(word) for word in words.split()]
             value = value[0] if len(value) == 1 else value
-        elif found := _DRAWN.fullmatch(words):
-            least, most, mean = found.groups()
+        elif drawn := _DRAWN.fullmatch(words):
+            least, most, mean = drawn.groups()
             if mean is not None and 1 <= float(mean) <= MOST:
                 return words
             if mean is None and 1 <= int(least) <= int(most) <= MOST:
@@ -169,6 +169,6 @@ class RequestsSpec(WorkloadSpec):
         """Return the time from the arrival before to that of request ``number``."""
         if not self.times_ms:
             return super().interval_ns(rng, number)
-        place = number % len(self.times_ms)
-        before = self.times_ms[place - 1] if place else 0.0
-        return round(1e6 * (self.times_ms[place] - before))
+        index = number % len(self.times_ms)
+        before = self.times_ms[index - 1] if index else 0.0
+        return round(1e6 * (self.times_ms[index] - before))

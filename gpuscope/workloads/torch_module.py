@@ -18,10 +18,11 @@ from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency, StreamError
 from gpuscope.workloads.context import AnyStream, Context, Passed, Work
-from gpuscope.workloads.function import FunctionHandle, inside
+from gpuscope.workloads.declared import inside
+from gpuscope.workloads.function import FunctionHandle
 
 _R = TypeVar("_R")
-_INSTALL = "pip install torch (https://pytorch.org/get-started has other builds)"
+INSTALL = "pip install torch (https://pytorch.org/get-started has other builds)"
 
 
 class TorchModule(FunctionHandle[_R]):
@@ -167,6 +168,25 @@ class TorchModule(FunctionHandle[_R]):
             self._torch.cuda.empty_cache()
 
 
+def require_torch(feature: str) -> ModuleType:
+    """Return PyTorch, for a feature that is named.
+
+    Raises
+    ------
+    MissingDependency
+        It is missing, or too old: it launches on a stream of its own, and has no memory pools.
+    """
+    torch: ModuleType = _optional.require(
+        "torch", feature=feature, package="torch", install=INSTALL
+    )
+    if not hasattr(torch.cuda, "use_mem_pool"):
+        raise MissingDependency(
+            f"{feature} needs PyTorch 2.8 or newer, and {torch.__version__} was found: run "
+            f"{INSTALL}"
+        )
+    return torch
+
+
 def _closed(_context: object) -> Passed:
     """Stand in for the module of a closed handle, which holds no tensors any more."""
 
@@ -203,12 +223,7 @@ def _torch_for(device: Device, module: object) -> ModuleType | None:
     """
     torch: ModuleType | None = sys.modules.get("torch")
     if device.info.kind == "cuda":
-        torch = _optional.require("torch", feature="TorchModule", package="torch", install=_INSTALL)
-        if not hasattr(torch.cuda, "use_mem_pool"):
-            raise MissingDependency(
-                f"TorchModule needs PyTorch 2.8 or newer, and {torch.__version__} was found: run "
-                f"{_INSTALL}"
-            )
+        torch = require_torch("TorchModule")
     elif device.is_simulated and torch is not None and isinstance(module, torch.nn.Module):
         raise CapabilityError(
             f"{device.info.key} is simulated and runs no PyTorch: record the module on a GPU, and "

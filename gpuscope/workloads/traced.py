@@ -118,11 +118,12 @@ class TracedGemm(Gemm):
             max_in_flight=max_in_flight,
         )  # fmt: skip
         device = self.device
-        found = device.info.compute_capability
-        if device.capabilities.compile_source and found < _TENSOR_CORES_SINCE:
+        capability = device.info.compute_capability
+        if device.capabilities.compile_source and capability < _TENSOR_CORES_SINCE:
             raise CapabilityError(
-                f"a TracedGemm is not possible here: compute capability 8.0 or newer is required, "
-                f"{found[0]}.{found[1]} was found. A Gemm is possible, without block records"
+                "a TracedGemm is not possible here: compute capability 8.0 or newer is required, "
+                f"{capability[0]}.{capability[1]} was found. A Gemm is possible, without block "
+                "records"
             )
         self._kernel = device.compile(
             source(_COMMON, "traced_gemm.cu"), "traced_gemm",
@@ -189,8 +190,8 @@ def _launch_unseen(
 
 def _product(a: Array, b: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):  # a GPU says nothing either
-        found: Array = (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
-        return found
+        product: Array = (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+        return product
 
 
 class TracedCopy(Copy):

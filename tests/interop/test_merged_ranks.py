@@ -13,7 +13,8 @@ import gpuscope as gs
 from gpuscope.analysis import intervals
 from gpuscope.errors import Cancelled, ExportError
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import RankFacts, TraceMetadata
+from gpuscope.trace.facts import RankFacts
+from gpuscope.trace.metadata import TraceMetadata
 
 COLLECTIVE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

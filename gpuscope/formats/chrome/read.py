@@ -23,7 +23,8 @@ from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
-from gpuscope.trace.metadata import DeviceFacts, RankFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.facts import DeviceFacts, RankFacts, StreamFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")

@@ -31,7 +31,7 @@ from gpuscope.formats.progress import Step, check_count, version
 from gpuscope.formats.tracks import OPEN, layout, names, nested, rank_of, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
-from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
+from gpuscope.trace.facts import HazardFact, HazardFacts, HazardKind
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 

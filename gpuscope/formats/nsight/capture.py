@@ -16,13 +16,8 @@ from gpuscope.formats.database import Database, Value
 from gpuscope.formats.private import public_text
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
-from gpuscope.trace.metadata import (
-    DeviceFacts,
-    PartitionFacts,
-    StreamFacts,
-    TimeBase,
-    TraceMetadata,
-)
+from gpuscope.trace.facts import DeviceFacts, PartitionFacts, StreamFacts
+from gpuscope.trace.metadata import TimeBase, TraceMetadata
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.trace.metadata import HazardFact
+from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.schema import EDGE_TYPES, SPAN_TYPES
 
 Row: TypeAlias = Mapping[str, object]

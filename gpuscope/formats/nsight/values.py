@@ -18,7 +18,7 @@ from gpuscope.formats.progress import version
 from gpuscope.trace import schema
 from gpuscope.trace.arrow import coded_array
 from gpuscope.trace.columns import codes, combined, rows_of
-from gpuscope.trace.metadata import HazardFacts, StreamFacts
+from gpuscope.trace.facts import HazardFacts, StreamFacts
 from gpuscope.trace.model import Trace
 
 NOTHING = np.iinfo(np.int64).min

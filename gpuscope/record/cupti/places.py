@@ -22,7 +22,7 @@ from gpuscope.record.facts import info_facts, stream_facts
 from gpuscope.record.rows import partition_name
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.metadata import DeviceFacts, StreamFacts
+from gpuscope.trace.facts import DeviceFacts, StreamFacts
 
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""

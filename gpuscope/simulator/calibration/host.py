@@ -23,7 +23,8 @@ from gpuscope.simulator.models.assumed import IDLE_POWER
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.copy import Copy
-from gpuscope.workloads.gemm import Gemm, mm_out
+from gpuscope.workloads.gemm import Gemm
+from gpuscope.workloads.product import mm_out
 from gpuscope.workloads.spin import Spin
 
 Source = Literal["auto", "cupti"]

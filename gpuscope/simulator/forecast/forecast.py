@@ -18,7 +18,8 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.program import Place, Program, Work
 from gpuscope.simulator.forecast.replay import Replayed
 from gpuscope.simulator.forecast.seen import Seen
-from gpuscope.trace.metadata import NO_THREAD, PartitionFacts, StreamFacts
+from gpuscope.trace.facts import PartitionFacts, StreamFacts
+from gpuscope.trace.metadata import NO_THREAD
 from gpuscope.trace.model import Trace
 
 Change: TypeAlias = Mapping[str, Any]

@@ -16,7 +16,8 @@ from gpuscope.formats.reading import load_trace
 from gpuscope.formats.writing import export
 from gpuscope.search.scale_out import locked
 from gpuscope.simulator.profiles.profile import Profile
-from gpuscope.workloads.builtin import PYTHON, TraceSpec
+from gpuscope.workloads.builtin import TraceSpec
+from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
 
 _FEW = 24

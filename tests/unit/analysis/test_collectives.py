@@ -6,7 +6,8 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.metadata import CollectiveFacts, TraceMetadata
+from gpuscope.trace.facts import CollectiveFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

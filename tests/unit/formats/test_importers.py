@@ -18,7 +18,7 @@ from gpuscope.errors import GpuscopeError, MissingDependency, MissingEvidence, T
 from gpuscope.formats import Limits
 from gpuscope.formats.private import public_text
 from gpuscope.report.trace import trace_report
-from gpuscope.trace.metadata import DeviceFacts
+from gpuscope.trace.facts import DeviceFacts
 
 KERNEL, API, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 CAPTURES = ("two_partitions", "graph_nodes")

@@ -15,7 +15,7 @@ import gpuscope as gs
 from gpuscope._text import clean
 from gpuscope.learn import Step
 from gpuscope.learn.attempt import Unmet, bounded
-from gpuscope.trace.metadata import HazardFacts
+from gpuscope.trace.facts import HazardFacts
 
 MS = 1_000_000
 

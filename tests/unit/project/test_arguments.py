@@ -27,7 +27,7 @@ from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator import calibrate
 from gpuscope.simulator.recorded import RecordedWork
 from gpuscope.trace import Trace, save_trace
-from gpuscope.trace.metadata import HazardFact
+from gpuscope.trace.facts import HazardFact
 from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.softmax import Softmax

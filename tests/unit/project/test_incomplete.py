@@ -32,7 +32,8 @@ from gpuscope.record.recorder import Recording
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import HazardFacts, TraceMetadata
+from gpuscope.trace.facts import HazardFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "gpuscope"
 PAGE = (ROOT / "docs" / "design.md").read_text("utf-8")
-NAMED = re.compile(r"`((?:[\w*]+/)*[\w*]+\.(?:py|js|css))`")
+NAMED = re.compile(r"`((?:\w+/)*\w+\.(?:py|js|css|c))`")
 
 
 def test_the_map_is_of_this_tree_and_every_file_says_what_it_is():
@@ -24,9 +24,22 @@ def test_the_map_is_of_this_tree_and_every_file_says_what_it_is():
 def test_whoever_looks_for_a_feature_is_sent_to_files_that_exist():
     section = PAGE.partition("\n## Where to look\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE)[2:]
-    assert len(rows) > 15
+    assert len(rows) > 50
     for feature, where in rows:
         names = NAMED.findall(where)
         assert names, feature
         for name in names:
             assert (PACKAGE / name).exists(), f"{feature}: {name}"
+
+
+def test_the_picture_of_the_rooms_is_of_this_tree_and_imports_follow_its_arrows():
+    check = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "rooms_picture.py", "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert check.returncode == 0, check.stdout
+
+
+def test_a_newcomer_can_read_it_in_one_go():
+    assert len(PAGE.split()) <= 1_800
+    assert PAGE.count("![") == 1

@@ -21,7 +21,7 @@ from gpuscope.races import confirming, operators
 from gpuscope.races.hazard_log import Streams, queue_of
 from gpuscope.races.hazard_notes import Work
 from gpuscope.races.outside import row_of_node
-from gpuscope.trace.metadata import HazardFact
+from gpuscope.trace.facts import HazardFact
 
 SIZE = 1000
 

@@ -9,7 +9,7 @@ import pytest
 from gpuscope.races.outside import Calls
 from gpuscope.record.rows import node_row
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import HazardFact, HazardFacts
+from gpuscope.trace.facts import HazardFact, HazardFacts
 
 
 def trace(*rows):

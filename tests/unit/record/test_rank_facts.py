@@ -8,7 +8,8 @@ import types
 import pytest
 
 import gpuscope as gs
-from gpuscope.trace.metadata import CollectiveFacts, RankFacts, TraceMetadata
+from gpuscope.trace.facts import CollectiveFacts, RankFacts
+from gpuscope.trace.metadata import TraceMetadata
 
 
 @pytest.fixture

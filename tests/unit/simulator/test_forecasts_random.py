@@ -23,6 +23,7 @@ import gpuscope as gs
 MEASURED = Path(__file__).resolve().parents[2] / "data" / "what_if"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("drawn", [experiment, serving])
 def test_what_did_not_change_comes_back_in_every_column(drawn):
     for seed in range(20):
@@ -50,6 +51,7 @@ def test_dropped_waits_take_the_hosts_time_for_them_with_them(pairs):
         assert end_ns(forecast) == pytest.approx(end_ns(truth), rel=0.005 + 0.03 * pairs), seed
 
 
+@pytest.mark.no_cover
 def test_the_truth_lies_in_as_many_bands_as_are_promised():
     figures = [figure for seed in range(500, 522) for figure in waits_dropped(seed)]
     figures += [figure for seed in range(500, 509) for figure in requests_split(seed)]

@@ -14,7 +14,8 @@ from gpuscope.errors import CapabilityError, InvalidArgument, InvalidPartition, 
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
+from gpuscope.trace.facts import DeviceFacts, PartitionFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.workloads import RecordedWork
 
 MEASURED = Path(__file__).resolve().parents[2] / "data" / "what_if"

@@ -270,6 +270,7 @@ def checked(seed):
     return counts
 
 
+@pytest.mark.no_cover
 def test_explanations_name_the_binding_cause_of_every_span_of_random_programs(telling):
     totals, seed = {}, 0
     while sum(totals.values()) < SPANS:

@@ -23,7 +23,8 @@ from gpuscope.timeline.style import ESCAPED, OKABE_ITO
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.view import View
 from gpuscope.trace import schema
-from gpuscope.trace.metadata import HazardFacts, TraceMetadata
+from gpuscope.trace.facts import HazardFacts
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 KINDS = ("uniform", "alternating", "rare", "all escaped")

@@ -16,7 +16,7 @@ from gpuscope.analysis import Part
 from gpuscope.errors import AlignmentError, InvalidArgument
 from gpuscope.trace import Trace
 from gpuscope.trace.clocks import RATE, Bound, aligned
-from gpuscope.trace.metadata import (
+from gpuscope.trace.facts import (
     CollectiveFacts,
     HazardFact,
     HazardFacts,
@@ -25,8 +25,8 @@ from gpuscope.trace.metadata import (
     RankFacts,
     SoloFacts,
     StreamFacts,
-    TraceMetadata,
 )
+from gpuscope.trace.metadata import TraceMetadata
 
 DAY_NS = 86_400_000_000_000
 

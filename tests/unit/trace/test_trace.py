@@ -20,7 +20,8 @@ from gpuscope.errors import GpuscopeError, MissingEvidence, TraceFormatError
 from gpuscope.formats.tracks import layout, names
 from gpuscope.timeline.labels import partition_label
 from gpuscope.trace import Trace, save_trace, schema
-from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
+from gpuscope.trace.facts import DeviceFacts
+from gpuscope.trace.metadata import TraceMetadata
 
 
 def spans(count: int = 3, **columns: list[Any]) -> dict[str, list[Any]]:

@@ -323,6 +323,7 @@ anything = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.no_cover
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from(FIELDS), anything), max_size=8))
 def test_whatever_a_page_sends_is_an_experiment_or_a_problem(edits):
     table = WorkloadTable({"a": {}, "b": {}}, streams=["s"])

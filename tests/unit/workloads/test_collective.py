@@ -16,7 +16,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.ranks import NoMeeting, Ranks
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.simulator.profiles.profile import Profile
-from gpuscope.trace.metadata import CollectiveFacts
+from gpuscope.trace.facts import CollectiveFacts
 from gpuscope.workloads import collective
 from tests.ranked import as_ranks
 

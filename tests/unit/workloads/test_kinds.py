@@ -15,7 +15,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.workloads import registry
-from gpuscope.workloads.builtin import PythonSpec
+from gpuscope.workloads.python_kind import PythonSpec
 from gpuscope.workloads.spec import WorkloadSpec
 from gpuscope.workloads.spin import Spin
 

@@ -206,7 +206,6 @@ def main() -> None:
         profile_json, notebook,
     ):  # fmt: skip
         if not only or write.__name__ in only:
-            print(write.__name__)
             write(out)
 
 

@@ -61,6 +61,11 @@ class Quantity:
         return f"{format_value(value)} {self.unit}".rstrip()
 
 
+def counts(**numbers: float) -> tuple[Quantity, ...]:
+    """Return named numbers without a unit."""
+    return tuple(Quantity(name, number) for name, number in numbers.items())
+
+
 @dataclass(frozen=True)
 class Shown:
     """A span that shows a finding: the id of a row, and the trace that has it.

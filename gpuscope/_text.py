@@ -20,14 +20,14 @@ def clean(text: object, limit: int | None = None) -> str:
     limit
         Longer text loses its middle, visibly.
     """
-    found = str(text)
-    if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
+    line = str(text)
+    if limit is not None and len(line) > limit:  # before it is looked at: it may be very long
         head = limit // 2
-        found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
-    if found.isprintable():
-        return found
+        line = f"{line[:head]}…{line[len(line) - (limit - head - 1) :]}"
+    if line.isprintable():
+        return line
     return "".join(
-        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
+        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in line
     )
 
 

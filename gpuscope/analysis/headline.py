@@ -175,7 +175,7 @@ def latency_spreads(trace: Trace, workload: str) -> dict[str, float]:
         return {}
     sorted_ns = np.sort(took_ns[groups.rows(groups.labels.index(workload))])
     quantiles = {"latency_p50_us": 0.5, "latency_p99_us": 0.99}
-    return {column: _half_width(sorted_ns, one) for column, one in quantiles.items()}
+    return {column: _half_width(sorted_ns, share) for column, share in quantiles.items()}
 
 
 def _half_width(sorted_ns: Array, quantile: float) -> float:
@@ -199,18 +199,18 @@ def headline(run: Run) -> Headline | None:
     every = changes(run)
     if not every:
         return None
-    asked = [one for one in every if one.column not in RATES]
+    asked = [each for each in every if each.column not in RATES]
     true = _true(asked) or _true(every)
     if not true:
         change = max(asked or every, key=_size)
         return Headline(change, _beside(every, change))
     first = max(true, key=_size)
     if first.is_better and first.column not in RATES:
-        equal = (one for one in true if _is_equal(one, first))
+        equal = (each for each in true if _is_equal(each, first))
         first = max(equal, key=partial(_least_kept, every))
     change = max(_true(_between(every, first)), key=_size)
     number = (first.workload, first.column)
-    better = (one for one in true if one.is_better and (one.workload, one.column) == number)
+    better = (each for each in true if each.is_better and (each.workload, each.column) == number)
     best = None if first.is_better else max(better, key=_size, default=None)
     return Headline(change, _beside(every, change), best)
 
@@ -220,31 +220,37 @@ def _size(change: Change) -> float:
 
 
 def _true(several: Iterable[Change]) -> list[Change]:
-    return [one for one in several if not one.within_noise]
+    return [each for each in several if not each.within_noise]
 
 
 def _between(every: Iterable[Change], change: Change) -> list[Change]:
     """Return the changes between the same two settings."""
     pair = change.base, change.setting
-    return [one for one in every if (one.base, one.setting) == pair]
+    return [each for each in every if (each.base, each.setting) == pair]
 
 
 def _beside(every: Iterable[Change], change: Change) -> tuple[Change, ...]:
-    return tuple(one for one in _between(every, change) if one is not change)
+    return tuple(each for each in _between(every, change) if each is not change)
 
 
-def _is_equal(one: Change, other: Change) -> bool:
+def _is_equal(change: Change, other: Change) -> bool:
     """Whether noise does not tell two changes of one number apart."""
-    if (one.workload, one.column, one.is_better) != (other.workload, other.column, other.is_better):
+    if (change.workload, change.column, change.is_better) != (
+        other.workload,
+        other.column,
+        other.is_better,
+    ):
         return False
-    return one is other or abs(one.size - other.size) <= math.log1p(max(one.noise, other.noise))
+    return change is other or abs(change.size - other.size) <= math.log1p(
+        max(change.noise, other.noise)
+    )
 
 
 def _least_kept(every: Iterable[Change], change: Change) -> float:
     """Return the least factor by which a rate differs in the setting of a change."""
     factors = [
-        one.after / one.before
-        for one in _between(every, change)
-        if one.column in RATES and one.before
+        each.after / each.before
+        for each in _between(every, change)
+        if each.column in RATES and each.before
     ]
     return min(factors, default=1.0)

@@ -40,12 +40,12 @@ def of_slowest_rank(rows: Sequence[_Told]) -> list[_Told]:
     Where no latency tells, that of the rank that keeps the least of its rate alone. ``rows`` are
     those of a comparison, or of one point of a sweep.
     """
-    found: dict[tuple[str, str, str | None], _Told] = {}
+    slowest: dict[tuple[str, str, str | None], _Told] = {}
     for row in rows:
         key = (row["setting"], row["workload"], row["partition"])
-        if key not in found or _slowness(row) > _slowness(found[key]):
-            found[key] = row
-    return [*found.values()]
+        if key not in slowest or _slowness(row) > _slowness(slowest[key]):
+            slowest[key] = row
+    return [*slowest.values()]
 
 
 def _slowness(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -76,23 +76,25 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     """
     rows: list[Row] = []
     for setting, trace in traces.items():
-        found, did = ended_kernels(trace), done(trace, by_workload)
+        kernels, did = ended_kernels(trace), done(trace, by_workload)
         if not did:
             continue
-        together = overlap(trace, by="workload") if len(found) else None
-        most = max(together.pairs, key=lambda one: one.fraction, default=None) if together else None
+        together = overlap(trace, by="workload") if len(kernels) else None
+        most = (
+            max(together.pairs, key=lambda pair: pair.fraction, default=None) if together else None
+        )
         try:
             seen = {handle.name: handle for handle in latency(trace).handles}
         except MissingEvidence:
             seen = {}
-        starts, ends = found.array("start_ns"), found.array("end_ns")
-        partition, partitions = codes(found.spans.column("partition"))
-        groups = by_workload(found)
+        starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
+        partition, partitions = codes(kernels.spans.column("partition"))
+        groups = by_workload(kernels)
         number = {label: index for index, label in enumerate(groups.labels)}
         medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
         planned = (trace.metadata.experiment or {}).get("workloads", {})
         driven = driven_by_requests(planned)
-        for workload in dict.fromkeys([*(one for one in planned if one in did), *number, *did]):
+        for workload in dict.fromkeys([*(name for name in planned if name in did), *number, *did]):
             index = number.get(workload)
             alone = trace.metadata.solo.get(workload, SoloFacts())
             plan = planned.get(workload, {})
@@ -100,7 +102,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
             # their own rate: neither says anything about the GPU.
             times = None if plan.get("background") else seen.get(workload)
             paced = plan.get("rate_hz") is not None or workload in driven
-            mine = did[workload]
+            rates = did[workload]
             rows.append(
                 {
                     "setting": setting,
@@ -114,10 +116,10 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "latency_p50_us": times.p50_ns / 1e3 if times else None,
                     "latency_p90_us": times.p90_ns / 1e3 if times else None,
                     "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
-                    "calls_per_s": mine.calls_per_s,
-                    "tflop_per_s": None if paced else mine.tflop_per_s,
-                    "gb_per_s": None if paced else mine.gb_per_s,
-                    "share_of_alone_on_whole_gpu": None if paced else _share(mine, alone),
+                    "calls_per_s": rates.calls_per_s,
+                    "tflop_per_s": None if paced else rates.tflop_per_s,
+                    "gb_per_s": None if paced else rates.gb_per_s,
+                    "share_of_alone_on_whole_gpu": None if paced else _share(rates, alone),
                     "overlap": most.fraction if most else None,
                     "overlap_tight": most.tight_fraction if most else None,
                     "gain": together.gain if together else None,
@@ -173,20 +175,20 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
     return [
         {
             "setting": setting,
-            "workload": one.workload,
-            "requests_n": one.n,
+            "workload": workload.workload,
+            "requests_n": workload.n,
             **{
                 f"{what}_{mark}_ms": None if took_ns is None else took_ns / 1e6
                 for what in ("ttft", "tbt")
                 for mark in ("p50", "p90", "p99")
-                for took_ns in [getattr(one, f"{what}_{mark}_ns")]
+                for took_ns in [getattr(workload, f"{what}_{mark}_ns")]
             },
-            "tbt_n": one.tbt_n,
-            "requests_per_s": one.requests_per_s,
-            "goodput_per_s": one.goodput_per_s,
+            "tbt_n": workload.tbt_n,
+            "requests_per_s": workload.requests_per_s,
+            "goodput_per_s": workload.goodput_per_s,
             "incomplete": trace.metadata.incomplete or None,
         }
-        for one in served
+        for workload in served
     ]
 
 
@@ -310,7 +312,7 @@ class SweepResult(Result):
 
     def _normalised(self, table: pa.Table) -> pa.Table:
         """Return times × and rates ÷ the relative speed of each row's GPU; adds that."""
-        speeds = {one.gpu: one.relative for one in self.speeds}
+        speeds = {speed.gpu: speed.relative for speed in self.speeds}
         relative = pa.array(map(speeds.get, table["gpu"].to_pylist()), pa.float64())
         plans = self.experiment.get("workloads", {})
         given = driven_by_requests(plans) | {
@@ -342,14 +344,14 @@ class SweepResult(Result):
         """What was varied, and provenance, in one line."""
         varied = ", ".join(f"{path} = {list(values)}" for path, values in self.parameters.items())
         stopped = "stopped early. " if self.stopped else ""
-        told = f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}"
+        words = f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}"
         if self.speeds:
             gpus = ", ".join(
-                f"{one.relative:.3f} on {one.gpu} (n = {one.n}, drift {one.drift:.1%})"
-                for one in self.speeds
+                f"{speed.relative:.3f} on {speed.gpu} (n = {speed.n}, drift {speed.drift:.1%})"
+                for speed in self.speeds
             )
-            told += f"; times × and rates ÷ the speed of a reference on each GPU: {gpus}"
-        return clean(told)
+            words += f"; times × and rates ÷ the speed of a reference on each GPU: {gpus}"
+        return clean(words)
 
 
 def solo_statistics(

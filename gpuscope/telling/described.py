@@ -34,20 +34,20 @@ def describe_workload(facts: Description, *, driven: bool = False) -> str:
     """
     if facts.get("kind") == "requests":
         return _describe_requests(facts)
-    own = {name: value for name, value in facts.items() if name not in _COMMON}
-    sides = [own.pop(name) for name in ("m", "n", "k") if {"m", "n", "k"} <= facts.keys()]
+    fields = {name: value for name, value in facts.items() if name not in _COMMON}
+    sides = [fields.pop(name) for name in ("m", "n", "k") if {"m", "n", "k"} <= facts.keys()]
     kind = str(facts.get("kind"))
     if kind.startswith("python:"):
-        given = (f"{name}={value!r}" for name, value in (own.pop("args", None) or {}).items())
+        given = (f"{name}={value!r}" for name, value in (fields.pop("args", None) or {}).items())
         kind = f"{kind.removeprefix('python:')}({', '.join(given)})"
     else:
         kind = kind.replace("_", " ")
     words = [kind, " × ".join(map(str, sides))]
-    if "nbytes" in own:
-        words.append(_bytes(own.pop("nbytes")))
-    if "duration_us" in own:
-        words.append(f"{own.pop('duration_us'):g} µs")
-    words += [str(facts.get("dtype", "")), *(f"{name} {value}" for name, value in own.items())]
+    if "nbytes" in fields:
+        words.append(_bytes(fields.pop("nbytes")))
+    if "duration_us" in fields:
+        words.append(f"{fields.pop('duration_us'):g} µs")
+    words += [str(facts.get("dtype", "")), *(f"{name} {value}" for name, value in fields.items())]
     queued = int(facts.get("max_queued", 1))
     calls = f"{facts.get('repeats', 100):,} calls"
     if driven:
@@ -111,18 +111,18 @@ def describe_settings(run: Run) -> dict[str, str]:
     {'default': 'w has the whole GPU'}
     """
     described = run.experiment.get("settings") or {}
-    said: dict[str, str] = {}
+    words_of: dict[str, str] = {}
     places: dict[str, str] = {}
     for setting, trace in run.traces.items():
         facts = described.get(setting) or {}
-        place, others = _placed(run.experiment, facts, trace), _otherwise(run.experiment, facts)
-        same = next((name for name, words in places.items() if words == place), None)
+        homes, others = _placed(run.experiment, facts, trace), _otherwise(run.experiment, facts)
+        same = next((name for name, known in places.items() if known == homes), None)
         if same is not None and others:
-            said[setting] = f"as “{same}”, but {'; '.join(others)}"
+            words_of[setting] = f"as “{same}”, but {'; '.join(others)}"
         else:
-            said[setting] = "; ".join([place, *others])
-        places[setting] = place
-    return said
+            words_of[setting] = "; ".join([homes, *others])
+        places[setting] = homes
+    return words_of
 
 
 def _streams(experiment: Description, facts: Description) -> dict[str, Description]:

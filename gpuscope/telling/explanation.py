@@ -12,6 +12,7 @@ from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.part import ORDER, Part
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.telling.rules import fill
 from gpuscope.trace.model import Trace
 
 _MOST = 6
@@ -19,15 +20,15 @@ _MOST = 6
 _IN_WORDS = {
     "launch call": "in the launch call",
     "on the way": "on the way to the GPU",
-    "stream order": "behind {label} in {stream}",
-    "event wait": "waiting for an event behind {label} in {stream}",
-    "graph order": "behind {label} of its graph",
-    "legacy default stream": "behind {label} in {stream} (the legacy default stream's order)",
-    "SMs held": "waiting for SMs held by {label} on {place}{others}",
-    "priority": "waiting for SMs held by {label} on {place}{others} by priority",
-    "copy engine": "waiting for the copy engine, taken by {label} on {place}{others}",
+    "stream order": "behind[ {label} in {stream}]",
+    "event wait": "waiting for an event[ behind {label} in {stream}]",
+    "graph order": "behind[ {label} of] its graph",
+    "legacy default stream": "behind[ {label} in {stream}] (the legacy default stream's order)",
+    "SMs held": "waiting for SMs[ held by {label} on {place}]{others}",
+    "priority": "waiting for SMs[ held by {label} on {place}]{others} by priority",
+    "copy engine": "waiting for the copy engine[, taken by {label} on {place}]{others}",
     "request queue": "in the queue of requests",
-    "collective": "waiting for {rank} to begin {label}",
+    "collective": "waiting for[ {rank} to begin] {label}",
     "running": "running",
     "not looking": "done but not seen by the host",
     "host": "in the host's program",
@@ -96,15 +97,15 @@ class Explanation:
 
     def __str__(self) -> str:
         sums = self._sums()
-        told = [
+        clauses = [
             f"{duration(_lasted_ns(parts))} {text}"
             + (f" ({len(parts)} times)" if len(parts) > 1 else "")
             for text, parts in sums[:_MOST]
         ]
         if rest := [part for _, parts in sums[_MOST:] for part in parts]:
-            told.append(f"{duration(_lasted_ns(rest))} in {len(rest)} other parts")
+            clauses.append(f"{duration(_lasted_ns(rest))} in {len(rest)} other parts")
         line = f"{self.name}: {duration(_lasted_ns(self.parts))} {self.interval}"
-        lines = [f"{line}: {', '.join(told)}." if told else f"{line}.", *self.doubts]
+        lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}.", *self.doubts]
         return "\n".join(map(clean, lines))
 
     def _repr_html_(self) -> str:
@@ -215,7 +216,7 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
     if cause == row and part.kind == "running" and rows.kind(row) in HOST:
         return "in the range" if rows.kind(row) == "range" else "in the call"
     if cause is None or cause == row:
-        return _IN_WORDS[part.kind].partition(" {")[0]
+        return fill(_IN_WORDS[part.kind], {}).rstrip()
     label = _label(rows, cause)
     if part.kind == "running":
         return f"{label} running"
@@ -223,7 +224,8 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
         return f"in the host's program, after {label} returned"
     others = f" and {part.others} more" if part.others else ""
     names = {"label": label, "stream": _stream(rows, cause), "place": rows.place(cause)}
-    return _IN_WORDS[part.kind].format(**names, others=others, rank=_rank(rows, cause))
+    names |= {"others": others, "rank": _rank(rows, cause)}
+    return fill(_IN_WORDS[part.kind], names)
 
 
 def _label(rows: SpanRows, row: int) -> str:

@@ -61,6 +61,11 @@ class Quantity:
         return f"{format_value(value)} {self.unit}".rstrip()
 
 
+def counts(**numbers: float) -> tuple[Quantity, ...]:
+    """Return named numbers without a unit."""
+    return tuple(Quantity(name, number) for name, number in numbers.items())
+
+
 @dataclass(frozen=True)
 class Shown:
     """A span that shows a finding: the id of a row, and the trace that has it.
@@ -190,17 +195,20 @@ class FindingsResult(Result):
     @property
     def confinement(self) -> tuple[Finding, ...]:
         """The verdict on confinement: each escape, or why there is none."""
-        return tuple(one for one in self.findings if one.family in ("escape", "confined"))
+        return tuple(
+            finding for finding in self.findings if finding.family in ("escape", "confined")
+        )
 
     def _rows(self) -> list[Row]:
         """One row per finding."""
         return [
-            {"rule": one.rule, "found": one.text, "what to do": one.advice} for one in self.findings
+            {"rule": finding.rule, "found": finding.text, "what to do": finding.advice}
+            for finding in self.findings
         ]
 
 
 def urgency(finding: Finding) -> tuple[int, int]:
     """Return what findings are ordered by, the most urgent first."""
     rules = list(RULES)
-    place = rules.index(finding.rule) if finding.rule in RULES else len(rules)
-    return SEVERITIES.index(finding.severity), place
+    position = rules.index(finding.rule) if finding.rule in RULES else len(rules)
+    return SEVERITIES.index(finding.severity), position

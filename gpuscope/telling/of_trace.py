@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuscope._checks import door
@@ -15,7 +16,7 @@ from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, urgency
+from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.metadata import Description
@@ -35,7 +36,11 @@ def ranked(trace: Trace, several: Iterable[Finding]) -> FindingsResult:
 
 
 def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding]]:
-    """Return the findings of several settings, each once, with the settings as text."""
+    """Return the findings of several settings, the most urgent first, each once.
+
+    Each with the settings that have it as text, which is empty where all have. That nothing was
+    carved is left out where another setting carves.
+    """
     settings: dict[str, list[str]] = {}
     findings_by_text: dict[str, Finding] = {}
     is_carved = any(
@@ -70,6 +75,12 @@ def confinement_verdict(trace: Trace) -> Finding:
     'escape.outside'
     """
     return next(iter(of_confinement(trace)))
+
+
+def shown(trace: Trace, ids: Iterable[int]) -> tuple[Shown, ...]:
+    """Return the first few spans of a trace that show a finding."""
+    label = trace.metadata.setting or ""
+    return tuple(Shown(label, span) for span in itertools.islice(ids, _SPANS))
 
 
 # -- confinement ---------------------------------------------------------------------------
@@ -116,19 +127,18 @@ def _escapes(part: PartitionConfinement, trace: str) -> Iterator[Finding]:
             "error",
             {"kernel": escape.kernel, "partition": part.partition, "where": escape.where},
             (
-                Quantity("kernels", escape.kernels),
-                Quantity("given", escape.given),
+                *counts(kernels=escape.kernels, given=escape.given),
                 Quantity("time", escape.time_ns, "ns"),
                 Quantity("share", escape.time_ns / part.time_ns, "%"),
             ),
-            tuple(Shown(trace, span) for span in escape.spans[:_SPANS]),
+            tuple(Shown(trace, span) for span in escape.spans),
             None
             if escape.to == "sms"
             else Mend(f"with CallerStreamGuard({part.partition}_stream): …  # {escape.kernel}"),
         )
     if len(part.escapes) > _NAMED:
-        more = Quantity("more", len(part.escapes) - _NAMED)
-        yield Finding("escape.more", "error", {"partition": part.partition}, (more,))
+        more = counts(more=len(part.escapes) - _NAMED)
+        yield Finding("escape.more", "error", {"partition": part.partition}, more)
 
 
 # -- hazards and missing rows ----------------------------------------------------------------
@@ -139,19 +149,18 @@ def of_hazards(trace: Trace) -> Iterator[Finding]:
         return
     several = hazards(trace).found
     if not several:
-        values = [Quantity("accesses", facts.accesses), Quantity("unseen", facts.unseen)]
-        if facts.undecided:
-            values.append(Quantity("undecided", facts.undecided))
-        yield Finding("ordered", "note", {}, tuple(values))
+        undecided = counts(undecided=facts.undecided) if facts.undecided else ()
+        values = counts(accesses=facts.accesses, unseen=facts.unseen)
+        yield Finding("ordered", "note", {}, (*values, *undecided))
     for fact in several[:_NAMED]:
-        yield _hazard(fact, trace.metadata.setting or "")
+        yield _hazard(trace, fact)
     if len(several) > _NAMED:
         count = sum(fact.count for fact in several) + facts.left_out
-        values = [Quantity("more", len(several) - _NAMED), Quantity("hazards", count)]
-        yield Finding("hazard.more", "error", {}, tuple(values))
+        values = counts(more=len(several) - _NAMED, hazards=count)
+        yield Finding("hazard.more", "error", {}, values)
 
 
-def _hazard(fact: HazardFact, trace: str) -> Finding:
+def _hazard(trace: Trace, fact: HazardFact) -> Finding:
     return Finding(
         f"hazard.{fact.kind.replace(' ', '-')}",
         "error",
@@ -160,11 +169,8 @@ def _hazard(fact: HazardFact, trace: str) -> Finding:
             "first": f"{fact.first_name} on {fact.first_stream}",
             "second": f"{fact.second_name} on {fact.second_stream}",
         },
-        (
-            Quantity("bytes", fact.nbytes),
-            *([Quantity("times", fact.count)] if fact.count > 1 else []),
-        ),
-        tuple(Shown(trace, row) for row in (fact.first, fact.second) if row is not None),
+        counts(bytes=fact.nbytes, **({"times": fact.count} if fact.count > 1 else {})),
+        shown(trace, (row for row in (fact.first, fact.second) if row is not None)),
         Mend(fact.mend) if fact.mend else None,
     )
 
@@ -179,9 +185,7 @@ def of_missing_rows(trace: Trace) -> Iterator[Finding]:
 def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
     """Find calls that were timed while nothing of a background was queued."""
     described, background = described_workloads(trace)
-    if not background or len(background) == len(described):
-        return
-    for pair in queue_depths(trace).pairs:
+    for pair in queue_depths(trace).pairs if background else ():
         calls = trace.where(kind="handle", category=pair.at).array("id").tolist()
         idle = [call for call, depth in zip(calls, pair.depths, strict=True) if depth <= 0]
         if idle:
@@ -190,12 +194,8 @@ def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
                 "dry-queue.calls",
                 "warning",
                 {"workload": pair.at, "load": pair.of},
-                (
-                    Quantity("idle", len(idle)),
-                    Quantity("calls", len(pair.depths)),
-                    Quantity("queued", queued),
-                ),
-                tuple(Shown(trace.metadata.setting or "", call) for call in idle[:_SPANS]),
+                counts(idle=len(idle), calls=len(calls), queued=queued),
+                shown(trace, idle),
                 _more_queued(pair.of, queued),
             )
 
@@ -239,12 +239,12 @@ def _of_track(
         Quantity("gaps", track.number),
         Quantity("longest", longest.length_ns, "ns"),
     )
-    spans = tuple(Shown(trace.metadata.setting or "", span) for span in longest.spans)
+    spans = shown(trace, longest.spans)
     if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
         if not loads:
             return Finding("dry-queue.device", "warning", subject, values, spans)
         queued = described[loads[0]].get("max_queued", 1)
-        values = (*values, Quantity("queued", queued))
+        values += counts(queued=queued)
         mend = _more_queued(loads[0], queued)
         return Finding("dry-queue.load", "warning", subject, values, spans, mend)
     rule = "gap" if track.unlaunched_ns is None else "gap.launched"

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope._text import clean, format_value
 from gpuscope.analysis.race import CLOSE
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
-from gpuscope.telling.finding import Finding, Quantity
+from gpuscope.telling.finding import Finding, Quantity, counts
 
 _NAMED = 4
 """Settings that an open tuning names."""
@@ -132,10 +132,12 @@ def paid(result: Tuning) -> Iterator[Finding]:
 def measured(result: Tuning) -> Finding:
     """Return how a tuning was measured and judged."""
     values = (
-        Quantity("measurements", result.measurements),
-        Quantity("measured", sum(bool(setting.values) for setting in result.settings)),
-        Quantity("settings", len(result.settings)),
-        Quantity("repeats", result.repeats),
+        *counts(
+            measurements=result.measurements,
+            measured=sum(bool(setting.values) for setting in result.settings),
+            settings=len(result.settings),
+            repeats=result.repeats,
+        ),
         Quantity("confidence", result.confidence, "%"),
         Quantity("close", CLOSE, "%"),
     )

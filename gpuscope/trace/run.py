@@ -95,8 +95,8 @@ class Run(Mapping[str, Trace]):
         """Return the rows of workloads, and those of requests, which have other columns."""
         rows = self.comparison.to_pylist()
         requests = [row for row in rows if is_of_requests(row)]
-        own = [row for row in rows if not is_of_requests(row)]
-        return [readable(part) for part in (own, requests) if part or part is own]
+        others = [row for row in rows if not is_of_requests(row)]
+        return [readable(part) for part in (others, requests) if part or part is others]
 
     def __str__(self) -> str:
         *first, last = self._tables()

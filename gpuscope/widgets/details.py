@@ -87,10 +87,10 @@ def describe(trace: Trace, row: int) -> Facts:
         where += f", {known if 'stream' in known else f'stream {known}'}"
     on_device = span["stream"] is not None or span["partition"] is not None
     begins = f"starts at {(span['start_ns'] - zero) / 1e3:,.1f} µs"
-    said = [str(span["kind"]), _length(span), begins]
+    heads = [str(span["kind"]), _length(span), begins]
     return {
         "title": clean(span["name"], 200),
-        "subtitle": " · ".join([*said, *([where] if on_device else [])]),
+        "subtitle": " · ".join([*heads, *([where] if on_device else [])]),
         "why": "",
         "related": _related(trace, span),
         "columns": [[name, clean(_text(name, span), 2000)] for name, value in span.items()
@@ -111,8 +111,8 @@ def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:
     edges = trace.edges
     if not edges.num_rows:
         return []
-    mine = pc.or_(pc.equal(edges.column("from"), span), pc.equal(edges.column("to"), span))
-    return [(edge["from"], edge["to"], edge["kind"]) for edge in edges.filter(mine).to_pylist()]
+    touching = pc.or_(pc.equal(edges.column("from"), span), pc.equal(edges.column("to"), span))
+    return [(edge["from"], edge["to"], edge["kind"]) for edge in edges.filter(touching).to_pylist()]
 
 
 def links(trace: Trace, span: int) -> list[tuple[int, int]]:
@@ -147,17 +147,17 @@ def _text(name: str, span: Row) -> str:
 
 def _related(trace: Trace, span: Row) -> list[list[str]]:
     """Return relation, label and id of the spans that this one is linked to."""
-    found: list[tuple[str, int]] = []
+    linked: list[tuple[str, int]] = []
     around = span["parent"]
     edges = neighbours(trace, span["id"])
     for before, after, kind in edges:
         if kind == "launch":
-            found.append(("launched by", before) if after == span["id"] else ("launched", after))
+            linked.append(("launched by", before) if after == span["id"] else ("launched", after))
         elif after == span["id"]:
-            found.append((f"follows ({kind})", before))
+            linked.append((f"follows ({kind})", before))
         else:
-            found.append((f"comes before ({kind})", after))
-    known = _columns_of(trace, [span_id for _, span_id in found])
+            linked.append((f"comes before ({kind})", after))
+    known = _columns_of(trace, [span_id for _, span_id in linked])
     callers = [before for before, after, kind in edges if kind == "launch" and after == span["id"]]
     if around is None and callers and callers[0] in known:
         around = known[callers[0]]["parent"]
@@ -166,9 +166,9 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
         if parent is None:
             break
         known[around] = parent
-        found.append(("in", around))
+        linked.append(("in", around))
         around = parent["parent"]
-    there = [(relation, span_id) for relation, span_id in found if span_id in known]
+    there = [(relation, span_id) for relation, span_id in linked if span_id in known]
     related = [[relation, _label(known[span_id]), str(span_id)] for relation, span_id in there]
     more = len(related) - _RELATED
     return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
@@ -177,8 +177,8 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
 def _columns_of(trace: Trace, ids: list[int]) -> dict[int, Row]:
     rows = rows_of_ids(trace, ids[: 4 * _RELATED]) if ids else {}
     names = ["id", "kind", "name", "parent", "start_ns", "end_ns"]
-    found = trace.spans.select(names).take(list(rows.values())).to_pylist() if rows else []
-    return {row["id"]: row for row in found}
+    spans = trace.spans.select(names).take(list(rows.values())).to_pylist() if rows else []
+    return {row["id"]: row for row in spans}
 
 
 def _label(span: Row) -> str:

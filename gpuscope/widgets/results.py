@@ -263,5 +263,5 @@ def won(runs: Mapping[str, Summary]) -> str:
     if not others or any(run.experiment["workloads"] != workloads for run in others):
         return ""
     rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
-    told = {label: run.told for label, run in runs.items()}
-    return html.note(outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))
+    traces = {label: run.told for label, run in runs.items()}
+    return html.note(outcome(Run(traces, pa.Table.from_pylist(rows), first.experiment)))

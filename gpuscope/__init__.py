@@ -46,38 +46,7 @@ if TYPE_CHECKING:
     from gpuscope.workloads.product import mm_out as mm_out
     from gpuscope.workloads.torch_module import TorchModule as TorchModule
 
-_HOMES = {
-    "open_device": "gpuscope.device.select",
-    "CallerStreamGuard": "gpuscope.device.caller",
-    "get_caller_stream": "gpuscope.device.caller",
-    "Gemm": "gpuscope.workloads.gemm",
-    "mm_out": "gpuscope.workloads.product",
-    "TorchModule": "gpuscope.workloads.torch_module",
-    "profile": "gpuscope.experiments.profiling",
-    "annotate": "gpuscope.record.annotate",
-    "no_default_stream": "gpuscope.races.default_stream",
-    "confirm": "gpuscope.races.confirming",
-    "run": "gpuscope.experiments.execution",
-    "tune": "gpuscope.search.tuning",
-    "what_if": "gpuscope.simulator.forecast.what_if",
-    "load_trace": "gpuscope.formats.reading",
-    "merge": "gpuscope.trace.merging",
-    "export": "gpuscope.formats.writing",
-    "Dashboard": "gpuscope.widgets.dashboard",
-    "Timeline": "gpuscope.widgets.timeline",
-    "analysis": "gpuscope.analysis",
-    "device": "gpuscope.device",
-    "errors": "gpuscope.errors",
-    "experiments": "gpuscope.experiments",
-    "figures": "gpuscope.figures",
-    "learn": "gpuscope.learn",
-    "search": "gpuscope.search",
-    "telling": "gpuscope.telling",
-    "widgets": "gpuscope.widgets",
-    "workloads": "gpuscope.workloads",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)
 
 
 def _shown_timeline() -> LiveView:

@@ -7,10 +7,12 @@ import inspect
 import math
 import operator
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from gpuscope._text import clean
@@ -92,27 +94,51 @@ class SeveralOf:
     length: int | None = None
 
 
-def door(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def door(*annotated: str, **kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Check a function's arguments by name before it runs.
 
     A kind is a type, ``None``, a :class:`MappingOf`, or a tuple of these of which one must
     hold. No bool is a whole number here, and neither NaN nor an infinity a number.
+
+    Parameters
+    ----------
+    annotated
+        Arguments whose kind is what their annotation says.
     """
     wanted = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in kinds.items()}
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
 
+        @functools.cache  # annotations may name what is defined below
+        def all_wanted() -> dict[str, tuple[Kind, ...]]:
+            hints = typing.get_type_hints(function) if annotated else {}
+            return {**{name: _kinds_of(hints[name]) for name in annotated}, **wanted}
+
         @functools.wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            kinds = all_wanted()
             for name, value in signature.bind(*args, **kwargs).arguments.items():
-                if name in wanted:
-                    require_kind(name, value, *wanted[name])
+                if name in kinds:
+                    require_kind(name, value, *kinds[name])
             return function(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def _kinds_of(hint: Kind) -> tuple[Kind, ...]:
+    """Return the kinds that an annotation stands for; a literal's is its type."""
+    origin: Kind = typing.get_origin(hint)
+    inside = typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return tuple(dict.fromkeys(kind for part in inside for kind in _kinds_of(part)))
+    if origin is typing.Literal:
+        return tuple(dict.fromkeys(map(type, inside)))
+    if origin is Mapping and inside[1] is not object:
+        return (MappingOf(inside[1]),)
+    return (None if hint is NoneType else origin or hint,)
 
 
 def require_kind(name: str, value: object, *kinds: Kind) -> None:

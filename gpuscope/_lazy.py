@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 
@@ -10,17 +11,19 @@ from gpuscope._optional import needed_for
 
 
 def public(
-    room: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return a room's ``__getattr__`` and ``__dir__``.
+    room: str, homes: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return a room's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Parameters
     ----------
     room
         Its ``__name__``.
     homes
-        Name → module that has it; a module that is itself the name ends in it.
+        Name → module that has it; a module that is itself the name ends in it. If not given, what
+        the room imports ``as`` itself for type checkers.
     """
+    homes = _homes(room) if homes is None else homes
 
     def resolve(name: str) -> object:
         if name not in homes:
@@ -34,4 +37,12 @@ def public(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[room]), *homes})
 
-    return resolve, names
+    return resolve, names, [*homes]
+
+
+def _homes(room: str) -> dict[str, str]:
+    """Return name → module of what a room imports as itself for type checkers."""
+    spec = sys.modules[room].__spec__
+    source = getattr(spec and spec.loader, "get_source", lambda _: "")(room)
+    imports = re.findall(r"from (\S+) import \(?\s*((?!_)\w+) as \2\b", source)
+    return {name: f"{room}.{name}" if home == room else home for home, name in imports}

@@ -183,9 +183,10 @@ def trace_names(folder: Path) -> list[str]:
     # Before there was such a list, all traces were taken for the run's.
     names = facts.get("traces", sorted(path.name for path in folder.glob("trace-*.parquet")))
     return [
-        name for name in (names if isinstance(names, list) else ())
+        name
+        for name in (names if isinstance(names, list) else ())
         if isinstance(name, str) and _TRACE.fullmatch(name)
-    ]  # fmt: skip
+    ]
 
 
 def _show_errors(errors: PredictionResult, written: list[Path]) -> None:

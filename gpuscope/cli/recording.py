@@ -227,13 +227,13 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
     every, unreadable = read_facts(work)
     done: list[Path] = []
     ours: set[Path] = set()
-    found = False
+    has_traces = False
     for path, facts in every.items():
         who = f"process {facts.pid} ({facts.name})"
         for note in facts.notes:
             complain(f"gpuscope: {who}: {note}")
         files = _traces_of(path)
-        found |= bool(files)
+        has_traces |= bool(files)
         if not facts.ended and _is_alive(facts.pid):
             complain(
                 f"gpuscope: {who} still runs: it will write its trace to {work}; should it be "
@@ -249,7 +249,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
             if _is_published(file, facts, *base, ours, report=report, title=who)
         ]
         done += [*published, *([path] if published == files else [])]
-    if not found:
+    if not has_traces:
         cupti = check_cupti()
         unseen = f"\ngpuscope: CUDA is not seen here: {cupti.found}: {cupti.todo}"
         complain(
@@ -339,8 +339,8 @@ def _is_published(
     if trace.metadata.incomplete:
         complain(f"gpuscope: {trace.metadata.incomplete}")
     ours.update(written)
-    for one in written:
-        complain(f"gpuscope: wrote {one}")
+    for path in written:
+        complain(f"gpuscope: wrote {path}")
     return True
 
 

@@ -20,8 +20,9 @@ from gpuscope.cli import FAILED
 from gpuscope.cli.app import Force, Json, app, run_bar, say, say_json, say_result, say_written
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidExperiment
-from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed
+from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.report import interference_report, sweep_report
 from gpuscope.search.grid import ALL, Value
 from gpuscope.search.interference import measure_interference
@@ -92,9 +93,15 @@ def sweep_command(
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = sweep(
-            experiment, parameters, target, path=out, executor=workers, shard=shard,
-            reference=reference, viewer=view,
-        )  # fmt: skip
+            experiment,
+            parameters,
+            target,
+            path=out,
+            executor=workers,
+            shard=shard,
+            reference=reference,
+            viewer=view,
+        )
     table = out / _TABLE
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)
@@ -153,9 +160,17 @@ def tune_command(
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = tune(
-            experiment, parameters, objective, limits, target, repeats=repeats,
-            confidence=confidence, path=out, executor=workers, viewer=view,
-        )  # fmt: skip
+            experiment,
+            parameters,
+            objective,
+            limits,
+            target,
+            repeats=repeats,
+            confidence=confidence,
+            path=out,
+            executor=workers,
+            viewer=view,
+        )
     names = [*_TUNED]
     if result.choice is not None and result.choice.sizes:
         names += _CARVED
@@ -174,8 +189,8 @@ def _check_folder(out: Path, names: Iterable[str], kept: Iterable[str], *, repla
 def _limit(text: str) -> tuple[str, str]:
     """Read ``workload.column<=number``."""
     for sign in ("<=", ">="):
-        name, found, number = text.partition(sign)
-        if found:
+        name, separator, number = text.partition(sign)
+        if separator:
             return name.strip(), f"{sign}{number}"
     raise InvalidExperiment(f"--slo {text!r}: give a column and a limit, as 'w.latency_p50_us<=60'")
 
@@ -260,10 +275,17 @@ def interference_command(
     _check_folder(out, [_NUMBERS, _MATRIX], [], replace=force)
     with run_bar(experiment.name) as view:
         result = measure_interference(
-            target, chosen.partitions or None, workloads, repeats=repeats, rounds=rounds,
-            rounding=chosen.rounding, seed=experiment.seed, inside=inside, executor=workers,
+            target,
+            chosen.partitions or None,
+            workloads,
+            repeats=repeats,
+            rounds=rounds,
+            rounding=chosen.rounding,
+            seed=experiment.seed,
+            inside=inside,
+            executor=workers,
             viewer=view,
-        )  # fmt: skip
+        )
     numbers = write_text(out / _NUMBERS, json.dumps(result.rows(), indent=1))
     written = [interference_report(result, out / _MATRIX), numbers]
     _tell(result, written, as_json=as_json)

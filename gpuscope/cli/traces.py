@@ -15,17 +15,8 @@ from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import (
-    Force,
-    Json,
-    app,
-    complain,
-    say,
-    say_findings,
-    say_json,
-    show_table,
-    stderr,
-)
+from gpuscope.cli import app as terminal
+from gpuscope.cli.app import Force, Json, app
 from gpuscope.cli.experiments import trace_names
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
@@ -59,13 +50,13 @@ def view_command(
         check_new(out, replace=force)
     trace = load_trace(file)
     if out is not None:
-        say(f"wrote {trace_report(trace, out)}")
+        terminal.say(f"wrote {trace_report(trace, out)}")
         return
     folder = Path(tempfile.mkdtemp(prefix="gpuscope-"))  # it must outlive this command
     path = trace_report(trace, folder / f"{file.stem}.html")
-    say(f"wrote {path}")
+    terminal.say(f"wrote {path}")
     if not webbrowser.open(path.as_uri()):
-        complain("no browser could be opened here: open that file in one")
+        terminal.complain("no browser could be opened here: open that file in one")
         raise typer.Exit(FAILED)
 
 
@@ -89,12 +80,12 @@ def export_command(
     """
     _check_target(path, replace=force)
     trace = load_trace(file)
-    with Progress(console=stderr, transient=True) as bar:
+    with Progress(console=terminal.stderr, transient=True) as bar:
         task = bar.add_task("writing", total=None)
         export(
             trace, path, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
-    say(f"wrote {path}")
+    terminal.say(f"wrote {path}")
 
 
 @app.command("merge")
@@ -120,13 +111,26 @@ def merge_command(
     merged = merge([_loaded(file) for path in files for file in _traces_of(path)])
     written = export(merged, out)
     columns = ("rank", "device", "offset", "error", "by")
-    show_table("ranks", columns, (
-        (rank.rank, rank.device or "–", f"{rank.offset_ns / 1e3:+,.1f} µs",
-         f"± {(rank.error_ns or 0) / 1e3:,.1f} µs", rank.evidence)
-        for rank in merged.metadata.ranks
-    ))  # fmt: skip
-    say(", ".join(f"{n:,} {kind}" for kind, n in merged.kind_counts().items()) or "no spans")
-    say(f"wrote {written}")
+    terminal.show_table(
+        "ranks",
+        columns,
+        (
+            (
+                rank.rank,
+                rank.device or "–",
+                f"{rank.offset_ns / 1e3:+,.1f} µs",
+                f"± {(rank.error_ns or 0) / 1e3:,.1f} µs",
+                rank.evidence,
+            )
+            for rank in merged.metadata.ranks
+        ),
+    )
+    terminal.say(_counts(merged) or "no spans")
+    terminal.say(f"wrote {written}")
+
+
+def _counts(trace: Trace) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
 
 
 def _check_target(path: Path, *, replace: bool) -> None:
@@ -178,36 +182,35 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     Example: gpuscope summary out/trace-shared.parquet --json
     """
     trace = load_trace(file)
-    found = findings(trace).findings
+    to_act_on = findings(trace).findings
     asked = {known.name: known.ask(trace) for known in known_analyses()}
     answers = {name: answer for name, answer in asked.items() if answer}
     for problem in problems():
-        complain(problem)
+        terminal.complain(problem)
     if as_json:
         facts: dict[str, object] = {
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
-            "findings": [telling.to_json(finding) for finding in found],
+            "findings": [telling.to_json(finding) for finding in to_act_on],
             **{
                 name: answer if isinstance(answer, str) else answer.rows()
                 for name, answer in answers.items()
             },
         }
-        say_json(facts)
+        terminal.say_json(facts)
         return
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
-    say(f"{len(trace):,} spans: {counts or 'none'}")
-    say(trace.provenance)
-    say_findings(("", finding) for finding in found)
+    terminal.say(f"{len(trace):,} spans: {_counts(trace) or 'none'}")
+    terminal.say(trace.provenance)
+    terminal.say_findings(("", finding) for finding in to_act_on)
     for name, answer in answers.items():
         if isinstance(answer, str):
-            say(f"{name}: {answer}")
+            terminal.say(f"{name}: {answer}")
             continue
         rows, left_out = answer.readable()
         if rows:
             if answer.incomplete:
-                say(f"{name}: {answer.incomplete}")
-            show_table(name, rows[0], (row.values() for row in rows))
+                terminal.say(f"{name}: {answer.incomplete}")
+            terminal.show_table(name, rows[0], (row.values() for row in rows))
         if left_out:
-            say(f"{name}: {left_out}")
+            terminal.say(f"{name}: {left_out}")

@@ -32,31 +32,4 @@ if TYPE_CHECKING:
     from gpuscope.device.sizes import Size as Size
     from gpuscope.device.stream import Stream as Stream
 
-_HOMES = {
-    "open_device": "gpuscope.device.select",
-    "Device": "gpuscope.device.device",
-    "DeviceFamily": "gpuscope.device.families",
-    "Stream": "gpuscope.device.stream",
-    "Event": "gpuscope.device.event",
-    "Graph": "gpuscope.device.graph",
-    "Partition": "gpuscope.device.partition",
-    "Partitions": "gpuscope.device.partition",
-    "Kernel": "gpuscope.device.api",
-    "SmLayout": "gpuscope.device.carve",
-    "plan_carve": "gpuscope.device.carve",
-    "CallerStreamGuard": "gpuscope.device.caller",
-    "get_caller_stream": "gpuscope.device.caller",
-    "caller_stream_capsule": "gpuscope.device.native",
-    "CAPSULE_NAME": "gpuscope.device.native",
-    "WorkloadContext": "gpuscope.device.scratch",
-    "CarvePlan": "gpuscope.device.carve",
-    "PlannedPartition": "gpuscope.device.carve",
-    "Capabilities": "gpuscope.device.api",
-    "DeviceInfo": "gpuscope.device.api",
-    "KernelModel": "gpuscope.device.api",
-    "KernelCost": "gpuscope.device.api",
-    "Size": "gpuscope.device.sizes",
-    "Scratch": "gpuscope.device.scratch",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

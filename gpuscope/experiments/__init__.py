@@ -14,13 +14,4 @@ if TYPE_CHECKING:
     from gpuscope.experiments.profiling import profile as profile
     from gpuscope.trace.run import Run as Run
 
-_HOMES = {
-    "Experiment": "gpuscope.experiments.experiment",
-    "profile": "gpuscope.experiments.profiling",
-    "run": "gpuscope.experiments.execution",
-    "predict": "gpuscope.experiments.execution",
-    "Run": "gpuscope.trace.run",
-    "nsight": "gpuscope.experiments.nsight",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

@@ -144,7 +144,7 @@ class Driving:
                 waiting = self._turn(foreground, background)
                 if not self.has_threads:
                     self._tell()
-                if self._is_over or (not background and all(one.over for one in foreground)):
+                if self._is_over or (not background and all(worker.over for worker in foreground)):
                     break
                 if self.has_threads and not (foreground and background):
                     self._block(workers)

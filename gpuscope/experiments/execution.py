@@ -71,7 +71,8 @@ def run(
     names = devices_of(described, device)
     if len(names) > 1:
         return run_on_ranks(described, names, viewer=viewer, stop=stop)
-    return _runner(described, names[0] if names else device, viewer, stop).run()
+    target = opened(names[0] if names else device)
+    return Runner(described, target, viewer, stop or threading.Event()).run()
 
 
 def devices_of(experiment: Experiment, device: Device | str | None) -> list[str]:
@@ -86,7 +87,7 @@ def devices_of(experiment: Experiment, device: Device | str | None) -> list[str]
     return [key if key.startswith("sim:") else name for name in experiment.devices]
 
 
-@door(gpu_profile=(str, Path))
+@door("gpu_profile")
 def predict(
     experiment: Description,
     gpu_profile: str | Path = "h200",
@@ -140,6 +141,7 @@ def predict(
     return run(described, device, viewer=viewer, stop=stop)
 
 
+@door("device", "stop")
 def perform(
     experiment: Description,
     device: Device | str | None = None,
@@ -160,22 +162,9 @@ def perform(
     InvalidExperiment, InvalidPartition, GpuscopeError
         As in :func:`run`.
     """
-    require_kind("device", device, Device, str, None)
-    require_kind("stop", stop, threading.Event, None)
     _interrupts.install()
-    _runner(experiment, device, None, stop, records=False).perform()
-
-
-def _runner(
-    experiment: Description,
-    device: Device | str | None,
-    viewer: Viewer | None,
-    stop: threading.Event | None,
-    *,
-    records: bool = True,
-) -> Runner:
-    described, target = as_experiment(experiment), opened(device)
-    return Runner(described, target, viewer, stop or threading.Event(), records=records)
+    described, stop = as_experiment(experiment), stop or threading.Event()
+    Runner(described, opened(device), None, stop, records=False).perform()
 
 
 def opened(device: Device | str | None) -> Device:

@@ -2,83 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    NonNegativeInt,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError, PydanticSerializationError
+from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from gpuscope._checks import door, given
 from gpuscope._optional import require
-from gpuscope.device.sizes import EXPECTED, Rounding, Size
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.experiments.refusals import (
-    Place,
-    check_plain,
-    check_size,
-    explain,
-    listed,
-    problems,
-    refuse,
+from gpuscope.device.sizes import Rounding
+from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.experiments import refusals
+from gpuscope.experiments.refusals import Place, listed
+from gpuscope.experiments.setting import (
+    Name,
+    PartitionSize,
+    ResolvedSetting,
+    Setting,
+    StreamSpec,
+    check_names,
 )
-from gpuscope.workloads.builtin import CollectiveSpec, SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload, find_kind
 from gpuscope.workloads.requests import RequestsSpec
-from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
-
-
-class StreamSpec(ExtendedModel):
-    """A stream to make.
-
-    Attributes
-    ----------
-    partition
-        The partition it is made in; ``None`` for the whole GPU.
-    priority
-        CUDA's: lower runs first.
-    blocking
-        Whether it knows the barrier of the legacy default stream; streams of partitions
-        cannot.
-    """
-
-    _later = ("blocking",)
-
-    partition: str | None = None
-    priority: Annotated[int, Field(ge=-5, le=0)] = 0
-    blocking: bool = False
-
-    @model_validator(mode="after")
-    def _blocking_is_of_the_whole_gpu(self) -> Self:
-        if self.blocking and self.partition is not None:
-            raise ValueError(
-                "a partition's stream never blocks: leave out blocking, or partition for a "
-                "stream of the whole GPU"
-            )
-        return self
-
-
-def _plain_size(value: object) -> int | str:
-    try:
-        return Size.parse(value).plain
-    except InvalidPartition:
-        raise PydanticCustomError("size", EXPECTED) from None
-
-
-PartitionSize = Annotated[int | str, PlainValidator(_plain_size)]
-"""A :class:`~gpuscope.device.Size` as descriptions write it."""
+from gpuscope.workloads.spec import ExtendedModel, WorkloadSpec
 
 
 def _device_name(name: str) -> str:
@@ -90,39 +40,6 @@ def _device_name(name: str) -> str:
 
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
-
-
-class Setting(ExtendedModel):
-    """A named variant: what differs from the experiment itself.
-
-    Attributes
-    ----------
-    partitions
-        Replaces the experiment's.
-    streams
-        Replaces the streams it names; the others stay.
-    sm_count_target
-        For every workload of the setting that has the field: every GEMM.
-    rounding
-        Replaces the experiment's.
-    """
-
-    _later = ("rounding",)
-
-    partitions: dict[str, PartitionSize] | None = None
-    streams: dict[str, StreamSpec] = Field(default_factory=dict)
-    sm_count_target: SmCountTarget | None = None
-    rounding: Rounding | None = None
-
-
-class ResolvedSetting(Model):
-    """One setting, complete: what is carved, made and launched."""
-
-    name: str
-    partitions: dict[str, PartitionSize]
-    streams: dict[str, StreamSpec]
-    workloads: dict[str, AnyWorkload]
-    rounding: Rounding
 
 
 class Experiment(ExtendedModel):
@@ -167,7 +84,7 @@ class Experiment(ExtendedModel):
 
     _later = ("devices", "detail", "hazards", "colors")
 
-    name: str
+    name: Name
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     alone_repeats: NonNegativeInt = 20
@@ -175,26 +92,25 @@ class Experiment(ExtendedModel):
     detail: Literal["launches", "full"] = "launches"
     hazards: bool = False
     devices: Annotated[list[DeviceName], Field(max_length=64)] = Field(default_factory=list)
-    partitions: dict[str, PartitionSize] = Field(default_factory=dict)
-    streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
-    workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]
-    settings: dict[str, Setting] = Field(default_factory=dict)
+    partitions: dict[Name, PartitionSize] = Field(default_factory=dict)
+    streams: Annotated[dict[Name, StreamSpec], Field(min_length=1)]
+    workloads: Annotated[dict[Name, AnyWorkload], Field(min_length=1)]
+    settings: dict[Name, Setting] = Field(default_factory=dict)
     colors: dict[str, Color] = Field(default_factory=dict)
 
     def __init__(self, **fields: object) -> None:
-        check_plain(fields)
+        refusals.check_plain(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            wrong = problems(error, fields, partial(_model_at, fields))
-            raise InvalidExperiment(explain(wrong), wrong) from None
-        _check_texts(self)
+            wrong = refusals.problems(error, fields, partial(_model_at, fields))
+            raise InvalidExperiment(refusals.explain(wrong), wrong) from None
         for setting in self.resolve():
-            _check_names(self, setting)
+            check_names(setting, self.settings.get(setting.name), self.streams)
         carved = {name for setting in self.resolve() for name in setting.partitions}
         for name in self.colors:
             if name not in carved:
-                refuse(("colors", name), f"no setting carves a partition {name!r}")
+                refusals.refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Experiment:
@@ -217,7 +133,7 @@ class Experiment(ExtendedModel):
         return cls(**data)
 
     @classmethod
-    @door(text=str)
+    @door("text")
     def from_toml(cls, text: str) -> Experiment:
         """Read a TOML text.
 
@@ -232,7 +148,7 @@ class Experiment(ExtendedModel):
             raise InvalidExperiment(f"this is not TOML: {error}") from error
 
     @classmethod
-    @door(path=(str, Path))
+    @door("path")
     def from_file(cls, path: str | Path) -> Experiment:
         """Read a ``.toml`` or ``.json`` file.
 
@@ -251,7 +167,7 @@ class Experiment(ExtendedModel):
             if isinstance(error, UnicodeDecodeError):
                 why = f"it is not UTF-8 text ({error}). Save it as UTF-8"
             raise GpuscopeError(f"cannot read experiment {source.name!r}: {why}") from error
-        check_size(source.name, text)
+        refusals.check_size(source.name, text)
         try:
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -284,7 +200,7 @@ class Experiment(ExtendedModel):
     @property
     def driven(self) -> set[str]:
         """Names of the workloads that run only as requests need them."""
-        requests = [one for one in self.workloads.values() if isinstance(one, RequestsSpec)]
+        requests = [spec for spec in self.workloads.values() if isinstance(spec, RequestsSpec)]
         return {name for spec in requests for name in (spec.prefill, spec.decode)}
 
     def resolve(self) -> list[ResolvedSetting]:
@@ -331,98 +247,9 @@ def as_experiment(description: Description) -> Experiment:
     return Experiment.from_dict(description)
 
 
-def _check_texts(experiment: Experiment) -> None:
-    """Check that every name is one."""
-    named: dict[Place, Iterable[str]] = {
-        ("name",): [experiment.name],
-        ("partitions",): experiment.partitions,
-        ("streams",): experiment.streams,
-        ("workloads",): experiment.workloads,
-        ("settings",): experiment.settings,
-        **{
-            ("settings", name, "partitions"): setting.partitions or ()
-            for name, setting in experiment.settings.items()
-        },
-    }
-    for place, names in named.items():
-        for name in names:
-            if not name:
-                refuse(place, f"{name!r} is no name: it takes at least one character")
-
-
-def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
-    """Check that streams name partitions, and workloads streams and workloads, that are there."""
-    named = experiment.settings.get(setting.name)
-    for name, stream in setting.streams.items():
-        if stream.partition is not None and stream.partition not in setting.partitions:
-            here = ("settings", setting.name) if named and name in named.streams else ()
-            allowed = listed(setting.partitions, "none (this setting carves nothing)")
-            words = f"{stream.partition!r} is no partition of setting {setting.name!r}"
-            refuse((*here, "streams", name, "partition"), f"{words}; allowed: {allowed}")
-    for name in named.streams if named else ():
-        if name not in experiment.streams:
-            words = f"no such stream; allowed: {listed(experiment.streams)}"
-            refuse(("settings", setting.name, "streams", name), words)
-    for name, workload in setting.workloads.items():
-        if workload.launches and workload.stream not in setting.streams:
-            words = f"{workload.stream!r} is no stream; allowed: {listed(setting.streams)}"
-            refuse(("workloads", name, "stream"), words)
-        others = [other for other in setting.workloads if other != name]
-        for other in workload.waits_on:
-            if other not in others:
-                words = f"{other!r} is no other workload; allowed: {listed(others)}"
-                refuse(("workloads", name, "waits_on"), words)
-    _check_requests(setting)
-    _check_collectives(setting)
-    if all(workload.background for workload in setting.workloads.values()):
-        refuse(
-            ("workloads",),
-            "every one is in the background, so nothing would end the run; set background = false "
-            "for at least one",
-        )
-
-
-def _check_requests(setting: ResolvedSetting) -> None:
-    """Check that requests name two workloads that launch, each of them theirs alone."""
-    taken: dict[str, str] = {}
-    for name, spec in setting.workloads.items():
-        if not isinstance(spec, RequestsSpec):
-            continue
-        for part in ("prefill", "decode"):
-            place, other = ("workloads", name, part), getattr(spec, part)
-            if other not in setting.workloads or not setting.workloads[other].launches:
-                launching = [key for key, one in setting.workloads.items() if one.launches]
-                allowed = listed(launching, "none (describe one)")
-                refuse(place, f"{other!r} is no workload that launches; allowed: {allowed}")
-            if other in taken:
-                refuse(place, f"{other!r} serves {taken[other]} already: describe another one")
-            taken[other] = f"{name!r} as {part}"
-            wrong = setting.workloads[other]
-            if wrong.background or wrong.rate_hz is not None:
-                words = "requests say when it runs: leave out background, arrival and rate_hz"
-                refuse(("workloads", other), words)
-
-
-def _check_collectives(setting: ResolvedSetting) -> None:
-    """Check that no two collectives share SMs, on which their order may differ between ranks."""
-    places: dict[str, str | None] = {
-        name: setting.streams[spec.stream].partition
-        for name, spec in setting.workloads.items()
-        if isinstance(spec, CollectiveSpec)
-    }
-    for (other, theirs), (name, mine) in itertools.combinations(places.items(), 2):
-        if theirs is None or mine in (None, theirs):
-            refuse(
-                ("workloads", name, "stream"),
-                f"{other!r} is a collective that may use the same SMs: ranks that begin the two in "
-                "different orders would wait for each other forever. Give each a partition of its "
-                "own",
-            )
-
-
-def _model_at(fields: object, place: Place) -> type[BaseModel]:
+def _model_at(fields: object, path: Place) -> type[BaseModel]:
     """Return whose key it is that nobody knows."""
-    match place:
+    match path:
         case (_,):
             return Experiment
         case ("settings", _, _):

@@ -42,31 +42,26 @@ except GpuscopeError as error:
 """
 _SUFFIXES = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
 _OPTIONS = {
-    "nsys": (
-        "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-        "--cuda-graph-trace={graphs}", "--force-overwrite=true", "--output={made}",
-    ),
-    "ncu": (
-        "--clock-control=none", "--nvtx", "--launch-count={launches}", "--force-overwrite",
-        "--export={made}",
-    ),
-}  # fmt: skip
-_KEPT = frozenset({
-    "PATH", "HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "TMPDIR",
-    "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "PYTHONHOME", "PYTHONHASHSEED", "PYTHONNOUSERSITE", "PYTHONUNBUFFERED", "PYTHONUTF8",
-    "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONIOENCODING",
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_HOME",
-    "CUDA_PATH", "CUDA_MODULE_LOADING", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE",
-    "CUDA_CACHE_MAXSIZE", "CUDA_LAUNCH_BLOCKING", "CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT",
-    "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
-    "NVIDIA_TF32_OVERRIDE", "NSYS_NVTX_PROFILER_REGISTER_ONLY", "CUPY_ACCELERATORS",
-    "CUPY_CACHE_DIR", "CUPY_CACHE_IN_MEMORY", "CUPY_COMPILE_WITH_PTX", "CUPY_TF32", "TORCH_HOME",
-    "TORCH_CUDA_ARCH_LIST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
-    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK",
-})  # fmt: skip
+    "nsys": "profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace={graphs} "
+    "--force-overwrite=true --output={made}",
+    "ncu": "--clock-control=none --nvtx --launch-count={launches} --force-overwrite "
+    "--export={made}",
+}
+_VARIABLES = """
+    PATH HOME LANG LANGUAGE LC_ALL LC_CTYPE LC_NUMERIC TMPDIR LD_LIBRARY_PATH LD_PRELOAD
+    VIRTUAL_ENV CONDA_PREFIX XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_RUNTIME_DIR
+    OMP_NUM_THREADS MKL_NUM_THREADS PYTHONHOME PYTHONHASHSEED PYTHONNOUSERSITE
+    PYTHONUNBUFFERED PYTHONUTF8 PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONIOENCODING
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_HOME CUDA_PATH
+    CUDA_MODULE_LOADING CUDA_CACHE_PATH CUDA_CACHE_DISABLE CUDA_CACHE_MAXSIZE
+    CUDA_LAUNCH_BLOCKING CUDA_FORCE_PTX_JIT CUDA_DISABLE_PTX_JIT CUDA_MPS_PIPE_DIRECTORY
+    CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUBLAS_WORKSPACE_CONFIG
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
+    NSYS_NVTX_PROFILER_REGISTER_ONLY CUPY_ACCELERATORS CUPY_CACHE_DIR CUPY_CACHE_IN_MEMORY
+    CUPY_COMPILE_WITH_PTX CUPY_TF32 TORCH_HOME TORCH_CUDA_ARCH_LIST TORCHINDUCTOR_CACHE_DIR
+    TRITON_CACHE_DIR PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NVML_BASED_CUDA_CHECK
+"""
+_KEPT = frozenset(_VARIABLES.split())
 """Variables of the environment that the experiment gets: nsys keeps all that it sees, so they are
 named one by one."""
 _LOOK_S = 0.2
@@ -91,16 +86,7 @@ class Profile:
     command: tuple[str, ...]
 
 
-@door(
-    report=(str, Path, None),
-    tool=str,
-    device=str,
-    graph_nodes=bool,
-    launches=int,
-    program=(str, Path, None),
-    keep_private=bool,
-    cancel=(threading.Event, None),
-)
+@door("report", "tool", "device", "graph_nodes", "launches", "program", "keep_private", "cancel")
 def profile(
     experiment: Description,
     report: str | Path | None = None,
@@ -186,10 +172,11 @@ def profile(
         made = folder / f"report{_SUFFIXES[tool]}"
         run = (sys.executable, "-c", _PROGRAM, str(description), device)
         values = {
-            "made": made.with_suffix(""), "launches": launches,
+            "made": made.with_suffix(""),
+            "launches": launches,
             "graphs": "node" if graph_nodes else "graph",
-        }  # fmt: skip
-        options = (option.format_map(values) for option in _OPTIONS[tool])
+        }
+        options = (option.format_map(values) for option in _OPTIONS[tool].split())
         command = (str(executable), *options, *run)
         status, output = _run(command, _environment(keep_private=keep_private), cancel)
         if status or not made.exists():
@@ -224,9 +211,13 @@ def _run(
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(  # noqa: S603 - the program that was found or named
-                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         except (OSError, ValueError) as error:  # such as a NUL in the device's name
             raise GpuscopeError(
                 f"{Path(command[0]).name!r} cannot be started ({error}): check the program and "

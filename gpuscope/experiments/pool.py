@@ -65,10 +65,11 @@ class Processes(Executor):
                 raise BrokenExecutor("the pool was shut down")
             process = subprocess.Popen(
                 [sys.executable, "-m", "gpuscope.experiments.pool"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for who started it
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )  # fmt: skip
+            )
             self._all.append(process)
         return process
 

@@ -12,7 +12,6 @@ import gc
 import importlib.util
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -29,7 +28,7 @@ from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
 from gpuscope.device import registry
 from gpuscope.errors import GpuscopeError
-from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order
+from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order, process_name
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
@@ -271,9 +270,12 @@ class _Recorder:
             what = "what there was so far was not written"
             with self._lock, self._noting(what):
                 for number, journal in self._journals.items():
-                    recording, told = self._recordings[number], self._told_calls.get(number, 0)
+                    recording, known_calls = (
+                        self._recordings[number],
+                        self._told_calls.get(number, 0),
+                    )
                     with self._noting(what):
-                        calls, upto = recording.ended(told)
+                        calls, upto = recording.ended(known_calls)
                         journal.advance(calls, recording.known())
                         self._told_calls[number] = upto
                 others = self._recordings.keys() - self._journals.keys()
@@ -385,20 +387,7 @@ class _Recorder:
 
     def _tell(self) -> None:
         facts = self._facts
-        facts.name, facts.at_ns = _name(), time.time_ns()
+        facts.name, facts.at_ns = process_name(), time.time_ns()
         with contextlib.suppress(GpuscopeError):  # there is no room
             make_folder(self._folder)
             write_text(self._folder / f"{self._key}.json", json.dumps(asdict(facts)))
-
-
-def _name() -> str:
-    """Return what a process is called, fit for a file's name."""
-    script = Path(sys.argv[0] if getattr(sys, "argv", None) else "")
-    name = script.parent.name if script.stem == "__main__" else script.stem
-    name = "command" if name == "-c" else name
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        name = multiprocessing.current_process().name
-    rank = os.environ.get("RANK")
-    name = f"{name}-rank{rank}" if rank else name
-    return re.sub(r"[^\w.-]+", "-", name).strip("-")[:60] or "python"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from gpuscope import _live
@@ -19,10 +19,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
 
 
-@door(
-    device=(Device, None), source=str, detail=str, launch_ids=(bool, str), wait=bool,
-    live=(bool, Callable), keep=(str, float, None), hazards=bool,
-)  # fmt: skip
+@door("device", "source", "detail", "launch_ids", "wait", "live", "keep", "hazards")
 @contextlib.contextmanager
 def profile(
     device: Device | None = None,

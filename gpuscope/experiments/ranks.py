@@ -61,8 +61,8 @@ class _Host(Meeting):
 
     def next_round(self, rank: int, now_ns: int) -> tuple[bool, int]:
         """Return whether the ranks stop now, and the latest of their clocks: the same to all."""
-        told = self.gather("the next round", rank, (self.stop.is_set(), now_ns))
-        return any(stops for stops, _ in told), max(now_ns for _, now_ns in told)
+        answers = self.gather("the next round", rank, (self.stop.is_set(), now_ns))
+        return any(stops for stops, _ in answers), max(now_ns for _, now_ns in answers)
 
     def is_stopping(self) -> bool:
         """Whether the ranks are to stop."""
@@ -127,22 +127,22 @@ def run_on_ranks(
         key = secrets.token_bytes(32)
         with closing(Listener(f"{folder}/ranks", "AF_UNIX", authkey=key)) as listener:
             host.serve(listener)
-            place = _Place(f"{folder}/ranks", key, os.getpid(), _free_port())
+            meeting = _Place(f"{folder}/ranks", key, os.getpid(), _free_port())
             ranks = {
                 pool.submit(
-                    _take_part, place, rank, tuple(devices), experiment.to_dict(), jitter=jitter
+                    _take_part, meeting, rank, tuple(devices), experiment.to_dict(), jitter=jitter
                 ): rank
                 for rank in range(len(devices))
             }
             while True:
                 try:
-                    found = _outcomes(ranks, devices, host, viewer)
+                    runs = _outcomes(ranks, devices, host, viewer)
                     break
                 except KeyboardInterrupt:
                     if host.stop.is_set():
                         raise
                     host.stop.set()  # a second Ctrl-C aborts
-    return _joined([found[rank] for rank in range(len(devices))])
+    return _joined([runs[rank] for rank in range(len(devices))])
 
 
 def _outcomes(
@@ -173,7 +173,7 @@ def _outcomes(
     # Those that waited for one that failed say less than that one.
     rank = min(failed, key=lambda rank: (isinstance(failed[rank], NoMeeting), rank))
     error = failed[rank]
-    if len({str(one) for one in failed.values()}) == 1 and len(failed) == len(ranks):
+    if len({str(failure) for failure in failed.values()}) == 1 and len(failed) == len(ranks):
         raise error  # of none in particular
     raise type(error)(f"rank {rank} of {len(ranks)} ({devices[rank]}): {error}") from error
 
@@ -199,8 +199,8 @@ def _joined(runs: Sequence[Run]) -> Run:
         traces[name] = merge(parts)
         together = _collective_columns(traces[name])
         for rank, run in enumerate(runs):
-            mine = [row for row in run.comparison.to_pylist() if row["setting"] == name]
-            rows += [{**row, "rank": rank, **together.get(row["workload"], {})} for row in mine]
+            own_rows = [row for row in run.comparison.to_pylist() if row["setting"] == name]
+            rows += [{**row, "rank": rank, **together.get(row["workload"], {})} for row in own_rows]
     comparison = pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
     return Run(traces, comparison, runs[0].experiment, any(run.stopped for run in runs))
 
@@ -208,36 +208,41 @@ def _joined(runs: Sequence[Run]) -> Run:
 def _virtual_clock(runs: Sequence[Run]) -> str:
     """Return what names the clock of one simulation, and of no other."""
     devices = [next(iter(run.values())).metadata.devices for run in runs]
-    told = json.dumps([runs[0].experiment, [sorted(one) for one in devices]], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    facts = json.dumps(
+        [runs[0].experiment, [sorted(rank_devices) for rank_devices in devices]], sort_keys=True
+    )
+    return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
 def _collective_columns(trace: Trace) -> dict[str, Row]:
     """Return workload → its columns in a comparison, of those that are collectives."""
     try:
-        found = collectives(trace).groups
+        groups = collectives(trace).groups
     except MissingEvidence:
         return {}
     return {
-        one.group: {
-            "collective_us": one.time_ns / 1e3,
-            "collective_skew_us": one.skew_ns / 1e3,
-            "bus_gb_per_s": one.bus_gb_per_s,
+        group.group: {
+            "collective_us": group.time_ns / 1e3,
+            "collective_skew_us": group.skew_ns / 1e3,
+            "bus_gb_per_s": group.bus_gb_per_s,
         }
-        for one in found
+        for group in groups
     }
 
 
 # -- in the process of a rank --------------------------------------------------------------
 def _take_part(
-    place: _Place, rank: int, devices: tuple[str, ...], fields: dict[str, object], *, jitter: bool
+    meeting: _Place, rank: int, devices: tuple[str, ...], fields: dict[str, object], *, jitter: bool
 ) -> Run | GpuscopeError:
     """Run the experiment as one rank; an error is an outcome, too."""
-    threading.Thread(target=_end_with, args=(place.parent,), daemon=True).start()
-    os.environ.update(_variables(place, rank, len(devices)))
+    threading.Thread(target=_end_with, args=(meeting.parent,), daemon=True).start()
+    # What torchrun sets.
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(devices)))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port)}
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast: no partition holds what it uses
     try:
-        host = Elsewhere(place.address, place.key, rank)
+        host = Elsewhere(meeting.address, meeting.key, rank)
         take_part(Ranks(rank, len(devices), host))
         device = open_device(devices[rank], jitter=jitter, quiet=True)
         experiment, stop = Experiment(**fields), threading.Event()
@@ -258,9 +263,13 @@ def _take_part(
 
         viewer = view if rank == 0 else None
         return Runner(
-            experiment, device, viewer, stop, before_round=next_round,
+            experiment,
+            device,
+            viewer,
+            stop,
+            before_round=next_round,
             ends=ends if ends.every else None,
-        ).run()  # fmt: skip
+        ).run()
     except GpuscopeError as error:
         return error
     except Exception as error:  # noqa: BLE001 - of a library, which may not unpickle elsewhere
@@ -304,15 +313,6 @@ def _stop_with(host: Elsewhere, stop: threading.Event) -> None:
         while not host.ask("is_stopping"):
             time.sleep(_STOP_S)
         stop.set()
-
-
-def _variables(place: _Place, rank: int, world_size: int) -> dict[str, str]:
-    """Return what torchrun sets."""
-    return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.port),
-    }  # fmt: skip
 
 
 def _end_with(parent: int) -> None:

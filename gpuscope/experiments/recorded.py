@@ -5,7 +5,11 @@ It is imported wherever Python starts: it imports little.
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 VARIABLE = "GPUSCOPE_RECORD"
@@ -47,3 +51,16 @@ class Facts:
     at_ns: int = 0
     traces: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def process_name() -> str:
+    """Return what this process is called, fit for a file's name."""
+    script = Path(sys.argv[0] if getattr(sys, "argv", None) else "")
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    name = "command" if name == "-c" else name
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        name = multiprocessing.current_process().name
+    rank = os.environ.get("RANK")
+    name = f"{name}-rank{rank}" if rank else name
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")[:60] or "python"

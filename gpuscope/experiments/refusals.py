@@ -16,7 +16,7 @@ Place = tuple[str, ...]
 """The path of a field in a description."""
 
 
-def refuse(place: Place, words: str) -> NoReturn:
+def refuse(path: Place, words: str) -> NoReturn:
     """Refuse a description for what stands at a place.
 
     Raises
@@ -24,8 +24,8 @@ def refuse(place: Place, words: str) -> NoReturn:
     InvalidExperiment
         Always.
     """
-    where = ".".join(place) or "the experiment"
-    raise InvalidExperiment(clean(f"{where}: {words}"), {place: words})
+    where = ".".join(path) or "the experiment"
+    raise InvalidExperiment(clean(f"{where}: {words}"), {path: words})
 
 
 _LONGEST = 1 << 20
@@ -53,22 +53,22 @@ def check_plain(fields: Mapping[str, object]) -> None:
     """
     todo: list[tuple[Place, object]] = [((), fields)]
     while todo:
-        place, value = todo.pop()
-        if len(place) > _DEEPEST:
-            refuse(place[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
+        path, value = todo.pop()
+        if len(path) > _DEEPEST:
+            refuse(path[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
         if isinstance(value, str):
             if value != value.encode("utf-8", "replace").decode():
-                refuse(place, f"{value!r} is not valid Unicode")
+                refuse(path, f"{value!r} is not valid Unicode")
         elif isinstance(value, int):
-            largest = _LARGEST_ARG if "args" in place else _LARGEST
+            largest = _LARGEST_ARG if "args" in path else _LARGEST
             if not -largest <= value <= largest:
-                refuse(place, f"should be {largest:.0e} at most, without its sign")
+                refuse(path, f"should be {largest:.0e} at most, without its sign")
         elif isinstance(value, Mapping):
             for key, inner in value.items():
-                todo.append((place, key))
-                todo.append(((*place, key if isinstance(key, str) else "?"), inner))
+                todo.append((path, key))
+                todo.append(((*path, key if isinstance(key, str) else "?"), inner))
         elif isinstance(value, list | tuple):
-            todo += [((*place, str(index)), inner) for index, inner in enumerate(value)]
+            todo += [((*path, str(index)), inner) for index, inner in enumerate(value)]
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:
@@ -92,38 +92,53 @@ def problems(
     inputs: dict[Place, str] = {}
     for details in error.errors():
         value = details.get("input")
-        place, allowed = _problem(details, fields, model_at)
-        words = texts.setdefault(place, [])
+        path, allowed = _problem(details, fields, model_at)
+        words = texts.setdefault(path, [])
         if allowed not in words:
             words.append(allowed)
         simple = details["type"] not in _WITHOUT_INPUT and not isinstance(
             value, Mapping | list | tuple
         )
-        inputs[place] = f", but found {given(value)}" if simple else ""
+        inputs[path] = f", but found {given(value)}" if simple else ""
     return {
-        place: " or ".join(words).replace(" or should be ", " or ") + inputs[place]
-        for place, words in texts.items()
+        path: " or ".join(words).replace(" or should be ", " or ") + inputs[path]
+        for path, words in texts.items()
     }
 
 
 def explain(problems: Mapping[Place, str]) -> str:
     """Return the text of a refusal."""
     return "the experiment does not validate:\n" + "\n".join(
-        clean(f"  {'.'.join(place)}: {words}") for place, words in problems.items()
+        clean(f"  {'.'.join(path)}: {words}") for path, words in problems.items()
     )
 
 
 _TABLE, _WHOLE, _BOOL = ("should be " + w for w in ("a table", "a whole number", "true or false"))
 _NEEDS = {
-    "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
-    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
-    "bool_type": _BOOL, "bool_parsing": _BOOL,
-    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
-    "missing": "missing; this field is required", "too_short": "at least one is needed",
+    "dict_type": _TABLE,
+    "model_type": _TABLE,
+    "model_attributes_type": _TABLE,
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "bool_type": _BOOL,
+    "bool_parsing": _BOOL,
+    "string_type": "should be a text",
+    "string_pattern_mismatch": "should be '#RRGGBB'",
+    "missing": "missing; this field is required",
+    "string_too_short": "'' is no name: it takes at least one character",
+    "too_short": "at least one is needed",
     "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
-}  # fmt: skip
-_WITHOUT_INPUT = ("extra_forbidden", "missing", "kind", "value_error", "too_short")
+}
+_WITHOUT_INPUT = (
+    "extra_forbidden",
+    "missing",
+    "kind",
+    "value_error",
+    "too_short",
+    "string_too_short",
+)
 
 
 def _place(error: ErrorDetails, fields: object) -> Place:
@@ -131,28 +146,30 @@ def _place(error: ErrorDetails, fields: object) -> Place:
 
     Pydantic adds which of several types it tried: that leads nowhere in the description.
     """
-    place: list[str] = []
+    path: list[str] = []
     for part in error["loc"]:
         try:
             fields = fields[part]  # type: ignore[index] # or it has no parts
         except (LookupError, TypeError):
             if error["type"] != "missing" and error["loc"][-1] != "[key]":
                 break
-        place.append(str(part))
-    return (*place, "kind") if error["type"] == "kind" else tuple(place)
+        path.append(str(part))
+    if error["type"] == "string_too_short" and path[-1] == "[key]":
+        path = path[:-2]
+    return (*path, "kind") if error["type"] == "kind" else tuple(path)
 
 
 def _problem(
     error: ErrorDetails, fields: object, model_at: Callable[[Place], type[BaseModel]]
 ) -> tuple[Place, str]:
     """Return the path of the field that is wrong, and what it should be."""
-    place = _place(error, fields)
+    path = _place(error, fields)
     kind = error["type"]
-    if place[:1] == ("workloads",) and place[2:3] == ("args",) and len(place) > 3:
+    if path[:1] == ("workloads",) and path[2:3] == ("args",) and len(path) > 3:
         kind = "arg_type"
     if kind == "extra_forbidden":
-        return place, f"unknown key; allowed: {listed(model_at(place).model_fields)}"
+        return path, f"unknown key; allowed: {listed(model_at(path).model_fields)}"
     if kind == "value_error":
         words = error["msg"].removeprefix("Value error, ")
-        return place, words.removeprefix(f"{place[-1]} " if place else "")
-    return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")
+        return path, words.removeprefix(f"{path[-1]} " if path else "")
+    return path, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")

@@ -20,8 +20,9 @@ from gpuscope.device.stream import Stream
 from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.experiments.driving import LOOK_NS, Driving
-from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.serving import Feed, Request, Serving, draws, share
+from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.experiments.workers import QUEUED_NS, Worker
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
@@ -216,10 +217,13 @@ class Runner:
         self._finished = 0
         self._workers = self._make_workers(setting, self._make_streams(setting), number)
         self._driving = driving = Driving(
-            self.device, self._workers, self.stop,
+            self.device,
+            self._workers,
+            self.stop,
             functools.partial(self._count_finished, setting.name, number),
-            [f"round {number}"], [] if self.records else [setting.name],
-        )  # fmt: skip
+            [f"round {number}"],
+            [] if self.records else [setting.name],
+        )
         driving.warm_up()
         if not self.stop.is_set():
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
@@ -294,9 +298,12 @@ class Runner:
         if self.recording is None:
             return
         self.recording.ranges.note(
-            f"request {request.number}", request.arrival_ns, request.tokens_ns[-1], workload,
+            f"request {request.number}",
+            request.arrival_ns,
+            request.tokens_ns[-1],
+            workload,
             request.facts.to_json(),
-        )  # fmt: skip
+        )
 
     @functools.cached_property
     def _legacy(self) -> Stream:

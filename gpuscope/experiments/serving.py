@@ -107,7 +107,7 @@ class Serving:
 
     def keep(self, numbers: Container[int]) -> None:
         """Leave out all other requests."""
-        self.arriving = deque(one for one in self.arriving if one.number in numbers)
+        self.arriving = deque(request for request in self.arriving if request.number in numbers)
         self.planned = len(self.arriving)
 
     def begin(self, now_ns: int) -> None:

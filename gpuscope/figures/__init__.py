@@ -23,17 +23,4 @@ if TYPE_CHECKING:
     from gpuscope.timeline.timeline_figure import timeline as timeline
     from gpuscope.timeline.timeline_figure import timelines as timelines
 
-_HOMES = {
-    "collectives": "gpuscope.figures.collectives_figure",
-    "confinement": "gpuscope.figures.confinement_figure",
-    "interference": "gpuscope.figures.interference_figure",
-    "latency": "gpuscope.figures.latency_figure",
-    "tradeoff": "gpuscope.figures.latency_figure",
-    "prediction": "gpuscope.figures.prediction_figure",
-    "sm_map": "gpuscope.timeline.sm_map_figure",
-    "timeline": "gpuscope.timeline.timeline_figure",
-    "timelines": "gpuscope.timeline.timeline_figure",
-    "tuning": "gpuscope.figures.tuning_figure",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

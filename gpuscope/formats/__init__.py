@@ -15,14 +15,4 @@ if TYPE_CHECKING:
     from gpuscope.formats.registry import problems as problems
     from gpuscope.formats.registry import table as table
 
-_HOMES = {
-    "Format": "gpuscope.formats.format",
-    "Step": "gpuscope.formats.progress",
-    "Limits": "gpuscope.formats.limits",
-    "forget_plugins": "gpuscope.formats.registry",
-    "known_formats": "gpuscope.formats.registry",
-    "problems": "gpuscope.formats.registry",
-    "table": "gpuscope.formats.registry",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

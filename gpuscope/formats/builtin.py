@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from operator import methodcaller
 
-from gpuscope.formats.chrome import events as chrome_events
-from gpuscope.formats.chrome import read as from_chrome
-from gpuscope.formats.chrome import write as chrome
+from gpuscope.formats.chrome.events import recognise as is_json
+from gpuscope.formats.chrome.read import read_chrome
+from gpuscope.formats.chrome.write import write_chrome
 from gpuscope.formats.format import Format
-from gpuscope.formats.nsight import read as from_nsys
-from gpuscope.formats.nsight import rep as nsys_rep
-from gpuscope.formats.nsight import write as nsys_sqlite
-from gpuscope.formats.own import parquet as from_parquet
+from gpuscope.formats.nsight import rep
+from gpuscope.formats.nsight.read import MAGIC, read_report, read_sqlite
+from gpuscope.formats.nsight.write import write_sqlite
 from gpuscope.formats.own import simple
 
 BUILT_IN = (
@@ -20,26 +19,26 @@ BUILT_IN = (
         suffixes=(".json", ".json.gz"),
         description="For Perfetto, chrome://tracing and HolisticTraceAnalysis; from PyTorch's "
         "profiler, viztracer and others.",
-        write=chrome.write,
-        recognise=chrome_events.recognise,
-        read=from_chrome.read_chrome,
+        write=write_chrome,
+        recognise=is_json,
+        read=read_chrome,
     ),
     Format(
         name="Nsight Systems SQLite",
         suffixes=(".sqlite",),
         description="For `nsys stats`, and from `nsys export --type=sqlite`, any schema version.",
-        write=nsys_sqlite.write,
+        write=write_sqlite,
         recognise=methodcaller("startswith", b"SQLite format 3\0"),
-        read=from_nsys.read_nsys,
+        read=read_sqlite,
     ),
     Format(
         name="Nsight Systems report",
         suffixes=(".nsys-rep",),
         description="The spans as NVTX ranges; needs an installed Nsight Systems.",
-        write=nsys_rep.write,
-        merge=nsys_rep.merge,
-        recognise=methodcaller("startswith", from_nsys.MAGIC),
-        read=from_nsys.read_report,
+        write=rep.write,
+        merge=rep.merge,
+        recognise=methodcaller("startswith", MAGIC),
+        read=read_report,
     ),
     Format(
         name="Parquet",
@@ -47,7 +46,7 @@ BUILT_IN = (
         description="The whole trace; pandas, Polars and DuckDB read a row for each span.",
         write=simple.write_parquet,
         recognise=methodcaller("startswith", b"PAR1"),
-        read=from_parquet.read,
+        read=simple.read_own,
     ),
     Format(
         name="CSV",

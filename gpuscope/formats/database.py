@@ -116,8 +116,8 @@ class Database:
 
     def _columns(self, table: str) -> dict[str, bool]:
         """Return the stored columns: one that is computed would run what the file says."""
-        found = self._execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
-        return {row[1]: not row[3] for row in found if row[6] == 0 and "\0" not in row[1]}
+        columns = self._execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
+        return {row[1]: not row[3] for row in columns if row[6] == 0 and "\0" not in row[1]}
 
     def __contains__(self, table: str) -> bool:
         return table in self.tables
@@ -129,15 +129,15 @@ class Database:
     def count(self, table: str) -> int:
         """Return the number of rows of a table that is there."""
         sql = f"SELECT count(*) FROM {_quoted(table)}"  # noqa: S608 - quoted
-        (found,) = self._execute(sql).fetchone()
-        return int(found)
+        (count,) = self._execute(sql).fetchone()
+        return int(count)
 
     def filled(self, table: str, columns: Sequence[str]) -> list[str]:
         """Return those of the columns that have a value in some row."""
         there = self._there(table, columns)
         if not there:
             return []
-        listed = ", ".join(f"count({_quoted(one)})" for one in there)
+        listed = ", ".join(f"count({_quoted(name)})" for name in there)
         sql = f"SELECT {listed} FROM {_quoted(table)}"  # noqa: S608 - quoted
         counts = self._execute(sql).fetchone()
         return [name for name, count in zip(there, counts, strict=True) if count]
@@ -152,7 +152,8 @@ class Database:
             return dict.fromkeys(columns, np.zeros(0, np.int64))
         may_lack = self.tables[table]
         listed = ", ".join(
-            f"ifnull({_quoted(one)}, {NONE})" if may_lack[one] else _quoted(one) for one in there
+            f"ifnull({_quoted(name)}, {NONE})" if may_lack[name] else _quoted(name)
+            for name in there
         )
         try:
             flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
@@ -161,29 +162,29 @@ class Database:
         values = np.ascontiguousarray(flat.reshape(-1, len(there)).T)
         self._took(values.shape[1])
         missing = np.broadcast_to(np.int64(NONE), values.shape[1])
-        found = dict(zip(there, values, strict=True))
-        return {name: found.get(name, missing) for name in columns}
+        known = dict(zip(there, values, strict=True))
+        return {name: known.get(name, missing) for name in columns}
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Value, ...]]:
         """Return columns of any type as rows; what the table lacks is ``None``."""
         there = self._there(table, columns)
         if not there:
             return []
-        found: list[tuple[Value, ...]] = []
-        cursor = self._select(", ".join(_quoted(one) for one in there), table)
+        rows: list[tuple[Value, ...]] = []
+        cursor = self._select(", ".join(_quoted(name) for name in there), table)
         while chunk := cursor.fetchmany(_CHUNK):
             values = chain.from_iterable(chunk)
-            self._text_left -= sum(len(one) for one in values if isinstance(one, str | bytes))
+            self._text_left -= sum(len(value) for value in values if isinstance(value, str | bytes))
             if self._text_left < 0:
                 raise TraceFormatError(
                     f"table {table} holds more text than the file has bytes, or than the limits let"
                 )
-            found += chunk
-        self._took(len(found))
+            rows += chunk
+        self._took(len(rows))
         if len(there) == len(columns):
-            return found
-        place = [there.index(name) if name in there else len(there) for name in columns]
-        return [tuple((*row, None)[index] for index in place) for row in found]
+            return rows
+        positions = [there.index(name) if name in there else len(there) for name in columns]
+        return [tuple((*row, None)[index] for index in positions) for row in rows]
 
     def mapping(self, table: str, key: str, value: str) -> Mapping[Value, Value]:
         """Return one column by another."""
@@ -191,8 +192,8 @@ class Database:
 
     def _there(self, table: str, columns: Sequence[str]) -> list[str]:
         self.asked.setdefault(table, set()).update(columns)
-        own = self.tables.get(table, ())
-        return [name for name in columns if name in own]
+        known = self.tables.get(table, ())
+        return [name for name in columns if name in known]
 
     def _select(self, listed: str, table: str) -> sqlite3.Cursor:
         room = min(self.limits.rows_in_room, self._most_rows) - self._rows

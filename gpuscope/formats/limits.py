@@ -73,17 +73,17 @@ class Limits:
         """Rows that may be read."""
         return min(self.rows, self.room // ROW_BYTES)
 
-    def check(self, name: str, what: str, found: int) -> None:
+    def check(self, name: str, what: str, count: int) -> None:
         """Refuse a file with more than ``limits.<name>`` of something.
 
         Raises
         ------
         TraceFormatError
-            ``found`` is more.
+            ``count`` is more.
         """
-        self._refuse(what, found, getattr(self, name), name)
+        self._refuse(what, count, getattr(self, name), name)
 
-    def check_rows(self, what: str, found: int) -> None:
+    def check_rows(self, what: str, count: int) -> None:
         """Refuse a file with more rows than may be read.
 
         Raises
@@ -91,9 +91,9 @@ class Limits:
         TraceFormatError
             There are more.
         """
-        self._refuse(what, found, self.rows_in_room, self._lowest())
+        self._refuse(what, count, self.rows_in_room, self._lowest())
 
-    def check_room(self, what: str, found: int) -> None:
+    def check_room(self, what: str, count: int) -> None:
         """Refuse a file with more bytes of text than there is room for.
 
         Raises
@@ -101,9 +101,9 @@ class Limits:
         TraceFormatError
             There are more.
         """
-        self._refuse(what, found, self.room, self._lowest())
+        self._refuse(what, count, self.room, self._lowest())
 
-    def check_text(self, what: str, found: int) -> None:
+    def check_text(self, what: str, count: int) -> None:
         """Refuse a file with more text than ``text_bytes``, or than there is room for.
 
         Raises
@@ -111,10 +111,10 @@ class Limits:
         TraceFormatError
             There is more.
         """
-        self.check("text_bytes", what, found)
-        self.check_room(what, found)
+        self.check("text_bytes", what, count)
+        self.check_room(what, count)
 
-    def check_places(self, found: int) -> None:
+    def check_places(self, count: int) -> None:
         """Refuse a file with more streams and partitions than there is room for.
 
         Raises
@@ -122,19 +122,22 @@ class Limits:
         TraceFormatError
             There are more.
         """
-        self.check_room("bytes for facts of streams and partitions", _PLACE_BYTES * found)
+        self.check_room("bytes for facts of streams and partitions", _PLACE_BYTES * count)
 
     def _lowest(self) -> str:
         """Return the limit that lets in the fewest rows."""
-        rows = {"rows": self.rows, "text_bytes": self.text_bytes // ROW_BYTES,
-                "file_bytes": self.file_bytes // ROW_BYTES}  # fmt: skip
+        rows = {
+            "rows": self.rows,
+            "text_bytes": self.text_bytes // ROW_BYTES,
+            "file_bytes": self.file_bytes // ROW_BYTES,
+        }
         return min(rows, key=rows.__getitem__)
 
     @staticmethod
-    def _refuse(what: str, found: int, allowed: int, name: str) -> None:
-        if found > allowed:
+    def _refuse(what: str, count: int, allowed: int, name: str) -> None:
+        if count > allowed:
             raise TraceFormatError(
-                f"{what}: {found:,} or more, where {allowed:,} is the limit. If you trust the "
+                f"{what}: {count:,} or more, where {allowed:,} is the limit. If you trust the "
                 f"file, load_trace(path, limits=gpuscope.formats.Limits({name}=…)) reads more"
             )
 

@@ -32,13 +32,13 @@ _SEPARATORS = re.compile(r"(?:/|\\(?!u[0-9A-Fa-f]{4}))+")
 """JSON doubles a backslash and may escape a slash and, by a number, anything."""
 _FILE = re.compile(r".+\.[A-Za-z]\w{0,4}$")
 _HOMES = {"home", "Users"}
-_ROOTS = _HOMES | {
-    "Applications", "Volumes", "afs", "beegfs", "bin", "boot", "ceph", "cephfs", "cluster",
-    "content", "data", "dbfs", "dev", "efs", "etc", "export", "fsx", "gpfs", "kaggle", "lib",
-    "lib32", "lib64", "lustre", "media", "mnt", "nas", "net", "nfs", "nix", "opt", "private",
-    "proc", "project", "projects", "pscratch", "root", "run", "sbin", "scratch", "shared", "snap",
-    "srv", "storage", "sys", "tmp", "user", "users", "usr", "var", "volumes", "work", "workspace",
-}  # fmt: skip
+_ROOT_NAMES = """
+    Applications Volumes afs beegfs bin boot ceph cephfs cluster content data dbfs dev efs etc
+    export fsx gpfs kaggle lib lib32 lib64 lustre media mnt nas net nfs nix opt private proc
+    project projects pscratch root run sbin scratch shared snap srv storage sys tmp user users
+    usr var volumes work workspace
+"""
+_ROOTS = _HOMES | set(_ROOT_NAMES.split())
 
 LEFT_OUT = (
     "host names, folders of files and below the usual roots, and passwords and tokens in addresses "
@@ -64,8 +64,8 @@ def public_text(text: str) -> str:
     return "".join(parts)
 
 
-def _last_part(found: re.Match[str]) -> str:
-    word = found.group()
+def _last_part(match: re.Match[str]) -> str:
+    word = match.group()
     start, *parts = _SEPARATORS.split(word)
     parts = [part for part in parts if part]
     if not parts or (start and start[-1] != ":" and start[0] != "~"):
@@ -119,8 +119,8 @@ def public(trace: Trace) -> Trace:
     spans = scrub(trace.spans)
     hosts = spans.column("host")
     if not pa.types.is_null(hosts.type):
-        place = spans.schema.get_field_index("host")
-        spans = spans.set_column(place, "host", pa.nulls(len(spans)))
+        index = spans.schema.get_field_index("host")
+        spans = spans.set_column(index, "host", pa.nulls(len(spans)))
     facts = trace.metadata
     metadata = msgspec.structs.replace(
         facts,
@@ -145,7 +145,10 @@ def _public_experiment(experiment: Mapping[str, object] | None) -> Mapping[str, 
     workloads = (experiment or {}).get("workloads")
     if experiment is None or not isinstance(workloads, Mapping):
         return experiment
-    return {**experiment, "workloads": {key: _public_args(one) for key, one in workloads.items()}}
+    return {
+        **experiment,
+        "workloads": {key: _public_args(workload) for key, workload in workloads.items()},
+    }
 
 
 def _public_args(workload: object) -> object:
@@ -159,5 +162,7 @@ def _public_args(workload: object) -> object:
 
 
 def _without_folders(names: Mapping[str, str]) -> dict[str, str]:
-    return {key: PurePath(name.split(" ")[0]).name if name.startswith("/") else name
-            for key, name in names.items()}  # fmt: skip
+    return {
+        key: PurePath(name.split(" ")[0]).name if name.startswith("/") else name
+        for key, name in names.items()
+    }

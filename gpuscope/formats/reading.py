@@ -20,7 +20,7 @@ _SHORTEST = 16
 
 
 @with_table
-@door(path=(str, Path), limits=(Limits, None))
+@door("path", "limits")
 def load_trace(
     path: str | Path, *, limits: Limits | None = None, keep_private: bool = False
 ) -> Trace:
@@ -119,20 +119,20 @@ def _head(source: Path, limits: Limits) -> bytes:
     """Return the beginning of a file that can be read: never of a pipe, which might never end."""
     head = b""
     try:
-        found = source.stat()
-        if stat.S_ISREG(found.st_mode):
+        status = source.stat()
+        if stat.S_ISREG(status.st_mode):
             with source.open("rb") as file:
                 head = file.read(_LONGEST_HEAD)
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
     except (OSError, ValueError) as error:
-        told = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise GpuscopeError(
-            f"{source.name!r} cannot be read: {told}. Get access, or name another file"
+            f"{source.name!r} cannot be read: {reason}. Get access, or name another file"
         ) from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise GpuscopeError(f"{source.name!r} is a folder: name a file in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise GpuscopeError(f"{source.name!r} is no regular file: save the trace to one")
-    limits.check("file_bytes", f"bytes of {source.name!r}", found.st_size)
+    limits.check("file_bytes", f"bytes of {source.name!r}", status.st_size)
     return head

@@ -19,8 +19,10 @@ OPEN = np.iinfo(np.int64).max
 """End of a span whose end is unknown."""
 _LAYOUT = Layout(
     {
-        "api": Group.THREAD, "sync": Group.THREAD, "range": Group.THREAD, "mark": Group.THREAD,
-        "handle": Group.HANDLES, "block": Group.SM, "counter": Group.COUNTER,
+        **dict.fromkeys(("api", "sync", "range", "mark"), Group.THREAD),
+        "handle": Group.HANDLES,
+        "block": Group.SM,
+        "counter": Group.COUNTER,
     },
     {
         Group.THREAD: ("process", "thread"),
@@ -30,7 +32,7 @@ _LAYOUT = Layout(
         Group.COUNTER: ("process", "device"),
     },
     others=Group.STREAM,
-)  # fmt: skip
+)
 
 
 _OF_RANKS = replace(
@@ -136,8 +138,8 @@ def _split(rows: Array, starts: Array, ends: Array, tied: Array, lane: Array) ->
         # that belongs to an arrow.
         open_ends: list[list[int]] = []
         taken: list[int | None] = []
-        found: list[int] = []
-        group = (one[low:high].tolist() for one in (starts, ends, tied))
+        lanes: list[int] = []
+        group = (times[low:high].tolist() for times in (starts, ends, tied))
         for start, end, is_tied in zip(*group, strict=True):
             for number, stack in enumerate(open_ends):
                 while stack and stack[-1] <= start:
@@ -149,7 +151,7 @@ def _split(rows: Array, starts: Array, ends: Array, tied: Array, lane: Array) ->
                 open_ends.append([])
                 taken.append(None)
             open_ends[number].append(end)
-            found.append(number)
+            lanes.append(number)
             if is_tied or end == OPEN:
                 taken[number] = start
-        lane[rows[low:high]] = found
+        lane[rows[low:high]] = lanes

@@ -21,13 +21,7 @@ from gpuscope.trace.run import Run
 
 
 @registry.with_table
-@door(
-    path=(str, Path),
-    merge_into=(str, Path, None),
-    keep_private=bool,
-    progress=(Callable, None),
-    cancel=(threading.Event, None),
-)
+@door("path", "merge_into", "keep_private", "progress", "cancel")
 def export(
     trace: Trace | Run,
     path: str | Path,
@@ -95,9 +89,8 @@ def export(
     target = Path(path)
     whole = next(iter(trace.values())) if isinstance(trace, Run) and len(trace) == 1 else trace
     if isinstance(whole, Trace) and len(whole.metadata.ranks) > 1 and not target.suffix:
-        return _folder_of_ranks(
-            whole, target, keep_private=keep_private, progress=progress, cancel=cancel
-        )
+        ranks = whole if keep_private else public(whole)
+        return _folder_of_ranks(ranks, target, steps(len(whole), progress, cancel))
     chosen, write_trace = writable(target)
     report = None if merge_into is None else _report(chosen, target, Path(merge_into))
     write: Callable[[Path, Step], object]
@@ -112,8 +105,13 @@ def export(
         write = partial(write_trace, single)
         if chosen.merge is not None and report is not None:
             write = partial(chosen.merge, single, report)
-    step = steps(rows, progress, cancel)
-    step(0)
+    return _written(chosen, write, target, steps(rows, progress, cancel))
+
+
+def _written(
+    chosen: Format, write: Callable[[Path, Step], object], target: Path, step: Step
+) -> Path:
+    step(0)  # which raises where it is cancelled already
     with replacing(target) as temporary, registry.naming(chosen):
         write(temporary, step)
     return target
@@ -139,14 +137,7 @@ def writable(target: Path) -> tuple[Format, Callable[[Trace, Path, Step], object
     return chosen, chosen.write
 
 
-def _folder_of_ranks(
-    trace: Trace,
-    folder: Path,
-    *,
-    keep_private: bool,
-    progress: Callable[[int, int], None] | None,
-    cancel: threading.Event | None,
-) -> Path:
+def _folder_of_ranks(trace: Trace, folder: Path, step: Step) -> Path:
     """Write a file for each rank: all of them or, if one fails, none."""
     make_folder(folder)
     names = {f"rank-{rank.rank}.json.gz" for rank in trace.metadata.ranks}
@@ -156,18 +147,11 @@ def _folder_of_ranks(
             f"{folder.name!r} holds {', '.join(others[:3])} of another trace, which readers of the "
             "folder would take for a rank of this one: choose another folder, or remove it"
         )
-    done = 0
     with TemporaryDirectory(prefix=".", dir=folder) as hidden:
         for part in split(trace):
-            before = done
-
-            def tell(rows: int, _total: int, before: int = before) -> None:
-                if progress is not None:
-                    progress(before + rows, len(trace))
-
             path = Path(hidden, f"rank-{part.metadata.ranks[0].rank}.json.gz")
-            export(part, path, keep_private=keep_private, progress=tell, cancel=cancel)
-            done += len(part)
+            chosen, write = writable(path)
+            _written(chosen, partial(write, part), path, step)
         for name in sorted(names):
             Path(hidden, name).replace(folder / name)
     return folder

@@ -37,16 +37,4 @@ if TYPE_CHECKING:
     from gpuscope.learn.recorded import observe as observe
     from gpuscope.learn.recorded import recording_of as recording_of
 
-_OF_MODULES = {
-    "answers": ("Choice", "Interval", "Order", "Value"),
-    "attempt": ("Attempt", "Step"),
-    "cases": ("CAUSES", "Case", "address", "case", "spin_kernel"),
-    "grading": ("Grade", "Grades", "Limits", "grade"),
-    "lesson": ("Lesson",),
-    "outcome": ("Feedback", "Outcome", "Result", "find"),
-    "question": ("Question",),
-    "recorded": ("label", "observe", "recording_of"),
-}
-_HOMES = {name: f"{__name__}.{module}" for module, names in _OF_MODULES.items() for name in names}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

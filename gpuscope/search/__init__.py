@@ -14,13 +14,4 @@ if TYPE_CHECKING:
     from gpuscope.search.tuned_code import manual_divisions as manual_divisions
     from gpuscope.search.tuning import tune as tune
 
-_HOMES = {
-    "sweep": "gpuscope.search.sweeps",
-    "load_sweep": "gpuscope.search.sweeps",
-    "measure_interference": "gpuscope.search.interference",
-    "tune": "gpuscope.search.tuning",
-    "TuneResult": "gpuscope.search.tune_result",
-    "manual_divisions": "gpuscope.search.tuned_code",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

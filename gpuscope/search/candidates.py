@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from gpuscope._columns import heading
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidPartition
-from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.search.grid import Point, Value, at, points_of
 from gpuscope.workloads.requests import RequestsSpec
 
@@ -19,7 +20,7 @@ class Candidate:
 
     Attributes
     ----------
-    place
+    indices
         Its values' places in the parameters; ``None`` if these change nothing of it.
     homes
         Workload → the partition that it runs on; ``None`` for the whole GPU.
@@ -30,7 +31,7 @@ class Candidate:
     setting: str
     experiment: Experiment
     sizes: Mapping[str, int]
-    place: tuple[int, ...] | None
+    indices: tuple[int, ...] | None
     homes: Mapping[str, str | None]
     error: str = ""
 
@@ -46,31 +47,31 @@ def candidates_of(
     """Return the settings of a grid, each once, and which of them are the reference."""
     points = points_of(parameters)
     met: dict[str, set[str]] = {}
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for point in points:
         changed = at(experiment, point)
         label = ", ".join(f"{heading(path)} = {value}" for path, value in point.items())
-        place = tuple(parameters[path].index(value) for path, value in point.items())
+        indices = tuple(parameters[path].index(value) for path, value in point.items())
         for setting in changed.resolve():
             key = setting.model_dump_json(exclude={"name"})
             met.setdefault(key, set()).add(label)
-            if key not in found:
+            if key not in candidates:
                 sizes, error = _sizes(setting, device)
-                found[key] = Candidate(
-                    label, point, setting.name, changed, sizes, place, _homes(setting), error
+                candidates[key] = Candidate(
+                    label, point, setting.name, changed, sizes, indices, _homes(setting), error
                 )
     same = [key for key, labels in met.items() if len(labels) == len(points) > 1]
-    varied = {one.setting for key, one in found.items() if key not in same}
-    for key, one in found.items():
+    varied = {candidate.setting for key, candidate in candidates.items() if key not in same}
+    for key, candidate in candidates.items():
         if key in same:
-            found[key] = replace(one, label=one.setting, point={}, place=None)
+            candidates[key] = replace(candidate, label=candidate.setting, point={}, indices=None)
         elif len(varied) > 1:
-            found[key] = replace(one, label=f"{one.label}, {one.setting}")
-    keys = list(found)
-    described = [one.model_dump_json(exclude={"name"}) for one in experiment.resolve()]
-    first = next((key for key in [*same, *described] if key in found), None)
-    reference = [] if first is None or found[first].error else [keys.index(first)]
-    return list(found.values()), reference
+            candidates[key] = replace(candidate, label=f"{candidate.label}, {candidate.setting}")
+    keys = list(candidates)
+    described = [setting.model_dump_json(exclude={"name"}) for setting in experiment.resolve()]
+    first = next((key for key in [*same, *described] if key in candidates), None)
+    reference = [] if first is None or candidates[first].error else [keys.index(first)]
+    return list(candidates.values()), reference
 
 
 def _homes(setting: ResolvedSetting) -> dict[str, str | None]:

@@ -58,7 +58,7 @@ def checked(
             "parameters: name at least one, as a dict of path → values, such as "
             "{'partitions.small': [8, 16]}"
         )
-    found = {}
+    values_of = {}
     for path, sought in parameters.items():
         values: object = sought
         if not isinstance(path, str):
@@ -80,8 +80,8 @@ def checked(
             raise InvalidExperiment(
                 f"{clean(path)}: its values are numbers or texts, but found {odd[0]}"
             )
-        found[path] = taken
-    return found
+        values_of[path] = taken
+    return values_of
 
 
 def at(experiment: Experiment, point: Point) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import TypeAlias
 
@@ -14,12 +14,7 @@ from gpuscope._checks import door, given
 from gpuscope.analysis.interference_analysis import InterferenceResult, interference
 from gpuscope.device.device import Device
 from gpuscope.device.sizes import Rounding, Sizes, named_sizes
-from gpuscope.errors import (
-    GpuscopeError,
-    InvalidArgument,
-    InvalidExperiment,
-    NothingRecorded,
-)
+from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed
 from gpuscope.experiments.runner import Viewer
@@ -38,13 +33,7 @@ BACKGROUND_QUEUED = 4
 """Calls that the one in the background keeps queued at least, so that the GPU never waits."""
 
 
-@door(
-    device=(Device, str, None),
-    executor=(Executor, str, None),
-    viewer=(Callable, None),
-    stop=(threading.Event, None),
-    inside=float,
-)
+@door("device", "inside", "executor", "viewer", "stop")
 def measure_interference(
     device: Device | str | None,
     partitions: Sizes | None,
@@ -129,36 +118,36 @@ def measure_interference(
         raise InvalidArgument(f"inside is {given(inside)}; a share in (0, 1] is needed")
     named = {} if partitions is None else named_sizes(partitions)
     sizes = {name: size.plain for name, size in named.items()}
-    plan = _plan(sizes, workloads, repeats, rounds, seed, rounding)
+    plan = _plan(sizes, workloads, repeats, rounds=rounds, seed=seed, rounding=rounding)
     stop = stop or threading.Event()
     jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
     for number, name in itertools.product(range(rounds), plan.workloads):
         others = [other for other in plan.workloads if other != name]
         row: dict[tuple[str, ...], str] = {(name,): f"{name} alone"}
-        row |= {(name, one): f"{name} with {one}" for one in others}
+        row |= {(name, other): f"{name} with {other}" for other in others}
         planned = {
             (number, names): Plan(_part(plan, number, names), label, _trace, number)
             for names, label in row.items()
         }
         jobs.append((f"{name}, round {number}", planned))
-    plans = [one for _, plans in jobs for one in plans.values()]
-    found: dict[_Turn, Trace] = {}
+    plans = [planned for _, plans in jobs for planned in plans.values()]
+    traces: dict[_Turn, Trace] = {}
 
     def keep(turn: _Turn, made: Trace | GpuscopeError) -> None:
         if isinstance(made, GpuscopeError):
             raise made
-        found[turn] = made
+        traces[turn] = made
 
-    with place_of(executor, device) as place:
-        calls = sum(one.calls for one in plans)
-        series = Series(place, keep, calls, viewer, stop)
+    with place_of(executor, device) as runs_on:
+        calls = sum(planned.calls for planned in plans)
+        series = Series(runs_on, keep, calls, viewer, stop)
 
         def result() -> InterferenceResult:
             series.settle()
             recorded: dict[tuple[str, ...], list[Trace]] = {}
-            for turn in sorted(found):
-                recorded.setdefault(turn[1], []).append(found[turn])
-            stopped = series.stopped or len(found) < len(plans)
+            for turn in sorted(traces):
+                recorded.setdefault(turn[1], []).append(traces[turn])
+            stopped = series.stopped or len(traces) < len(plans)
             return _result(plan, recorded, inside=inside, stopped=stopped)
 
         return as_far_as_measured(lambda: series.run(jobs), result)
@@ -200,40 +189,35 @@ def _plan(
     sizes: Mapping[str, int | str],
     workloads: Mapping[str, WorkloadSpec | Mapping[str, object]],
     repeats: int,
-    rounds: int,
-    seed: int,
-    rounding: Rounding,
+    **fields: object,
 ) -> Experiment:
     """Return an experiment of all the workloads, each in the foreground on its own stream."""
     if not isinstance(workloads, Mapping) or len(workloads) < 2:
         raise InvalidExperiment(
             "workloads: interference takes at least two, as a dict of name → fields"
         )
-    streams, described = {}, {}
+    streams, specs = {}, {}
     for name, spec in workloads.items():
         stated = spec.model_dump() if isinstance(spec, BaseModel) else spec
-        fields = dict(stated) if isinstance(stated, Mapping) else {}
-        kind = fields.get("kind")
+        described = dict(stated) if isinstance(stated, Mapping) else {}
+        kind = described.get("kind")
         if isinstance(kind, str) and kind == RequestsSpec.kind_name():
             raise InvalidExperiment(
                 f"workloads.{name}: requests launch nothing themselves: leave {name!r} out, and "
                 "give their prefill and decode"
             )
-        home = fields.pop("partition", fields.get("stream")) if sizes else None
+        home = described.pop("partition", described.get("stream")) if sizes else None
         if sizes and not (isinstance(home, str) and home in sizes):
             raise InvalidExperiment(
                 f"workloads.{name}.partition: {given(home)} is no partition; allowed: "
                 + listed(sizes)
             )
-        fields.pop("partition", None)
+        described.pop("partition", None)
         streams[name] = {"partition": home}
-        described[name] = {
-            **fields, "stream": name, "background": False, "repeats": repeats, "waits_on": [],
-        }  # fmt: skip
-    return Experiment(
-        name="interference", seed=seed, rounds=rounds, alone_repeats=0, partitions=dict(sizes),
-        rounding=rounding, streams=streams, workloads=described,
-    )  # fmt: skip
+        described |= {"stream": name, "background": False, "repeats": repeats, "waits_on": []}
+        specs[name] = described
+    carved = {"partitions": dict(sizes), "streams": streams, "workloads": specs}
+    return Experiment(name="interference", alone_repeats=0, **carved, **fields)
 
 
 def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
@@ -241,12 +225,17 @@ def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
     workloads = {name: plan.workloads[name] for name in names}
     for name in names[1:]:
         changes = {
-            "background": True, "arrival": "back_to_back", "rate_hz": None,
+            "background": True,
+            "arrival": "back_to_back",
+            "rate_hz": None,
             "max_queued": max(BACKGROUND_QUEUED, workloads[name].max_queued),
-        }  # fmt: skip
+        }
         workloads[name] = workloads[name].model_copy(update=changes)
     update = {
-        "name": " | ".join(names), "seed": plan.seed + number, "rounds": 1, "workloads": workloads,
+        "name": " | ".join(names),
+        "seed": plan.seed + number,
+        "rounds": 1,
+        "workloads": workloads,
         "streams": {name: plan.streams[name] for name in names},
-    }  # fmt: skip
+    }
     return plan.model_copy(update=update)

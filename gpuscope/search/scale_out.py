@@ -150,16 +150,8 @@ def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
 
 
 # -- on the host that asks -----------------------------------------------------------------
-@dataclass(frozen=True)
-class _Kind:
-    """What the GPUs of all workers have in common."""
-
-    info: DeviceInfo
-    layout: SmLayout
-
-
-def _kind(device: Device) -> _Kind:
-    return _Kind(device.info, device.layout)
+def _kind(device: Device) -> tuple[DeviceInfo, SmLayout]:
+    return device.info, device.layout
 
 
 @dataclass
@@ -185,15 +177,15 @@ class Team:
     @property
     def info(self) -> DeviceInfo:
         """One of the GPUs."""
-        return self._kind.info
+        return self._kind[0]
 
     @property
     def layout(self) -> SmLayout:
         """Its SMs."""
-        return self._kind.layout
+        return self._kind[1]
 
     @cached_property
-    def _kind(self) -> _Kind:
+    def _kind(self) -> tuple[DeviceInfo, SmLayout]:
         """What a worker says of its GPU."""
         return dict(self.results({"": _kind}, threading.Event()))[""]
 
@@ -351,8 +343,8 @@ def executor_of(
         return
     kind, _, rest = executor.partition(":")
     if kind == "processes" and rest.isdecimal() and 0 < float(rest) <= _MOST_PROCESSES:
-        with processes(int(rest)) as own:
-            yield own
+        with processes(int(rest)) as opened:
+            yield opened
     elif kind == "dask" and rest.startswith("//") and rest != "//":
         distributed = require("distributed", feature="workers of Dask")
         try:
@@ -398,5 +390,5 @@ def team_of(
             f"device is {device.info.key}, open here, but workers open their own: give its name, "
             "such as 'cuda' or 'sim:h200'"
         )
-    with executor_of(executor) as own:
-        yield Team(own, device or "auto", gpu, mixed)
+    with executor_of(executor) as workers:
+        yield Team(workers, device or "auto", gpu, mixed)

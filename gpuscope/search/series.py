@@ -88,7 +88,7 @@ class Series(Generic[_Key, _T]):
 
     Parameters
     ----------
-    place
+    runs_on
         A device of this process, or workers.
     keep
         Told once of each key what was made of its run, or why nothing was.
@@ -98,14 +98,14 @@ class Series(Generic[_Key, _T]):
 
     def __init__(
         self,
-        place: Device | Team,
+        runs_on: Device | Team,
         keep: Callable[[_Key, _T | GpuscopeError], None],
         total: int,
         viewer: Viewer | None,
         stop: threading.Event,
     ) -> None:
         self.stopped = False
-        self._place = place
+        self._runs_on = runs_on
         self._keep = keep
         self._total, self._done = total, 0
         self._viewer = viewer
@@ -121,26 +121,26 @@ class Series(Generic[_Key, _T]):
         InvalidArgument
             On workers, an experiment names GPUs: each worker holds one of its own.
         """
-        if isinstance(self._place, Team):
+        if isinstance(self._runs_on, Team):
             named = [*jobs]
             for plan in (plan for _, plans in named for plan in plans.values()):
-                _check_no_gpu_named(plan.experiment, self._place.name)
+                _check_no_gpu_named(plan.experiment, self._runs_on.name)
             parts = {number: partial(_all, plans) for number, (_, plans) in enumerate(named)}
             names = [name for name, _ in named].__getitem__
-            for number, made in self._place.done(parts, self._stop, self._viewer, names):
+            for number, made in self._runs_on.done(parts, self._stop, self._viewer, names):
                 for key in named[number][1] if isinstance(made, GpuscopeError) else made:
                     self._keep(key, made if isinstance(made, GpuscopeError) else made[key])
             self.stopped = self._stop.is_set()
             return
         for _, plans in jobs:
-            for key, plan in _due(plans, self._place).items():
-                self._run_on(self._place, key, plan)
+            for key, plan in _due(plans, self._runs_on).items():
+                self._run_on(self._runs_on, key, plan)
 
     def settle(self) -> None:
         """Keep what was recorded here; again where an interrupt struck."""
         for key, recorded in [*self._runs.items()]:
-            assert isinstance(self._place, Device)  # noqa: S101 - or there are no runs
-            self._keep(key, self._plans[key].make(recorded, self._place.info.uuid))
+            assert isinstance(self._runs_on, Device)  # noqa: S101 - or there are no runs
+            self._keep(key, self._plans[key].make(recorded, self._runs_on.info.uuid))
             self._runs.pop(key)  # its traces are large
 
     def _run_on(self, device: Device, key: _Key, plan: Plan[_T]) -> None:
@@ -155,10 +155,12 @@ class Series(Generic[_Key, _T]):
             # Alone on the whole GPU it names no setting.
             several = plan.experiment.settings and progress.setting
             overall = replace(
-                progress, setting=f"{plan.label}: {progress.setting}" if several else plan.label,
-                done=before + progress.done, total=self._total,
+                progress,
+                setting=f"{plan.label}: {progress.setting}" if several else plan.label,
+                done=before + progress.done,
+                total=self._total,
                 round=progress.round if plan.number is None else plan.number,
-            )  # fmt: skip
+            )
             self._viewer(overall)
 
         viewer = None if self._viewer is None else view

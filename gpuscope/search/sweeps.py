@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -26,30 +25,25 @@ from gpuscope.errors import (
 from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.grid import Varied, at, checked, labelled, points_of
-from gpuscope.search.points import STOPPED, Points, Rows, Saved, is_whole, rows_of, saved
+from gpuscope.search.points import STOPPED, Points, Rows, is_whole, rows_of
+from gpuscope.search.saved_points import Saved, saved
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
 
 _PREFIX, _REFERENCE = "point", "reference"
 _ATTEMPTS = 3
 """To have each GPU measure the reference again: any free worker takes a job."""
 GEMM: Description = {
-    "name": "reference", "alone_repeats": 0, "streams": {"s": {}},
+    "name": "reference",
+    "alone_repeats": 0,
+    "streams": {"s": {}},
     "workloads": {
         "gemm": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s", "repeats": 50},
     },
-}  # fmt: skip
+}
 """The reference of that name."""
 
 
-@door(
-    device=(Device, str, None),
-    path=(str, Path, None),
-    executor=(Executor, str, None),
-    shard=(str, None),
-    reference=(str, Path, Mapping, Experiment, None),
-    viewer=(Callable, None),
-    stop=(threading.Event, None),
-)
+@door("device", "path", "executor", "shard", "reference", "viewer", "stop")
 def sweep(
     experiment: Description,
     parameters: Varied,
@@ -127,23 +121,24 @@ def sweep(
     measured_on = (
         None if reference is None else as_experiment(GEMM if reference == "gemm" else reference)
     )
-    with place_of(executor, device, mixed=measured_on is not None) as place:
-        values = checked(parameters, place.layout)
+    with place_of(executor, device, mixed=measured_on is not None) as runs_on:
+        values = checked(parameters, runs_on.layout)
         points = points_of(values)
         described = as_experiment(experiment)
         plans = {
             number: Plan(
-                at(described, points[number]), labelled(points[number]),
+                at(described, points[number]),
+                labelled(points[number]),
                 partial(rows_of, number, points[number]),
             )
             for number in range(len(points))
-        }  # fmt: skip
-        same = place.info if measured_on is None else None
+        }
+        same = runs_on.info if measured_on is None else None
         measured = Points(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
         _check_inside(measured.finished, len(points), path)
-        mine = range(len(points))[part]
-        todo = [number for number in mine if not measured.is_finished(number)]
+        wanted = range(len(points))[part]
+        todo = [number for number in wanted if number not in measured.finished]
 
         def keep(number: int, made: Rows | GpuscopeError) -> None:
             if number < 0:
@@ -161,7 +156,7 @@ def sweep(
 
         calls = sum(plans[number].calls for number in todo)
         calls += 2 * sum(plan.calls for plan in references.plan("").values())
-        series = Series(place, keep, calls, viewer, stop)
+        series = Series(runs_on, keep, calls, viewer, stop)
 
         def measure() -> None:
             before = references.plan("before")
@@ -172,12 +167,12 @@ def sweep(
 
         def result() -> SweepResult:
             series.settle()
-            found = measured.all()
-            if not found.numbers:
+            kept = measured.all()
+            if not kept.numbers:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(found, mine, references.speeds())
+            return _result(kept, wanted, references.speeds())
 
         try:
             return as_far_as_measured(measure, result)
@@ -200,7 +195,7 @@ def _part(shard: str | None, path: str | Path | None) -> slice:
     return slice(int(number) - 1, None, int(of))
 
 
-@door(path=(str, Path))
+@door("path")
 def load_sweep(path: str | Path) -> SweepResult:
     """Read the points that a sweep has saved in a folder so far.
 
@@ -214,16 +209,16 @@ def load_sweep(path: str | Path) -> SweepResult:
     GpuscopeError
         There is no finished point in it, or a file in it is damaged.
     """
-    found = saved(Path(path), _PREFIX)
-    if found is None:
+    points = saved(Path(path), _PREFIX)
+    if points is None:
         raise GpuscopeError(
             f"there is no point of a sweep in {Path(path).name!r}: name the folder that sweep() "
             "was given as path"
         )
-    planned = range(math.prod(map(len, found.facts["parameters"].values())))
-    _check_inside(found.numbers, len(planned), path)
-    speeds = _speeds(saved(Path(path), _REFERENCE)) if found.facts["reference"] else ()
-    return _result(found, planned, speeds)
+    planned = range(math.prod(map(len, points.facts["parameters"].values())))
+    _check_inside(points.numbers, len(planned), path)
+    speeds = _speeds(saved(Path(path), _REFERENCE)) if points.facts["reference"] else ()
+    return _result(points, planned, speeds)
 
 
 def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> None:
@@ -241,22 +236,23 @@ def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> No
         )
 
 
-def _result(found: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
-    facts = found.facts
-    told = found.select(["provenance", "incomplete", "error", "gpu"])
+def _result(points: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
+    facts = points.facts
+    columns = points.select(["provenance", "incomplete", "error", "gpu"])
     origins, missing, errors, gpus = (
-        [text for text in column.unique().to_pylist() if text] for column in told.columns
+        [text for text in column.unique().to_pylist() if text] for column in columns.columns
     )
     seen = dict.fromkeys(line for text in origins for line in text.splitlines())
     where = facts["device"] or {"name": "any GPU"}
     if facts["reference"] is not None:
         missing += [
             f"no reference was measured on {gpu}: its times and rates are left out"
-            for gpu in gpus if gpu not in {speed.gpu for speed in speeds}
-        ]  # fmt: skip
-    is_whole = len(wanted) == sum(number in wanted for number in found.numbers)
+            for gpu in gpus
+            if gpu not in {speed.gpu for speed in speeds}
+        ]
+    is_whole = len(wanted) == sum(number in wanted for number in points.numbers)
     return SweepResult(
-        points=found,
+        points=points,
         experiment=facts["experiment"],
         parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
         stopped=not is_whole or STOPPED in errors,
@@ -306,12 +302,12 @@ class _References:
         return () if self._points is None else _speeds(self._points.all())
 
 
-def _speeds(found: Saved | None) -> tuple[Speed, ...]:
-    if found is None:
+def _speeds(points: Saved | None) -> tuple[Speed, ...]:
+    if points is None:
         return ()
     rates: dict[str, list[float]] = {}
-    wanted = next(iter(found.facts["experiment"]["workloads"]))
-    for row in found.select(["workload", "gpu", "calls_per_s"]).to_pylist():
+    wanted = next(iter(points.facts["experiment"]["workloads"]))
+    for row in points.select(["workload", "gpu", "calls_per_s"]).to_pylist():
         if row["workload"] == wanted and row["calls_per_s"]:
             rates.setdefault(row["gpu"], []).append(row["calls_per_s"])
     return Speed.of(rates)

@@ -61,48 +61,43 @@ def _chosen(result: Tuning, label: str | None) -> TunedSetting:
     else:
         raise InvalidArgument(
             "setting: it is not known which to take, so name one of "
-            f"{[one.label for one in result.settings]}"
+            f"{[setting.label for setting in result.settings]}"
         )
     if not chosen.sizes:
         raise InvalidArgument(f"setting {chosen.label!r} has no partitions: there is none to make")
     return chosen
 
 
+_PLAIN = (
+    *("reachable", "confidence", "forecasts", "stopped", "command", "experiment", "device"),
+    *("versions", "provenance", "incomplete"),
+)
+"""Facts of a tuning that JSON holds as they are."""
+
+
 def tuning_facts(result: Tuning) -> dict[str, object]:
     """Return all that a tuning found, as JSON holds it."""
     words = tuned_words(result)
+    chosen = {"best": result.best, "choice": result.choice, "nearest": result.nearest}
     return {
+        **{name: getattr(result, name) for name in _PLAIN},
+        **{name: setting and setting.label for name, setting in chosen.items()},
+        "equals": [setting.label for setting in result.equals],
         "outcome": words.outcome,
-        "best": None if result.best is None else result.best.label,
-        "choice": None if result.choice is None else result.choice.label,
-        "equals": [one.label for one in result.equals],
-        "nearest": None if result.nearest is None else result.nearest.label,
-        "reachable": result.reachable,
+        "method": words.method,
         "ties": ties(result),
-        "front": [one.label for one in result.front],
+        "front": [setting.label for setting in result.front],
         "won": words.bill,
         "objective": str(result.objective),
         "slo": [str(goal) for goal in result.slo],
-        "confidence": result.confidence,
-        "method": words.method,
-        "forecasts": result.forecasts,
         "forecast_errors": words.errors,
-        "stopped": result.stopped,
-        "command": result.command,
-        "experiment": result.experiment,
-        "device": result.device,
-        "versions": result.versions,
-        "provenance": result.provenance,
-        "incomplete": result.incomplete,
-        "settings": [
-            {
-                "label": one.label, "point": one.point, "setting": one.setting, "sms": one.sizes,
-                "verdict": one.verdict, "behind": one.behind, "values": one.values,
-                "forecast": one.forecast, "bounds": one.bounds, "error": one.error,
-            }
-            for one in result.settings
-        ],
-    }  # fmt: skip
+        "settings": [_setting_facts(setting) for setting in result.settings],
+    }
+
+
+def _setting_facts(setting: TunedSetting) -> dict[str, object]:
+    facts = {**vars(setting), "sms": setting.sizes}
+    return {name: value for name, value in facts.items() if name not in ("sizes", "on_front")}
 
 
 def manual_divisions(results: Mapping[int, Tuning], labels: Mapping[int, str] | None = None) -> str:
@@ -193,12 +188,16 @@ def _cpp(result: Tuning, setting: TunedSetting) -> str:
 
 def _filled(name: str, mark: str, result: Tuning, sizes: str) -> str:
     return Template((_HERE / name).read_text("utf-8")).substitute(
-        head="\n".join(f"{mark}{line}" for line in _head(result)), sizes=sizes,
-        sm_count=result.device["sm_count"], quantum=result.device["quantum"],
-    )  # fmt: skip
+        head="\n".join(f"{mark}{line}" for line in _head(result)),
+        sizes=sizes,
+        sm_count=result.device["sm_count"],
+        quantum=result.device["quantum"],
+    )
 
 
 _CODE: dict[str, Callable[[Tuning, TunedSetting], str]] = {
-    ".yaml": _yaml, ".py": _python, ".cpp": _cpp,
-}  # fmt: skip
+    ".yaml": _yaml,
+    ".py": _python,
+    ".cpp": _cpp,
+}
 SUFFIXES = (*_CODE, ".json", ".html")

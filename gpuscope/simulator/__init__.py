@@ -10,9 +10,4 @@ if TYPE_CHECKING:
     from gpuscope.simulator.calibration.calibrator import calibrate as calibrate
     from gpuscope.simulator.forecast.what_if import what_if as what_if
 
-_HOMES = {
-    "calibrate": "gpuscope.simulator.calibration.calibrator",
-    "what_if": "gpuscope.simulator.forecast.what_if",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

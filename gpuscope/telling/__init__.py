@@ -31,4 +31,4 @@ _HOMES = {
     "findings_by_setting": "gpuscope.analyses.registry",
 }
 """What is made of the declarations of all analyses, which name findings of this room."""
-__getattr__, __dir__ = _lazy.public(__name__, _HOMES)
+__getattr__, __dir__, _ = _lazy.public(__name__, _HOMES)

@@ -13,12 +13,4 @@ if TYPE_CHECKING:
     from gpuscope.widgets.tables import WorkloadTable as WorkloadTable
     from gpuscope.widgets.timeline import Timeline as Timeline
 
-_HOMES = {
-    "Dashboard": "gpuscope.widgets.dashboard",
-    "Timeline": "gpuscope.widgets.timeline",
-    "PartitionCarver": "gpuscope.widgets.carver",
-    "StreamTable": "gpuscope.widgets.tables",
-    "WorkloadTable": "gpuscope.widgets.tables",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pprint
 import textwrap
 from collections.abc import Callable, Mapping
 
@@ -19,7 +20,7 @@ def gpuscope_code(experiment: Experiment, key: str) -> str:
     described["workloads"] = {  # what it is comes first
         name: {"kind": spec["kind"], **spec} for name, spec in described["workloads"].items()
     }
-    fields = "".join(f"    {name}={_python(value, 4)},\n" for name, value in described.items())
+    fields = "".join(f"    {name}={_python(value)},\n" for name, value in described.items())
     carved = any(setting.partitions for setting in experiment.resolve())
     judged = "    gs.analysis.confinement(trace),\n" if carved else ""
     judged += "    gs.analysis.requests(trace),\n" if experiment.driven else ""
@@ -131,7 +132,8 @@ def cpp_code(experiment: Experiment, plan: CarvePlan | None, index: int) -> str:
             "",
         ]
         for number, part in enumerate(plan.partitions):
-            items = ", ".join(_items(part.parts))
+            numbers, rest = _quanta(part.parts)
+            items = ", ".join([*(f"quanta[{n}]" for n in numbers), *rest])
             contexts[part.name] = f"context_{number}"
             lines += [
                 f"// {_quoted(part.name)}: {part.sm_count} SMs",
@@ -179,34 +181,31 @@ def _quoted(name: str) -> str:
     return json.dumps(clean(name, 80))
 
 
-def _python(value: object, indent: int) -> str:
-    """Write a value as Python, a dict that is too long for a line with a line for each key."""
-    text = repr(value)
-    if not isinstance(value, dict) or indent + len(text) < _WIDTH - 20:
-        return text
-    pad = " " * (indent + 4)
-    inside = "".join(f"{pad}{key!r}: {_python(item, indent + 4)},\n" for key, item in value.items())
-    return f"{{\n{inside}{' ' * indent}}}"
+def _python(value: object) -> str:
+    """Write a value as Python, to stand behind a name four columns from the left."""
+    text = pprint.pformat(value, width=_WIDTH - 4, sort_dicts=False)
+    return text.replace("\n", "\n    ")
 
 
-def _items(parts: tuple[int, ...]) -> list[str]:
+def _quanta(parts: tuple[int, ...]) -> tuple[list[int], list[str]]:
+    """Return the numbers of the quanta among the parts, and the name of what else is."""
     numbers = sorted(part for part in parts if part != REMAINDER)
-    rest = ["remainder"] if REMAINDER in parts else []
-    return [*(f"quanta[{number}]" for number in numbers), *rest]
+    return numbers, ["remainder"] * (REMAINDER in parts)
 
 
 def _python_list(parts: tuple[int, ...]) -> str:
-    numbers = sorted(part for part in parts if part != REMAINDER)
-    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        whole = f"quanta[{numbers[0]}:{numbers[-1] + 1}]"
-        return f"[*{whole}, remainder]" if REMAINDER in parts else f"list({whole})"
-    return f"[{', '.join(_items(parts))}]"
+    numbers, rest = _quanta(parts)
+    return f"[quanta[n] for n in {numbers}]" + "".join(f" + [{name}]" for name in rest)
 
 
 def _wrapped(line: str) -> str:
     if line.lstrip().startswith("//") or "//" in line:
         return f"    {line}"  # a comment must not go on in the next line
     return textwrap.fill(
-        line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_long_words=False,
+        line,
+        _WIDTH,
+        initial_indent="    ",
+        subsequent_indent=" " * 8,
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )

@@ -9,7 +9,8 @@ from pathlib import Path
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.experiments.experiment import Experiment, ResolvedSetting
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.timeline.style import colours_of
 from gpuscope.timeline.text import clean
 from gpuscope.widgets.carver import PartitionCarver

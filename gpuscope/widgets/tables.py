@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from gpuscope.experiments.experiment import Experiment, StreamSpec
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.setting import StreamSpec
 from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.python_kind import PYTHON

@@ -25,24 +25,4 @@ if TYPE_CHECKING:
     from gpuscope.workloads.traced import TracedCopy as TracedCopy
     from gpuscope.workloads.traced import TracedGemm as TracedGemm
 
-_HOMES = {
-    "Gemm": "gpuscope.workloads.gemm",
-    "mm_out": "gpuscope.workloads.product",
-    "Copy": "gpuscope.workloads.copy",
-    "Spin": "gpuscope.workloads.spin",
-    "Collective": "gpuscope.workloads.collective",
-    "Softmax": "gpuscope.workloads.softmax",
-    "TracedGemm": "gpuscope.workloads.traced",
-    "TracedCopy": "gpuscope.workloads.traced",
-    "RecordedWork": "gpuscope.simulator.recorded",
-    "FunctionHandle": "gpuscope.workloads.function",
-    "TorchModule": "gpuscope.workloads.torch_module",
-    "Workload": "gpuscope.workloads.function",
-    "workload": "gpuscope.workloads.function",
-    "Handle": "gpuscope.workloads.handle",
-    "Completion": "gpuscope.workloads.handle",
-    "WorkloadSpec": "gpuscope.workloads.spec",
-    "kinds": "gpuscope.workloads.registry",
-}
-__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__, __all__ = public(__name__)

@@ -94,13 +94,13 @@ def text_of(source: Path, limits: Limits) -> bytes:
         with source.open("rb") as file:
             return file.read(size)
     most = min(limits.text_bytes, limits.room, max(_UNPACKED_AT_LEAST, _RATIO * size))
-    found = io.BytesIO()
+    unpacked = io.BytesIO()
     with reading(source.name, "gzip file"), gzip.open(source) as file:
         try:
             while chunk := file.read(_CHUNK):
-                found.write(chunk)
-                if found.tell() > most:
-                    limits.check_text(f"unpacked bytes of {source.name!r}", found.tell())
+                unpacked.write(chunk)
+                if unpacked.tell() > most:
+                    limits.check_text(f"unpacked bytes of {source.name!r}", unpacked.tell())
                     raise TraceFormatError(
                         f"{source.name!r} unpacks to more than {_RATIO} times its size, as no "
                         "trace does: if you trust it, unpack it yourself"
@@ -109,11 +109,11 @@ def text_of(source: Path, limits: Limits) -> bytes:
             raise TraceFormatError(
                 f"{source.name!r} is damaged or cut off inside its gzip stream: get it again"
             ) from error
-    if not _is_json(found.getbuffer()[:_HEAD].tobytes()):
+    if not _is_json(unpacked.getbuffer()[:_HEAD].tobytes()):
         raise TraceFormatError(
             f"{source.name!r} is gzip, but not of JSON: unpack it, and load what was in it"
         )
-    return found.getvalue()
+    return unpacked.getvalue()
 
 
 def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.Raw]]:
@@ -212,13 +212,13 @@ def nanoseconds(values: list[msgspec.Raw]) -> tuple[Array, Array]:
 
 def _one_by_one(texts: list[bytes]) -> tuple[Array, Array]:
     values, known = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         try:
             number = Decimal(text.strip(b'"').decode("ascii", "replace"))
         except InvalidOperation:
             continue
         if number.is_finite() and abs(number) < _LATEST_US:
-            values[place], known[place] = int((number * 1000).to_integral_value()), True
+            values[index], known[index] = int((number * 1000).to_integral_value()), True
     return values, known
 
 
@@ -275,7 +275,8 @@ def texts(values: Sequence[object], absent: str) -> pa.DictionaryArray:
         column = pa.array(values, pa.string())
     except (pa.ArrowException, TypeError):
         column = pa.array(
-            [None if one is None else schema.encodable(str(one)) for one in values], pa.string()
+            [None if value is None else schema.encodable(str(value)) for value in values],
+            pa.string(),
         )
     coded = column.fill_null(absent).dictionary_encode()
     del column
@@ -302,18 +303,18 @@ def pairs(
     """
     order = np.argsort(starts[rows], kind="stable").tolist()
     stacks: defaultdict[Hashable, list[int]] = defaultdict(list)
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     lost = 0
-    for place in order:
-        row = rows[place]
-        stack = stacks[keys[place]]
+    for position in order:
+        row = rows[position]
+        stack = stacks[keys[position]]
         if events[row].ph in begins:
             stack.append(row)
         elif stack:
-            found[stack.pop()] = row
+            ends[stack.pop()] = row
         else:
             lost += 1
-    return found, lost
+    return ends, lost
 
 
 class Tally(Counter[str]):

@@ -12,22 +12,20 @@ import pyarrow as pa
 from gpuscope.errors import TraceFormatError
 from gpuscope.formats.chrome import events as raw
 from gpuscope.formats.chrome.events import Event
+from gpuscope.formats.chrome.json_text import JSON, TIMES
+from gpuscope.formats.chrome.write import CATEGORIES, FLOWS, HAZARD
 from gpuscope.formats.private import scrub
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
-_KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
-          "user_annotation": "range"}  # fmt: skip
+_KINDS = {category: kind for kind, category in CATEGORIES.items()}
 """Kineto's categories → kinds; any other is the kind itself."""
-_LAUNCH = "ac2g"
-_HAZARD = "hazard"
 _ON_STREAMS = ("kernel", "memcpy", "memset", "host function", "block", "graph")
-_TIMES = ("queued_ns", "submitted_ns")
 
 
-def check_version(found: object, needed: object) -> None:
+def check_version(version: object, needed: object) -> None:
     """Refuse a trace of ours that another version wrote in another schema.
 
     Raises
@@ -35,9 +33,9 @@ def check_version(found: object, needed: object) -> None:
     TraceFormatError
         It has another schema version.
     """
-    if found != needed:
+    if version != needed:
         raise TraceFormatError(
-            f"gpuscope wrote it with schema version {found!r}, but this gpuscope reads version "
+            f"gpuscope wrote it with schema version {version!r}, but this gpuscope reads version "
             f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
         )
 
@@ -57,7 +55,6 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     return TraceMetadata.from_facts(other.get("metadata"))
 
 
-_JSON = ("launch_config", "payload")
 _ARGUMENTS = (*schema.SPAN_TYPES, "bytes", "target_stream")
 """The columns, and what two of them are called here."""
 _DECODE = msgspec.json.Decoder(
@@ -66,7 +63,7 @@ _DECODE = msgspec.json.Decoder(
         [
             (
                 name,
-                *((msgspec.Raw, raw.ABSENT) if name in _JSON else (int | float | str | None, None)),
+                *((msgspec.Raw, raw.ABSENT) if name in JSON else (int | float | str | None, None)),
             )
             for name in _ARGUMENTS
         ],
@@ -85,7 +82,7 @@ def trace(
     """Return the trace that gpuscope wrote."""
     base = _BASE.decode(top.get("baseTimeNanoseconds", b"0"))
     uuids = {device.index: device.uuid for device in facts.devices.values()}
-    events = [event for event in events if event.cat != _HAZARD]  # the metadata have them
+    events = [event for event in events if event.cat != HAZARD]  # the metadata have them
     spans = [event for event in events if event.ph in "XBiC"]
     parts = [_rows(spans[at : at + _AT_ONCE], base, uuids) for at in range(0, len(spans), _AT_ONCE)]
     table = _completed(schema.concat(parts, schema.SPAN_TYPES))
@@ -104,9 +101,9 @@ def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]
     lasts, lasting = raw.nanoseconds([event.dur for event in events])
     columns["start_ns"] = (starts + base).tolist()
     columns["end_ns"] = arrow.nullable(starts + lasts + base, ~lasting).to_pylist()
-    for name in _TIMES:
+    for name in TIMES:
         columns[name] = [None if value is None else value + base for value in columns[name]]
-    for name in _JSON:
+    for name in JSON:
         columns[name] = [
             None if value is raw.ABSENT else bytes(value).decode() for value in columns[name]
         ]
@@ -128,15 +125,17 @@ def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]
         ("process", [event.pid for event in events]),
         ("thread", [event.tid for event in events]),
     ):
-        own = raw.whole(numbers).to_pylist()
-        own = [number if on_host else None for number, on_host in zip(own, host, strict=True)]
-        columns[name] = _either(columns[name], own)
+        host_ids = raw.whole(numbers).to_pylist()
+        host_ids = [
+            number if on_host else None for number, on_host in zip(host_ids, host, strict=True)
+        ]
+        columns[name] = _either(columns[name], host_ids)
     return schema.table(columns, schema.SPAN_TYPES)
 
 
 def _either(first: list[Any], second: list[Any]) -> list[Any]:
     """Return the first value of each row or, where there is none, the second."""
-    return [other if one is None else one for one, other in zip(first, second, strict=True)]
+    return [other if value is None else value for value, other in zip(first, second, strict=True)]
 
 
 def _completed(table: pa.Table) -> pa.Table:
@@ -158,5 +157,7 @@ def _edges(events: list[Event]) -> pa.Table:
     begins = [event for event in events if event.ph == "s"]
     ends = [_ENDS.decode(event.args) for event in begins]
     columns: dict[str, list[Any]] = {side: [end[side] for end in ends] for side in ("from", "to")}
-    columns["kind"] = ["launch" if event.cat == _LAUNCH else str(event.cat) for event in begins]
+    columns["kind"] = [
+        "launch" if event.cat == FLOWS["launch"] else str(event.cat) for event in begins
+    ]
     return schema.table(columns, schema.EDGE_TYPES)

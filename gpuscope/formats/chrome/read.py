@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpuscope._types import Array
 from gpuscope.formats.chrome import events as raw
-from gpuscope.formats.chrome import own as chrome_own
+from gpuscope.formats.chrome import own
 from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, Spans, fact, flows
 from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.private import LEFT_OUT, public_text, scrub
@@ -31,13 +31,22 @@ _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
 _WORK = ("kernel", "memcpy", "memset")
 _MOST_NAMED = 200
 _ARGUMENTS = {
-    "device": "device", "context": "context", "stream": "stream", "correlation": "correlation",
-    "external_correlation": "External id", "graph": "graph id", "graph_node": "graph node id",
+    "device": "device",
+    "context": "context",
+    "stream": "stream",
+    "correlation": "correlation",
+    "external_correlation": "External id",
+    "graph": "graph id",
+    "graph_node": "graph node id",
     "nbytes": "bytes",
-}  # fmt: skip
+}
 """Column → Kineto's name of the argument."""
-_CONFIG = {"grid": "grid", "block": "block", "registers": "registers per thread",
-           "shared_memory": "shared memory"}  # fmt: skip
+_CONFIG = {
+    "grid": "grid",
+    "block": "block",
+    "registers": "registers per thread",
+    "shared_memory": "shared memory",
+}
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _FOREIGN = 1_000_000_000
 """A stream whose number another device has, too, is numbered from here."""
@@ -60,9 +69,9 @@ def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
         data = raw.text_of(path, limits)
     with reading(path.name, "Chrome trace"):
         events, top = raw.decode(data.removeprefix(b"\xef\xbb\xbf"), limits)
-        own = chrome_own.metadata(top)
-        if own is not None:
-            return chrome_own.trace(events, top, own, keep_private=keep_private)
+        own_metadata = own.metadata(top)
+        if own_metadata is not None:
+            return own.trace(events, top, own_metadata, keep_private=keep_private)
         return _trace(Spans(events, top), top, limits, keep_private=keep_private)
 
 
@@ -76,14 +85,14 @@ def _trace(
     on_gpu = spans.is_(*_ON_GPU)
     called = np.flatnonzero(on_gpu | spans.is_("api"))
     calling = [spans.events[row] for row in rows[called].tolist()]
-    told, others = raw.arguments(
+    arguments, others = raw.arguments(
         [event.args for event in calling], _WANTED, as_written=("grid", "block")
     )
     for event in calling:  # they are read
         event.args = raw.ABSENT
     for key, number in others.items():
         spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
-    columns, streams = _places(spans, called, on_gpu, told, limits)
+    columns, streams = _places(spans, called, on_gpu, arguments, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
     edges, columns = _launches(spans, columns, on_gpu, ids)
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
@@ -96,7 +105,7 @@ def _trace(
         "name": names,
         "start_ns": spans.starts[rows] + spans.base_ns,
         "end_ns": arrow.nullable(spans.ends[rows] + spans.base_ns, spans.open[rows]),
-        "category": arrow.text_column(where, [one or None for one in spans.categories]),
+        "category": arrow.text_column(where, [category or None for category in spans.categories]),
         "range_style": arrow.text_column(
             np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE),
             ["push/pop", "start/end"],
@@ -106,7 +115,7 @@ def _trace(
         **_copies(names, spans.is_("memcpy")),
     }
     tables = (arrow.table(columns, count), _counters(spans, count + 1, limits))
-    table = schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
+    table = schema.concat([table for table in tables if table.num_rows], schema.SPAN_TYPES)
     table, edges, left = valid.sifted(table, edges)
     spans.left.update(left)
     table = table if keep_private else scrub(table)
@@ -147,23 +156,24 @@ def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
     nests = np.flatnonzero(spans.is_("range") & spans.of("X", "B")[rows])
     ends = np.where(spans.open[rows], NEVER, spans.ends[rows])
     starts = spans.starts[rows]
-    found = np.full(len(rows), NONE, np.int64)
-    found[nests] = joins.enclosing(owner[nests], starts[nests], ends[nests])
+    around = np.full(len(rows), NONE, np.int64)
+    around[nests] = joins.enclosing(owner[nests], starts[nests], ends[nests])
     others = np.flatnonzero(~on_gpu & ~spans.is_("range"))
-    found[others] = joins.innermost(
+    around[others] = joins.innermost(
         owner[others], starts[others], owner[nests], starts[nests], ends[nests]
     )
-    return arrow.nullable(arrow.picked(ids[nests], found))
+    return arrow.nullable(arrow.picked(ids[nests], around))
 
 
 def _payloads(spans: Spans, ranges: Array) -> pa.Array:
     """Return the arguments of ranges and marks as they are."""
     texts = [
-        bytes(spans.events[row].args) if mine else b""
-        for row, mine in zip(spans.rows.tolist(), ranges.tolist(), strict=True)
+        bytes(spans.events[row].args) if is_range else b""
+        for row, is_range in zip(spans.rows.tolist(), ranges.tolist(), strict=True)
     ]
-    kept = [text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None
-            for text in texts]  # fmt: skip
+    kept = [
+        text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None for text in texts
+    ]
     spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = sum(
         len(text) > raw.LONGEST_TEXT for text in texts
     )
@@ -249,9 +259,9 @@ def _metadata(
     )
 
 
-def _ranks(told: object) -> tuple[RankFacts, ...]:
+def _ranks(distributed: object) -> tuple[RankFacts, ...]:
     """Return the rank that Kineto tells, if it does."""
-    known = told if isinstance(told, dict) else {}
+    known = distributed if isinstance(distributed, dict) else {}
     with contextlib.suppress(msgspec.ValidationError):
         names = ("rank", "world_size", "backend")
         return (msgspec.convert({name: known[name] for name in names if name in known}, RankFacts),)
@@ -267,16 +277,16 @@ def _used(
 
 # -- what the arguments of GPU work and API calls tell in Kineto's traces -------------------
 def _places(
-    spans: Spans, called: Array, on_gpu: Array, told: raw.Values, limits: Limits
+    spans: Spans, called: Array, on_gpu: Array, arguments: raw.Values, limits: Limits
 ) -> tuple[Columns, dict[str, StreamFacts]]:
     """Return the columns that arguments tell, of all spans, and what is known of streams.
 
-    ``told`` is emptied on the way.
+    ``arguments`` is emptied on the way.
     """
     count = len(spans.rows)
-    columns: Columns = {"launch_config": _launch_configs(count, called, told)}
+    columns: Columns = {"launch_config": _launch_configs(count, called, arguments)}
     for name, argument in _ARGUMENTS.items():
-        values = raw.whole(told.pop(argument))
+        values = raw.whole(arguments.pop(argument))
         known = np.asarray(values.is_valid(), dtype=bool)
         numbers = np.full(count, NONE, np.int64)
         if known.any():
@@ -286,8 +296,7 @@ def _places(
     columns["graph"] = np.where(in_graph, columns["graph"], NONE)
     columns["graph_node"] = np.where(in_graph, columns["graph_node"], NONE)
     process, thread = spans.process[spans.rows], spans.thread[spans.rows]
-    columns["device"] = np.where(on_gpu & (columns["device"] == NONE), process,
-                                 columns["device"])  # fmt: skip
+    columns["device"] = np.where(on_gpu & (columns["device"] == NONE), process, columns["device"])
     small = (columns["device"] >= 0) & (columns["device"] < 1 << 15)
     columns["device"] = np.where(small, columns["device"], NONE)
     streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
@@ -302,22 +311,22 @@ def _streams(device: Array, stream: Array, limits: Limits) -> tuple[Array, dict[
     limits.check_places(len(distinct))
     facts: dict[str, StreamFacts] = {}
     numbers = []
-    for place, (index, number) in enumerate(distinct.tolist()):
+    for code, (index, number) in enumerate(distinct.tolist()):
         if number == NONE:
             numbers.append(NONE)
             continue
         free = str(number) not in facts
-        own = number if free else _FOREIGN + place
+        stream_number = number if free else _FOREIGN + code
         name = f"stream {number}" if free else f"stream {number} of GPU {index}"
-        facts[str(own)] = StreamFacts(name, device=f"cuda:{index}")
-        numbers.append(own)
+        facts[str(stream_number)] = StreamFacts(name, device=f"cuda:{index}")
+        numbers.append(stream_number)
     return np.array(numbers or [NONE], np.int64)[codes], facts
 
 
-def _launch_configs(count: int, called: Array, told: raw.Values) -> pa.DictionaryArray:
+def _launch_configs(count: int, called: Array, arguments: raw.Values) -> pa.DictionaryArray:
     """Return the launch configurations as JSON, each distinct one once."""
     # As bytes until distinct: a tuple of each takes several times as much.
-    keys = map(_key, *(told.pop(name) for name in _CONFIG.values()))
+    keys = map(_key, *(arguments.pop(name) for name in _CONFIG.values()))
     parts = [pa.array([], pa.binary())]
     while some := list(itertools.islice(keys, _AT_ONCE)):
         parts.append(pa.array(some, pa.binary()))
@@ -331,7 +340,9 @@ def _key(grid: msgspec.Raw, block: msgspec.Raw, registers: object, shared: objec
     """Return a configuration as a list in JSON, if it has its sizes."""
     if grid is raw.ABSENT or block is raw.ABSENT:
         return None
-    more = (str(one).encode() if type(one) is int else b"null" for one in (registers, shared))
+    more = (
+        str(number).encode() if type(number) is int else b"null" for number in (registers, shared)
+    )
     return b"[%b,%b,%b,%b]" % (bytes(grid), bytes(block), *more)
 
 
@@ -344,27 +355,31 @@ def _config(key: bytes) -> str | None:
     sizes = [*_listed(facts["grid"], int), *_listed(facts["block"], int)]
     if len(sizes) != 6:
         return None
-    told = {"grid": sizes[:3], "block": sizes[3:]}
+    config = {"grid": sizes[:3], "block": sizes[3:]}
     more = {name: facts[name] for name in ("registers", "shared_memory")}
-    return json.dumps(told | {name: one for name, one in more.items() if isinstance(one, int)})
+    return json.dumps(
+        config | {name: value for name, value in more.items() if isinstance(value, int)}
+    )
 
 
 def _copies(names: pa.DictionaryArray, is_copy: Array) -> Columns:
     """Return what the names of copies tell: direction and kinds of memory."""
     if not is_copy.any():
         return {}
-    found = [_COPY.match(name or "") for name in names.dictionary.to_pylist()]
+    matches = [_COPY.match(name or "") for name in names.dictionary.to_pylist()]
     codes = np.where(is_copy, np.asarray(names.indices.fill_null(NONE)), NONE).astype(np.int64)
     return {
         column: arrow.text_column(
-            codes, [None if one is None else word(one.group(place)) for one in found]
+            codes, [None if match is None else word(match.group(group)) for match in matches]
         )
-        for place, column, word in (
-            (1, "copy_kind", str), (2, "src_kind", str.lower), (3, "dst_kind", str.lower),
+        for group, column, word in (
+            (1, "copy_kind", str),
+            (2, "src_kind", str.lower),
+            (3, "dst_kind", str.lower),
         )
-    }  # fmt: skip
+    }
 
 
-def _listed(found: object, kind: type[_T]) -> list[_T]:
+def _listed(value: object, kind: type[_T]) -> list[_T]:
     """Return the values of one type in what should be a list."""
-    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
+    return [entry for entry in value if isinstance(entry, kind)] if isinstance(value, list) else []

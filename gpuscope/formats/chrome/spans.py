@@ -18,9 +18,14 @@ from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import TimeBase
 
 _KINDS = {
-    "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
-    "cuda_driver": "api", "cuda_sync": "sync", "cuda_event": "event",
-}  # fmt: skip
+    "kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "cuda_runtime": "api",
+    "cuda_driver": "api",
+    "cuda_sync": "sync",
+    "cuda_event": "event",
+}
 """Kineto's categories → kinds; anything else that lasts is a range."""
 KINDS = ("kernel", "memcpy", "memset", "api", "sync", "event", "range", "mark")
 """Kinds by number."""
@@ -59,32 +64,34 @@ class Spans:
         self.left = raw.Tally()
         self.base_ns = 0
         self.time_base: TimeBase = "relative"
-        self.starts, timed = raw.nanoseconds([one.ts for one in events])
-        lasts, lasting = raw.nanoseconds([one.dur for one in events])
+        self.starts, timed = raw.nanoseconds([event.ts for event in events])
+        lasts, lasting = raw.nanoseconds([event.dur for event in events])
         for event in events:  # they are read, and take more than all else of an event
             event.ts = event.dur = raw.ABSENT
-        phase, phases = arrow.coded(pa.array([one.ph for one in events], pa.string()))
+        phase, phases = arrow.coded(pa.array([event.ph for event in events], pa.string()))
         self.phase, self.phases = phase, phases
-        self.process, self.process_names = raw.numbers([one.pid for one in events])
-        self.thread, self.thread_names = raw.numbers([one.tid for one in events])
+        self.process, self.process_names = raw.numbers([event.pid for event in events])
+        self.thread, self.thread_names = raw.numbers([event.tid for event in events])
         self.ends = np.where(lasting, self.starts + lasts, 0)
         self.open = ~lasting
         self._leave("events without a readable time", ~timed & ~self.of("M"))
-        category, categories = arrow.coded(pa.array([one.cat or "" for one in events], pa.string()))
+        category, categories = arrow.coded(
+            pa.array([event.cat or "" for event in events], pa.string())
+        )
         self.category, self.categories = category.astype(np.int64), categories
         self._describe(top)
         self.rows = self._spans(timed)
-        numbers = [KINDS.index(_KINDS.get(one, "range")) for one in categories]
+        numbers = [KINDS.index(_KINDS.get(name, "range")) for name in categories]
         kind = np.array(numbers or [0], np.int64)[self.category[self.rows]]
         self.kind = np.where(self.of(*_INSTANTS)[self.rows], KINDS.index("mark"), kind)
 
     def of(self, *phases: str) -> Array:
         """Event → whether it has one of these phases."""
-        return np.array([one in phases for one in (*self.phases, "")])[self.phase]
+        return np.array([name in phases for name in (*self.phases, "")])[self.phase]
 
     def is_(self, *kinds: str) -> Array:
         """Span → whether it has one of these kinds."""
-        return np.array([one in kinds for one in KINDS])[self.kind]
+        return np.array([name in kinds for name in KINDS])[self.kind]
 
     def _describe(self, top: dict[str, msgspec.Raw]) -> None:
         """Take the clock and the names of processes and threads."""
@@ -94,16 +101,18 @@ class Spans:
             self.base_ns, self.time_base = base, "unix"
         elif len(known) and int(np.median(known)) > _UNIX_NS:
             self.time_base = "unix"
-        names = {"process_name": (self.process, self.process_names),
-                 "thread_name": (self.thread, self.thread_names)}  # fmt: skip
+        names = {
+            "process_name": (self.process, self.process_names),
+            "thread_name": (self.thread, self.thread_names),
+        }
         for row in np.flatnonzero(self.of("M")).tolist():
             event = self.events[row]
             if event.name in names:
-                ids, found = names[str(event.name)]
+                ids, names_of = names[str(event.name)]
                 given = raw.values(event.args)
                 name = given.get("name") if isinstance(given, dict) else None
                 if name is not None and ids[row] != NONE:
-                    found[int(ids[row])] = str(name)[:LONGEST_FACT]
+                    names_of[int(ids[row])] = str(name)[:LONGEST_FACT]
             elif event.name not in _HINTS:
                 self.left[f"metadata events {str(event.name)[:40]!r}"] += 1
 
@@ -117,8 +126,8 @@ class Spans:
             (stacked, "B", [(self.process[row], self.thread[row]) for row in stacked]),
             (crossing, "bS", [identity(events[row], self.process[row]) for row in crossing]),
         ):
-            found, lost = raw.pairs(events, rows, keys, begins, self.starts)
-            for begin, end in found.items():
+            ends, lost = raw.pairs(events, rows, keys, begins, self.starts)
+            for begin, end in ends.items():
                 self.ends[begin], self.open[begin] = self.starts[end], False
             self.left["ends of spans without a begin"] += lost
         instant = self.of(*_INSTANTS)
@@ -165,25 +174,25 @@ def flows(spans: Spans, ids: Array) -> list[tuple[Array, Array, str]]:
     events = spans.events
     bound = _bind(spans, rows, ids)
     by_key: dict[Identity, list[tuple[int, int, int]]] = {}
-    for place, row in enumerate(rows.tolist()):
+    for end, row in enumerate(rows.tolist()):
         key = identity(events[row], NONE)
         order = "stf".index(events[row].ph)
-        by_key.setdefault(key, []).append((int(spans.starts[row]), order, place))
-    found: dict[str, list[tuple[int, int]]] = {}
+        by_key.setdefault(key, []).append((int(spans.starts[row]), order, end))
+    by_edge: dict[str, list[tuple[int, int]]] = {}
     for key, ends in by_key.items():
         ends.sort()
         category = key[0] or ""
         edge = "launch" if category in _LAUNCHES else category
-        for (_, _, one), (_, order, other) in itertools.pairwise(ends):
-            if order == 0 or bound[one] == NONE or bound[other] == NONE:
+        for (_, _, begin), (_, order, other) in itertools.pairwise(ends):
+            if order == 0 or bound[begin] == NONE or bound[other] == NONE:
                 spans.left["arrows that lead to no span"] += order != 0
             elif edge in schema.EDGE_KINDS:
-                found.setdefault(edge, []).append((int(bound[one]), int(bound[other])))
+                by_edge.setdefault(edge, []).append((int(bound[begin]), int(bound[other])))
             else:
                 spans.left[f"arrows of category {category[:40]!r}"] += 1
     return [
-        (np.array([one for one, _ in ends]), np.array([other for _, other in ends]), edge)
-        for edge, ends in found.items()
+        (np.array([source for source, _ in ends]), np.array([other for _, other in ends]), edge)
+        for edge, ends in by_edge.items()
     ]
 
 
@@ -211,7 +220,6 @@ def _bind(spans: Spans, rows: Array, ids: Array) -> Array:
     at = np.searchsorted(sorted_keys, wanted * scale + times[len(event) :])
     inside = np.minimum(at, max(len(order) - 1, 0))
     if len(order):
-        after = np.where((at < len(order)) & (owner[order][inside] == wanted), order[inside],
-                         NONE)  # fmt: skip
+        after = np.where((at < len(order)) & (owner[order][inside] == wanted), order[inside], NONE)
         around = np.where(follows & (after >= 0), after, around)
     return arrow.picked(ids[slices], around)

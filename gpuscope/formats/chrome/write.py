@@ -12,11 +12,10 @@ an arrow between the two; these instants come first.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import itertools
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as quote
 from pathlib import Path
 from typing import IO, TypeGuard, get_args
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 from msgspec.structs import asdict
 
 from gpuscope._types import Array
+from gpuscope.formats.chrome import json_text as text
 from gpuscope.formats.progress import Step, check_count, version
 from gpuscope.formats.tracks import OPEN, layout, names, nested, rank_of, times
 from gpuscope.trace import schema
@@ -36,9 +36,12 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
 CATEGORIES = {
-    "kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "api": "cuda_runtime",
+    "kernel": "kernel",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "api": "cuda_runtime",
     "range": "user_annotation",
-}  # fmt: skip
+}
 """Kind → Kineto's category; another kind is its own category."""
 HAZARD = "hazard"
 """Category of what tells of hazards, beside the metadata."""
@@ -52,14 +55,10 @@ _NUMBERED = {"process": 0, "thread": 1}
 _ROWS = 1 << 15
 _BYTES = 1 << 28
 _COMPRESSION = 4
-_ARGUMENTS = {"nbytes": "bytes"}
-"""Column → Kineto's name of the argument; another is called as its column."""
-_TIMES = ("queued_ns", "submitted_ns")
-_JSON = ("launch_config", "payload")
 _MARK = b'\n{"ph":"'
 
 
-def write(trace: Trace, path: Path, step: Step) -> None:
+def write_chrome(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as Chrome trace JSON, compressed where the name ends in ``.gz``.
 
     Raises
@@ -70,8 +69,8 @@ def write(trace: Trace, path: Path, step: Step) -> None:
     events = _Events(trace)
     with _opened(path, "wb") as file:
         file.write(events.head().encode())
-        for text, rows in events.chunks():
-            file.write(text)
+        for lines, rows in events.chunks():
+            file.write(lines)
             step(rows)
         file.write(b"\n]}\n")
     with _opened(path, "rb") as file:
@@ -91,12 +90,12 @@ def _opened(path: Path, mode: str) -> Iterator[IO[bytes]]:
 
 def _count(file: IO[bytes]) -> int:
     """Count the events: a line break in a name is escaped, so each begins a line."""
-    found, before = 0, b""
+    count, before = 0, b""
     while block := file.read(1 << 20):
         text = before + block
-        found += text.count(_MARK)
+        count += text.count(_MARK)
         before = text[-len(_MARK) + 1 :]
-    return found if before.endswith(b"]}\n") else -1
+    return count if before.endswith(b"]}\n") else -1
 
 
 class _Events:
@@ -111,25 +110,25 @@ class _Events:
         self.starts, self.ends = times(trace, self.base_ns)
         unknown = self.ends == OPEN
         kind, kinds = codes(spans.column("kind"))
-        instant = np.isin(kind, [kinds.index(one) for one in ("mark", "event") if one in kinds])
+        instant = np.isin(kind, [kinds.index(name) for name in ("mark", "event") if name in kinds])
         self.counter, lacks = self._counters(kind, kinds)
         phase = np.where(unknown, np.where(instant | lacks, ord("i"), ord("B")), ord("X"))
         self.phase = np.where(self.counter, ord("C"), phase)
-        found, track = layout(trace).of(trace)
+        tracks, track = layout(trace).of(trace)
         slices = np.where(np.isin(self.phase, [ord("i"), ord("C")]), self.starts, self.ends)
-        self.on_device = np.array([one.is_device for one in found], bool)[track]
+        self.on_device = np.array([track_key.is_device for track_key in tracks], bool)[track]
         edges = self._edges()
         bound = np.zeros(len(trace), bool)
         bound[np.concatenate(edges[1:])] = True
         self.order, lane = nested(track, self.starts, slices, bound)
         first, self.place = combined(track, lane)
-        self.metadata = _Names(trace, [(found[track[row]], int(lane[row])) for row in first])
-        numbers = [self.metadata.ids[place] for place in range(len(first))]
+        self.metadata = _Names(trace, [(tracks[track[row]], int(lane[row])) for row in first])
+        numbers = [self.metadata.ids[code] for code in range(len(first))]
         self.numbers = np.array(numbers, np.int64).reshape(-1, 2)
         self.kind = kind
         # A category tells the kinds that it is known for; another is told by its own name.
         self.other_kinds = pa.array(
-            [None if one in (None, *schema.KINDS) else f'"kind":{quote(one)}' for one in kinds],
+            [None if name in (None, *schema.KINDS) else f'"kind":{quote(name)}' for name in kinds],
             pa.string(),
         )
         self._heads(kind, kinds)
@@ -203,10 +202,10 @@ class _Events:
             code[self.flow_edge], self.flow_ends.astype(np.int64), self.place[row]
         )
         lines = []
-        for one in first.tolist():
-            pid, tid = self.metadata.ids[self.place[row[one]]]
-            name = str(kinds[code[self.flow_edge[one]]])
-            end = '"f","bp":"e"' if self.flow_ends[one] else '"s"'
+        for index in first.tolist():
+            pid, tid = self.metadata.ids[self.place[row[index]]]
+            name = str(kinds[code[self.flow_edge[index]]])
+            end = '"f","bp":"e"' if self.flow_ends[index] else '"s"'
             lines.append(
                 f',\n{{"ph":{end},"cat":{quote(FLOWS.get(name, name))},"name":{quote(name)},'
                 f'"pid":{pid},"tid":{tid},"ts":'
@@ -222,11 +221,8 @@ class _Events:
                 continue
             pid, tid = self.metadata.ids[self.place[row]]
             name = f"{fact.kind}: {fact.first_name} → {fact.second_name}"
-            event = {
-                "ph": "i", "s": "t", "cat": HAZARD, "name": name, "pid": pid, "tid": tid,
-                "ts": int(self.starts[row]) / 1000, "args": asdict(fact),
-            }  # fmt: skip
-            yield json.dumps(event, separators=(",", ":"), ensure_ascii=False)
+            at = {"s": "t", "cat": HAZARD, "ts": int(self.starts[row]) / 1000}
+            yield _event("i", name, pid, tid, asdict(fact), **at)
 
     def head(self) -> str:
         """Return the beginning of the file, with the names of processes and threads."""
@@ -265,21 +261,21 @@ class _Events:
             first, last = np.searchsorted(self.flow_rank, [low, low + len(rows)])
             if last > first:
                 which = slice(first, last)
-                place = np.r_[2 * np.arange(low, low + len(rows)), 2 * self.flow_rank[which] + 1]
+                order = np.r_[2 * np.arange(low, low + len(rows)), 2 * self.flow_rank[which] + 1]
                 both = pa.concat_arrays([lines, self._arrows(which)])
-                lines = both.take(pa.array(np.argsort(place, kind="stable")))
-            yield _bytes_of(lines), len(rows)
+                lines = both.take(pa.array(np.argsort(order, kind="stable")))
+            yield text.bytes_of(lines), len(rows)
 
     def _lines(self, rows: Array) -> pa.StringArray:
         ends = self.ends[rows]
         has_end = self.phase[rows] == ord("X")
         duration = np.where(has_end, ends - self.starts[rows], 0)
-        lasts = pc.if_else(pa.array(has_end), _joined(',"dur":', *_micros(duration)), "")
-        return _joined(
+        lasts = pc.if_else(pa.array(has_end), text.joined(',"dur":', *text.micros(duration)), "")
+        return text.joined(
             self.heads.take(pa.array(self.head_code[rows])),
             self.names.take(pa.array(self.name_code[rows])),
             ',"ts":',
-            *_micros(self.starts[rows]),
+            *text.micros(self.starts[rows]),
             lasts,
             ',"args":{',
             self._arguments(rows),
@@ -301,43 +297,44 @@ class _Events:
                 # stream that a call named has another name.
                 ran = pa.array(self.on_device[rows])
                 called = pc.if_else(ran, None, values)
-                pieces.append(_argument("target_stream", called, self.base_ns))
+                pieces.append(text.argument("target_stream", called, self.base_ns))
                 values = pc.if_else(ran, values, None)
             if name in _NUMBERED:
                 numbers = self.numbers[self.place[rows], _NUMBERED[name]]
-                own = pa.array(np.where(self.on_device[rows], -1, numbers))
-                values = pc.if_else(pc.equal(values, own), None, values)
+                track_number = pa.array(np.where(self.on_device[rows], -1, numbers))
+                values = pc.if_else(pc.equal(values, track_number), None, values)
             if values.null_count < len(values):
-                pieces.append(_argument(name, values, self.base_ns))
-        text = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
+                pieces.append(text.argument(name, values, self.base_ns))
+        inside = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
         counter = self.counter[rows]
         if not counter.any():
-            return text
-        counted = _joined('"value":', _number(self.values.take(index)))
-        return pc.if_else(pa.array(counter), counted, text)
+            return inside
+        counted = text.joined('"value":', text.finite(self.values.take(index)))
+        return pc.if_else(pa.array(counter), counted, inside)
 
     def _arrows(self, which: slice) -> pa.StringArray:
         edge = pa.array(self.flow_edge[which])
         ends = (self.all_edges.column(name).take(edge) for name in ("from", "to"))
-        source, target = (one.combine_chunks().cast(pa.string()) for one in ends)
-        told = _joined(',"args":{"from":', source, ',"to":', target, "}")
-        return _joined(
+        source, target = (ids.combine_chunks().cast(pa.string()) for ids in ends)
+        arguments = text.joined(',"args":{"from":', source, ',"to":', target, "}")
+        return text.joined(
             self.flow_heads.take(pa.array(self.flow_code[which])),
-            *_micros(self.starts[self.order[self.flow_rank[which]]]),
+            *text.micros(self.starts[self.order[self.flow_rank[which]]]),
             ',"id":',
             edge.cast(pa.string()),
-            pc.if_else(pa.array(self.flow_ends[which]), "", told),
+            pc.if_else(pa.array(self.flow_ends[which]), "", arguments),
             "}",
         )
 
 
 def _with_hazards(trace: Trace, hazards: Sequence[HazardFact]) -> pa.Table:
     """Return a trace's edges, and one of each hazard between rows, of the hazard's kind."""
-    pairs = [one for one in hazards if one.first is not None and one.second is not None]
+    pairs = [hazard for hazard in hazards if hazard.first is not None and hazard.second is not None]
     added: dict[str, list[object]] = {
-        "from": [one.first for one in pairs], "to": [one.second for one in pairs],
-        "kind": [one.kind for one in pairs],
-    }  # fmt: skip
+        "from": [hazard.first for hazard in pairs],
+        "to": [hazard.second for hazard in pairs],
+        "kind": [hazard.kind for hazard in pairs],
+    }
     return schema.concat([trace.edges, schema.table(added, schema.EDGE_TYPES)], schema.EDGE_TYPES)
 
 
@@ -357,10 +354,10 @@ class _Names:
         for number in by_lane:
             track, lane = places[number]
             owner, row = names(track, trace)
-            own = not track.is_device or rank_of(track, trace) is not None
-            key = (not own, track.process if own else owner)
+            is_host = not track.is_device or rank_of(track, trace) is not None
+            key = (not is_host, track.process if is_host else owner)
             if key not in processes:
-                pid = track.process if own else None
+                pid = track.process if is_host else None
                 processes[key] = pid if _fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
                 labels = "; ".join(
@@ -368,8 +365,12 @@ class _Names:
                 )
                 if labels:
                     self._tell("process_labels", processes[key], 0, labels=labels)
-                self._tell("process_sort_index", processes[key], 0,
-                           sort_index=len(processes) + 1000 * (not own))  # fmt: skip
+                self._tell(
+                    "process_sort_index",
+                    processes[key],
+                    0,
+                    sort_index=len(processes) + 1000 * (not is_host),
+                )
             pid = processes[key]
             tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
             if lane or not _fits(tid) or (pid, tid) in taken:
@@ -381,66 +382,16 @@ class _Names:
             self._tell("process_name", next(free), 0, name="nothing was recorded")
 
     def _tell(self, what: str, pid: int, tid: int, **facts: str | int) -> None:
-        event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": facts}
-        self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
+        self.lines.append(_event("M", what, pid, tid, facts))
+
+
+def _event(
+    phase: str, name: str, pid: int, tid: int, args: Mapping[str, object], **more: object
+) -> str:
+    event = {"ph": phase, "name": name, "pid": pid, "tid": tid, "args": args, **more}
+    return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
 
 
 def _fits(number: int | None) -> TypeGuard[int]:
     """Whether readers take a number as a process's or thread's; 0 is the idle thread there."""
     return number is not None and 0 < number < 1 << 31
-
-
-# -- columns as JSON text, by Arrow's kernels: row by row would take ten times as long --------
-def _joined(*parts: pa.StringArray | str) -> pa.StringArray:
-    """Return the parts of each row one after another."""
-    return pc.binary_join_element_wise(*parts, "")
-
-
-@functools.cache
-def _fractions() -> pa.StringArray:
-    return pa.array([f".{number:03d}" for number in range(1000)])
-
-
-def _micros(ns: Array) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return ns as µs with three decimals: the text before the point, and the rest."""
-    whole, rest = np.divmod(ns, 1000)
-    return pa.array(whole).cast(pa.string()), _fractions().take(pa.array(rest))
-
-
-def _number(values: pa.FloatingPointArray) -> pa.StringArray:
-    """Return floats as JSON has them; null where it has none."""
-    return pc.if_else(pc.is_finite(values), values.cast(pa.string()), "null")
-
-
-def _argument(name: str, values: pa.Array, base_ns: int) -> pa.StringArray:
-    """Return ``"name":value`` of each row, null where there is none."""
-    begin = f'"{_ARGUMENTS.get(name, name)}":'
-    if pa.types.is_dictionary(values.type):
-        texts = [_quoted(one, is_json=name in _JSON) for one in values.dictionary.to_pylist()]
-        lines = pa.array([None if one is None else begin + one for one in texts], pa.string())
-        return lines.take(values.indices)
-    if pa.types.is_floating(values.type):
-        return _joined(begin, _number(values))
-    if name in _TIMES:
-        values = pc.subtract(values, base_ns)
-    return _joined(begin, values.cast(pa.string()))
-
-
-def _quoted(text: str | None, *, is_json: bool) -> str | None:
-    """Return a text for JSON; what is JSON already as it is, if it can stand on one line."""
-    if text is None:
-        return None
-    if is_json:
-        try:
-            facts = json.loads(text, parse_constant=str)
-            return json.dumps(facts, ensure_ascii=False, allow_nan=False)
-        except (ValueError, RecursionError):
-            pass
-    return quote(text)
-
-
-def _bytes_of(lines: pa.StringArray) -> memoryview:
-    """Return the texts of an array one after another, without a copy."""
-    _, offsets, data = lines.buffers()
-    bounds = np.frombuffer(offsets, np.int32)
-    return memoryview(data)[bounds[lines.offset] : bounds[lines.offset + len(lines)]]

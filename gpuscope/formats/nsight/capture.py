@@ -13,17 +13,13 @@ from msgspec.structs import replace
 from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.formats.database import Database, Value
+from gpuscope.formats.nsight.schema import BITS, ID
 from gpuscope.formats.private import public_text
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts, StreamFacts
 from gpuscope.trace.metadata import TimeBase, TraceMetadata
 
-KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
-API = "CUPTI_ACTIVITY_KIND_RUNTIME"
-NVTX = "NVTX_EVENTS"
-
-_PID = 0xFFFFFF
 _FOREIGN = 1_000_000_000
 """A stream whose number another process, device or context has, too, is numbered from here."""
 _PRODUCT = "EXPORT_PRODUCT_VERSION"
@@ -59,7 +55,7 @@ class Capture:
 
     Parameters
     ----------
-    own
+    own_metadata
         The metadata where gpuscope wrote the file: its numbers of streams hold as they are.
 
     Attributes
@@ -72,9 +68,9 @@ class Capture:
         As in the trace's metadata; they grow while rows are read.
     """
 
-    def __init__(self, database: Database, own: TraceMetadata | None = None) -> None:
+    def __init__(self, database: Database, own_metadata: TraceMetadata | None = None) -> None:
         self.database = database
-        self.own = own
+        self.own_metadata, self.is_own = own_metadata, own_metadata is not None
         self.not_taken: dict[str, int] = {}
         self.notes: list[str] = []
         self.complete = True
@@ -116,14 +112,14 @@ class Capture:
         first, self._next_row = self._next_row, self._next_row + count
         return np.arange(first, first + count, dtype=np.int64)
 
-    def shared(self, kind: str, found: Mapping[str, Array]) -> Columns:
+    def shared(self, kind: str, table: Mapping[str, Array]) -> Columns:
         """Return what calls, work and waits tell alike."""
-        count = len(found["start"])
+        count = len(table["start"])
         return {
             "kind": arrow.constant(kind, count),
-            "start_ns": self.times(found["start"]),
-            "end_ns": self.ends(found["end"]),
-            "correlation": arrow.nullable(found["correlationId"]),
+            "start_ns": self.times(table["start"]),
+            "end_ns": self.ends(table["end"]),
+            "correlation": arrow.nullable(table["correlationId"]),
             "source": arrow.constant("nsys", count),
         }
 
@@ -135,15 +131,15 @@ class Capture:
 
     def string(self, number: int) -> str | None:
         """Return a text by its number."""
-        found = self.strings.get(number)
-        return found if isinstance(found, str) else None
+        text = self.strings.get(number)
+        return text if isinstance(text, str) else None
 
     def texts(self, numbers: Array, absent: str | None) -> pa.DictionaryArray:
         """Return a text column from numbers into the strings."""
 
         def text_of(number: int) -> str | None:
             text = self.string(number)
-            return text if text or (text == "" and self.own is not None) else absent
+            return text if text or (text == "" and self.is_own) else absent
 
         return arrow.worded(numbers, text_of)  # only ours may be empty
 
@@ -161,31 +157,33 @@ class Capture:
 
     def versions(self) -> dict[str, str]:
         """Return who wrote the file."""
-        found = {"nsys": self._facts.get(_PRODUCT), "nsys schema": self._facts.get(_SCHEMA)}
-        return {name: str(value)[:_LONGEST_FACT] for name, value in found.items() if value}
+        versions = {"nsys": self._facts.get(_PRODUCT), "nsys schema": self._facts.get(_SCHEMA)}
+        return {name: str(value)[:_LONGEST_FACT] for name, value in versions.items() if value}
 
     def version_note(self) -> str:
         """Return the versions in words."""
-        found = self.versions()
-        return f" ({', '.join(f'{name} {value}' for name, value in found.items())})" * bool(found)
+        versions = self.versions()
+        return f" ({', '.join(f'{name} {value}' for name, value in versions.items())})" * bool(
+            versions
+        )
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        found = self._system.get("NvDriverVersion")
-        return str(found)[:_LONGEST_FACT] if found else None
+        version = self._system.get("NvDriverVersion")
+        return str(version)[:_LONGEST_FACT] if version else None
 
     def host_name(self) -> str | None:
         """Return the name of the machine, where the file tells."""
-        found = self._system.get("Hostname") or self._facts.get("EXPORT_HOST")
-        return str(found)[:_LONGEST_FACT] if found else None
+        host = self._system.get("Hostname") or self._facts.get("EXPORT_HOST")
+        return str(host)[:_LONGEST_FACT] if host else None
 
     # -- processes and threads -------------------------------------------------------------
     def thread_columns(self, global_tids: Array) -> Columns:
         """Return process and thread of each row."""
         none = global_tids == NONE
         return {
-            "process": arrow.nullable(global_tids >> 24 & _PID, none),
-            "thread": arrow.nullable(global_tids & _PID, none),
+            "process": arrow.nullable(global_tids >> BITS & ID, none),
+            "thread": arrow.nullable(global_tids & ID, none),
         }
 
     def process_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
@@ -200,11 +198,11 @@ class Capture:
     def thread_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
         """Return the names of the threads that have rows, the one of the highest priority."""
         wanted = _distinct(spans.column("thread"))
-        found = self.database.integers("ThreadNames", ("nameId", "priority", "globalTid"))
+        named = self.database.integers("ThreadNames", ("nameId", "priority", "globalTid"))
         names: dict[str, str] = {}
-        for at in np.argsort(found["priority"], kind="stable").tolist():
-            thread = int(found["globalTid"][at]) & _PID
-            name = self.string(int(found["nameId"][at]))
+        for at in np.argsort(named["priority"], kind="stable").tolist():
+            thread = int(named["globalTid"][at]) & ID
+            name = self.string(int(named["nameId"][at]))
             if thread in wanted and name:
                 names[str(thread)] = _plain(name, keep_private=keep_private)
         return names
@@ -222,8 +220,8 @@ class Capture:
             )
             for number, name, uuid, count in self.database.rows("TARGET_INFO_GPU", columns)
         }
-        if self.own is not None:
-            gpus = {facts.index: facts for facts in self.own.devices.values()}
+        if self.own_metadata is not None:
+            gpus = {facts.index: facts for facts in self.own_metadata.devices.values()}
         known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
         if known:
             gpus = {cuda: gpus.get(gpu, DeviceFacts()) for cuda, gpu in known}
@@ -239,7 +237,7 @@ class Capture:
 
     def stream_numbers(self, table: dict[str, Array]) -> Array:
         """Return the trace's number of each row's stream, or NONE."""
-        if self.own is not None:
+        if self.is_own:
             return table["streamId"]
         keys = ("globalPid", "deviceId", "contextId", "streamId")
         codes, distinct = arrow.coded_array(*(table[key] for key in keys))
@@ -277,13 +275,13 @@ class Capture:
     def _contexts(self) -> dict[tuple[Value, Value], Value]:
         """Process and context → parent context."""
         columns = ("processId", "contextId", "parentContextId")
-        found = self.database.rows("TARGET_INFO_CUDA_CONTEXT_INFO", columns)
-        return {(pid, context): parent for pid, context, parent in found}
+        contexts = self.database.rows("TARGET_INFO_CUDA_CONTEXT_INFO", columns)
+        return {(pid, context): parent for pid, context, parent in contexts}
 
     def _partition(self, global_pid: int, green: int) -> str | None:
         if green <= 0:
             return None
-        pid = global_pid >> 24 & _PID
+        pid = global_pid >> BITS & ID
         name = f"green context {green}"
         owner = self.partitions.get(name)
         if owner is not None and owner.process != pid:
@@ -291,9 +289,10 @@ class Capture:
         parent = self._contexts.get((pid, green))
         if name not in self.partitions:
             self.partitions[name] = PartitionFacts(
-                context=green, process=pid,
+                context=green,
+                process=pid,
                 parent_context=parent if isinstance(parent, int) else None,
-            )  # fmt: skip
+            )
         return name
 
     @cached_property
@@ -318,7 +317,7 @@ class Capture:
         if str(number) in self.streams:
             number = _FOREIGN + len(self._numbers)
         self._numbers[key] = number
-        pid = global_pid >> 24 & _PID
+        pid = global_pid >> BITS & ID
         priority, flag = self._stream_facts.get((pid, stream), (None, None))
         home = "" if number == stream else f" of context {context} of process {pid}"
         self.streams[str(number)] = StreamFacts(
@@ -334,12 +333,12 @@ class Capture:
     def words(self, table: str, prefix: str, usual: tuple[str, ...]) -> dict[int, str]:
         """Return number → word, as the file explains its numbers, else as ``usual`` has them."""
         ours = {word.lower(): word for word in usual}
-        found = dict(enumerate(usual))
+        words = dict(enumerate(usual))
         for number, name in self.database.rows(table, ("id", "name")):
             if isinstance(name, str) and isinstance(number, int):
                 word = name.removeprefix(prefix).lower().replace("_", " ")[:_LONGEST_FACT]
-                found[number] = ours.get(word, word)
-        return found
+                words[number] = ours.get(word, word)
+        return words
 
 
 _BLOCKING, _NULL_STREAM = 1, 3

@@ -20,9 +20,10 @@ from gpuscope.errors import ExportError, MissingDependency, TraceFormatError
 from gpuscope.formats.chrome.own import check_version
 from gpuscope.formats.database import Database, opened
 from gpuscope.formats.limits import Limits, reading
-from gpuscope.formats.nsight import ranges as nsys_ranges
-from gpuscope.formats.nsight import work as nsys_work
-from gpuscope.formats.nsight.capture import API, KERNEL, NVTX, Capture, Part
+from gpuscope.formats.nsight import ranges as nvtx
+from gpuscope.formats.nsight import work as cuda
+from gpuscope.formats.nsight.capture import Capture, Part
+from gpuscope.formats.nsight.schema import EDGES, KERNEL, METADATA, NVTX, REST, RUNTIME, SYNC
 from gpuscope.formats.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
@@ -33,9 +34,6 @@ _DESCRIPTIONS = ("ENUM_", "sqlite_", "StringIds")
 """Tables whose rows say what numbers mean: no records of their own."""
 _NAMED_COLUMNS = 12
 _LONGEST_NAME = 60
-_METADATA = "GPUSCOPE_METADATA"
-_SPANS = "GPUSCOPE_SPANS"
-_EDGES = "GPUSCOPE_EDGES"
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _THEIRS = {NVTX: ("category", "color")}
 """Columns of Nsight's that are called as ours."""
@@ -49,7 +47,7 @@ _SECONDS = 600
 _TOLD = 300
 
 
-def read_nsys(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
+def read_sqlite(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
     """Read an SQLite file that ``nsys export`` wrote, or that has its tables.
 
     Raises
@@ -62,28 +60,26 @@ def read_nsys(path: Path, limits: Limits, *, keep_private: bool = False) -> Trac
 
 
 def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
-    if not any(database.has(table, "start") for table in (*nsys_work.TABLES, API, NVTX)):
+    if not any(database.has(table, "start") for table in (*cuda.TABLES, RUNTIME, NVTX)):
         there = ", ".join(repr(table[:40]) for table in list(database.tables)[:5]) or "none"
         raise TraceFormatError(
             f"{name!r} is SQLite, but no export of Nsight Systems with CUDA or NVTX in it; its "
             f"tables: {there}. Record with nsys profile --trace=cuda,nvtx, and export with nsys "
             "export --type=sqlite"
         )
-    own = _own_metadata(database)
-    capture = Capture(database, own)
-    ranges = nsys_ranges.read(capture)
-    calls = nsys_work.read_calls(capture, ranges)
-    work = nsys_work.read_work(capture, calls)
-    syncs = nsys_work.read_syncs(capture, calls)
+    own_metadata = _own_metadata(database)
+    capture = Capture(database, own_metadata)
+    ranges = nvtx.read(capture)
+    calls = cuda.read_calls(capture, ranges)
+    work = cuda.read_work(capture, calls)
+    syncs = cuda.read_syncs(capture, calls)
     parts = [ranges, calls, syncs, *work]
-    if own is not None:
-        tables = [*(_own_table(capture, part, own) for part in parts), _own_rest(capture)]
+    if own_metadata is not None:
+        tables = [*(_own_table(capture, part, own_metadata) for part in parts), _own_rest(capture)]
         spans = _joined(tables)
-        return Trace(spans if keep_private else scrub(spans), _own_edges(database), own)
+        return Trace(spans if keep_private else scrub(spans), _own_edges(database), own_metadata)
     spans = _joined([part.spans() for part in parts])
-    edges = arrow.edges(
-        [*nsys_work.launch_edges(work), *nsys_work.wait_edges(capture, work, syncs)]
-    )
+    edges = arrow.edges([*cuda.launch_edges(work), *cuda.wait_edges(capture, work, syncs)])
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
     spans = _with_host(spans, capture) if keep_private else scrub(spans)
@@ -91,7 +87,7 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    return schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
+    return schema.concat([table for table in tables if table.num_rows], schema.SPAN_TYPES)
 
 
 def _with_host(spans: pa.Table, capture: Capture) -> pa.Table:
@@ -138,15 +134,15 @@ def _tables_left(database: Database) -> dict[str, int]:
 
 def _columns_left(database: Database) -> list[str]:
     """Return the columns that nobody asked for, of the tables that were read."""
-    told = []
-    for table in (*nsys_work.TABLES, API, NVTX, nsys_work.SYNC):
+    left = []
+    for table in (*cuda.TABLES, RUNTIME, NVTX, SYNC):
         asked = database.asked.get(table, set())
         rest = [name for name in database.tables.get(table, ()) if name not in asked]
         if rest:
             more = " …" if len(rest) > _NAMED_COLUMNS else ""
             shown = ", ".join(name[:_LONGEST_NAME] for name in rest[:_NAMED_COLUMNS])
-            told.append(f"{table} ({shown}{more})")
-    return told
+            left.append(f"{table} ({shown}{more})")
+    return left
 
 
 # -- reports -------------------------------------------------------------------------------
@@ -178,7 +174,7 @@ def read_report(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
         except ExportError as error:
             raise TraceFormatError(str(error)) from error
         limits.check("file_bytes", f"bytes of {path.name!r} as SQLite", target.stat().st_size)
-        return read_nsys(target, limits, keep_private=keep_private)
+        return read_sqlite(target, limits, keep_private=keep_private)
 
 
 # -- what gpuscope wrote: more than Nsight's tables hold is in it --------------------------
@@ -190,40 +186,40 @@ def _own_metadata(database: Database) -> TraceMetadata | None:
     TraceFormatError
         It says that gpuscope wrote it, but not with this schema.
     """
-    if _METADATA not in database:
+    if METADATA not in database:
         return None
-    facts = database.mapping(_METADATA, "name", "value")
+    facts = database.mapping(METADATA, "name", "value")
     check_version(facts.get("schema_version"), str(schema.SCHEMA_VERSION))
     return TraceMetadata.from_json(str(facts.get("metadata")))
 
 
-def _own_table(capture: Capture, part: Part, own: TraceMetadata) -> pa.Table:
+def _own_table(capture: Capture, part: Part, own_metadata: TraceMetadata) -> pa.Table:
     """Return the rows of one of Nsight's tables with the columns of ours beside them."""
-    columns = {name: one for name, one in part.columns.items() if name not in _DERIVED}
+    columns = {name: values for name, values in part.columns.items() if name not in _DERIVED}
     count = len(part.rows)
     kind = columns["kind"]
     if count and kind[0].as_py() in _OF_WORK:
-        columns = {name: one for name, one in columns.items() if name not in _OF_CALLS}
+        columns = {name: values for name, values in columns.items() if name not in _OF_CALLS}
     if "copy_kind" in columns:  # Nsight's column cannot be empty
         kinds = columns["copy_kind"]
         columns["copy_kind"] = pc.if_else(pc.equal(kinds.cast(pa.string()), "unknown"), None, kinds)
     ours = _own_columns(capture, part.table, part.at)
     device = ours.get("device", columns.get("device"))
     if device is not None and not pa.types.is_null(device.type):
-        uuids = {facts.index: facts.uuid for facts in own.devices.values()}
+        uuids = {facts.index: facts.uuid for facts in own_metadata.devices.values()}
         columns["device_uuid"] = arrow.worded(np.asarray(device.fill_null(NONE)), uuids.get)
     return arrow.table({**columns, "id": part.rows, **ours}, count)
 
 
 def _own_rest(capture: Capture) -> pa.Table:
     """Return the rows that Nsight has no table for."""
-    columns = _own_columns(capture, _SPANS, None)
+    columns = _own_columns(capture, REST, None)
     return arrow.table(columns, len(next(iter(columns.values()), [])))
 
 
 def _own_edges(database: Database) -> pa.Table:
     """Return the edges."""
-    rows = database.rows(_EDGES, (*schema.EDGE_TYPES,))
+    rows = database.rows(EDGES, (*schema.EDGE_TYPES,))
     columns = {name: [row[at] for row in rows] for at, name in enumerate(schema.EDGE_TYPES)}
     return schema.table(columns, schema.EDGE_TYPES)
 
@@ -231,20 +227,22 @@ def _own_edges(database: Database) -> pa.Table:
 def _own_columns(capture: Capture, name: str, at: Array | None) -> Columns:
     """Return columns of a table that bear our names, of some rows or all."""
     theirs = _THEIRS.get(name, ())
-    wanted = [one for one in capture.database.tables.get(name, ()) if one not in theirs]
-    types = {one: schema.SPAN_TYPES[one] for one in wanted if one in schema.SPAN_TYPES}
-    whole = [one for one, kind in types.items() if pa.types.is_integer(kind)]
-    loose = [one for one in types if one not in whole]
-    found: Columns = {}
-    for one, values in capture.database.integers(name, whole).items():
+    wanted = [column for column in capture.database.tables.get(name, ()) if column not in theirs]
+    types = {column: schema.SPAN_TYPES[column] for column in wanted if column in schema.SPAN_TYPES}
+    whole = [column for column, kind in types.items() if pa.types.is_integer(kind)]
+    loose = [column for column in types if column not in whole]
+    read: Columns = {}
+    for column, values in capture.database.integers(name, whole).items():
         missing = values == NONE
-        moved = capture.times(values) if one in _TIMES else values
+        moved = capture.times(values) if column in _TIMES else values
         chosen = slice(None) if at is None else at
-        found[one] = arrow.nullable(moved[chosen], missing[chosen])
+        read[column] = arrow.nullable(moved[chosen], missing[chosen])
     rows = capture.database.rows(name, loose)
     rows = rows if at is None else [rows[row] for row in np.asarray(at).tolist()]
-    for place, one in enumerate(loose):
-        is_number = pa.types.is_floating(types[one])
-        column = pa.array([row[place] for row in rows], pa.float64() if is_number else pa.string())
-        found[one] = column if is_number else column.dictionary_encode()
-    return found
+    for position, column in enumerate(loose):
+        is_number = pa.types.is_floating(types[column])
+        values = pa.array(
+            [row[position] for row in rows], pa.float64() if is_number else pa.string()
+        )
+        read[column] = values if is_number else values.dictionary_encode()
+    return read

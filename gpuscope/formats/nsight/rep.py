@@ -8,7 +8,6 @@ a scope for each lane. Ranges and marks keep their domains, all else is in the d
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import os
 import sqlite3
@@ -18,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -101,21 +100,20 @@ def _writer() -> ModuleType:
         for library in folder.glob("host-linux-*/libNvtxwBackend.so"):
             os.environ.setdefault(BACKEND, str(library))
     try:
-        return importlib.import_module("nsys_writer")
+        import nsys_writer  # type: ignore[import-not-found]  # noqa: PLC0415 - finds it now
     except ImportError as error:
-        where = str(folders[0]) if folders else (
-            "<Nsight Systems' folder>/target-linux-x64/python/packages/nsys_writer"
-        )  # fmt: skip
+        package = "target-linux-x64/python/packages/nsys_writer"
+        where = str(folders[0]) if folders else f"<Nsight Systems' folder>/{package}"
         install = "" if folders else "install a current Nsight Systems, then "
-        backend = "" if BACKEND in os.environ else (
-            f", and set {BACKEND} to its host-linux-x64/libNvtxwBackend.so"
-        )  # fmt: skip
+        setting = f", and set {BACKEND} to its host-linux-x64/libNvtxwBackend.so"
+        backend = "" if BACKEND in os.environ else setting
         raise MissingDependency(
             f"a .nsys-rep is written by Nsight Systems' own writer, the package nsys_writer, which "
             f"cannot be imported ({error}): {install}run {Path(sys.executable).name} -m pip "
             f"install {where}{backend}. Without it: export .sqlite, which nsys stats reads, or "
             "record with gpuscope.experiments.nsight.profile()"
         ) from error
+    return cast("ModuleType", nsys_writer)
 
 
 @contextlib.contextmanager
@@ -137,15 +135,15 @@ def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
     spans = trace.spans
     starts, ends = times(trace, base_ns)
     kind, kinds = codes(spans.column("kind"))
-    instant = np.array([one in _INSTANTS for one in kinds])[kind] & (ends == OPEN)
-    found, track = layout(trace).of(trace)
+    instant = np.array([name in _INSTANTS for name in kinds])[kind] & (ends == OPEN)
+    tracks, track = layout(trace).of(trace)
     order, lane = nested(track, starts, np.where(instant, starts, ends))
-    is_nvtx = np.array([one in ("range", "mark") for one in kinds])[kind]
+    is_nvtx = np.array([name in ("range", "mark") for name in kinds])[kind]
     domain, domains = codes(spans.column("domain"))
     which = np.where(is_nvtx, domain, -1) + 1
-    first, place = combined(track, lane, which)
-    by_place = order[np.argsort(place[order], kind="stable")]
-    bounds = np.searchsorted(place[by_place], np.arange(len(first) + 1))
+    first, stream_code = combined(track, lane, which)
+    by_place = order[np.argsort(stream_code[order], kind="stable")]
+    bounds = np.searchsorted(stream_code[by_place], np.arange(len(first) + 1))
     names: set[str] = set()
     sent = 0
     if missing := trace.metadata.incomplete:
@@ -159,7 +157,7 @@ def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
     for number, row in enumerate(first.tolist()):
         domain_name = domains[domain[row]] if is_nvtx[row] else DOMAIN
         home = session.get_domain(None if domain_name is None else _text(domain_name))
-        path = _scope(trace, found[track[row]], int(lane[row]))
+        path = _scope(trace, tracks[track[row]], int(lane[row]))
         name = f"{domain_name or ''}/{path}"
         while name in names:
             name += "'"
@@ -210,7 +208,7 @@ def _send_rows(
 def _scope(trace: Trace, track: TrackKey, lane: int) -> str:
     """Return where Nsight shows a lane: process or GPU, then row."""
     owner, row = (
-        "".join(f"\\{one}" if one in "\\/[]" else one for one in _text(name))
+        "".join(f"\\{char}" if char in "\\/[]" else char for char in _text(name))
         for name in names(track, trace)
     )
     return f"{owner}/{row} ({lane + 1})" if lane else f"{owner}/{row}"
@@ -234,10 +232,10 @@ def _count(report: Path, rows: int, merged: Path | None) -> None:
             "nsys is not here to read the report back: what it holds was not counted", stacklevel=6
         )
         return
-    found = _events(report, nsys) - (_events(merged, nsys) if merged is not None else 0)
-    if found != rows:
+    count = _events(report, nsys) - (_events(merged, nsys) if merged is not None else 0)
+    if count != rows:
         warnings.warn(
-            f"nsys reads {found:,} ranges and marks back where {rows:,} were written: look whether "
+            f"nsys reads {count:,} ranges and marks back where {rows:,} were written: look whether "
             "the report is whole; .sqlite and .json are counted exactly",
             stacklevel=6,
         )

@@ -16,69 +16,78 @@ from gpuscope._types import Array
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.schema import EDGE_TYPES, SPAN_TYPES
 
-Row: TypeAlias = Mapping[str, object]
-"""Column → value."""
 Column: TypeAlias = Array | list[object]
 Chunk: TypeAlias = tuple[str, list[str], list[list[object]], int]
 """Table, columns, their values for some rows, and how many spans these are."""
 
 VERSION = "3.20.3"
 VM = 1 << 48
+BITS = 24
+"""Of a process's and of a thread's number, in a ``globalTid`` one above the other."""
+ID = (1 << BITS) - 1
+"""Mask of such a number."""
 
 _WHERE = "deviceId contextId greenContextId streamId correlationId globalPid"
-_CONFIG = "registersPerThread gridX gridY gridZ blockX blockY blockZ"
+CONFIG = (
+    *(f"{size}{axis}" for size in ("grid", "block") for axis in "XYZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
+"""Columns of a launch configuration."""
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+EVENT = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 NVTX = "NVTX_EVENTS"
 REST = "GPUSCOPE_SPANS"
 EDGES = "GPUSCOPE_EDGES"
 HAZARDS = "GPUSCOPE_HAZARDS"
 METADATA = "GPUSCOPE_METADATA"
 
-CATEGORY, MARK, PUSH_POP, START_END, DOMAIN = 33, 34, 59, 60, 75
+CATEGORY, MARK, PUSH_POP, START_END, DOMAIN, DOMAIN_END = 33, 34, 59, 60, 75, 76
 """``NVTX_EVENTS.eventType``."""
 
-_TEXTS = {"name", "value", "text", "label", "jsonText", "binaryData", "uuid", "chipName",
-          "busLocation", "utcTime", "localTime", "kind", "first_name", "second_name",
-          "first_stream", "second_stream", "buffer", "mend", "status",
-          "waits", "awaits", "where", "behind"}  # fmt: skip
-_FLOATS = {"doubleValue", "floatValue"}
-
 TABLES = {
-    "StringIds": "id value",
+    "StringIds": "id value:TEXT",
     KERNEL: f"start end {_WHERE} demangledName shortName mangledName launchType cacheConfig "
-    f"{_CONFIG} staticSharedMemory dynamicSharedMemory localMemoryPerThread localMemoryTotal "
+    f"{CONFIG[6]} {' '.join((*CONFIG[:6], *CONFIG[7:]))} localMemoryPerThread localMemoryTotal "
     "gridId sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig",
     MEMCPY: f"start end {_WHERE} bytes copyKind deprecatedSrcId srcKind dstKind srcDeviceId "
     "srcContextId dstDeviceId dstContextId migrationCause graphNodeId virtualAddress copyCount",
-    MEMSET: f"start end {_WHERE} memsetValue bytes graphNodeId memKind",
+    MEMSET: f"start end {_WHERE} value bytes graphNodeId memKind",
     RUNTIME: "start end eventClass globalTid correlationId nameId returnValue callchainId",
-    NVTX: "start end eventType rangeId category_ color text globalTid endGlobalTid textId domainId "
-    "uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText "
-    "binaryData",
-    "TARGET_INFO_GPU": "vmId id name busLocation isDiscrete l2CacheSize totalMemory "
-    "memoryBandwidth clockRate smCount pwGpuId uuid luid chipName cuDevice",
+    NVTX: "start end eventType rangeId category color text:TEXT globalTid endGlobalTid textId "
+    "domainId uint64Value int64Value doubleValue:REAL uint32Value int32Value floatValue:REAL "
+    "jsonTextId jsonText:TEXT binaryData:TEXT",
+    "TARGET_INFO_GPU": "vmId id name:TEXT busLocation:TEXT isDiscrete l2CacheSize totalMemory "
+    "memoryBandwidth clockRate smCount pwGpuId uuid:TEXT luid chipName:TEXT cuDevice",
     "TARGET_INFO_CUDA_DEVICE": "gpuId cudaId pid",
     "TARGET_INFO_CUDA_CONTEXT_INFO": "nullStreamId hwId vmId processId deviceId contextId "
     "parentContextId isGreenContext",
     "TARGET_INFO_CUDA_STREAM": "streamId hwId vmId processId contextId priority flag",
-    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime localTime",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime:TEXT localTime:TEXT",
     "ANALYSIS_DETAILS": "globalVid duration startTime stopTime",
     "ThreadNames": "nameId priority globalTid",
-    "PROCESSES": "globalPid pid name",
-    "META_DATA_EXPORT": "name value",
-    "META_DATA_CAPTURE": "name value",
-    "EXPORT_META_DATA": "name value",
-    HAZARDS: " ".join(HazardFact.__struct_fields__),
-    METADATA: "name value",
+    "PROCESSES": "globalPid pid name:TEXT",
+    "META_DATA_EXPORT": "name:TEXT value:TEXT",
+    "META_DATA_CAPTURE": "name:TEXT value:TEXT",
+    "EXPORT_META_DATA": "name:TEXT value:TEXT",
+    HAZARDS: " ".join(
+        name if "_Whole" in kind else f"{name}:TEXT"
+        for name, kind in HazardFact.__annotations__.items()
+    ),
+    METADATA: "name:TEXT value:TEXT",
 }
-"""Table → its columns."""
+"""Table → its columns, with the types of those that are no whole numbers."""
 
-_SPELT = {"category_": "category", "memsetValue": "value"}
-"""Two columns that are whole numbers where the same name means text in other tables."""
+
+def columns_of(table: str) -> list[str]:
+    """Return the names of a table's columns."""
+    return [column.partition(":")[0] for column in TABLES[table].split()]
+
 
 _ALL = (
     "id parent partition intended_partition channel "
@@ -95,22 +104,30 @@ EXTRA = {
 }
 """Table → columns of ours that Nsight's do not tell, there where some row has a value."""
 
-ENUMS = {
-    "ENUM_CUDA_MEMCPY_OPER": tuple(
-        (f"CUDA_MEMCPY_KIND_{name}", label)
-        for name, label in (
-            ("UNKNOWN", "Unknown"), ("HTOD", "Host-to-Device"), ("DTOH", "Device-to-Host"),
-            ("HTOA", "Host-to-Array"), ("ATOH", "Array-to-Host"), ("ATOA", "Array-to-Array"),
-            ("ATOD", "Array-to-Device"), ("DTOA", "Device-to-Array"), ("DTOD", "Device-to-Device"),
-            ("HTOH", "Host-to-Host"), ("PTOP", "Peer-to-Peer"),
-            ("UVM_HTOD", "Unified Host-to-Device"), ("UVM_DTOH", "Unified Device-to-Host"),
-            ("UVM_DTOD", "Unified Device-to-Device"),
-        )
+_COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP UVM_HtoD UVM_DtoH UVM_DtoD"
+COPY_KINDS = ("unknown", *(kind.replace("_", " ") for kind in _COPIES.split()))
+COPY_SYMBOL = "CUDA_MEMCPY_KIND_"
+_MEMORIES = "pageable pinned device array managed device_static managed_static unknown"
+MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
+MEMORY_SYMBOL = "CUDA_MEMOPR_MEMORY_KIND_"
+
+
+def _symbols(prefix: str, kinds: Sequence[str]) -> list[str]:
+    return [prefix + kind.upper().replace(" ", "_") for kind in kinds]
+
+
+def _copy_label(kind: str) -> str:
+    ends = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
+    unified = "Unified " if kind.startswith("UVM") else ""
+    return "Unknown" if kind == "unknown" else f"{unified}{ends[kind[-4]]}-to-{ends[kind[-1]]}"
+
+
+ENUMS: dict[str, Sequence[tuple[str, str]]] = {
+    "ENUM_CUDA_MEMCPY_OPER": list(
+        zip(_symbols(COPY_SYMBOL, COPY_KINDS), map(_copy_label, COPY_KINDS), strict=True)
     ),
-    "ENUM_CUDA_MEM_KIND": tuple(
-        (f"CUDA_MEMOPR_MEMORY_KIND_{label.upper().replace(' ', '_')}", label)
-        for label in ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static",
-                      "Managed Static", "Unknown")
+    "ENUM_CUDA_MEM_KIND": list(
+        zip(_symbols(MEMORY_SYMBOL, MEMORY_KINDS), map(str.title, MEMORY_KINDS), strict=True)
     ),
     "ENUM_CUDA_KERNEL_LAUNCH_TYPE": (
         ("CUDA_KERNEL_LAUNCH_TYPE_UNKNOWN", "Unknown"),
@@ -126,13 +143,16 @@ ENUMS = {
         ("TRACE_PROCESS_EVENT_CUDA_RUNTIME", "CUDA runtime"),
         ("TRACE_PROCESS_EVENT_CUDA_DRIVER", "CUDA driver"),
     ),
-}  # fmt: skip
+}
 """Table → (symbol, label) by number."""
 
 EVENT_TYPES = {
-    CATEGORY: "NvtxCategory", MARK: "NvtxMark", PUSH_POP: "NvtxPushPopRange",
-    START_END: "NvtxStartEndRange", DOMAIN: "NvtxDomainCreate",
-}  # fmt: skip
+    CATEGORY: "NvtxCategory",
+    MARK: "NvtxMark",
+    PUSH_POP: "NvtxPushPopRange",
+    START_END: "NvtxStartEndRange",
+    DOMAIN: "NvtxDomainCreate",
+}
 
 
 def statements(extra: Mapping[str, Sequence[str]]) -> list[str]:
@@ -145,23 +165,23 @@ def statements(extra: Mapping[str, Sequence[str]]) -> list[str]:
         of them alone.
     """
     made = []
-    for table in (*TABLES, *(one for one in extra if one not in TABLES)):
+    for table in (*TABLES, *(name for name in extra if name not in TABLES)):
         inside = []
-        for name in TABLES.get(table, "").split():
-            kind = "TEXT" if name in _TEXTS else "REAL" if name in _FLOATS else "INTEGER"
+        for column in TABLES.get(table, "").split():
+            name, _, kind = column.partition(":")
             key = " NOT NULL PRIMARY KEY" if (table, name) == ("StringIds", "id") else ""
-            inside.append(f'"{_SPELT.get(name, name)}" {kind}{key}')
+            inside.append(f'"{name}" {kind or "INTEGER"}{key}')
         for name in extra.get(table, ()):
             arrow = {**SPAN_TYPES, **EDGE_TYPES}[name]
             kind = "TEXT" if pa.types.is_dictionary(arrow) else "INTEGER"
             inside.append(f'"{name}" {"REAL" if pa.types.is_floating(arrow) else kind}')
         made.append(f"CREATE TABLE {table} ({', '.join(inside)})")
     enums = {name: dict(enumerate(pairs)) for name, pairs in ENUMS.items()}
-    enums["ENUM_NSYS_EVENT_TYPE"] = {number: (one, one) for number, one in EVENT_TYPES.items()}
+    enums["ENUM_NSYS_EVENT_TYPE"] = {number: (name, name) for number, name in EVENT_TYPES.items()}
     for name, pairs in enums.items():
         made.append(f"CREATE TABLE {name} (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)")
         rows = ", ".join(
-            f"({number}, '{one}', '{label}')" for number, (one, label) in pairs.items()
+            f"({number}, '{word}', '{label}')" for number, (word, label) in pairs.items()
         )
         made.append(f"INSERT INTO {name} VALUES {rows}")  # noqa: S608 - our own constants
     return made

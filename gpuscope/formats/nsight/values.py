@@ -7,13 +7,15 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import asdict
+from msgspec.structs import astuple
 
 from gpuscope._types import Array
 from gpuscope.formats.nsight import schema as nsys
+from gpuscope.formats.nsight.schema import BITS, CONFIG, ID
 from gpuscope.formats.progress import version
 from gpuscope.trace import schema
 from gpuscope.trace.arrow import coded_array
@@ -21,16 +23,13 @@ from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.facts import HazardFacts, StreamFacts
 from gpuscope.trace.model import Trace
 
+Row: TypeAlias = tuple[object, ...]
+"""Values in the order of a table's columns."""
 NOTHING = np.iinfo(np.int64).min
 """A value that is not there."""
 
-_BITS = 24
 _DEFAULT, _NON_BLOCKING, _NULL = 1, 2, 3
 _WORK = ("kernel", "memcpy", "memset", "host function", "block")
-CONFIG = (
-    *(f"grid{axis}" for axis in "XYZ"), *(f"block{axis}" for axis in "XYZ"), "registersPerThread",
-    "staticSharedMemory", "dynamicSharedMemory",
-)  # fmt: skip
 
 
 def config(text: str | None) -> list[int]:
@@ -44,11 +43,11 @@ def config(text: str | None) -> list[int]:
         static = facts.get("static_shared_memory", NOTHING)
         shared = facts.get("dynamic_shared_memory", facts.get("shared_memory", NOTHING))
         numbers += [facts.get("registers", NOTHING), static, shared]
-        found = [int(one) for one in numbers]
+        integers = [int(number) for number in numbers]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        found = []
-    good = len(found) == len(CONFIG) and all(-1 << 63 <= one < 1 << 63 for one in found)
-    return found if good else [NOTHING] * len(CONFIG)
+        integers = []
+    good = len(integers) == len(CONFIG) and all(-1 << 63 <= number < 1 << 63 for number in integers)
+    return integers if good else [NOTHING] * len(CONFIG)
 
 
 def payload(text: str | None) -> tuple[int | None, float | None, str | None]:
@@ -76,39 +75,46 @@ def listed(column: nsys.Column) -> list[object] | None:
     return list(values.tolist())
 
 
-def chunks(table: str, lines: Sequence[nsys.Row]) -> Iterator[nsys.Chunk]:
-    """Turn rows into columns."""
-    if lines:
-        names = list(dict.fromkeys(name for line in lines for name in line))
-        yield table, names, [[line.get(name) for line in lines] for name in names], 0
+def chunk(table: str, rows: Sequence[Row], columns: str = "") -> Iterator[nsys.Chunk]:
+    """Yield rows of a table as columns, if there are any.
+
+    Parameters
+    ----------
+    columns
+        Names of the values, where these are not all of the table's.
+    """
+    if rows:
+        names = columns.split() or nsys.columns_of(table)
+        yield table, names, [[*values] for values in zip(*rows, strict=True)], 0
 
 
-def names_of_ranges(trace: Trace, ids: Ids) -> list[nsys.Row]:
-    """Return the NVTX events that name domains and categories, by process.
+def names_of_ranges(trace: Trace, ids: Ids) -> Iterator[nsys.Chunk]:
+    """Yield the NVTX events that name domains and categories, by process.
 
     Their numbers are the columns' codes; 0, the default domain and no category, is null.
     """
     rows = rows_of(trace, "range", "mark")
     if not len(rows):
-        return []
+        return
     domain, domains = codes(trace.spans.column("domain"))
     category, categories = codes(trace.spans.column("category"))
-    pid = ids.pid[rows]
-    thread = ids.thread(rows).tolist()
-    named = combined(pid, domain[rows])[0].tolist()
-    told = combined(pid, domain[rows], category[rows])[0].tolist()
-
-    def event(one: int, kind: int, text: str, **facts: int) -> nsys.Row:
-        number = int(domain[rows[one]])
-        return {"start": 0, "eventType": kind, "text": text, "domainId": number,
-                "globalTid": thread[one], **facts}  # fmt: skip
-
-    return [
-        *(event(one, nsys.DOMAIN, domains[domain[rows[one]]])
-          for one in named if domain[rows[one]]),
-        *(event(one, nsys.CATEGORY, categories[number], category=number)
-          for one in told if (number := int(category[rows[one]]))),
-    ]  # fmt: skip
+    domain, category, pid = domain[rows], category[rows], ids.pid[rows]
+    first = (combined(pid, domain)[0], combined(pid, domain, category)[0])
+    named, categorised = (
+        zip(domain[at].tolist(), category[at].tolist(), ids.thread(rows[at]).tolist(), strict=True)
+        for at in first
+    )
+    events: list[Row] = [
+        (0, nsys.DOMAIN, domains[number], number, None, thread)
+        for number, _, thread in named
+        if number
+    ]
+    events += [
+        (0, nsys.CATEGORY, categories[number], home, number, thread)
+        for home, number, thread in categorised
+        if number
+    ]
+    yield from chunk(nsys.NVTX, events, "start eventType text domainId category globalTid")
 
 
 # -- processes, threads, contexts ----------------------------------------------------------
@@ -159,7 +165,9 @@ class Ids:
         if not self._short:
             return numbers
         values, code = np.unique(numbers, return_inverse=True)
-        return np.array([self._short.get(one, one) for one in values.tolist()], np.int64)[code]
+        return np.array([self._short.get(number, number) for number in values.tolist()], np.int64)[
+            code
+        ]
 
     def thread(self, rows: Array) -> Array:
         """Return the serialised thread of rows; thread 0 where it is unknown."""
@@ -172,14 +180,14 @@ class Ids:
         return np.where(other, self._whole(rows, np.where(other, ended, 0)), NOTHING)
 
     def _whole(self, rows: Array, thread: Array) -> Array:
-        return np.asarray(nsys.VM | self.pid[rows] << _BITS | thread)
+        return np.asarray(nsys.VM | self.pid[rows] << BITS | thread)
 
     def processes(self) -> dict[int, str | None]:
         """Return the processes that rows name, with their names where these are known."""
         names = self._trace.metadata.process_names
         return {
-            self._short.get(one, one): names.get(str(one))
-            for one in np.unique(self._given).tolist()
+            self._short.get(pid, pid): names.get(str(pid))
+            for pid in np.unique(self._given).tolist()
         }
 
     def thread_names(self) -> list[tuple[int, str]]:
@@ -195,8 +203,8 @@ class Ids:
 def _shortened(numbers: Array) -> dict[int, int]:
     """Return number → a free one of 24 bits, for those that have more."""
     given = set(np.unique(numbers).tolist()) - {NOTHING}
-    free = iter(number for number in range((1 << _BITS) - 1, 0, -1) if number not in given)
-    return {one: next(free) for one in sorted(given) if not 0 <= one < 1 << _BITS}
+    free = iter(number for number in range(ID, 0, -1) if number not in given)
+    return {number: next(free) for number in sorted(given) if not 0 <= number <= ID}
 
 
 class Contexts:
@@ -217,104 +225,85 @@ class Contexts:
         self.device = np.where(device == NOTHING, 0, device)
         self.green = column(trace, "green_context")
         context = column(trace, "context")
-        told = (context != NOTHING) & (context != self.green)
-        self.context = np.where(told, context, NOTHING)
+        is_known = (context != NOTHING) & (context != self.green)
+        self.context = np.where(is_known, context, NOTHING)
         used = {*np.unique(self.green).tolist()}
         unused = next(number for number in itertools.count(1) if number not in used)
-        for one in np.unique(self.device).tolist():
-            mine = self.device == one
-            common = Counter(context[mine & told].tolist()).most_common(1)
-            self.context[mine & ~told] = common[0][0] if common else unused
+        for index in np.unique(self.device).tolist():
+            on_device = self.device == index
+            common = Counter(context[on_device & is_known].tolist()).most_common(1)
+            self.context[on_device & ~is_known] = common[0][0] if common else unused
 
-    def contexts(self, pid: Array) -> list[nsys.Row]:
+    def contexts(self, pid: Array) -> list[Row]:
         """Return the rows of ``TARGET_INFO_CUDA_CONTEXT_INFO``."""
         rows = rows_of(self._trace, *_WORK)
-        found: dict[tuple[int, int, int], int] = {}
+        parents: dict[tuple[int, int, int], int] = {}
         columns = (self.device, pid, self.context, self.green)
         for device, process, context, green in _distinct(*(values[rows] for values in columns)):
-            found.setdefault((process, device, context), 0)
+            parents.setdefault((process, device, context), 0)
             if green != NOTHING:
-                found[process, device, green] = context
-        return [
-            {"nullStreamId": 0, "hwId": 0, "vmId": 1, "processId": process, "deviceId": device,
-             "contextId": context, "parentContextId": parent, "isGreenContext": int(parent != 0)}
-            for (process, device, context), parent in found.items()
-        ]  # fmt: skip
+                parents[process, device, green] = context
+        return [(0, 0, 1, *key, parent, int(parent != 0)) for key, parent in parents.items()]
 
-    def streams(self, pid: Array) -> list[nsys.Row]:
+    def streams(self, pid: Array) -> list[Row]:
         """Return the rows of ``TARGET_INFO_CUDA_STREAM``."""
         rows = rows_of(self._trace, *_WORK)
         columns = (self.device[rows], pid[rows], self.context[rows])
-        lines: list[nsys.Row] = []
+        lines: list[Row] = []
         for _, process, context, stream in _distinct(*columns, column(self._trace, "stream", rows)):
             if stream == NOTHING:
                 continue
             facts = self._trace.metadata.stream(stream) or StreamFacts("")
             kind = _NULL if facts.legacy_default else _DEFAULT if facts.blocking else _NON_BLOCKING
-            lines.append(
-                {"streamId": stream, "hwId": 0, "vmId": 1, "processId": process,
-                 "contextId": context, "priority": facts.priority or 0, "flag": kind}
-            )  # fmt: skip
+            lines.append((stream, 0, 1, process, context, facts.priority or 0, kind))
         return lines
 
 
 # -- tables beside those of spans ----------------------------------------------------------
 def facts(
     trace: Trace, ids: Ids, contexts: Contexts, strings: dict[str, int], base_ns: int, last_ns: int
-) -> dict[str, Sequence[nsys.Row]]:
-    """Return the rows of every table that is not of spans, the strings last."""
+) -> Iterator[nsys.Chunk]:
+    """Yield the rows of every table that is not of spans, the strings last."""
     known = trace.metadata
     moment = dt.datetime.fromtimestamp(base_ns // 10**9, dt.UTC).strftime("%FT%T")
-    major, minor, micro = nsys.VERSION.split(".")
-    export = {
-        "EXPORT_PRODUCT_NAME": "gpuscope",
-        "EXPORT_PRODUCT_VERSION": version(),
-        "EXPORT_SCHEMA_VERSION": nsys.VERSION,
-        "EXPORT_SCHEMA_VERSION_MAJOR": major,
-        "EXPORT_SCHEMA_VERSION_MINOR": minor,
-        "EXPORT_SCHEMA_VERSION_MICRO": micro,
-    }
-    ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": known.to_json()}
-    capture = {"CAPTURE_PRODUCT_NAME": "gpuscope"}
-    if known.incomplete:
-        ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = known.incomplete
-    processes = ids.processes()
-    devices = [one for one in known.devices.values() if one.index is not None]
-    threads = [
-        {"nameId": strings.setdefault(name, len(strings)), "globalTid": thread}
-        for thread, name in ids.thread_names()
+    export: list[Row] = [
+        ("EXPORT_PRODUCT_NAME", "gpuscope"),
+        ("EXPORT_PRODUCT_VERSION", version()),
+        ("EXPORT_SCHEMA_VERSION", nsys.VERSION),
     ]
-    return {
-        "TARGET_INFO_GPU": [
-            {"vmId": nsys.VM, "id": one.index, "name": one.name, "smCount": one.sm_count,
-             "uuid": one.uuid, "cuDevice": one.index}
-            for one in devices
-        ],
+    for part, number in zip(("MAJOR", "MINOR", "MICRO"), nsys.VERSION.split("."), strict=True):
+        export.append((f"EXPORT_SCHEMA_VERSION_{part}", number))
+    ours: list[Row] = [
+        ("schema_version", str(schema.SCHEMA_VERSION)),
+        ("metadata", known.to_json()),
+    ]
+    capture: list[Row] = [("CAPTURE_PRODUCT_NAME", "gpuscope")]
+    if known.incomplete:
+        ours.append(("incomplete", known.incomplete))
+        capture.append(("CAPTURE_INCOMPLETE", known.incomplete))
+    processes = ids.processes()
+    gpus = [gpu for gpu in known.devices.values() if gpu.index is not None]
+    described = [(nsys.VM, gpu.index, gpu.name, gpu.sm_count, gpu.uuid, gpu.index) for gpu in gpus]
+    yield from chunk("TARGET_INFO_GPU", described, "vmId id name smCount uuid cuDevice")
+    tables: dict[str, list[Row]] = {
         "TARGET_INFO_CUDA_DEVICE": [
-            {"gpuId": one.index, "cudaId": one.index, "pid": pid}
-            for one in devices for pid in processes
+            (gpu.index, gpu.index, pid) for gpu in gpus for pid in processes
         ],
         "TARGET_INFO_CUDA_CONTEXT_INFO": contexts.contexts(ids.pid),
         "TARGET_INFO_CUDA_STREAM": contexts.streams(ids.pid),
-        "TARGET_INFO_SESSION_START_TIME": [
-            {"utcEpochNs": base_ns, "utcTime": moment, "localTime": moment}
+        "TARGET_INFO_SESSION_START_TIME": [(base_ns, moment, moment)],
+        "ANALYSIS_DETAILS": [(nsys.VM, last_ns, 0, last_ns)],
+        "ThreadNames": [
+            (strings.setdefault(name, len(strings)), None, thread)
+            for thread, name in ids.thread_names()
         ],
-        "ANALYSIS_DETAILS": [
-            {"globalVid": nsys.VM, "duration": last_ns, "startTime": 0, "stopTime": last_ns}
-        ],
-        "ThreadNames": threads,
-        "PROCESSES": [
-            {"globalPid": nsys.VM | pid << 24, "pid": pid, "name": name}
-            for pid, name in processes.items()
-        ],
-        nsys.HAZARDS: [asdict(one) for one in (known.hazards or HazardFacts()).found],
-        **{
-            table: [{"name": name, "value": value} for name, value in lines.items()]
-            for table, lines in {
-                "META_DATA_EXPORT": export, "EXPORT_META_DATA": export,
-                "META_DATA_CAPTURE": capture,
-                nsys.METADATA: ours,
-            }.items()
-        },
-        "StringIds": [{"id": number, "value": text} for text, number in strings.items()],
-    }  # fmt: skip
+        "PROCESSES": [(nsys.VM | pid << BITS, pid, name) for pid, name in processes.items()],
+        nsys.HAZARDS: [astuple(hazard) for hazard in (known.hazards or HazardFacts()).found],
+        "META_DATA_EXPORT": export,
+        "EXPORT_META_DATA": export,
+        "META_DATA_CAPTURE": capture,
+        nsys.METADATA: ours,
+        "StringIds": [(number, text) for text, number in strings.items()],
+    }
+    for table, rows in tables.items():
+        yield from chunk(table, rows)

@@ -9,29 +9,23 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.formats.nsight.capture import API, KERNEL, Capture, Part
+from gpuscope.formats.nsight import schema as nsys
+from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
-
-COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
-SET = "CUPTI_ACTIVITY_KIND_MEMSET"
-GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-EVENT = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
 _NAMES = ("demangledName", "shortName", "mangledName")
-_CONFIG = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread",
-           "staticSharedMemory", "dynamicSharedMemory")  # fmt: skip
-COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
-               "PtoP", "UVM HtoD", "UVM DtoH", "UVM DtoD")  # fmt: skip
-MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static",
-                 "managed static", "unknown")  # fmt: skip
-_SYNC_KINDS = ("unknown", "event synchronize", "stream wait event", "stream synchronize",
-               "context synchronize")  # fmt: skip
+_SYNC_KINDS = (
+    "unknown",
+    "event synchronize",
+    "stream wait event",
+    "stream synchronize",
+    "context synchronize",
+)
 _WAIT = 2
-_PROCESS = ~0xFFFFFF
+_PROCESS = ~nsys.ID
 
 _Columns = dict[str, Array]
 
@@ -40,28 +34,28 @@ _Columns = dict[str, Array]
 def read_calls(capture: Capture, ranges: Part) -> Part:
     """Return the API calls; each knows the innermost push/pop range of its thread."""
     wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
-    found = capture.database.integers(API, wanted)
-    columns = capture.shared("api", found)
+    table = capture.database.integers(nsys.RUNTIME, wanted)
+    columns = capture.shared("api", table)
     around = joins.innermost(
-        found["globalTid"],
+        table["globalTid"],
         columns["start_ns"],
-        *(ranges.joins[one] for one in ("owner", "starts", "ends")),
+        *(ranges.joins[name] for name in ("owner", "starts", "ends")),
     )
     columns |= {
         "parent": arrow.nullable(arrow.picked(ranges.joins["rows"], around)),
-        "name": capture.texts(found["nameId"], "(unnamed call)"),
-        **capture.thread_columns(found["globalTid"]),
+        "name": capture.texts(table["nameId"], "(unnamed call)"),
+        **capture.thread_columns(table["globalTid"]),
         "status": arrow.worded(
-            found["returnValue"], lambda code: f"returned {code}" if code not in {0, NONE} else None
+            table["returnValue"], lambda code: f"returned {code}" if code not in {0, NONE} else None
         ),
     }
     keys = {
-        "process": found["globalTid"] & _PROCESS,
-        "correlation": found["correlationId"],
-        "globalTid": found["globalTid"],
-        "end": found["end"],
+        "process": table["globalTid"] & _PROCESS,
+        "correlation": table["correlationId"],
+        "globalTid": table["globalTid"],
+        "end": table["end"],
     }
-    return Part(API, columns, capture.rows(len(around)), keys)
+    return Part(nsys.RUNTIME, columns, capture.rows(len(around)), keys)
 
 
 def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
@@ -70,8 +64,8 @@ def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
     code = arrow.coded(both)[0].astype(np.int64) << 32
     number = np.r_[calls.joins["correlation"], correlation] & 0xFFFFFFFF
     count = len(calls.rows)
-    found = joins.match((code | number)[count:], (code | number)[:count])
-    return np.where(correlation > 0, found, NONE)
+    positions = joins.match((code | number)[count:], (code | number)[:count])
+    return np.where(correlation > 0, positions, NONE)
 
 
 # -- work ----------------------------------------------------------------------------------
@@ -92,43 +86,43 @@ def _work(
     extra: tuple[str, ...],
     describe: Callable[[Capture, _Columns], Columns],
 ) -> Part:
-    named = (_name_column(capture),) if table == KERNEL else ()
-    found = capture.database.integers(table, (*_SHARED, *named, *extra))
-    process = found["globalPid"] & _PROCESS
-    at = _call_of(calls, process, found["correlationId"])
+    named = (_name_column(capture),) if table == nsys.KERNEL else ()
+    values = capture.database.integers(table, (*_SHARED, *named, *extra))
+    process = values["globalPid"] & _PROCESS
+    at = _call_of(calls, process, values["correlationId"])
     threads = arrow.picked(calls.joins["globalTid"], at)
-    node = found["graphNodeId"]
+    node = values["graphNodeId"]
     columns = {
-        **capture.shared(kind, found),
-        **capture.thread_columns(np.where(threads == NONE, found["globalPid"], threads)),
+        **capture.shared(kind, values),
+        **capture.thread_columns(np.where(threads == NONE, values["globalPid"], threads)),
         "thread": capture.thread_columns(threads)["thread"],
-        **capture.places(found),
+        **capture.places(values),
         # CUPTI numbers a node below its graph, which has the upper 32 bits.
         "graph": arrow.nullable(node >> 32, node >> 32 <= 0),
-        "graph_node": arrow.nullable(node, node == NONE if capture.own is not None else node <= 0),
+        "graph_node": arrow.nullable(node, node == NONE if capture.is_own else node <= 0),
         "queued_ns": capture.ends(arrow.picked(calls.joins["end"], at)),
-        **describe(capture, found),
+        **describe(capture, values),
     }
     keys = {
         "call": arrow.picked(calls.rows, at),
         "process": process,
-        "stream": capture.stream_numbers(found),
-        "correlation": found["correlationId"],
-        "start": found["start"],
+        "stream": capture.stream_numbers(values),
+        "correlation": values["correlationId"],
+        "start": values["start"],
     }
     return Part(table, columns, capture.rows(len(node)), keys)
 
 
 def _name_column(capture: Capture) -> str:
     """Return the column of kernels' names; not every report has the first."""
-    there = capture.database.tables.get(KERNEL, ())
-    return next((one for one in _NAMES if one in there), _NAMES[0])
+    there = capture.database.tables.get(nsys.KERNEL, ())
+    return next((column for column in _NAMES if column in there), _NAMES[0])
 
 
-def _kernel(capture: Capture, found: _Columns) -> Columns:
+def _kernel(capture: Capture, table: _Columns) -> Columns:
     return {
-        "name": capture.texts(found[_name_column(capture)], "(unnamed kernel)"),
-        "launch_config": _launch_config(*(found[one] for one in _CONFIG)),
+        "name": capture.texts(table[_name_column(capture)], "(unnamed kernel)"),
+        "launch_config": _launch_config(*(table[name] for name in nsys.CONFIG)),
     }
 
 
@@ -144,42 +138,42 @@ def _config(values: list[int]) -> str | None:
     facts: dict[str, int | list[int]] = {"grid": values[:3], "block": values[3:6]}
     if values[6] != NONE:
         facts["registers"] = values[6]
-    shared = [one for one in values[7:] if one != NONE]
+    shared = [nbytes for nbytes in values[7:] if nbytes != NONE]
     if shared:
         facts["shared_memory"] = sum(shared)
     return json.dumps(facts)
 
 
-def _copy(capture: Capture, found: _Columns) -> Columns:
-    kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", "CUDA_MEMCPY_KIND_", COPY_KINDS)
-    codes, numbers = arrow.coded(found["copyKind"])
+def _copy(capture: Capture, table: _Columns) -> Columns:
+    kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", nsys.COPY_SYMBOL, nsys.COPY_KINDS)
+    codes, numbers = arrow.coded(table["copyKind"])
     words = [kinds.get(number, f"kind {number}") for number in numbers]
     return {
         "name": arrow.text_column(codes, (f"{word} copy" for word in words)),
         "copy_kind": arrow.text_column(codes, words),
-        "src_kind": _memory(capture, found["srcKind"]),
-        "dst_kind": _memory(capture, found["dstKind"]),
-        "nbytes": arrow.nullable(found["bytes"]),
+        "src_kind": _memory(capture, table["srcKind"]),
+        "dst_kind": _memory(capture, table["dstKind"]),
+        "nbytes": arrow.nullable(table["bytes"]),
     }
 
 
-def _set(capture: Capture, found: _Columns) -> Columns:
+def _set(capture: Capture, table: _Columns) -> Columns:
     return {
-        "name": arrow.constant("memset", len(found["start"])),
-        "dst_kind": _memory(capture, found["memKind"]),
-        "nbytes": arrow.nullable(found["bytes"]),
+        "name": arrow.constant("memset", len(table["start"])),
+        "dst_kind": _memory(capture, table["memKind"]),
+        "nbytes": arrow.nullable(table["bytes"]),
     }
 
 
 def _memory(capture: Capture, values: Array) -> pa.DictionaryArray:
-    kinds = capture.words("ENUM_CUDA_MEM_KIND", "CUDA_MEMOPR_MEMORY_KIND_", MEMORY_KINDS)
+    kinds = capture.words("ENUM_CUDA_MEM_KIND", nsys.MEMORY_SYMBOL, nsys.MEMORY_KINDS)
     return arrow.worded(
         values, lambda number: None if number == NONE else kinds.get(number, f"kind {number}")
     )
 
 
-def _graph(capture: Capture, found: _Columns) -> Columns:
-    graph = np.where(found["graphExecId"] != NONE, found["graphExecId"], found["graphId"])
+def _graph(capture: Capture, table: _Columns) -> Columns:
+    graph = np.where(table["graphExecId"] != NONE, table["graphExecId"], table["graphId"])
     count = len(graph)
     if count:
         capture.complete = False
@@ -195,10 +189,10 @@ def _graph(capture: Capture, found: _Columns) -> Columns:
 
 
 TABLES = {
-    KERNEL: ("kernel", _CONFIG, _kernel),
-    COPY: ("memcpy", ("bytes", "copyKind", "srcKind", "dstKind"), _copy),
-    SET: ("memset", ("bytes", "memKind"), _set),
-    GRAPH: ("graph", ("graphId", "graphExecId"), _graph),
+    nsys.KERNEL: ("kernel", nsys.CONFIG, _kernel),
+    nsys.MEMCPY: ("memcpy", ("bytes", "copyKind", "srcKind", "dstKind"), _copy),
+    nsys.MEMSET: ("memset", ("bytes", "memKind"), _set),
+    nsys.GRAPH: ("graph", ("graphId", "graphExecId"), _graph),
 }
 """Table → kind of its rows, columns beside those that all have, and what these say."""
 
@@ -207,31 +201,32 @@ TABLES = {
 def read_syncs(capture: Capture, calls: Part) -> Part:
     """Return synchronisations, on the thread of their API call."""
     wanted = ("start", "end", "correlationId", "syncType", "eventId", "eventSyncId", *_PLACE)
-    found = capture.database.integers(SYNC, wanted)
-    process = found["globalPid"] & _PROCESS
+    table = capture.database.integers(nsys.SYNC, wanted)
+    process = table["globalPid"] & _PROCESS
     threads = arrow.picked(
-        calls.joins["globalTid"], _call_of(calls, process, found["correlationId"])
+        calls.joins["globalTid"], _call_of(calls, process, table["correlationId"])
     )
-    places = capture.places(found)
-    words = capture.words("ENUM_CUPTI_SYNC_TYPE", "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_",
-                          _SYNC_KINDS)  # fmt: skip
+    places = capture.places(table)
+    words = capture.words(
+        "ENUM_CUPTI_SYNC_TYPE", "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_", _SYNC_KINDS
+    )
     columns = {
-        **capture.shared("sync", found),
-        "name": arrow.worded(found["syncType"], lambda number: words.get(number, f"sync {number}")),
-        "process": capture.thread_columns(found["globalPid"])["process"],
+        **capture.shared("sync", table),
+        "name": arrow.worded(table["syncType"], lambda number: words.get(number, f"sync {number}")),
+        "process": capture.thread_columns(table["globalPid"])["process"],
         "thread": capture.thread_columns(threads)["thread"],
         **{name: places[name] for name in ("device", "device_uuid", "context", "stream")},
     }
-    is_wait = found["syncType"] == _WAIT
+    is_wait = table["syncType"] == _WAIT
     keys = {
         "process": process,
-        "stream": capture.stream_numbers(found),
-        "correlation": found["correlationId"],
-        "event": found["eventId"],
-        "moment": found["eventSyncId"],
+        "stream": capture.stream_numbers(table),
+        "correlation": table["correlationId"],
+        "event": table["eventId"],
+        "moment": table["eventSyncId"],
     }
-    joined = {name: one[is_wait] for name, one in keys.items()}
-    return Part(SYNC, columns, capture.rows(len(process)), joined)
+    joined = {name: values[is_wait] for name, values in keys.items()}
+    return Part(nsys.SYNC, columns, capture.rows(len(process)), joined)
 
 
 def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
@@ -249,7 +244,7 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> list[tuple[Ar
     CUPTI numbers API calls in their order, and each moment at which an event was recorded.
     """
     wanted = ("correlationId", "eventId", "eventSyncId", *_PLACE)
-    recorded = capture.database.integers(EVENT, wanted)
+    recorded = capture.database.integers(nsys.EVENT, wanted)
     waits = syncs.joins
     count = len(recorded["eventId"])
     moments = arrow.coded_rows(
@@ -272,7 +267,7 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> list[tuple[Ar
         joined("process", recorded["globalPid"] & _PROCESS),
         joined("stream", capture.stream_numbers(recorded)),
     ]
-    home = arrow.coded_rows(*(np.concatenate(one) for one in places))[0].astype(np.int64)
+    home = arrow.coded_rows(*(np.concatenate(arrays) for arrays in places))[0].astype(np.int64)
     number = np.concatenate(joined("correlation", recorded["correlationId"]))
     key = home << _HOME | number & ((1 << _HOME) - 1)
     order = np.lexsort((np.concatenate([part.joins["start"] for part in work]), key[: len(rows)]))

@@ -22,27 +22,37 @@ from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.formats.nsight import schema as nsys
 from gpuscope.formats.nsight import values as nsys_values
-from gpuscope.formats.nsight.values import NOTHING, Contexts, Ids, column, facts
-from gpuscope.formats.nsight.work import COPY_KINDS, MEMORY_KINDS
+from gpuscope.formats.nsight.schema import BITS, COPY_KINDS, MEMORY_KINDS
+from gpuscope.formats.nsight.values import NOTHING
 from gpuscope.formats.progress import Step, check_count
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 _ROWS = 1 << 16
-_PRAGMAS = ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", "page_size=32768",
-            "cache_size=-65536")  # fmt: skip
+_PRAGMAS = (
+    "journal_mode=OFF",
+    "synchronous=OFF",
+    "locking_mode=EXCLUSIVE",
+    "page_size=32768",
+    "cache_size=-65536",
+)
 """For a file that nobody else sees until it is whole."""
 _KINDS = {
-    "kernel": nsys.KERNEL, "memcpy": nsys.MEMCPY, "memset": nsys.MEMSET, "api": nsys.RUNTIME,
-    "sync": nsys.RUNTIME, "range": nsys.NVTX, "mark": nsys.NVTX,
-}  # fmt: skip
+    "kernel": nsys.KERNEL,
+    "memcpy": nsys.MEMCPY,
+    "memset": nsys.MEMSET,
+    "api": nsys.RUNTIME,
+    "sync": nsys.RUNTIME,
+    "range": nsys.NVTX,
+    "mark": nsys.NVTX,
+}
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _DRIVER = re.compile("cu(?!da)[A-Z]")
 """How the names of the driver's calls begin."""
 
 
-def write(trace: Trace, path: Path, step: Step) -> None:
+def write_sqlite(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as SQLite that ``nsys stats`` reads.
 
     Raises
@@ -93,55 +103,57 @@ class _Tables:
         self.starts = trace.array("start_ns")
         self._codes: dict[str, tuple[Array, Array]] = {}
         self.base_ns = int(self.starts.min()) if len(trace) else 0
-        self.ends = column(trace, "end_ns")
+        self.ends = nsys_values.column(trace, "end_ns")
         self.calls = launch_calls(trace)
-        self.ids = Ids(trace, self.calls)
-        self.contexts = Contexts(trace)
+        self.ids = nsys_values.Ids(trace, self.calls)
+        self.contexts = nsys_values.Contexts(trace)
         self.strings: dict[str, int] = {}
         code, names = codes(trace.spans.column("name"))
-        numbers = [self.strings.setdefault(one or "", len(self.strings)) for one in names]
+        numbers = [self.strings.setdefault(name or "", len(self.strings)) for name in names]
         self.name = np.array(numbers, np.int64)[code]
-        self.driver = np.array([bool(_DRIVER.match(one or "")) for one in names], np.int64)[code]
+        self.driver = np.array([bool(_DRIVER.match(name or "")) for name in names], np.int64)[code]
         # Work is found by its call's number: Nsight knows no other link.
-        own = self.column("correlation")
-        called = np.where(self.calls >= 0, own[np.maximum(self.calls, 0)], NOTHING)
-        self.correlation = np.where(called == NOTHING, own, called)
+        correlation = self.column("correlation")
+        called = np.where(self.calls >= 0, correlation[np.maximum(self.calls, 0)], NOTHING)
+        self.correlation = np.where(called == NOTHING, correlation, called)
         self.extra = self._extra()
 
     def _extra(self) -> dict[str, list[str]]:
         """Return the columns of ours for each table: what Nsight's do not tell."""
         spans = self.trace.spans
         given = [name for name in schema.SPAN_TYPES if spans.column(name).null_count < len(spans)]
-        found = {table: list(names) for table, names in nsys.EXTRA.items()}
-        told = {"context": self.contexts.context, "correlation": self.correlation}
-        other = [name for name, values in told.items() if (self.column(name) != values).any()]
+        columns = {table: list(names) for table, names in nsys.EXTRA.items()}
+        known = {"context": self.contexts.context, "correlation": self.correlation}
+        other = [name for name, values in known.items() if (self.column(name) != values).any()]
         for table in (nsys.KERNEL, nsys.MEMCPY, nsys.MEMSET):
-            found[table] += other
+            columns[table] += other
         if self.ids.shortened:
-            for names in found.values():
+            for names in columns.values():
                 names += ["end_thread"]
         return {
-            **{table: [one for one in names if one in given] for table, names in found.items()},
+            **{
+                table: [name for name in names if name in given] for table, names in columns.items()
+            },
             nsys.REST: given or [*schema.REQUIRED],
             nsys.EDGES: list(schema.EDGE_TYPES),
         }
 
     def ours(self, table: str, rows: Array) -> dict[str, nsys.Column]:
         """Return those columns as the trace has them; times from the base."""
-        found: dict[str, nsys.Column] = {}
+        columns: dict[str, nsys.Column] = {}
         for name in self.extra[table]:
             kind = schema.SPAN_TYPES[name]
             if pa.types.is_dictionary(kind):
                 code, values = self.codes(name)
-                found[name] = values[code[rows]].tolist()
+                columns[name] = values[code[rows]].tolist()
             elif pa.types.is_floating(kind):
-                found[name] = self.trace.spans.column(name).take(pa.array(rows)).to_pylist()
+                columns[name] = self.trace.spans.column(name).take(pa.array(rows)).to_pylist()
             else:
                 values = self.column(name, rows)
                 if name in _TIMES:
                     values = np.where(values == NOTHING, NOTHING, values - self.base_ns)
-                found[name] = values
-        return found
+                columns[name] = values
+        return columns
 
     def codes(self, name: str) -> tuple[Array, Array]:
         """Return row → code and code → text."""
@@ -152,13 +164,13 @@ class _Tables:
 
     def column(self, name: str, rows: Array | None = None) -> Array:
         """Return a column of numbers, of all rows or some; ``NOTHING`` is null."""
-        return column(self.trace, name, rows)
+        return nsys_values.column(self.trace, name, rows)
 
     def number(self, name: str, known: tuple[str, ...], rows: Array) -> Array:
         """Return a column of texts as numbers into ``known``."""
         code, values = self.codes(name)
-        place = {text: number for number, text in enumerate(known)}
-        return np.array([place.get(one, NOTHING) for one in values], np.int64)[code[rows]]
+        numbers = {text: number for number, text in enumerate(known)}
+        return np.array([numbers.get(value, NOTHING) for value in values], np.int64)[code[rows]]
 
     def times(self, rows: Array) -> dict[str, Array]:
         ends = self.ends[rows]
@@ -172,9 +184,13 @@ class _Tables:
         """Yield table, columns, their values for some rows, and how many spans these are."""
         trace = self.trace
         makers: dict[str, Callable[[Array], dict[str, nsys.Column]]] = {
-            nsys.KERNEL: self._kernels, nsys.MEMCPY: self._copies, nsys.MEMSET: self._sets,
-            nsys.RUNTIME: self._calls, nsys.NVTX: self._ranges, nsys.REST: lambda _: {},
-        }  # fmt: skip
+            nsys.KERNEL: self._kernels,
+            nsys.MEMCPY: self._copies,
+            nsys.MEMSET: self._sets,
+            nsys.RUNTIME: self._calls,
+            nsys.NVTX: self._ranges,
+            nsys.REST: lambda _: {},
+        }
         tables = [*makers]
         code, kinds = codes(trace.spans.column("kind"))
         homes = [tables.index(_KINDS.get(kind, nsys.REST)) for kind in kinds]
@@ -182,7 +198,7 @@ class _Tables:
         # An event that a thread recorded was a call; one without is nobody's but ours.
         is_event = np.array([kind == "event" for kind in kinds])[code]
         home[is_event & (self.column("thread") != NOTHING)] = tables.index(nsys.RUNTIME)
-        yield from nsys_values.chunks(nsys.NVTX, nsys_values.names_of_ranges(trace, self.ids))
+        yield from nsys_values.names_of_ranges(trace, self.ids)
         for number, (table, make) in enumerate(makers.items()):
             rows = np.flatnonzero(home == number)
             rows = rows[np.argsort(self.starts[rows], kind="stable")]
@@ -195,9 +211,9 @@ class _Tables:
         yield from self._edges()
         latest = np.where(self.ends == NOTHING, self.starts, self.ends)
         last_ns = int(latest.max()) - self.base_ns if len(latest) else 0
-        told = facts(trace, self.ids, self.contexts, self.strings, self.base_ns, last_ns)
-        for table, lines in told.items():
-            yield from nsys_values.chunks(table, lines)
+        yield from nsys_values.facts(
+            trace, self.ids, self.contexts, self.strings, self.base_ns, last_ns
+        )
 
     def _edges(self) -> Iterator[nsys.Chunk]:
         edges = self.trace.edges
@@ -214,18 +230,18 @@ class _Tables:
             "greenContextId": self.contexts.green[rows],
             "streamId": self.column("stream", rows),
             "correlationId": self.correlation[rows],
-            "globalPid": nsys.VM | self.ids.pid[rows] << 24,
+            "globalPid": nsys.VM | self.ids.pid[rows] << BITS,
             "graphNodeId": self.column("graph_node", rows),
         }
 
     def _kernels(self, rows: Array) -> dict[str, nsys.Column]:
         code, configs = self.codes("launch_config")
-        numbers = np.array([nsys_values.config(one) for one in configs], np.int64)[code[rows]]
+        numbers = np.array([nsys_values.config(config) for config in configs], np.int64)[code[rows]]
         return {
             **self._work(rows),
             "demangledName": self.name[rows],
             "shortName": self.name[rows],
-            **{name: numbers[:, place] for place, name in enumerate(nsys_values.CONFIG)},
+            **{name: numbers[:, axis] for axis, name in enumerate(nsys.CONFIG)},
         }
 
     def _copies(self, rows: Array) -> dict[str, nsys.Column]:
@@ -263,8 +279,8 @@ class _Tables:
         startend, mark = (styles == "start/end")[style[rows]], (kinds == "mark")[kind[rows]]
         types = np.where(startend, nsys.START_END, nsys.PUSH_POP)
         category = self.codes("category")[0][rows].astype(np.int64)
-        told, payloads = self.codes("payload")
-        values = [nsys_values.payload(one) for one in payloads.tolist()]
+        payload, payloads = self.codes("payload")
+        values = [nsys_values.payload(text) for text in payloads.tolist()]
         return {
             **self.times(rows),
             "eventType": np.where(mark, nsys.MARK, types),
@@ -276,8 +292,8 @@ class _Tables:
             "textId": self.name[rows],
             "domainId": self.codes("domain")[0][rows],
             **{
-                name: [values[one][place] for one in told[rows].tolist()]
-                for place, name in enumerate(("int64Value", "doubleValue", "jsonText"))
-                if any(one[place] is not None for one in values)
+                name: [values[code][kind_index] for code in payload[rows].tolist()]
+                for kind_index, name in enumerate(("int64Value", "doubleValue", "jsonText"))
+                if any(value[kind_index] is not None for value in values)
             },
         }

@@ -1,4 +1,4 @@
-"""Writers that a library does the work of: Parquet, CSV, and a report as HTML."""
+"""Files that a library does the work of: Parquet, CSV, and a report as HTML."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from gpuscope.errors import ExportError
+from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.progress import Step, check_count
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
-from gpuscope.trace.store import save_trace
+from gpuscope.trace.store import read_parquet, save_trace
 
 _ROWS = 1 << 16
 
@@ -31,6 +32,19 @@ def write_parquet(trace: Trace, path: Path, step: Step) -> None:
     step(len(trace))
 
 
+def read_own(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
+    """Read a trace that :func:`gpuscope.export` or :func:`gpuscope.trace.save_trace` wrote.
+
+    Raises
+    ------
+    TraceFormatError
+        It is damaged, no trace of ours, or holds more than ``limits``.
+    """
+    del keep_private  # ours is read as it is
+    with reading(path.name, "gpuscope trace"):
+        return read_parquet(path, most_rows=limits.rows_in_room, most_bytes=2 * limits.room)
+
+
 def write_csv(trace: Trace, path: Path, step: Step) -> None:
     """Write the spans as CSV (RFC 4180, UTF-8), all texts in quotes.
 
@@ -39,8 +53,10 @@ def write_csv(trace: Trace, path: Path, step: Step) -> None:
     ExportError
         The file does not hold as many rows as the trace.
     """
-    kinds = {name: pa.string() if pa.types.is_dictionary(kind) else kind
-             for name, kind in schema.SPAN_TYPES.items()}  # fmt: skip
+    kinds = {
+        name: pa.string() if pa.types.is_dictionary(kind) else kind
+        for name, kind in schema.SPAN_TYPES.items()
+    }
     plain = pa.schema(kinds)
     with pa_csv.CSVWriter(path, plain) as writer:
         for low in range(0, len(trace), _ROWS):

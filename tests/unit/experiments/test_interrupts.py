@@ -490,7 +490,8 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, ("search/sweeps.py", "search/points.py", "search/series.py"), after)
+        modules = ("sweeps", "points", "saved_points", "series")
+        try_everywhere(program, tuple(f"search/{name}.py" for name in modules), after)
 
 
 def test_interrupts_of_a_tuning_keep_what_was_measured():
@@ -518,4 +519,5 @@ def test_interrupts_of_a_tuning_keep_what_was_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, ("search/tuning.py", "search/points.py", "search/series.py"), after)
+        modules = ("tuning", "searching", "points", "saved_points", "series")
+        try_everywhere(program, tuple(f"search/{name}.py" for name in modules), after)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope.errors import InvalidExperiment
-from gpuscope.experiments.experiment import Experiment, StreamSpec
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.setting import StreamSpec
 from gpuscope.widgets.tables import StreamTable, WorkloadTable
 from gpuscope.workloads.builtin import GemmSpec
 from gpuscope.workloads.registry import kinds

@@ -79,10 +79,10 @@ class Coded:
 
     def numbers(self, values: Iterable[Hashable]) -> Array:
         """Return the numbers of values; new ones get the next."""
-        found = []
+        numbers = []
         for value in values:
             number = self._numbers.setdefault(value, len(self.values))
             if number == len(self.values):
                 self.values.append(value)
-            found.append(number)
-        return np.array(found, np.int32)
+            numbers.append(number)
+        return np.array(numbers, np.int32)

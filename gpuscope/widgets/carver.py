@@ -14,12 +14,19 @@ from gpuscope._checks import MappingOf, door, require_kind
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
-from gpuscope.device.sizes import REST, Sizes, named_sizes
+from gpuscope.device.sizes import REST, Size, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.timeline.style import OKABE_ITO, colours_of
-from gpuscope.timeline.text import clean
 from gpuscope.widgets.base import Control, script
-from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of, warning_of
+from gpuscope.widgets.proposal import (
+    check,
+    fresh_name,
+    new_row,
+    problems_of,
+    size_of,
+    strip_of,
+    warning_of,
+)
 
 SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
 """What a carver starts from."""
@@ -187,10 +194,10 @@ class PartitionCarver(Control):
         checked = {} if is_whole else named_sizes(sizes)
         named = {name: size.plain for name, size in checked.items()}
         with self.lock:
-            rows = [self._row(name, size) for name, size in named.items()]
-            own = colours_of(named)
+            rows = [new_row(next(self._ids), name, size) for name, size in named.items()]
+            chosen = colours_of(named) | dict(colors or {})
             for row in rows:
-                row["color"] = (colors or {}).get(row["name"], own[row["name"]])
+                row["color"] = chosen[row["name"]]
             self._applied = {row["id"]: row["name"] for row in rows}
             self._renamed = {}
             self.sizes = named
@@ -219,8 +226,9 @@ class PartitionCarver(Control):
         with self.lock:
             rows = [dict(row) for row in self.rows]
             quantum = int(self.strip["quantum"])
-            added = self._row(name or self._fresh_name(), quantum)
-            names, used = [row["name"] for row in (*rows, added)], [row["color"] for row in rows]
+            names, used = [row["name"] for row in rows], [row["color"] for row in rows]
+            added = new_row(next(self._ids), name or fresh_name(names), quantum)
+            names.append(added["name"])
             wanted = colours_of(names)[added["name"]]
             added["color"] = next(
                 (color for color in (wanted, *OKABE_ITO) if color not in used), wanted
@@ -303,13 +311,7 @@ class PartitionCarver(Control):
         super().close()
 
     def _problems(self) -> list[str]:
-        said = [
-            f"partition {clean(row['name'], NAME_LIMIT)!r}: {row[what]}"
-            for row in self.rows
-            for what in ("name_error", "count_error")
-            if row[what]
-        ]
-        return [self.error, *said] if self.error else said
+        return [*filter(None, [self.error]), *problems_of(self.rows)]
 
     def _require_valid(self) -> None:
         problems = self._problems()
@@ -361,30 +363,19 @@ class PartitionCarver(Control):
             self.refused = str(error)
 
     # -- planning -----------------------------------------------------------------------
-    def _row(self, name: str, asked: int | str) -> dict[str, Any]:
-        return {
-            "id": next(self._ids), "name": name, "color": "", "asked": asked, "granted": None,
-            "sm_ids": "", "name_error": "", "count_error": "", "count_warning": "",
-        }  # fmt: skip
-
-    def _fresh_name(self) -> str:
-        names = {row["name"] for row in self.rows}
-        return next(name for name in (f"p{n}" for n in itertools.count(1)) if name not in names)
-
     def _plan(self, rows: list[dict[str, Any]], *, active: list[int], settle: bool = False) -> None:
         """Ask what would be granted, and show it.
 
         What is not ``active`` keeps what it was granted, if that is possible.
         """
         plan, error = None, ""
-        labels = check(rows)
-        if rows and not any(row["count_error"] for row in rows):
-            wanted = {
-                labels[row["id"]]: row["asked"]
-                if row["asked"] == REST or row["id"] in active
-                else row["granted"] or row["asked"]
-                for row in rows
-            }
+        labels, sizes = check(rows)
+        if rows and len(sizes) == len(rows):
+            wanted: dict[str, Size | int] = {}
+            for row in rows:
+                size = sizes[row["id"]]
+                is_kept = not size.is_rest and row["id"] not in active and row["granted"]
+                wanted[labels[row["id"]]] = row["granted"] if is_kept else size
             try:
                 plan = self._target().plan_carve(
                     wanted,

@@ -31,11 +31,17 @@ def _preset(
             second: {"partition": homes[1]},
         },
         "workloads": {
-            first: {**timed_fields, "stream": first, "repeats": 2000, "arrival": "poisson",
-                    "rate_hz": 1000, "guard": guard},
+            first: {
+                **timed_fields,
+                "stream": first,
+                "repeats": 2000,
+                "arrival": "poisson",
+                "rate_hz": 1000,
+                "guard": guard,
+            },
             second: {**queued_fields, "stream": second, "background": True, "max_queued": 6},
         },
-    }  # fmt: skip
+    }
 
 
 TEMPLATE = _preset(("small", _SMALL), ("load", _LOAD), _CARVED)

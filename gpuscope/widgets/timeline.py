@@ -9,7 +9,7 @@ from gpuscope._checks import count, door
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
 from gpuscope.timeline.canvas.state import Search
-from gpuscope.timeline.canvas.window import around, clamped, panned, widened, zoomed
+from gpuscope.timeline.canvas.window import around, widened
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.details import links
 from gpuscope.widgets.view import Message, TimelineView
@@ -140,9 +140,13 @@ class Timeline(TimelineView):
             self._read_here(recording)
         else:
             self._pump = FarPump(
-                recording, tap, wanted=self._wanted, painted=self._took, ended=self._ended,
+                recording,
+                tap,
+                wanted=self._wanted,
+                painted=self._took,
+                ended=self._ended,
                 lost=lambda _: self._come_near(),
-            )  # fmt: skip
+            )
 
     def finish(self) -> None:
         """Show the whole of the recording that is watched, if it has ended, and read it no more."""
@@ -168,34 +172,6 @@ class Timeline(TimelineView):
         self.figure.forget()
         self.drawn = self._painted = None
         self.clear()
-
-    # -- the view ---------------------------------------------------------------------
-    @door(by=float, at=(float, None))
-    def zoom(self, by: float, at: float | None = None) -> None:
-        """Show ``by`` times as much time.
-
-        Parameters
-        ----------
-        at
-            The point that stays in place, from 0 at the left to 1 at the right. Default: the
-            middle, or the newest spans while following.
-        """
-        with self._lock:
-            point = 1.0 if self.follow else 0.5 if at is None else at
-            self.window_ns = zoomed(self.window_ns, by, point, self.state.extent_ns)
-
-    @door(by=float)
-    def pan(self, by: float) -> None:
-        """Move by ``by`` times what is in view; back in time ends following."""
-        with self._lock:
-            self.follow = self.follow and by >= 0
-            self.window_ns = panned(self.window_ns, by, self.state.extent_ns)
-
-    def fit(self) -> None:
-        """Show everything."""
-        with self._lock:
-            self.follow = False
-            self.window_ns = self.state.extent_ns
 
     # -- search -----------------------------------------------------------------------
     @door(text=str)
@@ -322,23 +298,6 @@ class Timeline(TimelineView):
             self._is_held = False
         _ACTS[message["do"]](self, message)
 
-    def _redraw(self, changed: bool) -> None:  # noqa: FBT001 - that is all it is told
-        if changed:
-            self.scheduler.ask()
-
-    def _ranged(self, low_us: float, high_us: float) -> None:
-        """Take a range of the plot's own, to which it was dragged or zoomed."""
-        with self._lock:
-            window = self.state.window_at(low_us, high_us)
-            inside = clamped(window, self.state.extent_ns)
-            if inside[1] < self.window_ns[1]:
-                self.follow = False
-            self._is_stale |= inside != window  # the plot shows what is not to be seen
-            self._browser_window = inside
-            self.window_ns = inside
-        if inside != window:
-            self.scheduler.ask()
-
     def _clicked(self, x: float, y: float, row: int | None = None) -> None:
         """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge.
 
@@ -357,11 +316,6 @@ class Timeline(TimelineView):
                 self._unselect()
             else:
                 self._choose(row, move=False)
-
-    def _hide(self, track: str, *, hidden: bool) -> None:
-        with self._lock:
-            rest = [label for label in self.hidden if label != track]
-            self.hidden = (*rest, track) if hidden else tuple(rest)
 
     # -- while a recording goes on ----------------------------------------------------
     def _come_near(self) -> None:

@@ -291,9 +291,9 @@ def missing(panel: Panel) -> tuple[list[Properties], list[Properties]]:
         shapes.append(style.stripe(top, bottom, style.MUTED, **stretch))
         if high - low >= _LABEL_SHARE * (high_ns - low_ns):
             text = f"{what}<br>{duration(high - low)}"
-            place = {"xref": "x", "x": (x0 + x1) / 2, "xanchor": "auto", "yanchor": "auto"}
+            where = {"xref": "x", "x": (x0 + x1) / 2, "xanchor": "auto", "yanchor": "auto"}
             middle = (top + bottom) / 2
-            annotations.append(style.heading(text, middle, font=font, align="center", **place))
+            annotations.append(style.heading(text, middle, font=font, align="center", **where))
     return shapes, annotations
 
 
@@ -304,9 +304,9 @@ def headings(places: Places) -> list[Properties]:
 
 def nothing(y: float) -> Properties:
     """Return what stands where there is no track."""
-    place = {"x": 0.5, "xanchor": "auto", "yanchor": "auto"}
+    where = {"x": 0.5, "xanchor": "auto", "yanchor": "auto"}
     font = {"size": 15, "color": style.MUTED}
-    return style.heading("no spans to draw here", y, font=font, **place)
+    return style.heading("no spans to draw here", y, font=font, **where)
 
 
 def track_axis(places: Sequence[Places], height: float, **more: object) -> Properties:

@@ -253,8 +253,8 @@ class _Drawing:
                     pixels[(at >= low) & (at < low + height)] = colour
             strip = Image.fromarray(pixels)
             bottom = panel.places.tops[track] + panel.places.heights[track] - MARGIN
-            place = (left, round(self._y(bottom, self._layout["yaxis"])) - px)
-            self.image.paste(strip, place, strip)
+            corner = (left, round(self._y(bottom, self._layout["yaxis"])) - px)
+            self.image.paste(strip, corner, strip)
 
     def arrows(self, panel: Panel, arrows: Arrows, *, dotted: bool = False) -> None:
         """Draw arrows between bars."""

@@ -217,7 +217,7 @@ class Scene:
     @cached_property
     def crowded(self) -> list[str]:
         """Labels of tracks in which more spans overlap than there are lines."""
-        return [self.shown[place].label for place in self._lanes[2]]
+        return [self.shown[at].label for at in self._lanes[2]]
 
     @cached_property
     def _lanes(self) -> tuple[Array, list[int], list[int]]:
@@ -225,9 +225,9 @@ class Scene:
         free: list[list[int]] = [[] for _ in self.shown]
         lanes = np.zeros(len(self.rows), np.int64)
         crowded: set[int] = set()
-        start, end, place = self.start_ns.tolist(), self.end_ns.tolist(), self.place.tolist()
+        start, end, tracks = self.start_ns.tolist(), self.end_ns.tolist(), self.place.tolist()
         for bar in np.lexsort((-self.end_ns, self.start_ns)).tolist():
-            track = place[bar]
+            track = tracks[bar]
             busy_until = free[track]
             lane = next(
                 (line for line, until in enumerate(busy_until) if until <= start[bar]), LANES

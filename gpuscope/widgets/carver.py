@@ -14,7 +14,7 @@ from gpuscope._checks import MappingOf, door, require_kind
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
-from gpuscope.device.sizes import REST, Size, Sizes, named_sizes
+from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.timeline.style import OKABE_ITO, colours_of
 from gpuscope.widgets.base import Control, script
@@ -25,6 +25,7 @@ from gpuscope.widgets.proposal import (
     problems_of,
     size_of,
     strip_of,
+    wanted,
     warning_of,
 )
 
@@ -157,7 +158,8 @@ class PartitionCarver(Control):
             It cannot be granted; says why.
         """
         with self.lock:
-            self._require_valid()
+            if problems := self._problems():
+                raise InvalidPartition("; ".join(problems))
             return {row["name"]: row["granted"] for row in self.rows}
 
     @property
@@ -213,12 +215,10 @@ class PartitionCarver(Control):
             There is none of a name.
         """
         with self.lock:
-            ids = {row["name"]: row["id"] for row in self.rows}
-            if unknown := [name for name in sizes if name not in ids]:
-                raise InvalidPartition(f"no partition {unknown[0]!r}; there are {', '.join(ids)}")
+            counts = {self._id_of(name): size for name, size in sizes.items()}
             for name, size in sizes.items():
                 require_kind(f"sizes[{name!r}]", size, int, str)
-            self._ask({ids[name]: size for name, size in sizes.items()}, settle=False)
+            self._ask(counts, settle=False)
 
     @door(name=(str, None))
     def add(self, name: str | None = None) -> None:
@@ -253,13 +253,14 @@ class PartitionCarver(Control):
             There is none of that name.
         """
         with self.lock:
-            for row in self.rows:
-                if row["name"] == name:
-                    self._do_remove(row["id"])
-                    return
-        raise InvalidPartition(
-            f"no partition {name!r}; there are {', '.join(row['name'] for row in self.rows)}"
-        )
+            self._do_remove(self._id_of(name))
+
+    def _id_of(self, name: str) -> int:
+        ids = {row["name"]: int(row["id"]) for row in reversed(self.rows)}
+        if name not in ids:
+            known = ", ".join(row["name"] for row in self.rows)
+            raise InvalidPartition(f"no partition {name!r}; there are {known}")
+        return ids[name]
 
     def revert(self) -> None:
         """Go back to what was applied."""
@@ -277,7 +278,6 @@ class PartitionCarver(Control):
             The driver refuses. The previous partitions are closed in this case.
         """
         with self.lock:
-            self._require_valid()
             shown = self.proposal
             self._plan([dict(row) for row in self.rows], active=[])
             if self.proposal != shown:
@@ -313,11 +313,6 @@ class PartitionCarver(Control):
     def _problems(self) -> list[str]:
         return [*filter(None, [self.error]), *problems_of(self.rows)]
 
-    def _require_valid(self) -> None:
-        problems = self._problems()
-        if problems:
-            raise InvalidPartition("; ".join(problems))
-
     # -- what the page sends ------------------------------------------------------------
     def _asked(self, change: Mapping[str, Any]) -> None:
         with self.lock:
@@ -347,14 +342,10 @@ class PartitionCarver(Control):
             return
         self.rows = [{**row, "color": color} if row["id"] == id else row for row in self.rows]
 
-    def _do_add(self) -> None:
-        self.add()
-
     def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
         self._plan([dict(row) for row in self.rows if row["id"] != id], active=[])
 
-    def _do_revert(self) -> None:
-        self.revert()
+    _do_add, _do_revert = add, revert
 
     def _do_apply(self) -> None:
         try:
@@ -371,14 +362,9 @@ class PartitionCarver(Control):
         plan, error = None, ""
         labels, sizes = check(rows)
         if rows and len(sizes) == len(rows):
-            wanted: dict[str, Size | int] = {}
-            for row in rows:
-                size = sizes[row["id"]]
-                is_kept = not size.is_rest and row["id"] not in active and row["granted"]
-                wanted[labels[row["id"]]] = row["granted"] if is_kept else size
             try:
                 plan = self._target().plan_carve(
-                    wanted,
+                    {labels[row["id"]]: wanted(row, sizes[row["id"]], active) for row in rows},
                     rounding="nearest",
                     keep=[labels[row["id"]] for row in rows if row["id"] not in active],
                     instead_of=tuple(self.partitions.values()) if self.partitions else (),

@@ -86,6 +86,12 @@ def check(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, Size]]:
     return labels, sizes
 
 
+def wanted(row: Mapping[str, Any], size: Size, active: Collection[int]) -> Size | int:
+    """Return what to ask for: what is not ``active`` keeps what it was granted."""
+    is_kept = not size.is_rest and row["id"] not in active and row["granted"]
+    return int(row["granted"]) if is_kept else size
+
+
 def problems_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what is wrong with rows, each with the name of its partition."""
     return [

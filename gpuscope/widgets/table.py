@@ -158,7 +158,7 @@ class Table(Control):
             )
         with self.lock:
             self.rows = [
-                self._row({"name": name, **self._values_of(fields)})
+                self._row({"name": name, **self._values_of(_plain(fields))})
                 for name, fields in described.items()
             ]
             self._changed({})
@@ -269,7 +269,7 @@ class Table(Control):
         """Describe the fields of a row."""
         raise NotImplementedError
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
+    def _values_of(self, fields: Values) -> Values:
         """Return what the fields of a row show."""
         raise NotImplementedError
 
@@ -324,6 +324,10 @@ class Table(Control):
     def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
         self.rows = [row for row in self.rows if row["id"] != id]
         self._changed({})
+
+
+def _plain(fields: Mapping[str, object] | BaseModel) -> Values:
+    return fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
 
 
 def _followed(value: object, renamed: Mapping[str, str]) -> object:

@@ -6,8 +6,6 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 
-from pydantic import BaseModel
-
 from gpuscope.experiments.experiment import Experiment, StreamSpec
 from gpuscope.timeline.text import clean
 from gpuscope.widgets.lines import PACED, stream_line, workload_line
@@ -87,9 +85,8 @@ class StreamTable(Table):
             self._require_valid()
             return {name: StreamSpec(**fields) for name, fields in self.described.items()}
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
-        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
-        spec = {**StreamSpec().model_dump(), "blocking": False, **given}
+    def _values_of(self, fields: Values) -> Values:
+        spec = {**StreamSpec().model_dump(), "blocking": False, **fields}
         self._require_known(spec, StreamSpec.model_fields)
         return {**spec, "partition": spec["partition"] or WHOLE_GPU}
 
@@ -197,9 +194,8 @@ class WorkloadTable(Table):
             workloads = Experiment.from_dict(self._alone()).workloads
             return {name: workloads[name] for name in self.names}
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
-        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
-        given = {name: value for name, value in given.items() if value is not None}
+    def _values_of(self, fields: Values) -> Values:
+        given = {name: value for name, value in fields.items() if value is not None}
         kind, _, function = str(given.pop("kind", "gemm")).partition(":")
         values = {
             "kind": kind,

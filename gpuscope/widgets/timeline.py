@@ -225,10 +225,7 @@ class Timeline(TimelineView):
         if span is not None:
             self._come_near()
         with self._lock:
-            if span is None:
-                self._unselect()
-            else:
-                self._choose(self.state.row(span))
+            self._choose(None if span is None else self.state.row(span))
 
     @door(along=int, across=int)
     def step(self, along: int = 0, across: int = 0) -> int | None:
@@ -241,23 +238,22 @@ class Timeline(TimelineView):
             row = self.state.neighbour(self.window_ns, along, across)
             return None if row is None else self._choose(row)
 
-    def _choose(self, row: int, *, move: bool = True) -> int:
-        state, trace = self.state, self._whole()
-        span = int(state.tracks.ids[row])
-        state.select(row, links(trace, span))
-        self.details.show(trace, row)
+    def _choose(self, row: int | None, *, move: bool = True) -> int | None:
+        """Select a row, or none; return its id."""
+        state, span = self.state, None
+        if row is None:
+            state.select(None)
+            self.details.clear()
+        else:
+            trace, span = self._whole(), int(state.tracks.ids[row])
+            state.select(row, links(trace, span))
+            self.details.show(trace, row)
         self.set_trait("selected", span)
-        if move:
+        if row is not None and move:
             self.follow = False
             self.window_ns = around(self.window_ns, state.span_ns(row), state.extent_ns)
         self.scheduler.ask()
         return span
-
-    def _unselect(self) -> None:
-        self.state.select(None)
-        self.details.clear()
-        self.set_trait("selected", None)
-        self.scheduler.ask()
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
@@ -290,7 +286,7 @@ class Timeline(TimelineView):
         with self._lock:
             self._is_measuring = False
             self._mark([])
-            self._unselect()
+            self._choose(None)
 
     # -- what the browser tells -------------------------------------------------------
     def _act(self, message: Message) -> None:
@@ -312,10 +308,7 @@ class Timeline(TimelineView):
                 return
             if row is None or not 0 <= row < len(self.state.tracks):
                 row = self.drawn.at(x, y)
-            if row is None:
-                self._unselect()
-            else:
-                self._choose(row, move=False)
+            self._choose(row, move=False)
 
     # -- while a recording goes on ----------------------------------------------------
     def _come_near(self) -> None:
@@ -378,27 +371,29 @@ class Timeline(TimelineView):
 
 
 _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
-    "zoom": lambda it, told: it.zoom(float(told["by"]), told.get("at")),
-    "pan": lambda it, told: it.pan(float(told["by"])),
-    "fit": lambda it, _: it.fit(),
-    "find": lambda it, told: it.find(str(told["text"])),
-    "next": lambda it, _: it.next(),
-    "previous": lambda it, _: it.previous(),
-    "select": lambda it, told: it.select(int(told["span"])),
-    "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
-    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"]), told.get("row")),
-    "measure": lambda it, _: it.measure(),
-    "clear": lambda it, _: it.clear(),
-    "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
-    "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
-    "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
-    "tiles": lambda it, told: it.send_tiles(int(told["version"]), told["want"]),
-    "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "size": lambda it, told: it._redraw(it.state.resize(int(told["pixels"]))),
-    "theme": lambda it, told: it._redraw(it.state.repaint(dark=bool(told["dark"]))),
+    "zoom": lambda self, message: self.zoom(float(message["by"]), message.get("at")),
+    "pan": lambda self, message: self.pan(float(message["by"])),
+    "fit": lambda self, _: self.fit(),
+    "find": lambda self, message: self.find(str(message["text"])),
+    "next": lambda self, _: self.next(),
+    "previous": lambda self, _: self.previous(),
+    "select": lambda self, message: self.select(int(message["span"])),
+    "step": lambda self, message: self.step(int(message["along"]), int(message["across"])),
+    "click": lambda self, message: self._clicked(
+        float(message["x"]), float(message["y"]), message.get("row")
+    ),
+    "measure": lambda self, _: self.measure(),
+    "clear": lambda self, _: self.clear(),
+    "hide": lambda self, message: self._hide(str(message["track"]), hidden=bool(message["hidden"])),
+    "follow": lambda self, message: self.set_trait("follow", bool(message["on"])),
+    "sms": lambda self, message: self.set_trait("sms", bool(message["on"])),
+    "tiles": lambda self, message: self.send_tiles(int(message["version"]), message["want"]),
+    "range": lambda self, message: self._ranged(float(message["low"]), float(message["high"])),
+    "size": lambda self, message: self._redraw(self.state.resize(int(message["pixels"]))),
+    "theme": lambda self, message: self._redraw(self.state.repaint(dark=bool(message["dark"]))),
     # While the plot is being dragged, a frame would take it out of the hand.
-    "hold": lambda it, told: setattr(it, "_is_held", bool(told["on"])),
-    "opened": lambda it, _: it.open_page(),
-    "painted": lambda it, told: it.scheduler.painted(int(told["frame"])),
+    "hold": lambda self, message: setattr(self, "_is_held", bool(message["on"])),
+    "opened": lambda self, _: self.open_page(),
+    "painted": lambda self, message: self.scheduler.painted(int(message["frame"])),
 }
 """What a message does, by its ``do``."""

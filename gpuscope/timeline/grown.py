@@ -77,6 +77,11 @@ class Coded:
             row = number[row]
         return Coded(self.values, self._numbers, self._held.extended(row))
 
+    def chosen(self, rows: Array) -> Coded:
+        """Return some of the rows alone, with the values that they have."""
+        used, row = np.unique(self.codes[rows], return_inverse=True)
+        return Coded([self.values[number] for number in used.tolist()], {}, Grown(row))
+
     def numbers(self, values: Iterable[Hashable]) -> Array:
         """Return the numbers of values; new ones get the next."""
         numbers = []

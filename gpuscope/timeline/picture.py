@@ -75,7 +75,7 @@ def arrow_colours(scenes: Iterable[Scene]) -> dict[str, str]:
     drawn = [*scenes]
     names = {}
     if any(len(scene.waits.cause) for scene in drawn):
-        joint = np.concatenate([scene.tracks.waits.joint for scene in drawn])
+        joint = np.concatenate([scene.waits.joint for scene in drawn])
         name = "event wait, collective" if joint.any() else "event wait"
         names["collective: last to begin → end" if joint.all() else name] = style.INK
     if any(len(scene.hazards.cause) for scene in drawn):

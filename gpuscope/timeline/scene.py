@@ -7,7 +7,7 @@ the PNG show the same tracks, bars, columns of busy time, arrows and marks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ import numpy as np
 from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline.columns import Columns, Marks, columns_of, marks, spans_from
-from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import Class, Track
 from gpuscope.timeline.tracks import Tracks, busiest
+from gpuscope.timeline.waits import Waits
 
 LANES = 8
 """Lines inside a track for spans that overlap or nest; what is deeper shares the last."""
@@ -38,6 +39,8 @@ class Arrows(NamedTuple):
         Where each begins and ends, on the trace's clock.
     cause, effect
         Positions of the two bars in the scene.
+    joint
+        Whether it is a collective that the two are of.
     left_out
         How many there are in the window that have none.
     """
@@ -46,6 +49,7 @@ class Arrows(NamedTuple):
     to_ns: Array
     cause: Array
     effect: Array
+    joint: Array
     left_out: int
 
 
@@ -123,6 +127,26 @@ class Scene:
         width -= np.maximum(tracks.start_ns[rows], window_ns[0])
         rows = rows[np.lexsort((rows, tracks.start_ns[rows], -width))]
         return cls(tracks, tuple(shown), window_ns, pixels, zoom, rows, sum(counts), 0, row_lanes)
+
+    def alone(self) -> Scene:
+        """Return the same without the rows that it does not show: pictures may outlive these."""
+        seen = ("columns", "classes", "place", "is_open", "lanes", "depth", "waits", "hazards")
+        for name in seen:
+            getattr(self, name)  # computed now, and kept below
+        nothing = np.zeros(0, np.int64)
+        names = self.tracks.coded["name"]
+        tracks = replace(
+            self.tracks,
+            index=Index(nothing, nothing, nothing),
+            coded={"name": names.chosen(self.rows)},
+            escaped=nothing,
+            waits=Waits.none(),
+            _columns={},
+        )
+        scene = replace(self, tracks=tracks, rows=np.arange(len(self.rows)))
+        known = {field.name for field in fields(self)}
+        vars(scene).update({name: kept for name, kept in vars(self).items() if name not in known})
+        return scene
 
     # -- columns and marks ----------------------------------------------------------------
     @cached_property
@@ -278,7 +302,8 @@ class Scene:
         causes, effects = (
             by_row[np.searchsorted(self.rows[by_row], side[both])] for side in (cause, effect)
         )
-        return Arrows(from_ns[both], to_ns[both], causes, effects, len(seen) - len(both))
+        left_out = len(seen) - len(both)
+        return Arrows(from_ns[both], to_ns[both], causes, effects, joint[both], left_out)
 
 
 def _count(tracks: Tracks, track: Track, window_ns: tuple[int, int]) -> int:

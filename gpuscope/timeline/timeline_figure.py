@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import plotly.graph_objects as go
 
@@ -170,7 +171,8 @@ def _figure(picture: Picture) -> StaticFigure:
                 "hoverinfo": "skip",
             }
         )
-    return StaticFigure(data=data, layout=picture.layout, picture=picture)
+    panels = tuple(replace(panel, scene=panel.scene.alone()) for panel in picture.panels)
+    return StaticFigure(data=data, layout=picture.layout, picture=replace(picture, panels=panels))
 
 
 def _picture(

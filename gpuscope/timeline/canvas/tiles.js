@@ -55,7 +55,7 @@ function sumsOf(tile, group) {
 }
 
 // Change how many pixels each group of a track has in a column to what is painted: what was busy at
-// all is seen, and so is that a column was not full. As `heights` of timeline/scene.py.
+// all is seen, and so is that a column was not full. As `heights` of timeline/columns.py.
 function fit(tall, there, total, px, least, free) {
   let sum = 0, largest = 0;
   for (let k = 0; k < tall.length; k++) {

@@ -27,9 +27,9 @@ import pyarrow as pa
 from gpuscope import figures
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.timeline.columns import edges_of
 from gpuscope.timeline.index import Index
 from gpuscope.timeline.raster import png
-from gpuscope.timeline.scene import edges_of
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata

@@ -138,7 +138,7 @@ def _lines(
         "hovertemplate": f"%{{y:{form}}}<extra>{name}</extra>",
     }
     on_sms = sorted(
-        (point for point in known if point.sm_count is not None), key=lambda one: one.sm_count or 0
+        (point for point in known if point.sm_count is not None), key=lambda p: p.sm_count or 0
     )
     if on_sms:
         yield go.Scatter(

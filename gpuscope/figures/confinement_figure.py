@@ -16,7 +16,6 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.escapes import Escape
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import heading
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import (
     duration,
@@ -80,7 +79,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         places.append(y + _BAR / 2)
         y += _BAR + 2
         for line in _lines(partition):
-            annotations.append(heading(line, y + _LINE / 2, font=font))
+            annotations.append(style.heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
     return ThemedFigure(
@@ -130,12 +129,12 @@ def _lines(partition: PartitionConfinement) -> list[str]:
     return lines
 
 
-def _escape_line(found: Escape, partition: PartitionConfinement) -> str:
-    blocks = "" if found.blocks is None else f" ({found.blocks:,} blocks)"
+def _escape_line(escaped: Escape, partition: PartitionConfinement) -> str:
+    blocks = "" if escaped.blocks is None else f" ({escaped.blocks:,} blocks)"
     return (
-        f"<b>{escape(found.kernel, 36)}</b> ×{found.kernels:,} of {found.given:,}{blocks} → "
-        f"{escape(found.where, 44)}: {duration(found.time_ns)}, "
-        f"{_share(found.time_ns / partition.time_ns)}"
+        f"<b>{escape(escaped.kernel, 36)}</b> ×{escaped.kernels:,} of {escaped.given:,}{blocks} → "
+        f"{escape(escaped.where, 44)}: {duration(escaped.time_ns)}, "
+        f"{_share(escaped.time_ns / partition.time_ns)}"
     )
 
 

@@ -10,7 +10,6 @@ from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import heading, stripe
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
 from gpuscope.timeline.themed import ThemedFigure
@@ -66,8 +65,8 @@ def prediction(
     for time in result.times:
         if time.setting and time.setting != setting:
             setting_name = f"<b>{escape(time.setting, 40)}</b>"
-            annotations.append(heading(setting_name, y + _HEADING / 2, font=_FONT))
-            shapes.append(stripe(y, y + _HEADING, "#E3E9EF"))
+            annotations.append(style.heading(setting_name, y + _HEADING / 2, font=_FONT))
+            shapes.append(style.stripe(y, y + _HEADING, "#E3E9EF"))
             y += _HEADING
         setting = time.setting
         places.append(y + _ROW / 2)
@@ -189,4 +188,4 @@ def _notes(
 
 
 def _text(text: str, x: float, y: float) -> Properties:
-    return heading(text, y, x=x, xanchor="right", font=_FONT)
+    return style.heading(text, y, x=x, xanchor="right", font=_FONT)

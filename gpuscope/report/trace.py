@@ -10,10 +10,10 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
+from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.text import duration
-from gpuscope.timeline.timeline_figure import of_view
+from gpuscope.timeline.timeline_figure import of_scene
 from gpuscope.timeline.tracks import Tracks
-from gpuscope.timeline.view import View
 from gpuscope.trace.model import Trace
 
 _SPANS = 2000
@@ -65,8 +65,8 @@ def _timelines(trace: Trace) -> list[str]:
         (close, "timeline-close", f"Close up: {duration(close[1] - close[0])} from the middle"),
     ):
         if name == "timeline-whole" or close != whole:
-            view = View.of(tracks, window, max_spans=_SPANS)
-            seen.append(page.figure(of_view(view, trace, title), name, {"": trace}))
+            scene = Scene.of(tracks, window, max_spans=_SPANS)
+            seen.append(page.figure(of_scene(scene, trace, title), name, {"": trace}))
     return seen
 
 

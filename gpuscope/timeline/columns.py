@@ -1,111 +1,247 @@
-"""A scene's columns, marks and breaks as Plotly draws them."""
+"""The columns of a scene: for each row and pixel column, how busy it was, and with what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
 import numpy as np
 
-from gpuscope._types import Array
-from gpuscope.timeline import style
-from gpuscope.timeline.frame import look, shared_lines
-from gpuscope.timeline.labels import MARKS_PX, Places
-from gpuscope.timeline.scene import heights, marks
-from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import duration, escape
-from gpuscope.timeline.view import View
+from gpuscope._types import Array, Bools
+from gpuscope.timeline.index import Index
 
-MARGIN = 2
-"""Px of a track above and below its columns."""
-_MARK_PX = 12
-"""Px in which marks merge into one."""
-_LABEL_SHARE = 0.07
-"""Of a window: a stretch without rows that is shorter has no label."""
+WIDE_PX = 3
+"""How wide the median span of a row is once the row draws its spans instead of columns."""
+LEAST_PX, FREE_PX = 2, 1
+"""Least height of what was busy at all, and what stays free of a column that was not full."""
+MARK_PX = 12
+"""In which marks merge into one."""
+Stretch = tuple[int, int]
+"""Start and end on the trace's clock."""
 
 
-def column_traces(
-    view: View, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float, unit: str
-) -> list[Properties]:
-    """Return the tracks that draw columns: for each class a line below, and a fill above it.
+@dataclass(frozen=True)
+class Row:
+    """A row of a timeline.
 
-    The fill's ``customdata`` holds which share of each column the class was busy for; the line
-    with which a track begins has its height in ``meta``, px.
+    Attributes
+    ----------
+    groups
+        Numbers of its groups in the index, the lowest in the stack first.
+    escaped
+        Group → whether its spans ran outside the partition that they were intended for.
     """
-    scene, classes = view.scene, [bar_class for _, bar_class in view.tracks.groups]
-    lasts, whole = np.diff(scene.edges), view.window_ns[1] - view.window_ns[0]
-    length = duration(whole // len(lasts))
-    data: list[Properties] = []
-    for place in np.flatnonzero(~view.with_spans).tolist():
-        mine, px = scene.of_row(place), places.heights[place] - 2 * MARGIN
-        busy = scene.busy_ns[mine]
-        tall = heights(busy, scene.is_there[mine], lasts, px)
-        low = np.full(len(lasts), places.tops[place] + places.heights[place] - MARGIN)
-        meta = {"meta": px}
-        for number in np.flatnonzero(tall.any(axis=1)).tolist():
-            bar_class = classes[scene.rows[place].groups[number]]
-            how = look(view.tracks, bar_class, colours, unit)
-            line = {
-                "type": "scatter", "mode": "lines", "legendgroup": how["name"],
-                "x0": (view.window_ns[0] - zero_ns) / unit_ns, "dx": whole / len(lasts) / unit_ns,
-                "line": {"width": 0, "shape": "hv", "color": how["marker"]["color"]},
-            }  # fmt: skip
-            text = "<br>".join(escape(said) for said in shared_lines(view.tracks, bar_class))
-            text += f"<br>busy for {100 * busy[number].sum() / whole:.3g} % of the window"
-            share = _stepped(busy[number] / lasts, np.float32)
-            data += [
-                {**line, "y": _stepped(low, np.int16), "hoverinfo": "skip", "showlegend": False,
-                 **meta},
-                {**line, "y": _stepped(low - tall[number], np.int16), "fill": "tonexty",
-                 "fillcolor": how["marker"]["color"], "name": how["name"],
-                 "legendrank": how["legendrank"], "customdata": share,
-                 "hovertemplate": f"<b>busy for %{{customdata:.3p}} of {length}</b>"
-                 f"<br>at %{{x:,.3f}} {unit}<br>{text.replace('%', '&#37;')}<extra></extra>"},
-            ]  # fmt: skip
-            low, meta = low - tall[number], {}
-    return data
+
+    groups: tuple[int, ...]
+    escaped: tuple[bool, ...]
 
 
-def _stepped(values: Array, kind: type) -> Array:
-    """Return columns as the corners of steps: the last one ends with its own value."""
-    return np.concatenate([values, values[-1:]]).astype(kind)
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a window.
 
-
-def mark_points(
-    view: View, counts: Array, places: Places, zero_ns: int, unit_ns: float, what: str
-) -> Properties:
-    """Return where marks stand: in the columns in which something starts, those near merge.
-
-    ``customdata`` holds for how many each stands.
+    Attributes
+    ----------
+    rows
+        As asked for.
+    edges
+        Column ``i`` is the time from edge ``i`` to edge ``i + 1``; all of them whole ns.
+    first
+        Row → position of its first group in ``busy_ns`` and ``begins``, and their number.
+    busy_ns
+        Group × column, int64: for how long the union of the group's spans covers the column.
+    begins
+        Group × column, int64: how many spans start in it, which tells of instants, too.
+    hazards
+        Row × column, int64: how many works of hazards start in it.
+    missing
+        Stretches of the window of which not everything is here: start, end, what to call it.
     """
-    x: list[float] = []
-    y: list[float] = []
-    number: list[int] = []
-    for place, row in enumerate(counts):
-        for at, count in zip(*(side.tolist() for side in marks(row, _MARK_PX)), strict=True):
-            x.append((int(view.scene.edges[at]) - zero_ns) / unit_ns)
-            y.append(places.tops[place] - MARKS_PX / 2)
-            number.append(count)
-    text = [f"{count:,} {what}{'s' if count > 1 else ''} from here on" for count in number]
-    return {"x": x, "y": y, "customdata": number, "hovertext": text}
+
+    rows: tuple[Row, ...]
+    edges: Array
+    first: Array
+    busy_ns: Array
+    begins: Array
+    hazards: Array
+    missing: tuple[tuple[int, int, str], ...]
+
+    def of_row(self, row: int) -> slice:
+        """Return where the groups of a row are."""
+        return slice(int(self.first[row]), int(self.first[row + 1]))
+
+    @property
+    def is_there(self) -> Bools:
+        """Group × column: whether anything of the group is in it, instants too."""
+        return (self.busy_ns > 0) | (self.begins > 0)
+
+    @cached_property
+    def escapes(self) -> Array:
+        """Row × column: how many escapes start in it."""
+        escaped = np.array([flag for row in self.rows for flag in row.escaped], np.int64)
+        if not escaped.any():
+            return np.zeros_like(self.hazards)
+        sums = np.cumsum(self.begins * escaped[:, None], axis=0)
+        return np.diff(np.r_[np.zeros((1, sums.shape[1]), np.int64), sums][self.first], axis=0)
 
 
-def stretches(
-    view: View, places: Places, zero_ns: int, unit_ns: float
-) -> tuple[list[Properties], list[Properties]]:
-    """Return shapes and annotations of breaks of the recording, and of where rows are lost."""
-    shapes, annotations = [], []
-    whole = view.window_ns[1] - view.window_ns[0]
-    top = min(places.tops, default=0)
-    for found, what in view.scene.missing:
-        for low, high in found:
-            x0, x1 = ((edge - zero_ns) / unit_ns for edge in (low, high))
-            shapes.append({
-                "type": "rect", "xref": "x", "x0": x0, "x1": x1, "yref": "y", "y0": top,
-                "y1": places.bottom, "fillcolor": style.MUTED, "opacity": 0.18,
-                "line": {"width": 1, "dash": "dot", "color": style.MUTED}, "layer": "below",
-            })  # fmt: skip
-            if high - low >= _LABEL_SHARE * whole:
-                annotations.append({
-                    "text": f"{what}<br>{duration(high - low)}", "showarrow": False,
-                    "xref": "x", "x": (x0 + x1) / 2, "yref": "y", "y": (top + places.bottom) / 2,
-                    "font": {"size": 12, "color": style.MUTED},
-                })  # fmt: skip
-    return shapes, annotations
+def edges_of(window_ns: Stretch, pixels: int) -> Array:
+    """Return the edges of a window's columns, one column a pixel, none shorter than 1 ns."""
+    low, high = window_ns
+    count = max(1, min(pixels, high - low))
+    # Whole numbers of any size: the product of a long window and many pixels exceeds 64 bits.
+    whole, rest = divmod(high - low, count)
+    at = np.arange(count + 1, dtype=np.int64)
+    return low + at * whole + at * rest // count
+
+
+def columns_of(
+    index: Index,
+    window_ns: Stretch,
+    pixels: int,
+    rows: Sequence[Row],
+    *,
+    hazards: Sequence[Array] = (),
+    recorded: Sequence[Stretch] = (),
+    kept_since_ns: int | None = None,
+) -> Columns:
+    """Compute the columns of a window.
+
+    Parameters
+    ----------
+    hazards
+        Row → starts of works that nothing orders; nothing: there are none.
+    recorded
+        The stretches of time that were recorded, as far as they are known.
+    kept_since_ns
+        What ended before is known to be missing.
+    """
+    edges = edges_of(window_ns, pixels)
+    groups = [group for row in rows for group in row.groups]
+    busy, begins = index.columns(edges, groups)
+    begun_hazards = np.zeros((len(rows), len(edges) - 1), np.int64)
+    for row, starts in enumerate(hazards):
+        inside = (starts >= edges[0]) & (starts < edges[-1])
+        begun_hazards[row] = np.histogram(starts[inside], edges)[0]
+    first = np.r_[0, np.cumsum([len(row.groups) for row in rows], dtype=np.int64)]
+    missing = [(*stretch, "not recorded") for stretch in breaks_of(recorded)]
+    if kept_since_ns is not None:
+        missing.append((int(edges[0]), kept_since_ns, "rows lost"))
+    clipped = [
+        (max(low, window_ns[0]), min(high, window_ns[1]), what) for low, high, what in missing
+    ]
+    return Columns(
+        rows=tuple(rows),
+        edges=edges,
+        first=first,
+        busy_ns=busy,
+        begins=begins,
+        hazards=begun_hazards,
+        missing=tuple((low, high, what) for low, high, what in clipped if low < high),
+    )
+
+
+def breaks_of(recorded: Sequence[Stretch]) -> list[Stretch]:
+    """Return the stretches between those that were recorded."""
+    breaks = []
+    reach: int | None = None
+    for low, high in sorted((int(low), int(high)) for low, high in recorded):
+        if reach is not None and low > reach:
+            breaks.append((reach, low))
+        reach = high if reach is None else max(reach, high)
+    return breaks
+
+
+def spans_from(
+    index: Index,
+    window_ns: Stretch,
+    pixels: int,
+    rows: Sequence[Row],
+    counts: Sequence[int],
+    most: int,
+) -> Array:
+    """Return row → from how many px per ns on it draws its spans: half of them are 3 px wide then.
+
+    Infinite where that is more than the window has, and the row draws columns. Instants have no
+    width and do not count. Of more than ``most`` spans in all, the rows with the most draw columns,
+    too: a row draws all of its spans in the window, or none. ``counts`` says how many each has
+    there.
+    """
+    low, high = window_ns
+    px_per_ns = np.where(np.equal(counts, 0), 0.0, np.inf)
+    for row in np.argsort(counts, kind="stable").tolist():
+        if not counts[row]:
+            continue
+        if counts[row] > most:
+            break
+        start, end = index.times(window_ns, rows[row].groups)
+        width = (np.minimum(end, high) - np.maximum(start, low))[end > start]
+        half = len(width) // 2
+        median = int(np.partition(width, half)[half]) if len(width) else 0
+        if median * pixels >= WIDE_PX * (high - low):
+            px_per_ns[row] = WIDE_PX / median
+            most -= counts[row]
+    return px_per_ns
+
+
+# -- how they look in px -------------------------------------------------------------------
+def heights(busy_ns: Array, there: Bools, column_ns: Array, px: int) -> Array:
+    """Return the height of each group of a row in each column, in whole pixels.
+
+    What was busy at all is at least 2 px high, and at least 1 px stays free of a column that
+    was not full. Groups that overlap share the column in proportion to their times.
+
+    Parameters
+    ----------
+    busy_ns, there
+        Group × column: for how long it was busy; whether it is to be seen even so.
+    column_ns
+        How long the columns are.
+    px
+        Height of the row.
+    """
+    if not len(busy_ns):
+        return np.zeros(busy_ns.shape, np.int64)
+    total = busy_ns.sum(axis=0)
+    share = busy_ns / np.maximum(total, column_ns)
+    tall = np.where(there, np.maximum(np.floor(share * px + 0.5), LEAST_PX), 0).astype(np.int64)
+    over = tall.sum(axis=0) - np.where(total >= column_ns, px, px - FREE_PX)
+    largest = tall.argmax(axis=0), np.arange(tall.shape[1])
+    # Rounded down one by one, several that are full together may leave a gap.
+    tall[largest] -= np.where(total >= column_ns, over, np.maximum(over, 0))
+    return tall
+
+
+def resampled(values: Array, count: int) -> Array:
+    """Return columns as another number of columns of the same window: means weighted by time."""
+    before = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+    at = np.linspace(0, values.shape[1], count + 1)
+    low = np.minimum(at.astype(np.int64), values.shape[1] - 1)
+    summed = before[:, low] + values[:, low] * (at - low)
+    # Rounded, or what is full would be so but for the last digit.
+    return np.round(np.diff(summed, axis=1) * (count / values.shape[1]), 9)
+
+
+class Marks(NamedTuple):
+    """Marks above rows: of which, in which column, and for how many each stands."""
+
+    row: Array
+    column: Array
+    number: Array
+
+
+def marks(counts: Array, columns: int) -> Marks:
+    """Return where marks stand: those of ``columns`` merge into the first of them.
+
+    Parameters
+    ----------
+    counts
+        Row × column; those of the marks have the same sum.
+    """
+    row, column = np.nonzero(counts)
+    block = row * counts.shape[1] + column // columns
+    _, first, number = np.unique(block, return_index=True, return_inverse=True)
+    merged = np.bincount(number, counts[row, column], len(first)).astype(np.int64)
+    return Marks(row[first], column[first], merged)

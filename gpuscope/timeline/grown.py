@@ -77,12 +77,17 @@ class Coded:
             row = number[row]
         return Coded(self.values, self._numbers, self._held.extended(row))
 
+    def chosen(self, rows: Array) -> Coded:
+        """Return some of the rows alone, with the values that they have."""
+        used, row = np.unique(self.codes[rows], return_inverse=True)
+        return Coded([self.values[number] for number in used.tolist()], {}, Grown(row))
+
     def numbers(self, values: Iterable[Hashable]) -> Array:
         """Return the numbers of values; new ones get the next."""
-        found = []
+        numbers = []
         for value in values:
             number = self._numbers.setdefault(value, len(self.values))
             if number == len(self.values):
                 self.values.append(value)
-            found.append(number)
-        return np.array(found, np.int32)
+            numbers.append(number)
+        return np.array(numbers, np.int32)

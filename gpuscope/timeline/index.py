@@ -60,8 +60,8 @@ class _Part:
         order = np.argsort(start, kind="stable")
         depth = np.ones(tracks, np.int64)
         by_track = order[np.argsort(track[order].astype(np.min_scalar_type(tracks)), kind="stable")]
-        for one, mine in _slices(track[by_track]):
-            depth[one] = _depth(start[by_track[mine]], end[by_track[mine]])
+        for number, spans in _slices(track[by_track]):
+            depth[number] = _depth(start[by_track[spans]], end[by_track[spans]])
         order = order[np.argsort(group[order].astype(np.min_scalar_type(groups)), kind="stable")]
         start, end, group = start[order], end[order], group[order]
         first = np.searchsorted(group, np.arange(groups + 1))
@@ -74,10 +74,10 @@ class _Part:
         else:
             busy = Busy.of(Groups(group, [*range(groups)]), start, end)
             reach, left = end.copy(), left.copy()
-            for one in np.flatnonzero(np.bincount(group[1:][~apart], minlength=groups)).tolist():
-                mine = slice(first[one], first[one + 1])
-                reach[mine] = np.maximum.accumulate(reach[mine])
-                left[mine] = np.sort(left[mine])
+            for number in np.flatnonzero(np.bincount(group[1:][~apart], minlength=groups)).tolist():
+                spans = slice(first[number], first[number + 1])
+                reach[spans] = np.maximum.accumulate(reach[spans])
+                left[spans] = np.sort(left[spans])
         before = np.r_[0, np.cumsum(busy.end - busy.start)]
         of_group = np.zeros(groups, track.dtype)
         of_group[group] = track[order]
@@ -91,7 +91,7 @@ class _Part:
         """Span → group."""
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
-    def mine(self, group: int) -> slice:
+    def spans_of(self, group: int) -> slice:
         """Return where the spans of a group are."""
         if group + 1 >= len(self.first):
             return slice(0, 0)
@@ -99,12 +99,12 @@ class _Part:
 
     def rows(self, low: int, high: int, group: int) -> Array:
         """Return the positions of a group's spans in a window."""
-        mine = self.mine(group)
-        start, reach = self.start[mine], self.reach[mine]
+        spans = self.spans_of(group)
+        start, reach = self.start[spans], self.reach[spans]
         began = np.searchsorted(start, low)
         at = min(int(began), int(np.searchsorted(reach, low, "right")))
-        found: Array = np.arange(at, int(np.searchsorted(start, high))) + mine.start
-        return found[(self.end[found] > low) | (self.start[found] >= low)]
+        inside: Array = np.arange(at, int(np.searchsorted(start, high))) + spans.start
+        return inside[(self.end[inside] > low) | (self.start[inside] >= low)]
 
 
 class Index:
@@ -183,11 +183,11 @@ class Index:
         Of overlaps between rows that came with different calls of :meth:`extended` it may
         know only later.
         """
-        found = np.ones(len(tracks), np.int64)
+        depths = np.ones(len(tracks), np.int64)
         for part in self._parts:
             there = np.asarray(tracks) < len(part.depth)
-            found[there] = np.maximum(found[there], part.depth[np.asarray(tracks)[there]])
-        return found
+            depths[there] = np.maximum(depths[there], part.depth[np.asarray(tracks)[there]])
+        return depths
 
     def counts(self, window_ns: tuple[int, int], groups: Sequence[int]) -> Array:
         """Return how many spans of each group are in a window.
@@ -196,28 +196,28 @@ class Index:
         before its end.
         """
         low, high = window_ns
-        found = np.zeros(len(groups), np.int64)
-        for place, group in enumerate(groups):
+        counts = np.zeros(len(groups), np.int64)
+        for row, group in enumerate(groups):
             for part in self._parts:
-                mine = part.mine(group)
-                found[place] += np.searchsorted(part.start[mine], high)
-                found[place] -= np.searchsorted(part.left[mine], low, "right")
-        return found
+                spans = part.spans_of(group)
+                counts[row] += np.searchsorted(part.start[spans], high)
+                counts[row] -= np.searchsorted(part.left[spans], low, "right")
+        return counts
 
     def rows(self, window_ns: tuple[int, int], groups: Sequence[int]) -> Array:
         """Return the rows of the spans of these groups in a window, by group and start."""
-        found = [part.row[part.rows(*window_ns, group)] for group in groups for part in self._parts]
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        rows = [part.row[part.rows(*window_ns, group)] for group in groups for part in self._parts]
+        return np.concatenate([np.zeros(0, np.int64), *rows])
 
     def times(self, window_ns: tuple[int, int], groups: Sequence[int]) -> tuple[Array, Array]:
         """Return starts and ends of the same spans."""
-        found = [
+        times = [
             (part.start[at], part.end[at])
             for group in groups
             for part in self._parts
             for at in [part.rows(*window_ns, group)]
         ]
-        start, end = zip(*found, strict=True) if found else ((), ())
+        start, end = zip(*times, strict=True) if times else ((), ())
         nothing = np.zeros(0, np.int64)
         return np.concatenate([nothing, *start]), np.concatenate([nothing, *end])
 
@@ -232,21 +232,21 @@ class Index:
         """
         busy = np.zeros((len(groups), len(edges) - 1), np.int64)
         begun = np.zeros_like(busy)
-        for place, group in enumerate(groups):
+        for row, group in enumerate(groups):
             for part in self._parts:
-                starts = part.start[part.mine(group)]
+                starts = part.start[part.spans_of(group)]
                 if len(starts):
-                    begun[place] += np.diff(np.searchsorted(starts, edges))
+                    begun[row] += np.diff(np.searchsorted(starts, edges))
             for start, end, before in self._unions(edges, group):
                 at = np.searchsorted(start, edges, "right")
                 # Modulo 2⁶⁴, as what is open may last longer than int64 tells.
                 rest = np.where((at > 0) & (end[at - 1] > edges), end[at - 1] - edges, 0)
-                busy[place] += np.diff(before[at] - rest)
+                busy[row] += np.diff(before[at] - rest)
         return busy, begun
 
     def _unions(self, edges: Array, group: int) -> Iterator[tuple[Array, Array, Array]]:
         """Yield intervals of a group, and the ns before each; no two of them overlap in time."""
-        found = []
+        intervals = []
         for part in self._parts:
             if group + 1 >= len(part.first):
                 continue
@@ -259,9 +259,9 @@ class Index:
                 continue
             low += int(np.searchsorted(busy.end[low:high], edges[0], "right"))
             high = low + int(np.searchsorted(busy.start[low:high], edges[-1]))
-            found.append((busy.start[low:high], busy.end[low:high]))
-        if found:
-            start, end = union(*(np.concatenate(side) for side in zip(*found, strict=True))).T
+            intervals.append((busy.start[low:high], busy.end[low:high]))
+        if intervals:
+            start, end = union(*(np.concatenate(side) for side in zip(*intervals, strict=True))).T
             if len(start):
                 yield start, end, np.r_[0, np.cumsum(end - start)]
 
@@ -275,11 +275,11 @@ def _columns(
             f"{len(start_ns)} starts, {len(end_ns)} ends, {len(track)} tracks and {len(group)} "
             "groups: one of each is needed for every row"
         )
-    mine = chosen(np.asarray(track) >= 0)
+    kept = chosen(np.asarray(track) >= 0)
     number = np.int32 if first + len(start_ns) < 2**31 else np.int64
-    start, end = (np.asarray(side, np.int64)[mine] for side in (start_ns, end_ns))
-    row = np.arange(first, first + len(start_ns), dtype=number)[mine]
-    return start, np.maximum(start, end), np.asarray(track)[mine], np.asarray(group)[mine], row
+    start, end = (np.asarray(side, np.int64)[kept] for side in (start_ns, end_ns))
+    row = np.arange(first, first + len(start_ns), dtype=number)[kept]
+    return start, np.maximum(start, end), np.asarray(track)[kept], np.asarray(group)[kept], row
 
 
 def _slices(track: Array) -> Iterator[tuple[int, slice]]:

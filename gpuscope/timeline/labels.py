@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
+from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.style import KIND_STYLES, Properties
-from gpuscope.timeline.text import clean, escape
+from gpuscope.timeline.style import KIND_STYLES
+from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, Layout, TrackKey
 
 _ON_HOST = ("process", "thread")
 LAYOUT = Layout(
     {
-        "range": Group.RANGES, "mark": Group.RANGES, "handle": Group.HANDLES, "api": Group.CALLS,
-        "sync": Group.SYNC, "kernel": Group.STREAM, "memcpy": Group.STREAM,
-        "memset": Group.STREAM, "host function": Group.STREAM, "event": Group.STREAM,
+        "range": Group.RANGES,
+        "mark": Group.RANGES,
+        "handle": Group.HANDLES,
+        "api": Group.CALLS,
+        "sync": Group.SYNC,
+        "kernel": Group.STREAM,
+        "memcpy": Group.STREAM,
+        "memset": Group.STREAM,
+        "host function": Group.STREAM,
+        "event": Group.STREAM,
         "graph": Group.STREAM,
     },
     {
@@ -27,11 +37,13 @@ LAYOUT = Layout(
         Group.SYNC: _ON_HOST,
         Group.STREAM: ("process", "device", "partition", "stream"),
     },
-)  # fmt: skip
+)
 """The tracks of a timeline; other kinds, such as thread blocks, have none."""
 _HOST_LABELS = {
-    Group.RANGES: "ranges", Group.CALLS: "API calls", Group.SYNC: "synchronisation",
-}  # fmt: skip
+    Group.RANGES: "ranges",
+    Group.CALLS: "API calls",
+    Group.SYNC: "synchronisation",
+}
 
 
 class Class(NamedTuple):
@@ -82,18 +94,18 @@ class Track:
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
     """Return classes in the order of drawing: host, whole GPU, partitions as given, escapes."""
-    found = set(classes)
+    unordered = set(classes)
     kinds = list(KIND_STYLES)
     names = dict.fromkeys(
-        ["", *partitions, *sorted({bar_class.partition or "" for bar_class in found})]
+        ["", *partitions, *sorted({bar_class.partition or "" for bar_class in unordered})]
     )
-    place = {name: index for index, name in enumerate(names)}
+    rank = {name: index for index, name in enumerate(names)}
     return tuple(
         sorted(
-            found,
+            unordered,
             key=lambda item: (
                 item.escaped,
-                -1 if item.partition is None else place[item.partition],
+                -1 if item.partition is None else rank[item.partition],
                 kinds.index(item.kind),
                 item.is_open,
             ),
@@ -107,7 +119,7 @@ def labelled(
     """Return the tracks in the order in which they are drawn."""
     metadata = names.metadata
     places = {name: index for index, name in enumerate(metadata.partitions)}
-    ranks = {rank.process: place for place, rank in enumerate(metadata.ranks)}
+    ranks = {rank.process: at for at, rank in enumerate(metadata.ranks)}
     keys = sorted(numbers, key=lambda key: (ranks.get(key.process, -1), _sort_key(places, key)))
     processes = {key.process for key in keys}
     threads = {key.thread for key in keys if key.group != Group.STREAM}
@@ -145,11 +157,19 @@ def _sort_key(
     )
     block = {Group.RANGES: 0, Group.STREAM: 2}.get(key.group, 1)
     partition = key.partition or ""
-    place = places.get(partition, len(places))
+    order = places.get(partition, len(places))
     return (
-        process, block, thread, key.group, key.category or key.name or "",
-        device, key.partition is not None, place, partition, stream,
-    )  # fmt: skip
+        process,
+        block,
+        thread,
+        key.group,
+        key.category or key.name or "",
+        device,
+        key.partition is not None,
+        order,
+        partition,
+        stream,
+    )
 
 
 def _named(names: Mapping[str, str], number: int | None, what: str) -> str:
@@ -163,7 +183,7 @@ def owner_label(trace: Trace, process: int | None) -> str:
     rank = trace.metadata.rank(process)
     if rank is None:
         return f"process {_named(trace.metadata.process_names, process, '').strip()}"
-    several = len({one.host for one in trace.metadata.ranks}) > 1
+    several = len({rank.host for rank in trace.metadata.ranks}) > 1
     return f"rank {rank.rank}" + (f" · {clean(rank.host, 22)}" if several and rank.host else "")
 
 
@@ -198,8 +218,12 @@ class Places:
         One a track; a lane for marks lies above the top.
     bottom
         Where the last track ends.
-    marks
-        Annotations and shapes for Plotly: processes, stripes, what parts host and GPU.
+    processes
+        Name and centre of the heading of each process, if there are several.
+    stripes
+        Top and bottom of what lies behind every second track.
+    rules
+        Where the GPU's tracks begin below the host's.
     """
 
     tracks: tuple[Track, ...]
@@ -207,8 +231,9 @@ class Places:
     heights: list[int]
     lines: list[int]
     bottom: int
-    annotations: list[Properties]
-    shapes: list[Properties]
+    processes: list[tuple[str, float]]
+    stripes: list[tuple[float, float]]
+    rules: list[float]
 
     @classmethod
     def of(
@@ -226,76 +251,33 @@ class Places:
             Numbers of the tracks with a lane for marks above what they show.
         """
         y = top
-        tops, heights = [], []
-        annotations: list[Properties] = []
-        shapes: list[Properties] = []
+        places = cls(tuple(tracks), [], [], list(lines), top, [], [], [])
         process, was_host = None, True
         for index, (track, count) in enumerate(zip(tracks, lines, strict=True)):
             if track.process is not None and track.process != process:
-                annotations.append(heading(escape(track.process), y + _PROCESS / 2))
+                places.processes.append((track.process, y + _PROCESS / 2))
                 y += _PROCESS
             elif was_host and not track.is_host and index:
-                shapes.append(_line(y + _GAP / 2))
+                places.rules.append(y + _GAP / 2)
                 y += _GAP
             process, was_host = track.process, track.is_host
             height = 8 + count * 18  # in which a bar's name fits
             lane = MARKS_PX if track.number in marked else 0
             if index % 2 == 0:
-                shapes.append(stripe(y, y + lane + height, style.STRIPE))
-            tops.append(y + lane)
-            heights.append(height)
+                places.stripes.append((y, y + lane + height))
+            places.tops.append(y + lane)
+            places.heights.append(height)
             y += lane + height
-        return cls(tuple(tracks), tops, heights, list(lines), y, annotations, shapes)
+        return replace(places, bottom=y)
 
-    def bar(self, place: int, line: int) -> tuple[float, float]:
-        """Return centre and height of a bar on a line of a track, px."""
-        size = (self.heights[place] - 6) / self.lines[place]
-        return self.tops[place] + 3 + size * (min(line, self.lines[place] - 1) + 0.5), size - 1
+    def bars(self, track: Array | int, line: Array | int) -> tuple[Array, Array]:
+        """Return centres and heights of bars on lines of tracks, by position here; px."""
+        lines = np.array(self.lines)[track]
+        size = (np.array(self.heights)[track] - 6) / lines
+        middle = size * (np.minimum(line, lines - 1) + 0.5)
+        return np.array(self.tops)[track] + 3 + middle, size - 1
 
-    def ticks(self) -> tuple[list[float], list[str]]:
-        """Return centres and labels of the tracks."""
-        centres = [top + height / 2 for top, height in zip(self.tops, self.heights, strict=True)]
-        return centres, [escape(track.label) for track in self.tracks]
-
-
-def y_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
-    """Return the vertical axis: px from the top, the tracks' labels as ticks."""
-    ticks = [place.ticks() for place in places]
-    return style.label_axis(
-        [centre for centres, _ in ticks for centre in centres],
-        [label for _, labels in ticks for label in labels],
-        range=[height, 0],
-        tickfont={"size": 12},
-        **more,
-    )
-
-
-def heading(text: str, y: float, **more: object) -> Properties:
-    """Return a text at the left, safe for Plotly already."""
-    return {
-        "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
-        "yanchor": "middle", "showarrow": False, "font": {"size": 13}, "align": "left", **more,
-    }  # fmt: skip
-
-
-def nothing(y: float) -> Properties:
-    """Return what stands where there is no track."""
-    return {
-        "text": "no spans to draw here", "x": 0.5, "xref": "paper", "y": y, "yref": "y",
-        "showarrow": False, "font": {"size": 15, "color": style.MUTED},
-    }  # fmt: skip
-
-
-def stripe(top: float, bottom: float, colour: str) -> Properties:
-    """Return a band of colour behind a track."""
-    return {
-        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
-        "fillcolor": colour, "line": {"width": 0}, "layer": "below",
-    }  # fmt: skip
-
-
-def _line(y: float) -> Properties:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y, "y1": y,
-        "line": {"width": 1, "color": style.HOST_COLOUR}, "layer": "below",
-    }  # fmt: skip
+    @property
+    def centres(self) -> list[float]:
+        """Track → its middle."""
+        return [top + height / 2 for top, height in zip(self.tops, self.heights, strict=True)]

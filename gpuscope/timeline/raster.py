@@ -1,4 +1,4 @@
-"""A timeline as a PNG, for viewers that run no JavaScript: drawn from the Plotly figure itself."""
+"""A timeline as a PNG, for viewers that run no JavaScript."""
 
 from __future__ import annotations
 
@@ -6,34 +6,60 @@ import base64
 import io
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import unescape
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from gpuscope.timeline import style
-from gpuscope.timeline.scene import heights, resampled
+from gpuscope.timeline.columns import MARK_PX, heights, resampled
+from gpuscope.timeline.labels import MARKS_PX, Class
+from gpuscope.timeline.look import Look
+from gpuscope.timeline.picture import Panel, Picture, arrow_colours
+from gpuscope.timeline.plotly_parts import MARGIN
+from gpuscope.timeline.scene import Arrows
 from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import clean
 from gpuscope.timeline.themed import ThemedFigure
 
 WIDTH = 840
 """A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
-_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf",
-          "arial.ttf")  # fmt: skip
+_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "LiberationSans-Regular.ttf",
+    "Arial.ttf",
+    "arial.ttf",
+)
 _LABEL_GAP = 8
 _TICKS = 8
 _ARROW, _DOT = 4, 8
+_NAME, _LEAST_NAME_PX = 60, 12
+"""Characters of a name in a bar at most, and room that the shortest one needs."""
 
 
 class StaticFigure(ThemedFigure):
     """A figure that brings its PNG wherever a notebook shows it.
 
     JupyterLab shows the PNG, and draws the figure itself when the pointer comes to it.
+
+    Parameters
+    ----------
+    picture
+        What its PNG is painted from.
     """
+
+    def __init__(self, *args: object, picture: Picture | None = None, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._picture = picture
+
+    def __reduce__(self) -> tuple[object, ...]:
+        make, arguments = super().__reduce__()[:2]
+        return partial(make, picture=self._picture), arguments
 
     def _repr_mimebundle_(self, *args: object, **kwargs: object) -> Properties:
         bundle: Properties = super()._repr_mimebundle_(*args, **kwargs)
@@ -49,31 +75,40 @@ class StaticFigure(ThemedFigure):
         return None
 
 
-def png(figure: go.Figure | Properties, *, dark: bool = False) -> bytes:
-    """Draw a timeline; what it shows is read from the figure, or from its content.
+def png(drawn: StaticFigure | Picture, *, dark: bool = False) -> bytes:
+    """Paint a timeline: its scenes, and the layout around them.
 
     Parameters
     ----------
+    drawn
+        Of a figure, the layout may have been changed: titles, shapes and annotations are drawn.
     dark
         Whether it is for a dark page.
+
+    Raises
+    ------
+    ValueError
+        The figure shows other data than it was made with.
     """
-    content = figure if isinstance(figure, dict) else figure.to_plotly_json()
-    drawing = _Drawing(content["layout"], dark=dark)
-    for number, trace in enumerate(content["data"]):
-        if trace["type"] == "bar":
-            drawing.bars(trace)
-        elif "meta" in trace:
-            drawing.columns(_track(content["data"], number))
-        elif trace.get("mode") == "lines+markers":
-            drawing.arrows(trace)
-        elif trace.get("mode") == "markers" and "customdata" in trace:
-            drawing.marks(trace)
-    drawing.words([trace for trace in content["data"] if trace.get("showlegend", True)])
+    picture = drawn if isinstance(drawn, Picture) else drawn._picture
+    layout = drawn.layout if isinstance(drawn, Picture) else drawn.layout.to_plotly_json()
+    if picture is None or [*layout["xaxis"]["range"]] != picture.layout["xaxis"]["range"]:
+        raise ValueError("the figure shows other data than it was made with")
+    drawing = _Drawing(layout, dark=dark)
+    for panel in picture.panels:
+        drawing.columns(panel, picture.looks)
+        drawing.bars(panel, picture.looks)
+    for panel in picture.panels:
+        drawing.marks(panel)
+        drawing.arrows(panel, panel.scene.waits)
+        drawing.arrows(panel, panel.scene.hazards, dotted=True)
+    drawing.words(
+        {how.name: _fill(how) for how in picture.looks.values()}
+        | arrow_colours(panel.scene for panel in picture.panels)
+    )
     file = io.BytesIO()
     # A better palette takes longer than all the drawing, and a timeline has few colours.
-    few = drawing.image.quantize(
-        256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
-    )  # fmt: skip
+    few = drawing.image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     few.save(file, "PNG")
     return file.getvalue()
 
@@ -109,17 +144,17 @@ class _Drawing:
     def _on_page(self, colour: str) -> str:
         return style.DARK.get(colour, colour) if self._is_dark else colour
 
-    def _x(self, value: float) -> float:
+    def _x(self, value: Any) -> Any:
         low, high = self._layout["xaxis"]["range"]
         left, _, right, _ = self._box
-        return float(left + (value - low) / (high - low) * (right - left))
+        return left + (value - low) / (high - low) * (right - left)
 
-    def _y(self, value: float, axis: Properties) -> float:
+    def _y(self, value: Any, axis: Properties) -> Any:
         start, end = axis["range"]
         bottom, top = axis.get("domain") or (0, 1)
         _, upper, _, lower = self._box
         share = bottom + (value - start) / (end - start) * (top - bottom)
-        return float(lower - share * (lower - upper))
+        return lower - share * (lower - upper)
 
     def _axis(self, reference: str) -> Properties:
         axis: Properties = self._layout[reference.replace("y", "yaxis")]
@@ -147,9 +182,7 @@ class _Drawing:
         size = (max(1, round(edges[1] - edges[0])), max(1, round(heights[1] - heights[0])))
         held = held.resize(size, Image.Resampling.BOX)
         at = (round(edges[0]), round(heights[0]))
-        inside = (
-            max(self._box[0] - at[0], 0), 0, min(self._box[2] - at[0], size[0]), size[1]
-        )  # fmt: skip
+        inside = (max(self._box[0] - at[0], 0), 0, min(self._box[2] - at[0], size[0]), size[1])
         held = held.crop(inside)
         self.image.paste(held, (at[0] + inside[0], at[1]), held)
 
@@ -170,78 +203,93 @@ class _Drawing:
         where = ((left + right) / 2, lower + 24)
         self._draw.text(where, title, self._ink, self._plain, anchor="mt")
 
-    def bars(self, trace: Properties) -> None:
-        """Draw a bar trace."""
-        axis = self._axis(trace.get("yaxis") or "y")
-        fill, line = _fill(trace["marker"]), trace["marker"]["line"]["color"]
-        texts = trace.get("text") or [""] * len(trace["base"])
-        left, _, right, _ = self._box
-        columns = [_numbers(trace[name]) for name in ("base", "x", "y", "width")]
-        for base, x, y, width, text in zip(*columns, texts, strict=True):
-            begin, end = max(self._x(base), left), min(self._x(base + x), right)
-            if end < left or begin > right:
+    def bars(self, panel: Panel, looks: Mapping[Class, Look]) -> None:
+        """Draw the spans of tracks that draw them, the classes in their order."""
+        scene = panel.scene
+        low, high = scene.window_ns
+        begin = self._x(panel.x(np.maximum(scene.start_ns, low)))
+        end = self._x(panel.x(np.minimum(scene.end_ns, high)))
+        centre, size = panel.places.bars(scene.place, scene.lanes)
+        top, bottom = (self._y(centre + side * size / 2, self._layout["yaxis"]) for side in (-1, 1))
+        classes, number = scene.classed
+        names = scene.tracks.coded["name"]
+        for bar_class, how in looks.items():
+            if bar_class not in classes:
                 continue
-            top, bottom = self._y(y - width / 2, axis), self._y(y + width / 2, axis)
-            if end - begin < 2:
-                self._draw.line((begin, top, begin, bottom), fill=line)
-                continue
-            self._draw.rectangle((begin, top, end, bottom), fill=fill, outline=line)
-            said = _plain(text)
-            if said and self._small.getlength(said) < end - begin - 6:
-                where = (begin + 4, (top + bottom) / 2)
-                self._draw.text(where, said, trace["textfont"]["color"], self._small, anchor="lm")
+            fill = _fill(how)
+            for bar in np.flatnonzero(number == classes.index(bar_class)).tolist():
+                if end[bar] - begin[bar] < 2:
+                    line = (begin[bar], top[bar], begin[bar], bottom[bar])
+                    self._draw.line(line, fill=how.edge)
+                    continue
+                box = (begin[bar], top[bar], end[bar], bottom[bar])
+                self._draw.rectangle(box, fill=fill, outline=how.edge)
+                room = end[bar] - begin[bar] - 6
+                if room < _LEAST_NAME_PX:
+                    continue
+                name = clean(names.values[names.codes[scene.rows[bar]]], _NAME)
+                name = _written(name.removeprefix("void "))
+                if self._small.getlength(name) < room:
+                    where = (begin[bar] + 4, (top[bar] + bottom[bar]) / 2)
+                    self._draw.text(where, name, how.text, self._small, anchor="lm")
 
-    def columns(self, traces: list[Properties]) -> None:
-        """Draw the columns of a track, at the width of this picture: a line and a fill a class."""
-        lines, fills = traces[::2], traces[1::2]
-        share = np.array([_numbers(one["customdata"])[:-1] for one in fills], float)
-        seen = np.array([np.not_equal(_numbers(line["y"]), _numbers(fill["y"]))[:-1]
-                         for line, fill in zip(lines, fills, strict=True)])  # fmt: skip
-        left = round(self._x(lines[0]["x0"]))
-        wide = round(self._x(lines[0]["x0"] + share.shape[1] * lines[0]["dx"])) - left
-        px = lines[0]["meta"]
-        tall = heights(resampled(share, wide), resampled(seen, wide) > 0, np.ones(wide), px)
-        under = px - np.cumsum(tall, axis=0)
-        at = np.arange(px)[:, None]
-        pixels = np.zeros((px, wide, 4), np.uint8)
-        for low, height, fill in zip(under, tall, fills, strict=True):
-            colour = (*ImageColor.getrgb(fill["fillcolor"]), 255)
-            pixels[(at >= low) & (at < low + height)] = colour
-        picture = Image.fromarray(pixels)
-        bottom = self._y(_numbers(lines[0]["y"])[0], self._axis("y"))
-        self.image.paste(picture, (left, round(bottom) - px), picture)
+    def columns(self, panel: Panel, looks: Mapping[Class, Look]) -> None:
+        """Draw the columns of tracks that have them, at the width of this picture."""
+        scene, columns = panel.scene, panel.scene.columns
+        classes = [bar_class for _, bar_class in scene.tracks.groups]
+        left, right = (round(self._x(float(panel.x(edge)))) for edge in scene.window_ns)
+        wide = right - left
+        for track in np.flatnonzero(~scene.with_spans).tolist():
+            groups, px = columns.of_row(track), panel.places.heights[track] - 2 * MARGIN
+            share = columns.busy_ns[groups] / np.diff(columns.edges)
+            there = resampled(columns.is_there[groups], wide) > 0
+            tall = heights(resampled(share, wide), there, np.ones(wide), px)
+            under = px - np.cumsum(tall, axis=0)
+            at = np.arange(px)[:, None]
+            pixels = np.zeros((px, wide, 4), np.uint8)
+            for low, height, group in zip(under, tall, columns.rows[track].groups, strict=True):
+                if height.any():
+                    colour = (*ImageColor.getrgb(looks[classes[group]].fill), 255)
+                    pixels[(at >= low) & (at < low + height)] = colour
+            strip = Image.fromarray(pixels)
+            bottom = panel.places.tops[track] + panel.places.heights[track] - MARGIN
+            corner = (left, round(self._y(bottom, self._layout["yaxis"])) - px)
+            self.image.paste(strip, corner, strip)
 
-    def arrows(self, trace: Properties) -> None:
-        """Draw a line trace of arrows: a start, an end, a gap."""
-        axis, line = self._axis(trace.get("yaxis") or "y"), trace["line"]
-        colour = self._on_page(line["color"])
-        xs, ys = _numbers(trace["x"]), _numbers(trace["y"])
-        for place in range(0, len(xs), 3):
-            (x0, x1), (y0, y1) = xs[place : place + 2], ys[place : place + 2]
-            start = np.array([self._x(x0), self._y(y0, axis)])
-            end = np.array([self._x(x1), self._y(y1, axis)])
+    def arrows(self, panel: Panel, arrows: Arrows, *, dotted: bool = False) -> None:
+        """Draw arrows between bars."""
+        scene, axis = panel.scene, self._layout["yaxis"]
+        colour = style.ESCAPED if dotted else self._ink
+        points = []
+        for times, bar in ((arrows.from_ns, arrows.cause), (arrows.to_ns, arrows.effect)):
+            centre, _ = panel.places.bars(scene.place[bar], scene.lanes[bar])
+            points.append(np.stack([self._x(panel.x(times)), self._y(centre, axis)], axis=1))
+        for start, end in zip(*points, strict=True):
             length = max(float(np.hypot(*(end - start))), 1e-9)
             along = (end - start) / length
-            step = _DOT if "dash" in line else 2 * length  # a dot, and as much that is left out
+            step = _DOT if dotted else 2 * length  # a dot, and as much that is left out
             for at in np.arange(0, length, step):
                 ends = start + along * at, start + along * min(length, at + step / 2)
-                self._draw.line((*ends[0], *ends[1]), fill=colour, width=round(line["width"]))
+                self._draw.line((*ends[0], *ends[1]), fill=colour, width=3 if dotted else 1)
             across = np.array([-along[1], along[0]]) * _ARROW * 0.7
             head = end - along * 2 * _ARROW
             self._draw.polygon([*end, *(head + across), *(head - across)], fill=colour)
 
-    def marks(self, trace: Properties) -> None:
-        """Draw triangles that point down, or diamonds."""
-        axis, marker, half = self._axis(trace.get("yaxis") or "y"), trace["marker"], _ARROW + 2
-        for x, y in zip(_numbers(trace["x"]), _numbers(trace["y"]), strict=True):
-            at, top = self._x(x), self._y(y, axis) - _ARROW
-            corners = [(at - half, top), (at + half, top), (at, top + 2 * half)]
-            if marker["symbol"] == "diamond":
-                corners = [(at - half, top + half), (at, top), (at + half, top + half),
-                           (at, top + 2 * half)]  # fmt: skip
-            self._draw.polygon(corners, fill=marker["color"], outline=self._ink)
+    def marks(self, panel: Panel) -> None:
+        """Draw triangles that point down for escapes, diamonds for hazards."""
+        half = _ARROW + 2
+        for what, (row, column, _) in panel.scene.marks(MARK_PX).items():
+            x = self._x(panel.x(panel.scene.columns.edges[column]))
+            y = self._y(np.array(panel.places.tops)[row] - MARKS_PX / 2, self._layout["yaxis"])
+            for at, top in zip(x.tolist(), (y - _ARROW).tolist(), strict=True):
+                tip = (at, top + 2 * half)
+                corners = {
+                    "escape": [(at - half, top), (at + half, top), tip],
+                    "hazard": [(at - half, top + half), (at, top), (at + half, top + half), tip],
+                }
+                self._draw.polygon(corners[what], fill=style.ESCAPED, outline=self._ink)
 
-    def words(self, traces: list[Properties]) -> None:
+    def words(self, legend: Mapping[str, str]) -> None:
         """Write title, headings and legend."""
         title = self._layout["title"]
         top = title["pad"]["t"]
@@ -258,39 +306,23 @@ class _Drawing:
             anchor = {"left": "lm", "right": "rm"}.get(note.get("xanchor"), "mm")
             self._draw.text(where, _plain(note["text"]), self._ink, self._plain, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
-        for trace in traces:
-            name = _plain(trace["name"])
+        for text, colour in legend.items():
+            name = _written(text)
             length = 18 + self._small.getlength(name) + 18
             if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
-            colour = trace.get("fillcolor") or _fill(trace["marker"])
             self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=self._muted)
             self._draw.text((x + 18, y + 6), name, self._ink, self._small, anchor="lm")
             x += length
-
-
-def _track(data: list[Properties], first: int) -> list[Properties]:
-    """Return the traces of a track's columns, whose first line is at a place."""
-    end = first + 2
-    while end + 1 < len(data) and "fill" in data[end + 1] and "meta" not in data[end]:
-        end += 2
-    return data[first:end]
-
-
-def _numbers(values: Any) -> list[Any]:
-    """Return numbers that Plotly may hold as base64."""
-    if isinstance(values, dict):
-        values = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
-    return list(values)
 
 
 def _faint(colour: str, opacity: float) -> tuple[int, ...]:
     return (*ImageColor.getrgb(colour), round(255 * opacity))
 
 
-def _fill(marker: Properties) -> str:
-    """Return a bar's colour, paler where Plotly draws a pattern."""
-    return style.tinted(marker["color"], 0.55) if marker.get("pattern") else str(marker["color"])
+def _fill(how: Look) -> str:
+    """Return a bar's colour, paler where others draw a pattern."""
+    return style.tinted(how.fill, 0.55) if how.pattern else how.fill
 
 
 @lru_cache(maxsize=8)
@@ -305,5 +337,9 @@ def _font(size: int) -> Any:
 
 
 def _plain(text: str) -> str:
-    said = unescape(re.sub(r"<[^<>]*>", "", text.replace("<br>", "\n")))
-    return said if isinstance(_font(12).path, str) else said.replace("µ", "u")
+    """Return Plotly's subset of HTML as plain text."""
+    return _written(unescape(re.sub(r"<[^<>]*>", "", text.replace("<br>", "\n"))))
+
+
+def _written(text: str) -> str:
+    return text if isinstance(_font(12).path, str) else text.replace("µ", "u")

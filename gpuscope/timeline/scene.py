@@ -1,236 +1,340 @@
-"""What is seen of a window: for each row and pixel column, how busy it was, and with what.
+"""A scene: all that is seen of a trace in one window, as plain columns.
 
-Painters draw a :class:`Scene` and decide nothing of what is seen: the canvas of a widget,
-Plotly's figures and the PNG show the same.
+Painters draw it and decide nothing of what is seen: the canvas of a widget, Plotly's figures and
+the PNG show the same tracks, bars, columns of busy time, arrows and marks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from gpuscope._types import Array, Bools
-from gpuscope.timeline.index import Index
+from gpuscope.errors import InvalidArgument
+from gpuscope.timeline.columns import Columns, Marks, columns_of, marks, spans_from
+from gpuscope.timeline.index import OPEN_NS, Index
+from gpuscope.timeline.labels import Class, Track
+from gpuscope.timeline.tracks import Tracks, busiest
+from gpuscope.timeline.waits import Waits
 
-WIDE_PX = 3
-"""How wide the median span of a row is once the row draws its spans instead of columns."""
-LEAST_PX, FREE_PX = 2, 1
-"""Least height of what was busy at all, and what stays free of a column that was not full."""
-Stretch = tuple[int, int]
-"""Start and end on the trace's clock."""
+LANES = 8
+"""Lines inside a track for spans that overlap or nest; what is deeper shares the last."""
+PIXELS = 1000
+"""Columns of a scene where nobody says how wide the picture is."""
+MOST_SPANS = 2000
+"""Spans of a scene that are drawn as themselves at most."""
+_MAX_ARROWS = 200
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a timeline.
+class Arrows(NamedTuple):
+    """Arrows between bars, the earliest first.
 
     Attributes
     ----------
-    groups
-        Numbers of its groups in the index, the lowest in the stack first.
-    escaped
-        Group → whether its spans ran outside the partition that they were intended for.
+    from_ns, to_ns
+        Where each begins and ends, on the trace's clock.
+    cause, effect
+        Positions of the two bars in the scene.
+    joint
+        Whether it is a collective that the two are of.
+    left_out
+        How many there are in the window that have none.
     """
 
-    groups: tuple[int, ...]
-    escaped: tuple[bool, ...]
+    from_ns: Array
+    to_ns: Array
+    cause: Array
+    effect: Array
+    joint: Array
+    left_out: int
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Columns of a window.
+    """What is seen of one window.
 
     Attributes
     ----------
+    shown
+        The tracks drawn, top to bottom.
+    pixels
+        Columns of the window.
+    spans_from
+        Shown track → from how many px per ns on it draws its spans, all of those in the window;
+        infinite where it draws its columns.
     rows
-        As asked for.
-    edges
-        Column ``i`` is the time from edge ``i`` to edge ``i + 1``; all of them whole ns.
-    first
-        Row → position of its first group in ``busy_ns`` and ``begins``, and their number.
-    busy_ns
-        Group × column, int64: for how long the union of the group's spans covers the column.
-    begins
-        Group × column, int64: how many spans start in it, which tells of instants, too.
-    hazards
-        Row × column, int64: how many works of hazards start in it.
-    breaks, lost
-        Stretches of the window in which nothing was recorded; whose rows are known to be
-        missing.
+        The spans drawn, the widest first: bars are numbered as they stand here.
+    total, hidden_tracks
+        Spans in the window on any track, and how many tracks are left out.
+    row_lanes
+        Row → line inside its track, as of :func:`lanes_of`; ``None``: what is drawn gets lines.
     """
 
-    rows: tuple[Row, ...]
-    edges: Array
-    first: Array
-    busy_ns: Array
-    begins: Array
-    hazards: Array
-    breaks: tuple[Stretch, ...]
-    lost: tuple[Stretch, ...]
+    tracks: Tracks
+    shown: tuple[Track, ...]
+    window_ns: tuple[int, int]
+    pixels: int
+    spans_from: Array
+    rows: Array
+    total: int
+    hidden_tracks: int
+    row_lanes: Array | None = None
 
-    def of_row(self, row: int) -> slice:
-        """Return where the groups of a row are."""
-        return slice(int(self.first[row]), int(self.first[row + 1]))
+    @classmethod
+    def of(
+        cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int = MOST_SPANS
+    ) -> Scene:
+        """Look at the tracks in which something is in a window, the busiest if they are many.
 
-    @property
-    def missing(self) -> tuple[tuple[tuple[Stretch, ...], str], ...]:
-        """Stretches of which not everything is here, and what to call them."""
-        return (self.breaks, "not recorded"), (self.lost, "rows lost")
+        Raises
+        ------
+        ValueError
+            The window is empty, or no span may be drawn.
+        """
+        low, high = window_ns
+        if max_spans < 1:
+            raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
+        if low >= high:
+            raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
+        counts = [_count(tracks, track, window_ns) for track in tracks.tracks]
+        there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
+        shown, hidden = busiest(there, tracks.busy_ns)
+        scene = cls.among(tracks, shown, window_ns, max_spans=max_spans)
+        return replace(scene, total=sum(counts), hidden_tracks=hidden)
 
-    @property
-    def is_there(self) -> Bools:
-        """Group × column: whether anything of the group is in it, instants too."""
-        return (self.busy_ns > 0) | (self.begins > 0)
+    @classmethod
+    def among(
+        cls,
+        tracks: Tracks,
+        shown: Sequence[Track],
+        window_ns: tuple[int, int],
+        *,
+        max_spans: int = MOST_SPANS,
+        pixels: int = PIXELS,
+        row_lanes: Array | None = None,
+    ) -> Scene:
+        """Look at certain tracks, whether or not something is in them."""
+        all_rows = [tracks.rows[track.number] for track in shown]
+        counts = [_count(tracks, track, window_ns) for track in shown]
+        zoom = spans_from(tracks.index, window_ns, pixels, all_rows, counts, max_spans)
+        groups = [all_rows[at].groups for at in np.flatnonzero(np.isfinite(zoom)).tolist()]
+        rows = tracks.index.rows(window_ns, sum(groups, ()))
+        width = np.minimum(tracks.end_ns[rows], window_ns[1])
+        width -= np.maximum(tracks.start_ns[rows], window_ns[0])
+        rows = rows[np.lexsort((rows, tracks.start_ns[rows], -width))]
+        return cls(tracks, tuple(shown), window_ns, pixels, zoom, rows, sum(counts), 0, row_lanes)
+
+    def alone(self) -> Scene:
+        """Return the same without the rows that it does not show: pictures may outlive these."""
+        seen = ("columns", "classes", "place", "is_open", "lanes", "depth", "waits", "hazards")
+        for name in seen:
+            getattr(self, name)  # computed now, and kept below
+        nothing = np.zeros(0, np.int64)
+        names = self.tracks.coded["name"]
+        tracks = replace(
+            self.tracks,
+            index=Index(nothing, nothing, nothing),
+            coded={"name": names.chosen(self.rows)},
+            escaped=nothing,
+            waits=Waits.none(),
+            _columns={},
+        )
+        scene = replace(self, tracks=tracks, rows=np.arange(len(self.rows)))
+        known = {field.name for field in fields(self)}
+        vars(scene).update({name: kept for name, kept in vars(self).items() if name not in known})
+        return scene
+
+    # -- columns and marks ----------------------------------------------------------------
+    @cached_property
+    def with_spans(self) -> Bools:
+        """Shown track → whether it draws its spans."""
+        return np.isfinite(self.spans_from)
 
     @cached_property
-    def escapes(self) -> Array:
-        """Row × column: how many escapes start in it."""
-        escaped = np.array([one for row in self.rows for one in row.escaped], np.int64)
-        sums = np.cumsum(self.begins * escaped[:, None], axis=0)
-        return np.diff(np.r_[np.zeros((1, sums.shape[1]), np.int64), sums][self.first], axis=0)
+    def columns(self) -> Columns:
+        """The columns of the window, of all tracks shown."""
+        tracks, metadata = self.tracks, self.tracks.names.metadata
+        works = np.concatenate([np.zeros(0, np.int64), *tracks.hazards])
+        track_of = tracks.track[works]
+        kept = metadata.kept
+        return columns_of(
+            tracks.index,
+            self.window_ns,
+            self.pixels,
+            [tracks.rows[track.number] for track in self.shown],
+            hazards=[tracks.start_ns[works[track_of == track.number]] for track in self.shown]
+            if len(works)
+            else (),
+            recorded=metadata.windows_ns,
+            kept_since_ns=kept.since_ns if kept is not None and kept.rows_left_out else None,
+        )
+
+    def marks(self, columns: int) -> dict[str, Marks]:
+        """Return what is marked above tracks: escapes, and works of hazards, where they start.
+
+        Those of so many columns merge.
+        """
+        counts = {"escape": self.columns.escapes, "hazard": self.columns.hazards}
+        return {what: marks(count, columns) for what, count in counts.items()}
+
+    # -- bars -----------------------------------------------------------------------------
+    @cached_property
+    def start_ns(self) -> Array:
+        """Bar → start of its span."""
+        return self.tracks.start_ns[self.rows]
+
+    @cached_property
+    def end_ns(self) -> Array:
+        """Bar → end of its span, :data:`~gpuscope.timeline.index.OPEN_NS` where it is open."""
+        return self.tracks.end_ns[self.rows]
+
+    @cached_property
+    def place(self) -> Array:
+        """Bar → position of its track in ``shown``."""
+        position = np.zeros(len(self.tracks.tracks), np.int64)
+        position[[track.number for track in self.shown]] = np.arange(len(self.shown))
+        return position[self.tracks.track[self.rows]]
+
+    @cached_property
+    def is_open(self) -> Bools:
+        """Bar → whether the end of its span is unknown."""
+        return np.equal(self.end_ns, OPEN_NS)
+
+    @cached_property
+    def classed(self) -> tuple[list[Class], Array]:
+        """The classes of the bars, and bar → which of these is its own."""
+        groups, number = np.unique(self.tracks.group[self.rows], return_inverse=True)
+        all_classes = [bar_class for _, bar_class in self.tracks.groups]
+        used = [all_classes[group] for group in groups.tolist()]
+        classes = [*dict.fromkeys(used)]
+        return classes, np.array([classes.index(kind) for kind in used], np.int64)[number]
+
+    @cached_property
+    def classes(self) -> set[Class]:
+        """What is drawn, as bars or in columns."""
+        classes = [bar_class for _, bar_class in self.tracks.groups]
+        there = np.asarray(self.columns.is_there.any(axis=1))
+        in_columns = {
+            classes[group]
+            for at in np.flatnonzero(~self.with_spans).tolist()
+            for group, is_there in zip(
+                self.columns.rows[at].groups, there[self.columns.of_row(at)], strict=True
+            )
+            if is_there
+        }
+        return in_columns | set(self.classed[0])
+
+    @cached_property
+    def lanes(self) -> Array:
+        """Bar → line inside its track: those that overlap have different ones."""
+        return self._lanes[0] if self.row_lanes is None else self.row_lanes[self.rows]
+
+    @cached_property
+    def depth(self) -> list[int]:
+        """Shown track → how many lines the bars need."""
+        return self._lanes[1]
+
+    @cached_property
+    def crowded(self) -> list[str]:
+        """Labels of tracks in which more spans overlap than there are lines."""
+        return [self.shown[at].label for at in self._lanes[2]]
+
+    @cached_property
+    def _lanes(self) -> tuple[Array, list[int], list[int]]:
+        depth = [1] * len(self.shown)
+        free: list[list[int]] = [[] for _ in self.shown]
+        lanes = np.zeros(len(self.rows), np.int64)
+        crowded: set[int] = set()
+        start, end, tracks = self.start_ns.tolist(), self.end_ns.tolist(), self.place.tolist()
+        for bar in np.lexsort((-self.end_ns, self.start_ns)).tolist():
+            track = tracks[bar]
+            busy_until = free[track]
+            lane = next(
+                (line for line, until in enumerate(busy_until) if until <= start[bar]), LANES
+            )
+            if lane == LANES and len(busy_until) < LANES:
+                lane = len(busy_until)
+                busy_until.append(0)
+                depth[track] = lane + 1
+            elif lane == LANES:
+                lane = LANES - 1
+                crowded.add(track)
+            busy_until[lane] = max(busy_until[lane], end[bar])
+            lanes[bar] = lane
+        return lanes, depth, sorted(crowded)
+
+    # -- arrows ---------------------------------------------------------------------------
+    @cached_property
+    def waits(self) -> Arrows:
+        """Arrows of event waits and collectives.
+
+        From the end of a span, such as one that recorded an event, to the start of the one that
+        waited for it; in a collective, from the start of the one to the end of the other.
+        """
+        waits = self.tracks.waits
+        return self._arrows(waits.cause, waits.effect, waits.joint)
+
+    @cached_property
+    def hazards(self) -> Arrows:
+        """Arrows between works that nothing orders, from the end of one to the other's start."""
+        cause, effect = self.tracks.hazards
+        return self._arrows(cause, effect, np.zeros(len(cause), bool))
+
+    def _arrows(self, cause: Array, effect: Array, joint: Array) -> Arrows:
+        tracks, (low, high) = self.tracks, self.window_ns
+        from_ns = np.where(joint, tracks.start_ns[cause], tracks.end_ns[cause])
+        to_ns = np.where(joint, tracks.end_ns[effect], tracks.start_ns[effect])
+        shown = np.zeros(len(tracks.tracks) + 1, bool)
+        shown[[track.number for track in self.shown]] = True
+        seen = np.flatnonzero(
+            (np.minimum(from_ns, to_ns) < high)
+            & (np.maximum(from_ns, to_ns) > low)
+            & shown[tracks.track[cause]]
+            & shown[tracks.track[effect]]
+        )
+        by_row = np.argsort(self.rows, kind="stable")
+        both = seen[np.isin(cause[seen], self.rows) & np.isin(effect[seen], self.rows)]
+        both = both[np.argsort(to_ns[both], kind="stable")][:_MAX_ARROWS]
+        causes, effects = (
+            by_row[np.searchsorted(self.rows[by_row], side[both])] for side in (cause, effect)
+        )
+        left_out = len(seen) - len(both)
+        return Arrows(from_ns[both], to_ns[both], causes, effects, joint[both], left_out)
 
 
-def edges_of(window_ns: Stretch, pixels: int) -> Array:
-    """Return the edges of a window's columns, one column a pixel, none shorter than 1 ns."""
-    low, high = window_ns
-    count = max(1, min(pixels, high - low))
-    # Whole numbers of any size: the product of a long window and many pixels exceeds 64 bits.
-    whole, rest = divmod(high - low, count)
-    at = np.arange(count + 1, dtype=np.int64)
-    return low + at * whole + at * rest // count
+def _count(tracks: Tracks, track: Track, window_ns: tuple[int, int]) -> int:
+    return int(tracks.index.counts(window_ns, tracks.rows[track.number].groups).sum())
 
 
-def scene_of(
-    index: Index,
-    window_ns: Stretch,
-    pixels: int,
-    rows: Sequence[Row],
-    *,
-    hazards: Sequence[Array] = (),
-    recorded: Sequence[Stretch] = (),
-    kept_since_ns: int | None = None,
-) -> Scene:
-    """Compute the columns of a window.
+def lanes_of(tracks: Tracks) -> Array:
+    """Return row → line inside its track, the first that is free when it starts, whatever is seen.
 
-    Parameters
-    ----------
-    hazards
-        Row → starts of works that nothing orders; nothing: there are none.
-    recorded
-        The stretches of time that were recorded, as far as they are known.
-    kept_since_ns
-        What ended before is known to be missing.
+    Spans that find no free one among ``LANES`` share the last; rows without a track have 0.
     """
-    edges = edges_of(window_ns, pixels)
-    groups = [group for row in rows for group in row.groups]
-    busy, begins = index.columns(edges, groups)
-    found = np.zeros((len(rows), len(edges) - 1), np.int64)
-    for place, starts in enumerate(hazards):
-        found[place] = np.histogram(starts[(starts >= edges[0]) & (starts < edges[-1])], edges)[0]
-    first = np.r_[0, np.cumsum([len(row.groups) for row in rows], dtype=np.int64)]
-    lost = [] if kept_since_ns is None else [(int(edges[0]), kept_since_ns)]
-    return Scene(
-        tuple(rows), edges, first, busy, begins, found,
-        _inside(breaks_of(recorded), window_ns), _inside(lost, window_ns),
-    )  # fmt: skip
+    lanes = np.zeros(len(tracks), np.int8)
+    numbers = np.array([track.number for track in tracks.tracks], np.int64)
+    deep = numbers[tracks.index.depths(numbers) > 1]
+    rows = np.flatnonzero(np.isin(tracks.track, deep))
+    start, end = tracks.start_ns[rows], tracks.end_ns[rows]
+    rows = rows[np.lexsort((-end, start, tracks.track[rows]))]
+    for left in np.split(rows, np.flatnonzero(np.diff(tracks.track[rows])) + 1):
+        for lane in range(LANES - 1):
+            lanes[left] = lane
+            left = left[~_on_first_line(tracks.start_ns[left], tracks.end_ns[left])]  # noqa: PLW2901
+        lanes[left] = LANES - 1
+    return lanes
 
 
-def breaks_of(recorded: Sequence[Stretch]) -> list[Stretch]:
-    """Return the stretches between those that were recorded."""
-    found = []
-    reach: int | None = None
-    for low, high in sorted((int(low), int(high)) for low, high in recorded):
-        if reach is not None and low > reach:
-            found.append((reach, low))
-        reach = high if reach is None else max(reach, high)
-    return found
-
-
-def _inside(stretches: Sequence[Stretch], window_ns: Stretch) -> tuple[Stretch, ...]:
-    clipped = [(max(low, window_ns[0]), min(high, window_ns[1])) for low, high in stretches]
-    return tuple((low, high) for low, high in clipped if low < high)
-
-
-def with_spans(
-    index: Index,
-    window_ns: Stretch,
-    pixels: int,
-    rows: Sequence[Row],
-    counts: Sequence[int],
-    most: int,
-) -> Bools:
-    """Return row → whether it draws its spans, if any: once half of them are 3 pixels wide.
-
-    Instants have no width and do not count. Of more than ``most`` spans in all, the rows with
-    the most draw columns instead: a row draws all of its spans in the window, or none.
-    ``counts`` says how many each has there.
-    """
-    low, high = window_ns
-    wide_ns = WIDE_PX * (high - low) / pixels
-    drawn = np.equal(counts, 0)
-    for place in np.argsort(counts, kind="stable").tolist():
-        if not counts[place]:
-            continue
-        most -= counts[place]
-        if most < 0:
-            break
-        start, end = index.times(window_ns, rows[place].groups)
-        wide = np.count_nonzero(np.minimum(end, high) - np.maximum(start, low) >= wide_ns)
-        drawn[place] = 0 < 2 * wide >= np.count_nonzero(end > start)
-        most += 0 if drawn[place] else counts[place]
-    return drawn
-
-
-# -- what painters decide ------------------------------------------------------------------
-def heights(busy_ns: Array, there: Bools, column_ns: Array, px: int) -> Array:
-    """Return the height of each group of a row in each column, in whole pixels.
-
-    What was busy at all is at least 2 px high, and at least 1 px stays free of a column that
-    was not full. Groups that overlap share the column in proportion to their times.
-
-    Parameters
-    ----------
-    busy_ns, there
-        Group × column: for how long it was busy; whether it is to be seen even so.
-    column_ns
-        How long the columns are.
-    px
-        Height of the row.
-    """
-    if not len(busy_ns):
-        return np.zeros(busy_ns.shape, np.int64)
-    total = busy_ns.sum(axis=0)
-    share = busy_ns / np.maximum(total, column_ns)
-    found = np.where(there, np.maximum(np.rint(share * px), LEAST_PX), 0).astype(np.int64)
-    over = found.sum(axis=0) - np.where(total >= column_ns, px, px - FREE_PX)
-    largest = found.argmax(axis=0), np.arange(found.shape[1])
-    found[largest] -= np.maximum(over, 0)
-    # Rounded down one by one, several that are full together may leave a gap.
-    found[largest] += np.where(total >= column_ns, np.maximum(-over, 0), 0)
-    return found
-
-
-def resampled(values: Array, count: int) -> Array:
-    """Return columns as another number of columns of the same window: means weighted by time."""
-    before = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-    at = np.linspace(0, values.shape[1], count + 1)
-    low = np.minimum(at.astype(np.int64), values.shape[1] - 1)
-    summed = before[:, low] + values[:, low] * (at - low)
-    # Rounded, or what is full would be so but for the last digit.
-    return np.round(np.diff(summed, axis=1) * (count / values.shape[1]), 9)
-
-
-def marks(counts: Array, columns: int) -> tuple[Array, Array]:
-    """Return where marks stand and for how many each: those of ``columns`` merge.
-
-    Returns
-    -------
-    tuple
-        Columns; counts, whose sum is that of ``counts``.
-    """
-    at = np.flatnonzero(counts)
-    _, first, number = np.unique(at // max(1, columns), return_index=True, return_inverse=True)
-    return at[first], np.bincount(number, counts[at], len(first)).astype(np.int64)
+def _on_first_line(start: Array, end: Array) -> Array:
+    """Return which spans, in order of their starts, come first, or when those before have ended."""
+    first = np.zeros(len(start), bool)
+    after = np.maximum(np.searchsorted(start, end), np.arange(1, len(start) + 1)).tolist()
+    at = 0
+    while at < len(after):
+        first[at] = True
+        at = after[at]
+    return first

@@ -26,9 +26,13 @@ STRIPE, HEADING = "#F4F6F8", "#E3E9EF"
 """Behind every second track, and behind the heading of a setting."""
 GRID = "#E4E8EC"
 DARK = {
-    INK: "#E6EAEE", MUTED: "#A9B3BD", WHITE: "#111111", STRIPE: "#1B1D20", HEADING: "#262B31",
+    INK: "#E6EAEE",
+    MUTED: "#A9B3BD",
+    WHITE: "#111111",
+    STRIPE: "#1B1D20",
+    HEADING: "#262B31",
     GRID: "#2B3036",
-}  # fmt: skip
+}
 """Neutral colours → the same on a dark page. Other colours mean something, and stay."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
@@ -70,10 +74,10 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
     Of names that would have the same colour the later in the alphabet gets the next free one.
     """
     chosen: dict[str, str] = {}
-    for place, name in enumerate(sorted(set(names))):
+    for at, name in enumerate(sorted(set(names))):
         first = zlib.crc32(name.encode("utf-8", "replace")) * _SEED >> 16
         tried = [OKABE_ITO[(first + step) % len(OKABE_ITO)] for step in range(len(OKABE_ITO))]
-        taken = list(chosen.values())[place - place % len(OKABE_ITO) :]
+        taken = list(chosen.values())[at - at % len(OKABE_ITO) :]
         chosen[name] = next(colour for colour in tried if colour not in taken)
     return chosen
 
@@ -88,11 +92,11 @@ def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dic
     names = list(dict.fromkeys([*known, *sorted(partitions)]))
     chosen = {name: facts.color or "" for name, facts in known.items()}
     plain = {name: without_rank(name) for name in names}
-    own = colours_of(list(dict.fromkeys(plain.values())))
+    by_name = colours_of(list(dict.fromkeys(plain.values())))
     return {
         name: colour
         if re.fullmatch("#[0-9A-Fa-f]{6}", colour := chosen.get(name, ""))
-        else own[plain[name]]
+        else by_name[plain[name]]
         for name in names
     }
 
@@ -210,8 +214,12 @@ def label_axis(places: Sequence[float], labels: Sequence[str], **more: object) -
 def y_axis(title: str, **more: object) -> Properties:
     """Return a vertical axis of numbers."""
     return {
-        "title": titled(title), "gridcolor": GRID, "zeroline": False, "automargin": True, **more,
-    }  # fmt: skip
+        "title": titled(title),
+        "gridcolor": GRID,
+        "zeroline": False,
+        "automargin": True,
+        **more,
+    }
 
 
 def x_axis(title: str, **more: object) -> Properties:
@@ -228,3 +236,27 @@ def x_axis(title: str, **more: object) -> Properties:
         "tickformat": ",",
         **more,
     }
+
+
+def heading(text: str, y: float, **more: object) -> Properties:
+    """Return a text at the left, safe for Plotly already."""
+    return {
+        "text": text,
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": y,
+        "yref": "y",
+        "yanchor": "middle",
+        "showarrow": False,
+        "font": {"size": 13},
+        "align": "left",
+        **more,
+    }
+
+
+def stripe(top: float, bottom: float, colour: str, **more: object) -> Properties:
+    """Return a band of colour behind what is drawn."""
+    corners = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom}
+    look = {"type": "rect", "fillcolor": colour, "line": {"width": 0}, "layer": "below"}
+    return {**corners, **look, **more}

@@ -22,11 +22,8 @@ def escape(text: object, limit: int | None = None) -> str:
     """Return foreign text for Plotly, which reads a subset of HTML, and TeX between dollars."""
     plain = clean(text, limit)
     return (
-        plain.replace("&", "&amp;")
-        .replace("<", "&lt;")
-        .replace(">", "&gt;")
-        .replace("$", "&#36;")
-    )  # fmt: skip
+        plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    )
 
 
 def axis_unit(length_ns: int) -> tuple[str, float]:
@@ -36,7 +33,7 @@ def axis_unit(length_ns: int) -> tuple[str, float]:
 
 def uncertainty(trace: Trace) -> str:
     """Say in words how far off the times of a trace may be."""
-    found = []
+    causes = []
     for column, what in (
         ("start_uncertainty_ns", "true starts up to {} later"),
         ("end_uncertainty_ns", "true ends up to {} earlier"),
@@ -45,19 +42,19 @@ def uncertainty(trace: Trace) -> str:
         known = values[values > 0]
         if len(known):
             median = what.format(duration(float(np.median(known))))
-            found.append(f"{median} (median; at worst {duration(int(known.max()))})")
+            causes.append(f"{median} (median; at worst {duration(int(known.max()))})")
     residuals = [
         abs(float(facts.residual_ns))
         for facts in trace.metadata.clocks.values()
         if facts.residual_ns
     ]
     if residuals:
-        found.append(f"clock alignment within {duration(max(residuals))}")
+        causes.append(f"clock alignment within {duration(max(residuals))}")
     errors = [rank.error_ns or 0 for rank in trace.metadata.ranks]
     if any(errors):
-        found.append(f"clocks of ranks within {duration(max(errors))} of each other")
-    if found:
-        return "uncertainty: " + ", ".join(found)
+        causes.append(f"clocks of ranks within {duration(max(errors))} of each other")
+    if causes:
+        return "uncertainty: " + ", ".join(causes)
     return "exact on the simulated clock" if trace.is_simulated else "uncertainty: not stated"
 
 

@@ -79,11 +79,11 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
             for fill in (*style.OKABE_ITO, style.WHOLE_GPU_COLOUR, style.HOST_COLOUR)
         ]
         picture = self._dark_picture() or b""
-        mine = f"{_MARK}-{hashlib.sha256(picture).hexdigest()[:16]}"  # not another figure's
+        mark = f"{_MARK}-{hashlib.sha256(picture).hexdigest()[:16]}"  # not another figure's
         if picture:
-            data, below = base64.b64encode(picture).decode(), _BELOW.replace(_MARK, mine)
+            data, below = base64.b64encode(picture).decode(), _BELOW.replace(_MARK, mark)
             rules.append(f"{below} .plot-img{{content:url(data:image/png;base64,{data})}}")
-        return f'<style class="{_MARK} {mine}">{"".join(rules)}</style>'
+        return f'<style class="{_MARK} {mark}">{"".join(rules)}</style>'
 
 
 def _decimal(colour: str) -> str:

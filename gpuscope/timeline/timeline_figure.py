@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope.errors import InvalidArgument
-from gpuscope.timeline import style
-from gpuscope.timeline.arrows import HAZARD, arrow_look, arrow_name
-from gpuscope.timeline.columns import column_traces, mark_points, stretches
-from gpuscope.timeline.frame import Frame, frame_of, look, mark_look, statement
-from gpuscope.timeline.labels import Places, heading, in_order, nothing, stripe, y_axis
+from gpuscope.timeline import plotly_parts, style
+from gpuscope.timeline.labels import Places
+from gpuscope.timeline.picture import Panel, Picture, arrow_colours, looks_of
 from gpuscope.timeline.raster import StaticFigure, png
-from gpuscope.timeline.sm_map_figure import Blocks, HeldIndex, sm_axis, sm_image
+from gpuscope.timeline.scene import PIXELS, Scene
+from gpuscope.timeline.sm_map_figure import sm_axis, sm_image
+from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import (
     axis_unit,
@@ -26,7 +26,7 @@ from gpuscope.timeline.text import (
     wrapped,
 )
 from gpuscope.timeline.tracks import Tracks, default_window_ns
-from gpuscope.timeline.view import PIXELS, View
+from gpuscope.timeline.words import statement
 from gpuscope.trace.model import Trace
 
 _HEADING_LINE, _HEADING_CHARACTERS = 18, 100
@@ -85,19 +85,19 @@ def timeline(
     2
     """
     window = default_window_ns(trace) if window_ns is None else window_ns
-    view = View.of(Tracks.of(trace), window, max_spans=max_spans)
+    scene = Scene.of(Tracks.of(trace), window, max_spans=max_spans)
     blocks = HeldIndex(Blocks(trace, None)) if sm else None
-    return StaticFigure(**_content([view], title or "Timeline", {"": trace}, held=blocks))
+    return _figure(_picture([scene], title or "Timeline", {"": trace}, held=blocks))
 
 
-def of_view(view: View, trace: Trace, title: str = "Timeline") -> go.Figure:
-    """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
-    return StaticFigure(**_content([view], title, {"": trace}))
+def of_scene(scene: Scene, trace: Trace, title: str = "Timeline") -> go.Figure:
+    """Draw a scene of a trace that is indexed already, as :func:`timeline` does."""
+    return _figure(_picture([scene], title, {"": trace}))
 
 
-def still(view: View, trace: Trace) -> bytes:
-    """Return a view as a PNG, without Plotly: to check what it is given takes it longer."""
-    return png(_content([view], "Timeline", {"": trace}))
+def still(scene: Scene, trace: Trace) -> bytes:
+    """Return a scene as a PNG, without Plotly: to check what it is given takes it longer."""
+    return png(_picture([scene], "Timeline", {"": trace}))
 
 
 @door(
@@ -150,49 +150,61 @@ def timelines(
     if max_spans < 1:
         raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
     share = max(1, max_spans // len(traces))
-    views = []
+    scenes = []
     for setting, trace in traces.items():
         window = (windows_ns or {}).get(setting) or default_window_ns(trace)
-        views.append(View.of(Tracks.of(trace), window, max_spans=share))
+        scenes.append(Scene.of(Tracks.of(trace), window, max_spans=share))
     title = title or "Timelines by setting"
-    return StaticFigure(**_content(views, title, traces, settings=list(traces)))
+    return _figure(_picture(scenes, title, traces, settings=list(traces)))
 
 
-def _content(
-    views: Sequence[View],
+def _figure(picture: Picture) -> StaticFigure:
+    data = plotly_parts.traces_of(picture)
+    if "yaxis2" in picture.layout:  # for it to appear
+        data.append(
+            {
+                "type": "scatter",
+                "x": [None],
+                "y": [None],
+                "yaxis": "y2",
+                "showlegend": False,
+                "hoverinfo": "skip",
+            }
+        )
+    panels = tuple(replace(panel, scene=panel.scene.alone()) for panel in picture.panels)
+    return StaticFigure(data=data, layout=picture.layout, picture=replace(picture, panels=panels))
+
+
+def _picture(
+    scenes: Sequence[Scene],
     title: str,
     traces: Mapping[str, Trace],
     *,
     settings: Sequence[str] = (),
     held: HeldIndex | None = None,
-) -> Properties:
-    """Return data and layout of views, one under the other, each under its setting if any."""
-    windows_ns = [view.window_ns for view in views]
+) -> Picture:
+    """Place scenes one under the other, each under its setting if any."""
+    windows_ns = [scene.window_ns for scene in scenes]
     length_ns = max(high - low for low, high in windows_ns)
     unit, unit_ns = axis_unit(length_ns)
-    partitions = {name for view in views for name in view.tracks.partitions()}
+    partitions = {name for scene in scenes for name in scene.tracks.partitions()}
     colours = style.partition_colours(traces.values(), partitions)
-    places, height, annotations, shapes = _place(views, settings)
-    for view, place, (low, _) in zip(views, places, windows_ns, strict=True):
-        bands, words = stretches(view, place, low, unit_ns)
-        shapes += bands
-        annotations += words
-    zeros = [low for low, _ in windows_ns]
-    data, left_out = traces_of(views, places, colours, zeros, unit, unit_ns)
+    panels, height, annotations, shapes = _placed(scenes, settings, unit_ns)
     notes = provenance_lines(traces)
     if not settings:
-        said = statement(views[0], besides=() if held is None else ("block",))
-        notes += [escape(line) for line in wrapped(said)]
+        drawn = statement(scenes[0], besides=() if held is None else ("block",))
+        notes += [escape(line) for line in wrapped(drawn)]
+    left_out = sum(scene.waits.left_out for scene in scenes)
     if left_out:
         notes.append(f"{left_out:,} further waits have no arrow")
     images: list[Properties] = []
-    axes: Properties = {"yaxis": y_axis(places, height)}
+    axes: Properties = {
+        "yaxis": plotly_parts.track_axis([panel.places for panel in panels], height)
+    }
     time_below = "y"
     if held is not None:
         cells = held.cells(windows_ns[0], PIXELS)
-        owners = held.blocks.colours(colours)
-        images.append(sm_image(cells, owners, windows_ns[0][0], unit_ns))
-        data.append(_point(yaxis="y2", showlegend=False))
+        images.append(sm_image(cells, held.blocks.colours(colours), windows_ns[0][0], unit_ns))
         notes.append(_SM_NOTE)
         whole = height + _SM_GAP + _SM_HEIGHT
         axes["yaxis"]["domain"] = (1 - height / whole, 1)
@@ -202,12 +214,14 @@ def _content(
         }
         time_below, height = "y2", whole
     length = length_ns / unit_ns
-    entries = sum(one.get("showlegend", True) for one in data)
+    looks = looks_of(scenes, colours)
+    escaped = any(how.escaped for how in looks.values())
+    rows = -(-(len(looks) + len(arrow_colours(scenes))) // (2 if escaped else 3))
     layout = style.base_layout(
         escape(title, 90) + title_suffix(traces.values()),
         notes,
         height,
-        legend_rows=-(-entries // (2 if any(view.scene.escapes.any() for view in views) else 3)),
+        legend_rows=rows,
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
         annotations=annotations,
@@ -223,110 +237,34 @@ def _content(
         ),
         **axes,
     )
-    return {"data": data, "layout": layout}
+    return Picture(tuple(panels), colours, unit, layout)
 
 
-def traces_of(
-    views: Sequence[View],
-    places: Sequence[Places],
-    colours: dict[str, str],
-    zeros_ns: Sequence[int],
-    unit: str,
-    unit_ns: float,
-) -> tuple[list[Properties], int]:
-    """Return the traces of views, and how many waits have no arrow.
-
-    Parameters
-    ----------
-    zeros_ns
-        Of each view, where the time axis starts to count.
-    """
-    each = list(zip(views, places, zeros_ns, strict=True))
-    frames = [frame_of(view, place, zero_ns=zero, unit_ns=unit_ns) for view, place, zero in each]
-    data = _bars(views, frames, colours, unit)
-    for view, place, zero in each:
-        data += column_traces(view, place, colours, zero, unit_ns, unit)
-    _in_legend_once(data)
-    for what, symbol in (("escape", "triangle-down"), ("hazard", "diamond")):
-        points = _joined([
-            mark_points(view, getattr(view.scene, f"{what}s"), place, zero, unit_ns, what)
-            for view, place, zero in each
-        ])  # fmt: skip
-        if points["x"]:
-            look_of = mark_look(style.INK, symbol)
-            data.append({"type": "scatter", "name": f"{what}s", **look_of, **points})
-    waits = _joined([frame.arrows for frame in frames])
-    if waits["x"]:
-        data.append({**arrow_look(arrow_name(views)), **waits})
-    hazards = _joined([frame.hazards for frame in frames])
-    if hazards["x"]:
-        data.append({**arrow_look(HAZARD), **hazards})
-    return data, sum(frame.left_out for frame in frames)
-
-
-def _place(
-    views: Sequence[View], settings: Sequence[str]
-) -> tuple[list[Places], float, list[Properties], list[Properties]]:
-    """Give every track its place; return these, the height, headings and stripes."""
+def _placed(
+    scenes: Sequence[Scene], settings: Sequence[str], unit_ns: float
+) -> tuple[list[Panel], float, list[Properties], list[Properties]]:
+    """Give every track its place; return panels, the height, annotations and shapes."""
     y = 4
-    places: list[Places] = []
+    panels: list[Panel] = []
     annotations: list[Properties] = []
     shapes: list[Properties] = []
-    for index, view in enumerate(views):
+    for index, scene in enumerate(scenes):
         if settings:
-            said = textwrap.wrap(statement(view), _HEADING_CHARACTERS)
-            lines = [f"<b>{escape(settings[index], 40)}</b>", *(escape(line) for line in said)]
+            words = textwrap.wrap(statement(scene), _HEADING_CHARACTERS)
+            lines = [f"<b>{escape(settings[index], 40)}</b>", *(escape(line) for line in words)]
             size = _HEADING_LINE * len(lines) + 8
-            annotations.append(heading("<br>".join(lines), y + size / 2))
-            shapes.append(stripe(y, y + size, style.HEADING))
+            annotations.append(style.heading("<br>".join(lines), y + size / 2))
+            shapes.append(style.stripe(y, y + size, style.HEADING))
             y += size
-        place = Places.of(view.shown, view.depth, view.tracks.marked, y)
-        places.append(place)
-        annotations += place.annotations
-        shapes += place.shapes
-        y = place.bottom
-        if not place.tracks:
-            annotations.append(nothing(y + _EMPTY_BAND / 2))
+        places = Places.of(scene.shown, scene.depth, scene.tracks.marked, y)
+        panel = Panel(scene, places, scene.window_ns[0], unit_ns)
+        panels.append(panel)
+        bands, labels = plotly_parts.missing(panel)
+        annotations += plotly_parts.headings(places) + labels
+        shapes += plotly_parts.behind(places) + bands
+        y = places.bottom
+        if not places.tracks:
+            annotations.append(plotly_parts.nothing(y + _EMPTY_BAND / 2))
             y += _EMPTY_BAND
         y += 6
-    return places, y, annotations, shapes
-
-
-def _bars(
-    views: Sequence[View], frames: Sequence[Frame], colours: dict[str, str], unit: str
-) -> list[Properties]:
-    """Return one bar trace a class, over all bands."""
-    data = []
-    for bar_class in in_order((bar for drawn in frames for bar in drawn.bars), colours):
-        parts = {
-            index: drawn.bars[bar_class]
-            for index, drawn in enumerate(frames)
-            if bar_class in drawn.bars
-        }
-        tracks = views[min(parts)].tracks
-        data.append({**look(tracks, bar_class, colours, unit), **_joined([*parts.values()])})
-    return data
-
-
-def _in_legend_once(data: list[Properties]) -> None:
-    """Give a class that has bars and columns, or columns on several tracks, one entry."""
-    seen = set()
-    for trace in data:
-        group = trace.setdefault("legendgroup", trace.get("name"))
-        if trace.get("showlegend", True):
-            trace["showlegend"] = group not in seen
-            seen.add(group)
-
-
-def _joined(parts: Sequence[Properties]) -> Properties:
-    """Join arrays and lists of the same names."""
-    return {
-        name: np.concatenate([part[name] for part in parts]) if isinstance(first, np.ndarray)
-        else [value for part in parts for value in part[name]]
-        for name, first in parts[0].items()
-    }  # fmt: skip
-
-
-def _point(**more: object) -> Properties:
-    """Return a trace that shows nothing in the plot: for a legend, or for an axis to appear."""
-    return {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", **more}
+    return panels, y, annotations, shapes

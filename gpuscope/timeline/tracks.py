@@ -11,91 +11,34 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.timeline.columns import Row
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Track, in_order, labelled
-from gpuscope.timeline.scene import Row
 from gpuscope.timeline.style import KIND_STYLES
-from gpuscope.trace.columns import codes, combined, outside
+from gpuscope.timeline.waits import Waits
+from gpuscope.trace.columns import combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
-
-_WAITS = ("event wait", "collective")
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Which rows waited for others.
-
-    Attributes
-    ----------
-    cause, effect
-        Rows: the one that was waited for, and the one that waited.
-    joint
-        Whether they are of one collective: its end waited for the other's start. Otherwise its
-        start waited for the other's end, by an event.
-    """
-
-    cause: Array
-    effect: Array
-    joint: Array
-    _pending: Array
-    _sorted: tuple[tuple[Array, Array], ...]
-    _count: int
-
-    @classmethod
-    def none(cls) -> Waits:
-        """Return those of no rows."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing.astype(bool), np.zeros((3, 0), np.int64), (), 0)
-
-    def extended(self, ids: Array, edges: pa.Table) -> Waits:
-        """Return them with those of more edges.
-
-        Parameters
-        ----------
-        ids
-            Row → id, of all rows that there are by now. Edges to others wait for these.
-        """
-        kind, kinds = codes(edges.column("kind"))
-        waits = np.flatnonzero(np.array([name in _WAITS for name in kinds])[kind])
-        new = [np.asarray(edges.column(name).take(waits).to_numpy()) for name in ("from", "to")]
-        new.append(np.array([name == "collective" for name in kinds])[kind[waits]])
-        pending = np.concatenate([self._pending, new], axis=1) if len(waits) else self._pending
-        if not pending.size:
-            return self
-        parts = list(self._sorted)
-        rows = np.arange(self._count, len(ids))
-        while parts and len(parts[-1][1]) <= 2 * len(rows):
-            rows = np.concatenate([parts.pop()[1], rows])
-        if len(rows):
-            rows = rows[np.argsort(ids[rows], kind="stable")]
-            parts.append((ids[rows], rows))
-        ends = pending[:2]
-        found = np.full(ends.shape, -1)
-        for held, row in parts:
-            place = np.minimum(np.searchsorted(held, ends), len(held) - 1)
-            found = np.where(held[place] == ends, row[place], found)
-        known = (found >= 0).all(axis=0)
-        return Waits(
-            np.concatenate([self.cause, found[0, known]]),
-            np.concatenate([self.effect, found[1, known]]),
-            np.concatenate([self.joint, pending[2, known] > 0]),
-            pending[:, ~known],
-            tuple(parts),
-            len(ids),
-        )
-
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
 
 _INSTANTS = ("mark", "event")
 _CODED = (
-    "kind", "name", "partition", "intended_partition", "stream", "status", "source", "process",
-    "thread", "device", "category",
-)  # fmt: skip
+    "kind",
+    "name",
+    "partition",
+    "intended_partition",
+    "stream",
+    "status",
+    "source",
+    "process",
+    "thread",
+    "device",
+    "category",
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +95,19 @@ class Tracks:
             for name in ("start", "end", "id", "early", "late", "track", "group")
         }
         empty = cls(
-            Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
-            {}, {}, nothing, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(),
-            columns, {}, None,
-        )  # fmt: skip
+            Trace.from_columns({}, metadata=trace.metadata),
+            (),
+            Index(nothing, nothing, nothing),
+            {},
+            {},
+            nothing,
+            nothing,
+            {name: Coded.empty() for name in _CODED},
+            Waits.none(),
+            columns,
+            {},
+            None,
+        )
         return empty.extended(trace.spans, trace.edges, trace.metadata)
 
     def __len__(self) -> int:
@@ -185,13 +137,13 @@ class Tracks:
     @cached_property
     def rows(self) -> dict[int, Row]:
         """Track number → its groups, in the order in which they are stacked."""
-        order = {bar_class: place for place, bar_class in enumerate(self.classes)}
-        found: dict[int, list[tuple[int, bool]]] = {track.number: [] for track in self.tracks}
+        order = {bar_class: at for at, bar_class in enumerate(self.classes)}
+        groups: dict[int, list[tuple[int, bool]]] = {track.number: [] for track in self.tracks}
         for track, bar_class in sorted(self.groups, key=lambda pair: order[pair[1]]):
-            found[track].append((self.groups[track, bar_class], bar_class.escaped))
+            groups[track].append((self.groups[track, bar_class], bar_class.escaped))
         return {
-            track: Row(tuple(number for number, _ in mine), tuple(one for _, one in mine))
-            for track, mine in found.items()
+            track: Row(*(zip(*members, strict=True) if members else ((), ())))
+            for track, members in groups.items()
         }
 
     @property
@@ -203,11 +155,12 @@ class Tracks:
     def hazards(self) -> tuple[Array, Array]:
         """Rows of work that nothing orders, the first and the second of each hazard."""
         facts = self.names.metadata.hazards
-        found = facts.found if facts is not None else ()
-        pairs = [(one.first, one.second) for one in found if None not in (one.first, one.second)]
+        hazards = facts.found if facts is not None else ()
+        ids = [(hazard.first, hazard.second) for hazard in hazards]
+        pairs = [pair for pair in ids if None not in pair]
         rows = np.flatnonzero(np.isin(self.ids, np.array(pairs, np.int64)))
         row_of = dict(zip(self.ids[rows].tolist(), rows.tolist(), strict=True))
-        there = [[row_of[one] for one in pair] for pair in pairs if row_of.keys() >= set(pair)]
+        there = [[row_of[span] for span in pair] for pair in pairs if row_of.keys() >= set(pair)]
         first, second = np.array(there, np.int64).reshape(-1, 2).T
         return first, second
 
@@ -259,10 +212,13 @@ class Tracks:
         keys = dict(self._keys)
         track = LAYOUT.assigned(group, columns_of, keys, sole)
         more = {
-            "start": start, "end": end, "track": track, "id": _integers(spans, "id"),
+            "start": start,
+            "end": end,
+            "track": track,
+            "id": _integers(spans, "id"),
             "early": _integers(spans, "start_uncertainty_ns"),
             "late": _integers(spans, "end_uncertainty_ns"),
-        }  # fmt: skip
+        }
         shown = track >= 0
         busy = np.bincount(
             track[shown], np.where(is_open, 0, end - start)[shown], len(keys)
@@ -368,12 +324,12 @@ def _grouped(
     on_stream: Array,
 ) -> Array:
     """Return new rows' groups; new groups, classes and their sources are added."""
-    found = np.zeros(len(track), np.int32)
+    group = np.zeros(len(track), np.int32)
     shown = np.flatnonzero(track >= 0)
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
     first, combination = combined(*columns, is_open[shown], escaped[shown], track[shown])
     number = np.zeros(len(first), np.int32)
-    for place, (row, at) in enumerate(zip(first.tolist(), shown[first].tolist(), strict=True)):
+    for new, (row, at) in enumerate(zip(first.tolist(), shown[first].tolist(), strict=True)):
         kind, partition, source = (
             coded[name].values[column[row]]
             for name, column in zip(("kind", "partition", "source"), columns, strict=True)
@@ -382,6 +338,6 @@ def _grouped(
             partition = ""
         bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
         classes.setdefault(bar_class, set()).add(source)
-        number[place] = groups.setdefault((int(track[at]), bar_class), len(groups))
-    found[shown] = number[combination]
-    return found
+        number[new] = groups.setdefault((int(track[at]), bar_class), len(groups))
+    group[shown] = number[combination]
+    return group

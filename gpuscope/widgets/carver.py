@@ -17,9 +17,17 @@ from gpuscope.device.select import open_device
 from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.timeline.style import OKABE_ITO, colours_of
-from gpuscope.timeline.text import clean
 from gpuscope.widgets.base import Control, script
-from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of, warning_of
+from gpuscope.widgets.proposal import (
+    check,
+    fresh_name,
+    new_row,
+    problems_of,
+    size_of,
+    strip_of,
+    wanted,
+    warning_of,
+)
 
 SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
 """What a carver starts from."""
@@ -150,7 +158,8 @@ class PartitionCarver(Control):
             It cannot be granted; says why.
         """
         with self.lock:
-            self._require_valid()
+            if problems := self._problems():
+                raise InvalidPartition("; ".join(problems))
             return {row["name"]: row["granted"] for row in self.rows}
 
     @property
@@ -187,10 +196,10 @@ class PartitionCarver(Control):
         checked = {} if is_whole else named_sizes(sizes)
         named = {name: size.plain for name, size in checked.items()}
         with self.lock:
-            rows = [self._row(name, size) for name, size in named.items()]
-            own = colours_of(named)
+            rows = [new_row(next(self._ids), name, size) for name, size in named.items()]
+            chosen = colours_of(named) | dict(colors or {})
             for row in rows:
-                row["color"] = (colors or {}).get(row["name"], own[row["name"]])
+                row["color"] = chosen[row["name"]]
             self._applied = {row["id"]: row["name"] for row in rows}
             self._renamed = {}
             self.sizes = named
@@ -206,12 +215,10 @@ class PartitionCarver(Control):
             There is none of a name.
         """
         with self.lock:
-            ids = {row["name"]: row["id"] for row in self.rows}
-            if unknown := [name for name in sizes if name not in ids]:
-                raise InvalidPartition(f"no partition {unknown[0]!r}; there are {', '.join(ids)}")
+            counts = {self._id_of(name): size for name, size in sizes.items()}
             for name, size in sizes.items():
                 require_kind(f"sizes[{name!r}]", size, int, str)
-            self._ask({ids[name]: size for name, size in sizes.items()}, settle=False)
+            self._ask(counts, settle=False)
 
     @door(name=(str, None))
     def add(self, name: str | None = None) -> None:
@@ -219,8 +226,9 @@ class PartitionCarver(Control):
         with self.lock:
             rows = [dict(row) for row in self.rows]
             quantum = int(self.strip["quantum"])
-            added = self._row(name or self._fresh_name(), quantum)
-            names, used = [row["name"] for row in (*rows, added)], [row["color"] for row in rows]
+            names, used = [row["name"] for row in rows], [row["color"] for row in rows]
+            added = new_row(next(self._ids), name or fresh_name(names), quantum)
+            names.append(added["name"])
             wanted = colours_of(names)[added["name"]]
             added["color"] = next(
                 (color for color in (wanted, *OKABE_ITO) if color not in used), wanted
@@ -245,13 +253,14 @@ class PartitionCarver(Control):
             There is none of that name.
         """
         with self.lock:
-            for row in self.rows:
-                if row["name"] == name:
-                    self._do_remove(row["id"])
-                    return
-        raise InvalidPartition(
-            f"no partition {name!r}; there are {', '.join(row['name'] for row in self.rows)}"
-        )
+            self._do_remove(self._id_of(name))
+
+    def _id_of(self, name: str) -> int:
+        ids = {row["name"]: int(row["id"]) for row in reversed(self.rows)}
+        if name not in ids:
+            known = ", ".join(row["name"] for row in self.rows)
+            raise InvalidPartition(f"no partition {name!r}; there are {known}")
+        return ids[name]
 
     def revert(self) -> None:
         """Go back to what was applied."""
@@ -269,7 +278,6 @@ class PartitionCarver(Control):
             The driver refuses. The previous partitions are closed in this case.
         """
         with self.lock:
-            self._require_valid()
             shown = self.proposal
             self._plan([dict(row) for row in self.rows], active=[])
             if self.proposal != shown:
@@ -303,18 +311,7 @@ class PartitionCarver(Control):
         super().close()
 
     def _problems(self) -> list[str]:
-        said = [
-            f"partition {clean(row['name'], NAME_LIMIT)!r}: {row[what]}"
-            for row in self.rows
-            for what in ("name_error", "count_error")
-            if row[what]
-        ]
-        return [self.error, *said] if self.error else said
-
-    def _require_valid(self) -> None:
-        problems = self._problems()
-        if problems:
-            raise InvalidPartition("; ".join(problems))
+        return [*filter(None, [self.error]), *problems_of(self.rows)]
 
     # -- what the page sends ------------------------------------------------------------
     def _asked(self, change: Mapping[str, Any]) -> None:
@@ -345,14 +342,10 @@ class PartitionCarver(Control):
             return
         self.rows = [{**row, "color": color} if row["id"] == id else row for row in self.rows]
 
-    def _do_add(self) -> None:
-        self.add()
-
     def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
         self._plan([dict(row) for row in self.rows if row["id"] != id], active=[])
 
-    def _do_revert(self) -> None:
-        self.revert()
+    _do_add, _do_revert = add, revert
 
     def _do_apply(self) -> None:
         try:
@@ -361,33 +354,17 @@ class PartitionCarver(Control):
             self.refused = str(error)
 
     # -- planning -----------------------------------------------------------------------
-    def _row(self, name: str, asked: int | str) -> dict[str, Any]:
-        return {
-            "id": next(self._ids), "name": name, "color": "", "asked": asked, "granted": None,
-            "sm_ids": "", "name_error": "", "count_error": "", "count_warning": "",
-        }  # fmt: skip
-
-    def _fresh_name(self) -> str:
-        names = {row["name"] for row in self.rows}
-        return next(name for name in (f"p{n}" for n in itertools.count(1)) if name not in names)
-
     def _plan(self, rows: list[dict[str, Any]], *, active: list[int], settle: bool = False) -> None:
         """Ask what would be granted, and show it.
 
         What is not ``active`` keeps what it was granted, if that is possible.
         """
         plan, error = None, ""
-        labels = check(rows)
-        if rows and not any(row["count_error"] for row in rows):
-            wanted = {
-                labels[row["id"]]: row["asked"]
-                if row["asked"] == REST or row["id"] in active
-                else row["granted"] or row["asked"]
-                for row in rows
-            }
+        labels, sizes = check(rows)
+        if rows and len(sizes) == len(rows):
             try:
                 plan = self._target().plan_carve(
-                    wanted,
+                    {labels[row["id"]]: wanted(row, sizes[row["id"]], active) for row in rows},
                     rounding="nearest",
                     keep=[labels[row["id"]] for row in rows if row["id"] not in active],
                     instead_of=tuple(self.partitions.values()) if self.partitions else (),

@@ -1,52 +1,35 @@
-"""Dashboard: carve, assign, launch, watch and judge, by hand.
-
-Long because a run, what shows it and what it shows share one lock.
-"""
+"""Dashboard: carve, assign, launch, watch and judge, by hand."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import ipywidgets as ipw
-
-from gpuscope import figures
 from gpuscope._checks import door, given
-from gpuscope._threads import start
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments import execution, nsight
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Progress
-from gpuscope.record.recorder import Recording
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, layout, results
+from gpuscope.widgets import html, layout
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
-from gpuscope.widgets.compared import side_by_side
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
 from gpuscope.widgets.live import LatestWins
-from gpuscope.widgets.pins import Pins
 from gpuscope.widgets.presets import PRESETS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words, said_of
 from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
 from gpuscope.widgets.saving import EXPORTS, REPORT, save, slug
-from gpuscope.widgets.timeline import Timeline
+from gpuscope.widgets.shown import Shown
+from gpuscope.widgets.work import Work
 
 PERIOD_S = 0.2
 """How far a run is, is told at most this often."""
-PLOT_PX = 172
-"""So that carver, timeline and verdicts have room on a screen of 1280 × 720."""
-FOLLOWED_NS = 40_000_000
-"""What of a run is in view while it goes on: little enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
-_BEFORE = "gpuscope-before"
-"""Marks what is of the run before the one that is on: dimmed by ``controls.css``."""
-_NO_RUN = html.note("No run yet: press Run, or Ctrl+Enter anywhere here. Esc stops a run.")
 
 
 class Dashboard:
@@ -106,29 +89,30 @@ class Dashboard:
         experiment: Experiment | Mapping[str, object] | str | Path | None = None,
     ) -> None:
         self._lock = threading.RLock()  # callbacks may run beside the main thread
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._closed = False
-        self._watched: Recording | None = None
-        self._picture = self._cards = ""
-        self._shows_run = False  # the timeline: ids are the run's
         self._kept: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
         self.run: Run | None = None
-        self.timeline = layout.compact(Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS))
-        self.verdicts, self.results = ipw.HTML(_NO_RUN), ipw.HTML()
-        self.pins = Pins(self._show_numbers, self._reopen, lock=self._lock)
+        self._shown = Shown(self._reopen, lambda: self.form.carver.colors, self._keep, self._lock)
+        self.timeline, self.pins = self._shown.timeline, self._shown.pins
+        self.verdicts, self.results = self._shown.verdicts, self._shown.results
         self.devices = DevicePicker(device, lock=self._lock)
         self.bar = RunBar(
             {
-                "run": self._run_as_shown, "stop": self.stop, "preset": self._start_from,
-                "export": self._export, "code": self._show_code, "save": self._save_file,
-                "open": self._open_file, "nsight": self.open_in_nsight, "span": self._go_to,
+                "run": self._run_as_shown,
+                "stop": self.stop,
+                "preset": self._start_from,
+                "export": self._export,
+                "code": self._show_code,
+                "save": self._save_file,
+                "open": self._open_file,
+                "nsight": self.open_in_nsight,
+                "span": self._go_to,
             },
             [_GPUSCOPE, *CARVINGS],
             [*PRESETS],
             lock=self._lock,
-        )  # fmt: skip
+        )
+        self._work = Work(self.bar, self._enable, self._lock)
         self.form = Form(
             experiment_of(experiment), self.devices.opened, self._changed, self.bar.say, self._lock
         )
@@ -170,8 +154,7 @@ class Dashboard:
     @property
     def is_running(self) -> bool:
         """Whether a run is on."""
-        with self._lock:
-            return self._thread is not None
+        return self._work.is_on
 
     def open(self, experiment: Experiment | Mapping[str, object] | str | Path) -> None:
         """Show another experiment: an object, a dict, or a TOML or JSON file.
@@ -217,32 +200,23 @@ class Dashboard:
         Errors are shown in the dashboard, also that a carving was not applied. Does nothing while
         a run is on.
         """
-        with self._lock, self._refusals():
+        with self._lock, self._work.refusals():
             experiment = self.form.experiment()
             if self.bar.sms:
                 experiment = experiment.model_copy(update={"detail": "full"})
             if self.bar.hazards:
                 experiment = experiment.model_copy(update={"hazards": True})
-            for shown in (self.verdicts, self.results) if self._thread is None else ():
-                shown.add_class(_BEFORE)
-            self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")
+            if not self.is_running:
+                self._shown.dim(on=True)
+            self._work.begin(partial(self._run, experiment), "Preparing: carving, warming up …")
 
     def stop(self) -> None:
         """End the run early, as the Stop button does; what was recorded is kept and shown."""
-        with self._lock:
-            if self._thread is not None:
-                self._stop.set()
-                self.bar.stopping = True
-                self.bar.say("Stopping: waiting for what is queued on the GPU …")
+        self._work.stop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no run is in progress; returns false after a timeout."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-            return not thread.is_alive()
-        return True
+        return self._work.wait(timeout_s)
 
     def open_in_nsight(self) -> None:
         """Run what the controls describe under Nsight Systems; returns at once.
@@ -250,55 +224,30 @@ class Dashboard:
         Why that is not possible, and what it wrote into the working folder, is shown in the
         dashboard. Stop ends it, and leaves nothing.
         """
-        with self._lock, self._refusals():
+        with self._lock, self._work.refusals():
             experiment = self.form.experiment()
             self.devices.require_gpu()
             act = partial(self._profile, self.devices.device, experiment)
-            self._begin(partial(self._say, act), "Running under Nsight Systems …")
+            self._work.do(act, "Running under Nsight Systems …")
 
     def close(self) -> None:
         """Stop the run, wait for its end, and remove the widgets."""
-        with self._lock:
-            self._closed = True
+        self._work.is_closed = True
         self.stop()
         self.wait()
         layout.close(self.widget)
 
     # -- the run's own thread ---------------------------------------------------------
-    def _begin(self, work: Callable[[threading.Event], None], words: str) -> None:
-        """Do something in a thread, unless something is going on."""
-        with self._lock:
-            if self._thread is not None or self._closed:
-                return
-            self._stop = threading.Event()
-            self._thread = threading.Thread(
-                target=work, args=(self._stop,), name="gpuscope-dashboard", daemon=True
-            )
-            self.bar.stopping = False
-            self.bar.progress, self.bar.left = 0.0, ""
-            self._enable()
-            self.bar.say(words)
-            if not start(self._thread):
-                self._thread.run()
-
-    @contextmanager
-    def _refusals(self, of: str = "") -> Iterator[None]:
-        """Show what is refused instead of raising it."""
-        try:
-            yield
-        except GpuscopeError as error:
-            self.bar.warn(f"{of}{error}")
-
-    def _work(self, experiment: Experiment, stop: threading.Event) -> None:
-        said, done = "", None
+    def _run(self, experiment: Experiment, stop: threading.Event) -> None:
+        problem, done = "", None
         self._estimate = Estimate(experiment, time.monotonic)
         try:
             with LatestWins(self._tell_live, failed=self._live_failed, period_s=PERIOD_S) as live:
                 device = self.devices.opened()
                 done = execution.run(experiment, device, viewer=live.offer, stop=stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = said_of(error)
-        self._finish(done, said)
+            problem = said_of(error)
+        self._finish(done, problem)
 
     def _tell_live(self, progress: Progress) -> None:
         share, left_s = self._estimate.at(progress)
@@ -306,98 +255,48 @@ class Dashboard:
         if progress.phase != "together":
             words = f"Timing {progress.phase}, for comparison …"
         with self._lock:
-            if not self._stop.is_set():
+            if not self._work.is_stopping:
                 self.bar.progress, self.bar.left = share, in_words(left_s)
                 self.bar.say(words)
         if progress.recording is not None:
-            self._follow(progress.recording, together=progress.phase == "together")
-
-    def _follow(self, recording: Recording, *, together: bool) -> None:
-        """Let the timeline follow what runs together, as long as that is wanted."""
-        if self.bar.live:
-            if together and recording is not self._watched:
-                self._watched = recording
-                self.timeline.watch(recording)
-            return
-        if self._watched is not None:
-            self._watched = None
-            self.timeline.finish()
-        recording.batches()  # what is turned into columns now need not be at Stop
+            together = progress.phase == "together"
+            self._shown.follow(progress.recording, together=together, live=self.bar.live)
 
     def _live_failed(self, error: Exception) -> None:
         self.bar.warn(f"The live picture failed, the run goes on: {error}")
 
-    def _finish(self, done: Run | None, said: str) -> None:
-        self._watched = None
+    def _finish(self, done: Run | None, problem: str) -> None:
         self.run = done if done is not None else self.run
         try:
+            words = self._shown.finish(done)
             if done is not None:
-                summary = results.summarise(done)
-                self._show(self.pins.add(summary, done))
                 with self._lock:
                     self.bar.progress = self.bar.progress if done.stopped else 1.0
-                    self.bar.say(results.ended(summary))
-            else:
-                self.timeline.finish()
+                    self.bar.say(words)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = f"The results cannot be shown: {type(error).__name__}: {error}"
+            problem = f"The results cannot be shown: {type(error).__name__}: {error}"
         with self._lock:
-            if said:
-                self.bar.warn(said)
-            self._end()
-
-    def _end(self) -> None:
-        self._thread = None
-        self.verdicts.remove_class(_BEFORE)
-        self.results.remove_class(_BEFORE)
-        self.bar.stopping, self.bar.left = False, ""
-        self._enable()
+            if problem:
+                self.bar.warn(problem)
+            self._work.end()
 
     def _reopen(self, number: int) -> None:
         """Show an earlier run again."""
         with self._lock:
             if not self.is_running and self.pins.kept(number) is not None:
-                self._begin(partial(self._say, partial(self._show_again, number)), "Opening …")
+                self._work.do(partial(self._show_again, number), "Opening …")
 
     def _show_again(self, number: int, _stop: threading.Event) -> str:
-        self._show(number)
+        self._shown.show(number)
         return f"Run {number} is shown."
-
-    def _show(self, number: int) -> None:
-        """Show a run in the timeline, its verdicts and its numbers."""
-        kept = self.pins.kept(number)
-        assert kept is not None  # noqa: S101 - whoever calls knows that it is there
-        run, summary = kept
-        trace = list(run.traces.values())[-1]
-        window = results.close_up(trace, summary)
-        self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
-        self.timeline.sms = summary.blocks
-        self.timeline.fit()
-        picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
-        with self._lock:
-            self._picture = picture
-            self._cards = results.verdicts(summary, self.form.carver.colors)
-            self._shows_run = True
-            self.pins.shown = number
-            self._show_numbers()
-
-    def _show_numbers(self) -> None:
-        """Show the numbers of the run that is shown, and the runs that are compared."""
-        compared = self.pins.compared
-        *_, shown = compared.values()
-        self.verdicts.value = results.won(compared) + self._cards
-        self.results.value = results.numbers(shown) + (
-            side_by_side(compared) if len(compared) > 1 else ""
-        )
-        self._keep()
 
     def _export(self, suffix: str) -> None:
         """Write the run that is shown to a file in the working folder."""
         shown = self.pins.kept(self.pins.shown)
-        if shown is not None and suffix in {one["suffix"] for one in EXPORTS}:
+        if shown is not None and suffix in {export["suffix"] for export in EXPORTS}:
             run = self.pins.reported() if suffix == REPORT else shown[0]
             act = partial(self._write, run, suffix)
-            self._begin(partial(self._say, act), f"Writing a {suffix} file …")
+            self._work.do(act, f"Writing a {suffix} file …")
 
     def _write(self, run: Run, suffix: str, stop: threading.Event) -> str:
         which = f", of {len(run)} runs: {', '.join(run)}" if len(run) > 1 else ""
@@ -406,27 +305,16 @@ class Dashboard:
     def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> str:
         profiled = nsight.profile(experiment, device=key, cancel=stop)
         if profiled.trace is not None:
-            self._shows_run = False
-            self.timeline.show(profiled.trace)
+            self._shown.show_trace(profiled.trace)
         return (
             f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline shows it."
         )
 
-    def _say(self, act: Callable[[threading.Event], str], stop: threading.Event) -> None:
-        """Do something, and say what became of it."""
-        try:
-            show, words = self.bar.say, act(stop)
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            show, words = self.bar.warn, said_of(error)
-        with self._lock:
-            show(words)
-            self._end()
-
     # -- what the controls tell -------------------------------------------------------
     def _run_as_shown(self, carving: str = "") -> None:
         """Run; first apply a carving, if it is still what the page showed at the click."""
-        with self._refusals():
-            if self._thread is None and carving and carving == self.form.carving:
+        with self._work.refusals():
+            if not self.is_running and carving and carving == self.form.carving:
                 self.form.carver.apply()
             self.start()
 
@@ -438,8 +326,8 @@ class Dashboard:
 
     def _go_to(self, span: int) -> None:
         """Show a call of the last run in the timeline."""
-        with self._refusals():
-            if self._shows_run and not self.is_running:
+        with self._work.refusals():
+            if self._shown.has_spans and not self.is_running:
                 self.timeline.select(span)
 
     def _moved(self, _change: object) -> None:
@@ -458,7 +346,9 @@ class Dashboard:
                 self._keep()
 
     def _enable(self) -> None:
-        running = self._thread is not None
+        running = self.is_running
+        if not running:
+            self._shown.dim(on=False)
         with self.bar.hold_sync():
             self.bar.running = running
             self.bar.ready = self.form.is_valid
@@ -468,16 +358,16 @@ class Dashboard:
             control.disabled = running
 
     def _show_code(self, kind: str) -> None:
-        with self._refusals():
+        with self._work.refusals():
             self.bar.code = {"kind": kind, "text": self.code(kind)}
 
     def _save_file(self) -> None:
-        with self._refusals():
+        with self._work.refusals():
             experiment = self.experiment
             self.bar.offer_file(f"{slug(experiment.name)}.toml", experiment.to_toml())
 
     def _open_file(self, name: str, text: str) -> None:
-        with self._refusals(f"{name}: "):
+        with self._work.refusals(f"{name}: "):
             self.open(Experiment.from_toml(str(text)))
 
     # -- what stays in the notebook ------------------------------------------------------
@@ -486,16 +376,14 @@ class Dashboard:
             experiment = Experiment.from_dict(self.form.described()).to_toml()
         except GpuscopeError as error:
             experiment = f"# {error}"
-        shown = html.note("Nothing was run.")
-        if self.run is not None:
-            shown = self.verdicts.value + self._picture + self.results.value
+        shown = self._shown.page if self.run is not None else html.note("Nothing was run.")
         return saved_page(
             self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
         )
 
     def _keep(self) -> None:
         """Update what the notebook shows without a kernel, where it is displayed."""
-        if self._kept is None or self._closed:
+        if self._kept is None or self._work.is_closed:
             return
         page = self._static()
         if page != self._kept_page:

@@ -162,9 +162,9 @@ class Form:
                 raise InvalidPartition(
                     f"the carving is not applied: it would grant {self.carving}. Apply or revert it"
                 )
-            said = [self.problem, self.streams.said, self.workloads.said]
-            if any(said):
-                raise InvalidExperiment("\n".join(filter(None, said)))
+            problems = [self.problem, self.streams.said, self.workloads.said]
+            if any(problems):
+                raise InvalidExperiment("\n".join(filter(None, problems)))
             return Experiment.from_dict(self.described())
 
     def plan(self) -> CarvePlan | None:

@@ -62,14 +62,19 @@ class Painter:
         here, there = socket.socketpair()
         with there, ExitStack() as undo:
             undo.callback(here.close)
-            environment = {name: value for name, value in os.environ.items()
-                           if name != NVTX_INJECTION}  # fmt: skip
+            environment = {
+                name: value for name, value in os.environ.items() if name != NVTX_INJECTION
+            }
             program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of ours
                 [sys.executable, "-c", f"{program}serve({there.fileno()})"],
-                pass_fds=[there.fileno()], env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                pass_fds=[there.fileno()],
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             undo.pop_all()
         self._wire = Connection(here.detach())
         self._ready = select.poll()
@@ -265,8 +270,12 @@ class Easel:
         if wanted.following:
             low, high = state.extent_ns[1] - (high - low), state.extent_ns[1]
         snapshot = state.snapshot((low, high), following=wanted.following)
-        drawn = compose_frame(snapshot, None)
         return Painted(
-            drawn.bars, drawn.overlays, drawn.layout, drawn.scene, drawn.words(), (low, high),
-            wanted.following, state.extent_ns, state.labels, state.left_out, len(state.tracks),
-        )  # fmt: skip
+            frame=compose_frame(snapshot, None).frame,
+            window_ns=(low, high),
+            following=wanted.following,
+            extent_ns=state.extent_ns,
+            labels=state.labels,
+            left_out=state.left_out,
+            rows=len(state.tracks),
+        )

@@ -131,8 +131,8 @@ def beside(runs: Mapping[str, Run]) -> Run:
     traces, rows, settings = {}, [], {}
     for label, run in runs.items():
         setting, traces[label] = list(run.traces.items())[-1]
-        own = run.comparison.to_pylist()
-        rows += [{**row, "setting": label} for row in own if row["setting"] == setting]
+        compared = run.comparison.to_pylist()
+        rows += [{**row, "setting": label} for row in compared if row["setting"] == setting]
         settings[label] = {name: run.experiment[name] for name in ("partitions", "streams")}
     *_, last = runs.values()
     experiment = {**last.experiment, "settings": settings}

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from gpuscope.widgets.table import Values
 
 _CARVED: Values = {"small": 16, "load": "rest"}
-_SMALL: Values = {"kind": "gemm", "m": 512, "n": 512, "k": 512}
-_LOAD: Values = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096}
+
+
+def _gemm(m: int, n: int, k: int, **more: object) -> Values:
+    return {"kind": "gemm", "m": m, "n": n, "k": k, **more}
+
+
+_SMALL, _LOAD = ("small", _gemm(512, 512, 512)), ("load", _gemm(4096, 4096, 4096))
 
 
 def _preset(
@@ -31,24 +36,28 @@ def _preset(
             second: {"partition": homes[1]},
         },
         "workloads": {
-            first: {**timed_fields, "stream": first, "repeats": 2000, "arrival": "poisson",
-                    "rate_hz": 1000, "guard": guard},
+            first: {
+                **timed_fields,
+                "stream": first,
+                "repeats": 2000,
+                "arrival": "poisson",
+                "rate_hz": 1000,
+                "guard": guard,
+            },
             second: {**queued_fields, "stream": second, "background": True, "max_queued": 6},
         },
-    }  # fmt: skip
+    }
 
 
-TEMPLATE = _preset(("small", _SMALL), ("load", _LOAD), _CARVED)
+TEMPLATE = _preset(_SMALL, _LOAD, _CARVED)
 """What a dashboard starts from: ``examples/quickstart.toml`` in one setting."""
 PRESETS: Mapping[str, Values] = {
     "small beside load, partitions": TEMPLATE,
-    "small beside load, no partitions": _preset(("small", _SMALL), ("load", _LOAD), {}),
-    "small beside load, priority instead": _preset(
-        ("small", _SMALL), ("load", _LOAD), {}, priority=-5
-    ),
+    "small beside load, no partitions": _preset(_SMALL, _LOAD, {}),
+    "small beside load, priority instead": _preset(_SMALL, _LOAD, {}, priority=-5),
     "decode beside prefill": _preset(
-        ("decode", {"kind": "gemm", "m": 16, "n": 4096, "k": 4096}),
-        ("prefill", {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096}),
+        ("decode", _gemm(16, 4096, 4096)),
+        ("prefill", _gemm(4096, 4096, 4096)),
         {"decode": 32, "prefill": "rest"},
     ),
     "requests: prefill | decode": {
@@ -57,8 +66,8 @@ PRESETS: Mapping[str, Values] = {
         "partitions": {"prefill": "rest", "decode": 32},
         "streams": {name: {"partition": name} for name in ("prefill", "decode")},
         "workloads": {
-            "prefill": {"kind": "gemm", "m": 4096, "n": 8192, "k": 8192, "stream": "prefill"},
-            "decode": {"kind": "gemm", "m": 16, "n": 16384, "k": 16384, "stream": "decode"},
+            "prefill": _gemm(4096, 8192, 8192, stream="prefill"),
+            "decode": _gemm(16, 16384, 16384, stream="decode"),
             "chat": {
                 "kind": "requests",
                 "prefill": "prefill",
@@ -72,10 +81,10 @@ PRESETS: Mapping[str, Values] = {
         },
     },
     "copy beside compute": _preset(
-        ("compute", {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024}),
+        ("compute", _gemm(1024, 1024, 1024)),
         ("copy", {"kind": "copy", "nbytes": 1 << 28}),
         {"compute": 64, "copy": "rest"},
     ),
-    "escape: a guard left out": _preset(("small", _SMALL), ("load", _LOAD), _CARVED, guard=False),
+    "escape: a guard left out": _preset(_SMALL, _LOAD, _CARVED, guard=False),
 }
 """Name → what the controls start from."""

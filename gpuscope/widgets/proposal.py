@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuscope.device.carve import REMAINDER, CarvePlan, SmLayout
@@ -23,7 +24,7 @@ def strip_of(layout: SmLayout, plan: CarvePlan | None, ids: Sequence[int]) -> di
         Of the plan's partitions, in its order; 0 owns what is free, -1 what others hold.
     """
     planned = plan.partitions if plan is not None else ()
-    owned = [(number, one.parts) for number, one in zip(ids, planned, strict=False)]
+    owned = [(number, part.parts) for number, part in zip(ids, planned, strict=False)]
     used = {part for _, parts in owned for part in parts}
     every = [*range(layout.quanta), *([REMAINDER] if layout.remainder_sm_count else [])]
     free = set(plan.remainder_parts) if plan is not None else set(every)
@@ -60,11 +61,18 @@ def warning_of(row: Mapping[str, Any], layout: SmLayout) -> str:
     return f"{asked} asked, {granted} granted: the nearest that is there in quanta of {quantum}"
 
 
-def check(rows: list[dict[str, Any]]) -> dict[int, str]:
-    """Say beside each field what is wrong with it; return row id → a name that is its own."""
+def check(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, Size]]:
+    """Say beside each field what is wrong with it.
+
+    Returns
+    -------
+    tuple
+        Row id → a name that is its own; row id → size asked for, of those that ask for one.
+    """
     labels: dict[int, str] = {}
+    sizes: dict[int, Size] = {}
     for row in rows:
-        name, asked = row["name"], row["asked"]
+        name = row["name"]
         row["name_error"] = row["count_error"] = ""
         if not isinstance(name, str) or not name.strip():
             row["name_error"] = "a partition needs a name"
@@ -72,7 +80,34 @@ def check(rows: list[dict[str, Any]]) -> dict[int, str]:
             row["name_error"] = f"two partitions are called {clean(name, NAME_LIMIT)!r}"
         labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
         try:
-            Size.parse(asked)
+            sizes[row["id"]] = Size.parse(row["asked"])
         except InvalidPartition as error:
             row["count_error"] = str(error)
-    return labels
+    return labels, sizes
+
+
+def wanted(row: Mapping[str, Any], size: Size, active: Collection[int]) -> Size | int:
+    """Return what to ask for: what is not ``active`` keeps what it was granted."""
+    is_kept = not size.is_rest and row["id"] not in active and row["granted"]
+    return int(row["granted"]) if is_kept else size
+
+
+def problems_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong with rows, each with the name of its partition."""
+    return [
+        f"partition {clean(row['name'], NAME_LIMIT)!r}: {row[what]}"
+        for row in rows
+        for what in ("name_error", "count_error")
+        if row[what]
+    ]
+
+
+def new_row(number: int, name: str, asked: int | str) -> dict[str, Any]:
+    """Return a row of a proposal that nobody has looked at yet."""
+    words = dict.fromkeys(("color", "sm_ids", "name_error", "count_error", "count_warning"), "")
+    return {"id": number, "name": name, "asked": asked, "granted": None, **words}
+
+
+def fresh_name(names: Collection[str]) -> str:
+    """Return a name that none of these is."""
+    return next(name for name in (f"p{n}" for n in itertools.count(1)) if name not in names)

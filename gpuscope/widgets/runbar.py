@@ -67,9 +67,12 @@ class RunBar(Control):
         lock: threading.RLock | None = None,
     ) -> None:
         super().__init__(
-            lock=lock, codes=codes, presets=presets, exports=EXPORTS,
+            lock=lock,
+            codes=codes,
+            presets=presets,
+            exports=EXPORTS,
             uid=secrets.token_hex(6),
-        )  # fmt: skip
+        )
         self._acts = acts
         self._serials = itertools.count(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import traitlets
@@ -47,9 +48,13 @@ def field(
         Other field → the values with which this one is shown; all of them have to fit.
     """
     return {
-        "name": name, "label": label, "type": type, "options": [list(option) for option in options],
-        "when": {other: list(values) for other, values in (when or {}).items()}, "hint": hint,
-    }  # fmt: skip
+        "name": name,
+        "label": label,
+        "type": type,
+        "options": [list(option) for option in options],
+        "when": {other: list(values) for other, values in (when or {}).items()},
+        "hint": hint,
+    }
 
 
 def names_of(what: str, names: Iterable[str]) -> list[str]:
@@ -60,14 +65,12 @@ def names_of(what: str, names: Iterable[str]) -> list[str]:
     InvalidArgument
         They are no texts.
     """
-    found: list[str] | None
-    try:
-        found = list(names)
-    except TypeError:  # a NumPy array without dimensions calls itself iterable, too
-        found = None
-    if found is None or isinstance(names, str) or not all(isinstance(name, str) for name in found):
+    listed: list[Any] = [None]
+    with suppress(TypeError):  # a NumPy array without dimensions calls itself iterable, too
+        listed = list(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
         raise InvalidArgument(f"{what} is {given(names)}; a list of names is needed")
-    return found
+    return listed
 
 
 class Table(Control):
@@ -132,10 +135,10 @@ class Table(Control):
     def described(self) -> dict[str, Values]:
         """Name → fields, as an experiment takes them; of two rows with one name, the first."""
         with self.lock:
-            found: dict[str, Values] = {}
+            described: dict[str, Values] = {}
             for row in self.rows:
-                found.setdefault(row["values"]["name"], self._fields_of(row["values"]))
-            return found
+                described.setdefault(row["values"]["name"], self._fields_of(row["values"]))
+            return described
 
     def describe(self, described: Described) -> None:
         """Start anew from name → fields.
@@ -155,7 +158,7 @@ class Table(Control):
             )
         with self.lock:
             self.rows = [
-                self._row({"name": name, **self._values_of(fields)})
+                self._row({"name": name, **self._values_of(_plain(fields))})
                 for name, fields in described.items()
             ]
             self._changed({})
@@ -178,11 +181,9 @@ class Table(Control):
             while (name := f"{self.noun} {number}") in self.names:
                 number += 1
             used = {row["values"][self.home] for row in self.rows}
-            home = next(
-                (one for one in self._choices if one not in used), next(iter(self._choices), None)
-            )
-            own = {} if home is None else {self.home: home}
-            self.rows = [*self.rows, self._row({"name": name, **self._values_of(own)})]
+            homes = [*(home for home in self._choices if home not in used), *self._choices]
+            at_home = {self.home: homes[0]} if homes else {}
+            self.rows = [*self.rows, self._row({"name": name, **self._values_of(at_home)})]
             self._changed({})
 
     def remove(self, name: str) -> None:
@@ -222,19 +223,19 @@ class Table(Control):
             rows, seen = [], set()
             for row in self.rows:
                 name = row["values"]["name"]
-                mine: dict[str, str] = {}
+                wrong: dict[str, str] = {}
                 if name in seen:
-                    mine["name"] = f"two rows are called {clean(name, 40)!r}"
+                    wrong["name"] = f"two rows are called {clean(name, 40)!r}"
                 else:
                     for path, words in problems.items():
                         if path[:2] == (self.part, name):
-                            mine[self._field_at(path)] = words
+                            wrong[self._field_at(path)] = words
                 seen.add(name)
                 if not isinstance(name, str) or not name.strip():
-                    mine["name"] = "it needs a name"
+                    wrong["name"] = "it needs a name"
                 values = row["values"]
-                told = {"options": self._options(values), "line": self._line(values)}
-                rows.append({**row, "problems": mine, **told})
+                shown = {"options": self._options(values), "line": self._line(values)}
+                rows.append({**row, "problems": wrong, **shown})
             with self.hold_sync():
                 self.error = problems.get((self.part,), "") if rows else "at least one is needed"
                 self.rows = rows
@@ -268,7 +269,7 @@ class Table(Control):
         """Describe the fields of a row."""
         raise NotImplementedError
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
+    def _values_of(self, fields: Values) -> Values:
         """Return what the fields of a row show."""
         raise NotImplementedError
 
@@ -308,8 +309,8 @@ class Table(Control):
         for row in self.rows:
             values = row["values"]
             if row["id"] == id and field in values:
-                own = names.count(values["name"]) == 1
-                if field == "name" and own and value not in names:
+                is_unique = names.count(values["name"]) == 1
+                if field == "name" and is_unique and value not in names:
                     renamed = {values["name"]: str(value)}
                 values = {**values, field: value}
             rows.append({**row, "values": values})
@@ -323,6 +324,10 @@ class Table(Control):
     def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
         self.rows = [row for row in self.rows if row["id"] != id]
         self._changed({})
+
+
+def _plain(fields: Mapping[str, object] | BaseModel) -> Values:
+    return fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
 
 
 def _followed(value: object, renamed: Mapping[str, str]) -> object:

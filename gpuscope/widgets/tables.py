@@ -6,11 +6,10 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 
-from pydantic import BaseModel
-
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.setting import StreamSpec
 from gpuscope.timeline.text import clean
+from gpuscope.widgets.lines import PACED, stream_line, workload_line
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
@@ -19,10 +18,8 @@ from gpuscope.workloads.spec import KindField, WorkloadSpec
 
 WHOLE_GPU = ""
 """The choice of no partition."""
-_PACED = ("fixed", "poisson")
 _OF_LAUNCHES = ("stream", "background", "waits_on", "guard", "max_queued", "warmup")
 """What only workloads have that launch something themselves."""
-_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 
 
 class StreamTable(Table):
@@ -89,17 +86,13 @@ class StreamTable(Table):
             self._require_valid()
             return {name: StreamSpec(**fields) for name, fields in self.described.items()}
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
-        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
-        spec = {**StreamSpec().model_dump(), "blocking": False, **given}
+    def _values_of(self, fields: Values) -> Values:
+        spec = {**StreamSpec().model_dump(), "blocking": False, **fields}
         self._require_known(spec, StreamSpec.model_fields)
         return {**spec, "partition": spec["partition"] or WHOLE_GPU}
 
     def _line(self, values: Values) -> str:
-        home, priority = values["partition"], values["priority"]
-        line = f"in {_short(home)}" if home else "on the whole GPU"
-        line += f", priority {_short(priority)}" if priority != 0 else ""
-        return line + (", blocking" if values["blocking"] and not home else "")
+        return stream_line(values)
 
     def _fields_of(self, values: Values) -> Values:
         home = values["partition"]
@@ -121,14 +114,23 @@ class StreamTable(Table):
         return [
             field("name", "Stream", "text"),
             field("partition", "Runs in", "choice", options=homes),
-            field("priority", "Priority", "choice",
-                  options=[(level, f"{level}{notes.get(level, '')}") for level in range(0, -6, -1)],
-                  hint="Lower numbers run first among blocks that wait for an SM; nothing is "
-                  "pre-empted"),
-            field("blocking", "Blocking", "flag", when={"partition": [WHOLE_GPU]},
-                  hint="Waits for what was queued in the legacy default stream, and is waited for "
-                  "by it"),
-        ]  # fmt: skip
+            field(
+                "priority",
+                "Priority",
+                "choice",
+                options=[(level, f"{level}{notes.get(level, '')}") for level in range(0, -6, -1)],
+                hint="Lower numbers run first among blocks that wait for an SM; nothing is "
+                "pre-empted",
+            ),
+            field(
+                "blocking",
+                "Blocking",
+                "flag",
+                when={"partition": [WHOLE_GPU]},
+                hint="Waits for what was queued in the legacy default stream, and is waited for "
+                "by it",
+            ),
+        ]
 
 
 class WorkloadTable(Table):
@@ -190,17 +192,18 @@ class WorkloadTable(Table):
         """
         with self.lock:
             self._require_valid()
-            found = Experiment.from_dict(self._alone()).workloads
-            return {name: found[name] for name in self.names}
+            workloads = Experiment.from_dict(self._alone()).workloads
+            return {name: workloads[name] for name in self.names}
 
-    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
-        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
-        given = {name: value for name, value in given.items() if value is not None}
+    def _values_of(self, fields: Values) -> Values:
+        given = {name: value for name, value in fields.items() if value is not None}
         kind, _, function = str(given.pop("kind", "gemm")).partition(":")
         values = {
-            "kind": kind, "function": function, **_defaults(),
+            "kind": kind,
+            "function": function,
+            **_defaults(),
             "stream": next(iter(self._choices), ""),
-        }  # fmt: skip
+        }
         self._require_known(given, ("kind", *values))
         given = {name: value for name, value in given.items() if name != "stream" or value}
         return {
@@ -219,31 +222,18 @@ class WorkloadTable(Table):
         spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
         if spec.get("background"):
             spec["arrival"] = "back_to_back"
-        if spec["arrival"] not in _PACED:
+        if spec["arrival"] not in PACED:
             del spec["rate_hz"]
         return spec
 
     def _line(self, values: Values) -> str:
-        if values["kind"] == RequestsSpec.kind_name():
-            by = f"{_short(values['prefill'])} and {_short(values['decode'])}"
-            return f"{_grouped(values['repeats'])} requests by {by}, {_arrivals(values)}"
-        line = f"{_what(values)} on {_short(values['stream'])}, "
-        if values["background"] is True:
-            line += "in the background"
-        elif values["name"] in self._driven():
-            line += "as requests need it"
-        else:
-            line += f"{_grouped(values['repeats'])} × {_arrivals(values)}"
-        line += f", waits on {', '.join(map(_short, values['waits_on']))}" * bool(
-            values["waits_on"]
-        )
-        return line + (", guard off: it escapes" if values["guard"] is False else "")
+        return workload_line(values, self._driven())
 
     def _driven(self) -> set[object]:
         """Return the names of workloads that run only as requests need them."""
         every = (row["values"] for row in self.rows)
-        requests = [one for one in every if one["kind"] == RequestsSpec.kind_name()]
-        return {one[part] for one in requests for part in ("prefill", "decode")}
+        requests = [values for values in every if values["kind"] == RequestsSpec.kind_name()]
+        return {values[part] for values in requests for part in ("prefill", "decode")}
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         if path[2:] == ("kind",) and any(
@@ -280,36 +270,70 @@ class WorkloadTable(Table):
     def _fields(self) -> list[Field]:
         timed, python = {"background": [False]}, {"kind": [PYTHON]}
         launch = {"kind": [kind for kind, spec in kinds().items() if spec.launches]}
-        own = _own_fields()
+        special = _own_fields()
         return [
             field("name", "Workload", "text"),
-            field("kind", "Kind", "choice",
-                  options=[(kind, spec.kind_label()) for kind, spec in kinds().items()]),
-            *(described for rare, described in own if not rare),
-            field("function", "Function", "text", when=python,
-                  hint="package.module:function, made a workload with "
-                  "@gpuscope.workloads.workload"),
+            field(
+                "kind",
+                "Kind",
+                "choice",
+                options=[(kind, spec.kind_label()) for kind, spec in kinds().items()],
+            ),
+            *(described for rare, described in special if not rare),
+            field(
+                "function",
+                "Function",
+                "text",
+                when=python,
+                hint="package.module:function, made a workload with @gpuscope.workloads.workload",
+            ),
             field("args", "Arguments (JSON)", "text", when=python),
             field("stream", "Stream", "choice", options=_named(self._choices), when=launch),
-            field("background", "Runs", "choice", when=launch,
-                  options=[(False, "timed calls"), (True, "in the background")],
-                  hint="In the background: as long as the timed ones do"),
+            field(
+                "background",
+                "Runs",
+                "choice",
+                when=launch,
+                options=[(False, "timed calls"), (True, "in the background")],
+                hint="In the background: as long as the timed ones do",
+            ),
             field("repeats", "Repeats", when=timed),
-            field("arrival", "Arrivals", "choice", when=timed,
-                  options=[("back_to_back", "back to back"), ("fixed", "at a fixed rate"),
-                           ("poisson", "at random (Poisson)")]),
-            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
-            field("waits_on", "Waits on", "several", when=launch,
-                  hint="Before each call, its stream waits for their latest call"),
-            field("guard", "Guard", "choice", when=launch,
-                  options=[(True, "on"), (False, "off: it escapes")],
-                  hint="Off: nothing sends it to its stream, so it goes to the legacy default "
-                  "stream"),
-            field("max_queued", "Queued at most", when=launch,
-                  hint="Calls in flight; 1 waits for each, which measures latency"),
+            field(
+                "arrival",
+                "Arrivals",
+                "choice",
+                when=timed,
+                options=[
+                    ("back_to_back", "back to back"),
+                    ("fixed", "at a fixed rate"),
+                    ("poisson", "at random (Poisson)"),
+                ],
+            ),
+            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": PACED}),
+            field(
+                "waits_on",
+                "Waits on",
+                "several",
+                when=launch,
+                hint="Before each call, its stream waits for their latest call",
+            ),
+            field(
+                "guard",
+                "Guard",
+                "choice",
+                when=launch,
+                options=[(True, "on"), (False, "off: it escapes")],
+                hint="Off: nothing sends it to its stream, so it goes to the legacy default stream",
+            ),
+            field(
+                "max_queued",
+                "Queued at most",
+                when=launch,
+                hint="Calls in flight; 1 waits for each, which measures latency",
+            ),
             field("warmup", "Warm-up", when=launch, hint="Calls before anything is recorded"),
-            *(described for rare, described in own if rare),
-        ]  # fmt: skip
+            *(described for rare, described in special if rare),
+        ]
 
 
 def _named(names: Iterable[str]) -> list[tuple[object, str]]:
@@ -338,53 +362,6 @@ def _structured() -> set[str]:
     }
 
 
-def _what(values: Values) -> str:
-    """Say what a workload computes: "gemm 512³ f16"."""
-    kind = values["kind"]
-    if kind == PYTHON:
-        return _short(values["function"] or "a Python function")
-    spec = kinds().get(kind) if isinstance(kind, str) else None
-    own = {one.name: values[one.name] for one in spec.kind_fields() if not one.rare} if spec else {}
-    words = [_short(kind).replace("_", " ")]
-    sides = [_short(own.pop(side)) for side in "mnk" if side in own]
-    if sides:
-        words.append(f"{sides[0]}³" if len({*sides}) == 1 and len(sides) == 3 else "×".join(sides))
-    for name, value in own.items():
-        if name == "nbytes":
-            words.append(_bytes(value) if isinstance(value, int) else _short(value))
-        elif name == "duration_us":
-            words.append(f"{_short(value)} µs")
-        elif name == "dtype":
-            words.append(_DTYPES.get(str(value), _short(value)))
-        else:
-            words.append(f"{name} {_short(value)}")
-    return " ".join(words)
-
-
-def _arrivals(values: Values) -> str:
-    arrival, rate = values["arrival"], values["rate_hz"]
-    if arrival not in _PACED:
-        return "back to back"
-    if not isinstance(rate, int | float):
-        return f"{arrival} {_short(rate)}"
-    return f"{arrival} {rate / 1000:g} kHz" if rate >= 1000 else f"{arrival} {rate:g} Hz"
-
-
-def _grouped(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else _short(value)
-
-
-def _short(value: object) -> str:
-    return clean(str(value), 40)
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"
-
-
 def _structure(text: str) -> object:
     """Read JSON; what is none is left for the experiment to refuse."""
     try:
@@ -410,9 +387,12 @@ def _own_fields() -> list[tuple[bool, Field]]:
         choices = dict.fromkeys(choice for other in by_kind.values() for choice in other.choices)
         structured = isinstance(first.start, list | dict)
         row = field(
-            name, f"{first.label} (JSON)" if structured else first.label,
-            "text" if structured else first.type, options=[(choice, choice) for choice in choices],
-            when={"kind": by_kind}, hint=first.hint,
-        )  # fmt: skip
+            name,
+            f"{first.label} (JSON)" if structured else first.label,
+            "text" if structured else first.type,
+            options=[(choice, choice) for choice in choices],
+            when={"kind": by_kind},
+            hint=first.hint,
+        )
         fields.append((first.rare, row))
     return fields

@@ -9,7 +9,7 @@ from gpuscope._checks import count, door
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
 from gpuscope.timeline.canvas.state import Search
-from gpuscope.timeline.canvas.window import around, clamped, panned, widened, zoomed
+from gpuscope.timeline.canvas.window import around, widened
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.details import links
 from gpuscope.widgets.view import Message, TimelineView
@@ -140,9 +140,13 @@ class Timeline(TimelineView):
             self._read_here(recording)
         else:
             self._pump = FarPump(
-                recording, tap, wanted=self._wanted, painted=self._took, ended=self._ended,
+                recording,
+                tap,
+                wanted=self._wanted,
+                painted=self._took,
+                ended=self._ended,
                 lost=lambda _: self._come_near(),
-            )  # fmt: skip
+            )
 
     def finish(self) -> None:
         """Show the whole of the recording that is watched, if it has ended, and read it no more."""
@@ -168,34 +172,6 @@ class Timeline(TimelineView):
         self.figure.forget()
         self.drawn = self._painted = None
         self.clear()
-
-    # -- the view ---------------------------------------------------------------------
-    @door(by=float, at=(float, None))
-    def zoom(self, by: float, at: float | None = None) -> None:
-        """Show ``by`` times as much time.
-
-        Parameters
-        ----------
-        at
-            The point that stays in place, from 0 at the left to 1 at the right. Default: the
-            middle, or the newest spans while following.
-        """
-        with self._lock:
-            point = 1.0 if self.follow else 0.5 if at is None else at
-            self.window_ns = zoomed(self.window_ns, by, point, self.state.extent_ns)
-
-    @door(by=float)
-    def pan(self, by: float) -> None:
-        """Move by ``by`` times what is in view; back in time ends following."""
-        with self._lock:
-            self.follow = self.follow and by >= 0
-            self.window_ns = panned(self.window_ns, by, self.state.extent_ns)
-
-    def fit(self) -> None:
-        """Show everything."""
-        with self._lock:
-            self.follow = False
-            self.window_ns = self.state.extent_ns
 
     # -- search -----------------------------------------------------------------------
     @door(text=str)
@@ -249,10 +225,7 @@ class Timeline(TimelineView):
         if span is not None:
             self._come_near()
         with self._lock:
-            if span is None:
-                self._unselect()
-            else:
-                self._choose(self.state.row(span))
+            self._choose(None if span is None else self.state.row(span))
 
     @door(along=int, across=int)
     def step(self, along: int = 0, across: int = 0) -> int | None:
@@ -265,23 +238,22 @@ class Timeline(TimelineView):
             row = self.state.neighbour(self.window_ns, along, across)
             return None if row is None else self._choose(row)
 
-    def _choose(self, row: int, *, move: bool = True) -> int:
-        state, trace = self.state, self._whole()
-        span = int(state.tracks.ids[row])
-        state.select(row, links(trace, span))
-        self.details.show(trace, row)
+    def _choose(self, row: int | None, *, move: bool = True) -> int | None:
+        """Select a row, or none; return its id."""
+        state, span = self.state, None
+        if row is None:
+            state.select(None)
+            self.details.clear()
+        else:
+            trace, span = self._whole(), int(state.tracks.ids[row])
+            state.select(row, links(trace, span))
+            self.details.show(trace, row)
         self.set_trait("selected", span)
-        if move:
+        if row is not None and move:
             self.follow = False
             self.window_ns = around(self.window_ns, state.span_ns(row), state.extent_ns)
         self.scheduler.ask()
         return span
-
-    def _unselect(self) -> None:
-        self.state.select(None)
-        self.details.clear()
-        self.set_trait("selected", None)
-        self.scheduler.ask()
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
@@ -314,30 +286,13 @@ class Timeline(TimelineView):
         with self._lock:
             self._is_measuring = False
             self._mark([])
-            self._unselect()
+            self._choose(None)
 
     # -- what the browser tells -------------------------------------------------------
     def _act(self, message: Message) -> None:
         if message.get("released"):
             self._is_held = False
         _ACTS[message["do"]](self, message)
-
-    def _redraw(self, changed: bool) -> None:  # noqa: FBT001 - that is all it is told
-        if changed:
-            self.scheduler.ask()
-
-    def _ranged(self, low_us: float, high_us: float) -> None:
-        """Take a range of the plot's own, to which it was dragged or zoomed."""
-        with self._lock:
-            window = self.state.window_at(low_us, high_us)
-            inside = clamped(window, self.state.extent_ns)
-            if inside[1] < self.window_ns[1]:
-                self.follow = False
-            self._is_stale |= inside != window  # the plot shows what is not to be seen
-            self._browser_window = inside
-            self.window_ns = inside
-        if inside != window:
-            self.scheduler.ask()
 
     def _clicked(self, x: float, y: float, row: int | None = None) -> None:
         """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge.
@@ -353,15 +308,7 @@ class Timeline(TimelineView):
                 return
             if row is None or not 0 <= row < len(self.state.tracks):
                 row = self.drawn.at(x, y)
-            if row is None:
-                self._unselect()
-            else:
-                self._choose(row, move=False)
-
-    def _hide(self, track: str, *, hidden: bool) -> None:
-        with self._lock:
-            rest = [label for label in self.hidden if label != track]
-            self.hidden = (*rest, track) if hidden else tuple(rest)
+            self._choose(row, move=False)
 
     # -- while a recording goes on ----------------------------------------------------
     def _come_near(self) -> None:
@@ -424,27 +371,29 @@ class Timeline(TimelineView):
 
 
 _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
-    "zoom": lambda it, told: it.zoom(float(told["by"]), told.get("at")),
-    "pan": lambda it, told: it.pan(float(told["by"])),
-    "fit": lambda it, _: it.fit(),
-    "find": lambda it, told: it.find(str(told["text"])),
-    "next": lambda it, _: it.next(),
-    "previous": lambda it, _: it.previous(),
-    "select": lambda it, told: it.select(int(told["span"])),
-    "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
-    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"]), told.get("row")),
-    "measure": lambda it, _: it.measure(),
-    "clear": lambda it, _: it.clear(),
-    "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
-    "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
-    "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
-    "tiles": lambda it, told: it.send_tiles(int(told["version"]), told["want"]),
-    "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "size": lambda it, told: it._redraw(it.state.resize(int(told["pixels"]))),
-    "theme": lambda it, told: it._redraw(it.state.repaint(dark=bool(told["dark"]))),
+    "zoom": lambda self, message: self.zoom(float(message["by"]), message.get("at")),
+    "pan": lambda self, message: self.pan(float(message["by"])),
+    "fit": lambda self, _: self.fit(),
+    "find": lambda self, message: self.find(str(message["text"])),
+    "next": lambda self, _: self.next(),
+    "previous": lambda self, _: self.previous(),
+    "select": lambda self, message: self.select(int(message["span"])),
+    "step": lambda self, message: self.step(int(message["along"]), int(message["across"])),
+    "click": lambda self, message: self._clicked(
+        float(message["x"]), float(message["y"]), message.get("row")
+    ),
+    "measure": lambda self, _: self.measure(),
+    "clear": lambda self, _: self.clear(),
+    "hide": lambda self, message: self._hide(str(message["track"]), hidden=bool(message["hidden"])),
+    "follow": lambda self, message: self.set_trait("follow", bool(message["on"])),
+    "sms": lambda self, message: self.set_trait("sms", bool(message["on"])),
+    "tiles": lambda self, message: self.send_tiles(int(message["version"]), message["want"]),
+    "range": lambda self, message: self._ranged(float(message["low"]), float(message["high"])),
+    "size": lambda self, message: self._redraw(self.state.resize(int(message["pixels"]))),
+    "theme": lambda self, message: self._redraw(self.state.repaint(dark=bool(message["dark"]))),
     # While the plot is being dragged, a frame would take it out of the hand.
-    "hold": lambda it, told: setattr(it, "_is_held", bool(told["on"])),
-    "opened": lambda it, _: it.open_page(),
-    "painted": lambda it, told: it.scheduler.painted(int(told["frame"])),
+    "hold": lambda self, message: setattr(self, "_is_held", bool(message["on"])),
+    "opened": lambda self, _: self.open_page(),
+    "painted": lambda self, message: self.scheduler.painted(int(message["frame"])),
 }
 """What a message does, by its ``do``."""

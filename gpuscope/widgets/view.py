@@ -11,17 +11,20 @@ import anywidget
 import ipywidgets as ipw
 import traitlets
 
+from gpuscope._checks import door
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.compose import compose_frame, first_layout
 from gpuscope.timeline.canvas.plot import Plot
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.timeline.canvas.snapshot import Drawn, Painted, Wanted
 from gpuscope.timeline.canvas.state import Search, TimelineState
-from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.canvas.window import Window, clamped, panned, zoomed
+from gpuscope.timeline.picture import Panel, Picture
+from gpuscope.timeline.plotly_parts import traces_of
+from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
-from gpuscope.timeline.timeline_figure import still, traces_of
-from gpuscope.timeline.view import View
+from gpuscope.timeline.timeline_figure import still
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.base import hear_beside_cells, static
 from gpuscope.widgets.details import Details
@@ -54,7 +57,7 @@ class Bar(anywidget.AnyWidget):
     height = traitlets.Int(400).tag(sync=True)
     """Of the plot with all that is around it, px."""
     scene = traitlets.Dict().tag(sync=True)
-    """What the page paints, as of :func:`~gpuscope.timeline.canvas.tiles.scene`."""
+    """What the page paints, as of :func:`~gpuscope.timeline.canvas.tiles.page`."""
 
     def __init__(self, told: Callable[[Message], None], **options: object) -> None:
         super().__init__(**options)
@@ -142,18 +145,18 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         """Return what is in view as a PNG."""
         with self._lock:
             tracks, window, trace = self.state.tracks, self.window_ns, self._whole()
-        return still(View.of(tracks, window), trace)
+        return still(Scene.of(tracks, window), trace)
 
     def _exported(self) -> tuple[list[Properties], Properties]:
         """Return what is in view as Plotly draws it, and its layout."""
         with self._lock:
             snapshot = self.state.snapshot(self.window_ns, following=self.follow)
-        places = snapshot.places
-        view = View.among(
-            snapshot.tracks, places.tracks, snapshot.window_ns, row_lanes=snapshot.lanes
+        scene = Scene.among(
+            snapshot.tracks, snapshot.places.tracks, snapshot.window_ns, row_lanes=snapshot.lanes
         )
-        data, _ = traces_of([view], [places], snapshot.colours, [snapshot.zero_ns], "µs", 1e3)
-        return data, compose_frame(snapshot, None).layout
+        panel = Panel(scene, snapshot.places, snapshot.zero_ns)
+        layout = compose_frame(snapshot, None).frame.layout
+        return traces_of(Picture((panel,), snapshot.colours, "µs", layout)), layout
 
     def open_page(self) -> None:
         """Draw anew for a page that opened: what was sent while it was opening is lost there."""
@@ -173,7 +176,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         for level, index in wanted:
             window = tiles.window_of(snapshot, int(level), int(index))
             made.append({**tiles.tile(snapshot, window), "key": [level, index]})
-        data = [one.pop("data") for one in made]
+        data = [tile.pop("data") for tile in made]
         self.bar.send({"version": version, "tiles": made}, data)
 
     def _whole(self) -> Trace:
@@ -198,6 +201,34 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         """Whether a browser shows it."""
         return self.scheduler.is_seen
 
+    # -- the view ---------------------------------------------------------------------
+    @door(by=float, at=(float, None))
+    def zoom(self, by: float, at: float | None = None) -> None:
+        """Show ``by`` times as much time.
+
+        Parameters
+        ----------
+        at
+            The point that stays in place, from 0 at the left to 1 at the right. Default: the
+            middle, or the newest spans while following.
+        """
+        with self._lock:
+            point = 1.0 if self.follow else 0.5 if at is None else at
+            self.window_ns = zoomed(self.window_ns, by, point, self.state.extent_ns)
+
+    @door(by=float)
+    def pan(self, by: float) -> None:
+        """Move by ``by`` times what is in view; back in time ends following."""
+        with self._lock:
+            self.follow = self.follow and by >= 0
+            self.window_ns = panned(self.window_ns, by, self.state.extent_ns)
+
+    def fit(self) -> None:
+        """Show everything."""
+        with self._lock:
+            self.follow = False
+            self.window_ns = self.state.extent_ns
+
     # -- what the browser tells -------------------------------------------------------
     def _told(self, message: Message) -> None:
         try:
@@ -214,6 +245,28 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             The message is none of ours.
         """
         raise NotImplementedError
+
+    def _redraw(self, changed: bool) -> None:  # noqa: FBT001 - that is all it is told
+        if changed:
+            self.scheduler.ask()
+
+    def _ranged(self, low_us: float, high_us: float) -> None:
+        """Take a range of the plot's own, to which it was dragged or zoomed."""
+        with self._lock:
+            window = self.state.window_at(low_us, high_us)
+            inside = clamped(window, self.state.extent_ns)
+            if inside[1] < self.window_ns[1]:
+                self.follow = False
+            self._is_stale |= inside != window  # the plot shows what is not to be seen
+            self._browser_window = inside
+            self.window_ns = inside
+        if inside != window:
+            self.scheduler.ask()
+
+    def _hide(self, track: str, *, hidden: bool) -> None:
+        with self._lock:
+            rest = [label for label in self.hidden if label != track]
+            self.hidden = (*rest, track) if hidden else tuple(rest)
 
     # -- drawing ----------------------------------------------------------------------
     @traitlets.validate("window_ns")
@@ -264,15 +317,15 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             self._show_state()
             return None
         drawn = painted or compose_frame(snapshot, None if is_stale else before)
-        moves = not is_stale and self.drawn is not None and bool(drawn.scene.get("view"))
-        if drawn.scene and (knows_range or moves):
-            self.figure.know({name: value for name, value in drawn.layout.items()
-                              if name.startswith("xaxis.")}, moves=moves)  # fmt: skip
-        self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
+        frame = drawn.frame
+        moves = not is_stale and self.drawn is not None and bool(frame.page["view"])
+        if knows_range or moves:
+            self.figure.know({"xaxis.range": frame.layout["xaxis.range"]}, moves=moves)
+        self.figure.draw(frame.bars, frame.overlays, frame.layout)
         with self._lock:
             self.drawn = drawn
         with self._lock, self.bar.hold_sync():  # one message
-            self.bar.scene = drawn.scene
+            self.bar.scene = frame.page
             self._show_state()
             self.bar.frame += 1
         return self.bar.frame
@@ -281,9 +334,14 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         """Say what another process is to paint."""
         with self._lock:
             return Wanted(
-                self.window_ns, self.follow, self.hidden, self.state.pixels, self.state.height,
-                self.state.is_dark, paint=not self._is_held,
-            )  # fmt: skip
+                self.window_ns,
+                self.follow,
+                self.hidden,
+                self.state.pixels,
+                self.state.height,
+                self.state.is_dark,
+                paint=not self._is_held,
+            )
 
     def _took(self, painted: Painted) -> None:
         """Take a frame of another process."""
@@ -318,16 +376,16 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def _status(self) -> str:
         """Say what is in view, for eyes and for screen readers."""
-        said = []
+        parts = []
         if self._is_measuring:
-            said.append(f"click the {'second' if self.state.marks else 'first'} point to measure")
+            parts.append(f"click the {'second' if self.state.marks else 'first'} point to measure")
         if self.measured_ns is not None:
-            said.append(f"{duration(self.measured_ns)} between the two points")
+            parts.append(f"{duration(self.measured_ns)} between the two points")
         facts = self.details.facts
         if facts is not None:
-            said.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
+            parts.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
         if self.drawn is not None:
-            said.append(self.drawn.words())
+            parts.append(self.drawn.frame.words)
         if self.state.left_out:
-            said.append(f"{self.state.left_out:,} less busy tracks not shown")
-        return "; ".join(said)
+            parts.append(f"{self.state.left_out:,} less busy tracks not shown")
+        return "; ".join(parts)

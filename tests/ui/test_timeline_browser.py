@@ -182,7 +182,7 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
             page,
             f"""
 drawn = timeline.drawn
-rows = [int(row) for row in drawn.view.rows if {label!r} in
+rows = [int(row) for row in drawn.scene.rows if {label!r} in
         next(one.label for one in drawn.snapshot.places.tracks
              if one.number == drawn.snapshot.tracks.track[row])]
 low, high = timeline.window_ns
@@ -583,7 +583,7 @@ for track in tracks.tracks:
     escapes = start[np.isin(np.flatnonzero(mine), tracks.escaped)]
     found.append([(np.diff(before) / np.diff(edges)).tolist(),
                   np.histogram(escapes, edges)[0].tolist()])
-print(json.dumps([scene["tops"], scene["heights"], scene["height"], scene["marks"], found]))
+print(json.dumps([scene["tops"], scene["heights"], scene["height"], scene["lane"], found]))
 """
 
 

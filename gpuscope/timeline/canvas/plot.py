@@ -22,9 +22,12 @@ from gpuscope.timeline.labels import Class
 from gpuscope.timeline.style import Properties
 
 OVERLAYS = {
-    "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
-    "measure": "lines+text", "in no order": "markers", "hazards": "lines+markers",
-}  # fmt: skip
+    "waits": "lines+markers",
+    "links": "lines+markers",
+    "selected": "lines",
+    "measure": "lines+text",
+    "hazards": "lines+markers",
+}
 """Traces that lie over the bars."""
 _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
 """Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
@@ -51,12 +54,12 @@ def _bars_first(script: str) -> str:
     in another way stays as it is.
     """
     head, marker, tail = script.rpartition('"lib/index.js"')
-    found = re.search(r"([\w$]+)\.register\(\[([\w$]+)\(\),((?:[\w$]+\(\),?)+)\]\)", tail)
-    if found is None or not re.search(rf'{re.escape(found[2])}=\w+\({{"lib/bar\.js"', head):
+    call = re.search(r"([\w$]+)\.register\(\[([\w$]+)\(\),((?:[\w$]+\(\),?)+)\]\)", tail)
+    if call is None or not re.search(rf'{re.escape(call[2])}=\w+\({{"lib/bar\.js"', head):
         return script
-    others = found[3].replace("()", "")
-    instead = f"{found[1]}.register([{found[2]}()]),{_LATER}({found[1]},[{others}])"
-    return head + marker + tail[: found.start()] + instead + tail[found.end() :]
+    others = call[3].replace("()", "")
+    instead = f"{call[1]}.register([{call[2]}()]),{_LATER}({call[1]},[{others}])"
+    return head + marker + tail[: call.start()] + instead + tail[call.end() :]
 
 
 class Plot(go.FigureWidget):  # type: ignore[misc]
@@ -91,11 +94,21 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         self._edits = 0
         self._moves: deque[list[float]] = deque(maxlen=_MOVES)
         super().__init__(
-            data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
-                   "mode": mode, "showlegend": False, "textposition": "bottom center"}
-                  for name, mode in OVERLAYS.items()],
+            data=[
+                {
+                    "type": "scatter",
+                    "x": [],
+                    "y": [],
+                    "name": name,
+                    "hoverinfo": "skip",
+                    "mode": mode,
+                    "showlegend": False,
+                    "textposition": "bottom center",
+                }
+                for name, mode in OVERLAYS.items()
+            ],
             layout={"template": "none"},  # Plotly's own takes longer to check than all the rest
-        )  # fmt: skip
+        )
         self._config: Properties = {**self._config, **_CONFIG}
         self._is_made = True
 
@@ -130,7 +143,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         """Return the figure as exports have it."""
         whole: Properties = super().to_dict()
         data, layout = self._still()
-        whole["data"] = [*data, *(one for one in whole["data"] if one["type"] != "bar")]
+        whole["data"] = [*data, *(trace for trace in whole["data"] if trace["type"] != "bar")]
         _put(whole["layout"], layout)
         return whole
 
@@ -205,10 +218,13 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         _put(self._layout_obj._props, layout)
         if changed or layout:
             self._send_update_msg(
-                {name: [traces[number].get(name, Undefined) for number in changed]
-                 for name in names},
-                dict(layout), changed,
-            )  # fmt: skip
+                {
+                    name: [traces[number].get(name, Undefined) for number in changed]
+                    for name in names
+                },
+                dict(layout),
+                changed,
+            )
 
     def _send_update_msg(
         self,
@@ -223,10 +239,13 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         """
         self._edits += 1
         frame = {
-            "style_data": restyle_data, "layout_data": relayout_data,
-            "style_traces": trace_indexes, "trace_edit_id": self._edits,
-            "layout_edit_id": self._edits, "source_view_id": source_view_id,
-        }  # fmt: skip
+            "style_data": restyle_data,
+            "layout_data": relayout_data,
+            "style_traces": trace_indexes,
+            "trace_edit_id": self._edits,
+            "layout_edit_id": self._edits,
+            "source_view_id": source_view_id,
+        }
         for message in (frame, None):
             self._trait_values["_py2js_update"] = message
             self.send_state("_py2js_update")

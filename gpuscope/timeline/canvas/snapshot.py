@@ -12,10 +12,10 @@ from gpuscope.timeline import style
 from gpuscope.timeline.canvas.window import Window
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.labels import Class, Places
-from gpuscope.timeline.sm_map_figure import HeldIndex
+from gpuscope.timeline.scene import Scene
+from gpuscope.timeline.sms import HeldIndex
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.tracks import Tracks
-from gpuscope.timeline.view import View
 
 Bars = dict[Class, tuple[Properties, Properties]]
 """Class of bars → how they look, and which there are."""
@@ -26,7 +26,6 @@ MARGIN = 0.5
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
-_IN_COLUMNS = ", narrow ones as columns of busy time"
 
 
 @dataclass(frozen=True)
@@ -104,17 +103,17 @@ class Snapshot:
 
     def is_like(self, other: Snapshot) -> bool:
         """Whether the frame would be the same."""
-        mine, others = vars(self), vars(other)
         by_identity = ("tracks", "places", "theme", "held", "lanes")
+        others = vars(other)
         return all(
             value is others[name] if name in by_identity else value == others[name]
-            for name, value in mine.items()
+            for name, value in vars(self).items()
         )
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A frame, and where its bars are.
+class Frame:
+    """What goes to the browser.
 
     Attributes
     ----------
@@ -122,66 +121,68 @@ class Drawn:
         What puts the classes into the legend.
     overlays, layout
         What changes of the plot's overlays, and of its layout.
-    scene
-        What the browser paints.
+    page
+        What the canvas shows, as of :func:`~gpuscope.timeline.canvas.tiles.page`.
+    words
+        How much is in view, and how much of it has a bar of its own.
     """
 
-    snapshot: Snapshot
-    view: View
     bars: Bars
     overlays: dict[str, Properties]
     layout: Properties
-    scene: Properties
+    page: Properties
+    words: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A frame that was made here, and what it was made from."""
+
+    snapshot: Snapshot
+    scene: Scene
+    frame: Frame
 
     @property
     def following(self) -> bool:
         """Whether the window follows the newest spans."""
         return self.snapshot.following
 
-    def words(self) -> str:
-        """Say how much is in view, and how much of it has a bar of its own."""
-        tracks, window = self.snapshot.tracks, self.snapshot.window_ns
-        groups = [group for track in self.view.shown for group in tracks.rows[track.number].groups]
-        total = int(tracks.index.counts(window, groups).sum())
-        return f"{total:,} spans in view" + ("" if self.view.with_spans.all() else _IN_COLUMNS)
-
     def place(self, row: int) -> tuple[float, float]:
         """Return the centre and height of a span, px from the top: its bar's, or its track's."""
-        snapshot = self.snapshot
-        at = np.flatnonzero(self.view.rows == row)
-        if len(at):
-            return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
-        number = int(snapshot.tracks.track[row])
-        places, lanes = snapshot.places, snapshot.lanes
-        for place, track in enumerate(places.tracks):
-            if track.number == number and lanes is not None:
-                return places.bar(place, int(lanes[row]))
-            if track.number == number:
-                return places.tops[place] + places.heights[place] / 2, places.heights[place] - 6
-        return -100.0, 0.0  # its track is hidden: out of sight
+        scene, places, lanes = self.scene, self.snapshot.places, self.snapshot.lanes
+        position = {track.number: at for at, track in enumerate(places.tracks)}
+        track = position.get(int(scene.tracks.track[row]))
+        if track is None:
+            return -100.0, 0.0  # it is hidden: out of sight
+        bars = np.flatnonzero(scene.rows == row)
+        if len(bars):
+            line = int(scene.lanes[bars[0]])
+        elif lanes is not None:
+            line = int(lanes[row])
+        else:
+            return places.centres[track], places.heights[track] - 6
+        centre, size = places.bars(track, line)
+        return float(centre), float(size)
 
     def at(self, x: float, y: float) -> int | None:
         """Return the row that is drawn at a point; 0 and 1 are the edges of the plot."""
-        snapshot = self.snapshot
+        snapshot, scene = self.snapshot, self.scene
         low, high = snapshot.window_ns
         time_ns, px = low + (high - low) * x, snapshot.height * y
         near = HIT_PX * (high - low) / snapshot.pixels
-        rows = self.view.rows
-        start, end = snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]
-        hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
-        for place in hit[::-1].tolist():  # the narrower lie above the wider
-            centre, size = snapshot.places.bar(self.view.place[place], self.view.lanes[place])
-            if abs(px - centre) <= size / 2 + 1:
-                return int(rows[place])
-        places, window = snapshot.places, (int(time_ns - near), int(time_ns + near) + 1)
+        centre, size = snapshot.places.bars(scene.place, scene.lanes)
+        hit = (scene.start_ns <= time_ns + near) & (scene.end_ns >= time_ns - near)
+        bars = np.flatnonzero(hit & (np.abs(px - centre) <= size / 2 + 1))
+        if len(bars):  # the narrower lie above the wider
+            return int(scene.rows[bars[-1]])
+        places, tracks = snapshot.places, snapshot.tracks
         for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
             if 0 <= px - top < height:  # columns: the longest of the spans there
-                index, tracks = snapshot.tracks.index, snapshot.tracks
-                rows = index.rows(window, tracks.rows[track.number].groups)
-                if not len(rows):
-                    return None
+                window = (int(time_ns - near), int(time_ns + near) + 1)
+                rows = tracks.index.rows(window, tracks.rows[track.number].groups)
                 width = tracks.end_ns[rows] - tracks.start_ns[rows]
-                return int(rows[np.lexsort((rows, tracks.start_ns[rows], -width))[0]])
+                order = np.lexsort((rows, tracks.start_ns[rows], -width))
+                return int(rows[order[0]]) if len(rows) else None
         return None
 
     def snapped(self, x: float) -> int:
@@ -189,8 +190,7 @@ class Drawn:
         snapshot = self.snapshot
         low, high = snapshot.window_ns
         time_ns = round(low + (high - low) * x)
-        rows = self.view.rows
-        edges = np.concatenate([snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]])
+        edges = np.concatenate([self.scene.start_ns, self.scene.end_ns])
         edges = edges[edges != OPEN_NS]
         if not len(edges):
             return time_ns
@@ -223,30 +223,20 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Painted:
-    """A frame, and what is to be known of it.
+    """A frame that another process made, and what is to be known of it.
 
     Attributes
     ----------
     rows
         How many rows there are.
-    bars, overlays, layout, scene
-        As :class:`Drawn` has them.
     labels, left_out, extent_ns
         As :class:`~gpuscope.timeline.canvas.state.TimelineState` has them.
     """
 
-    bars: Bars
-    overlays: dict[str, Properties]
-    layout: Properties
-    scene: Properties
-    said: str
+    frame: Frame
     window_ns: Window
     following: bool
     extent_ns: Window
     labels: list[tuple[str, bool]]
     left_out: int
     rows: int
-
-    def words(self) -> str:
-        """Say how much is in view, and how much of it has a bar of its own."""
-        return self.said

@@ -15,10 +15,10 @@ from gpuscope.timeline.canvas.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, 
 from gpuscope.timeline.canvas.window import Window
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.labels import Places
-from gpuscope.timeline.sm_map_figure import Blocks, HeldIndex
+from gpuscope.timeline.scene import LANES, lanes_of
+from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.timeline.tracks import Tracks, busiest, default_window_ns
-from gpuscope.timeline.view import LANES, lanes_of
 from gpuscope.trace.model import Trace
 
 HEIGHTS = (140, 640)
@@ -154,10 +154,10 @@ class TimelineState:
         MissingEvidence
             There is none.
         """
-        found = np.flatnonzero(self.tracks.ids == span)
-        if not len(found):
+        rows = np.flatnonzero(self.tracks.ids == span)
+        if not len(rows):
             raise MissingEvidence(f"no row {span} is shown: rows are named by their id")
-        return int(found[0])
+        return int(rows[0])
 
     def span_ns(self, row: int) -> Window:
         """Return start and end of a row; one that is open ends with what is known."""
@@ -195,15 +195,15 @@ class TimelineState:
             rows = np.flatnonzero(inside)
             return int(rows[start[rows].argmin()]) if len(rows) else None
         if across:
-            place = order.index(int(track[row])) + across
-            if not 0 <= place < len(order):
+            at = order.index(int(track[row])) + across
+            if not 0 <= at < len(order):
                 return None
-            rows = np.flatnonzero(track == order[place])
+            rows = np.flatnonzero(track == order[at])
             return int(rows[np.abs(start[rows] - start[row]).argmin()])
         same = np.flatnonzero(track == track[row])
         same = same[np.argsort(start[same], kind="stable")]
-        place = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
-        return int(same[place]) if 0 <= place < len(same) else None
+        at = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
+        return int(same[at]) if 0 <= at < len(same) else None
 
     def select(self, row: int | None, links: Sequence[tuple[int, int]] = ()) -> None:
         """Mark a row, and which rows had to come before which."""
@@ -260,12 +260,17 @@ def _live_heading(tracks: Tracks) -> tuple[str, ...]:
     """Return title and provenance while rows still come; how uncertain they are is said later."""
     sources = tracks.coded["source"].values[1:]
     rows = range(len(sources))
-    told = Trace.from_columns(
-        {"id": list(rows), "kind": ["kernel" for _ in rows], "name": ["" for _ in rows],
-         "start_ns": list(rows), "source": sources},
+    known = Trace.from_columns(
+        {
+            "id": list(rows),
+            "kind": ["kernel" for _ in rows],
+            "name": ["" for _ in rows],
+            "start_ns": list(rows),
+            "source": sources,
+        },
         metadata=tracks.names.metadata,
-    )  # fmt: skip
-    return f"Timeline, live{title_suffix([told])}", *provenance_of(told.provenance)
+    )
+    return f"Timeline, live{title_suffix([known])}", *provenance_of(known.provenance)
 
 
 class Search:

@@ -5,14 +5,12 @@
 const KEPT = 150; // tiles
 const WANTED = 8; // of one request
 const PATIENCE_MS = 2000; // until a request counts as lost
-const FINER = 2; // columns of tiles in a pixel at least, or their grid would beat with the pixels'
-const MARK_PX = 12; // in which marks merge
+const POINT_PX = 6; // of a mark, on either side of where it stands
 const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
-const LEAST_NS = 20;
 const HIT_PX = 2;
-const TICK_PX = 90; // as in window.py
+const TICK_PX = 90; // for a label, at least
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return a tile as typed arrays, in the order in which tiles.py writes them.
@@ -20,9 +18,9 @@ function readTile(scene, tile, data) {
   const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
   let at = 0;
   const take = (Kind, count) => {
-    const found = new Kind(bytes, at, count);
-    at += found.byteLength;
-    return found;
+    const values = new Kind(bytes, at, count);
+    at += values.byteLength;
+    return values;
   };
   const { count } = tile;
   const read = { ...tile, start: take(Float64Array, count), end: take(Float64Array, count) };
@@ -30,13 +28,13 @@ function readTile(scene, tile, data) {
   read.name = take(Int32Array, count);
   read.later = take(Float32Array, count);
   read.earlier = take(Float32Array, count);
-  const { columns, groups, marks } = tile;
+  const { columns, groups, instants } = tile;
   read.column = (tile.high - tile.low) / columns;
-  const [of, at_, many] = [take(Uint32Array, marks), take(Uint32Array, marks), take(Uint32Array, marks)];
+  const [group, column] = [take(Uint32Array, instants), take(Uint32Array, instants)];
   read.busy = groups.map(() => take(tile.bits === 16 ? Uint16Array : Uint32Array, columns));
   read.before = [];
-  read.marked = groups.map(() => []);
-  for (let n = 0; n < marks; n++) read.marked[of[n]].push([at_[n], many[n]]);
+  read.instants = groups.map(() => []);
+  for (let n = 0; n < instants; n++) read.instants[group[n]].push(tile.low + column[n] * read.column);
   read.kind = take(Uint16Array, count);
   read.tail = take(Uint16Array, count);
   read.place = take(Uint8Array, count);
@@ -57,7 +55,7 @@ function sumsOf(tile, group) {
 }
 
 // Change how many pixels each group of a track has in a column to what is painted: what was busy at
-// all is seen, and so is that a column was not full. As `heights` of timeline/scene.py.
+// all is seen, and so is that a column was not full. As `heights` of timeline/columns.py.
 function fit(tall, there, total, px, least, free) {
   let sum = 0, largest = 0;
   for (let k = 0; k < tall.length; k++) {
@@ -100,7 +98,9 @@ function durationOf(ns) {
   return `${Number((ns / size).toPrecision(4))} ${unit}`;
 }
 
-// Return the ticks of the time axis, as window.py does; `low` and `high` in ns.
+// Return the ticks of the time axis in µs, of a view and of half as much on either side, there while
+// it is dragged; `low` and `high` in ns. Far from zero the labels count from a round time, which the
+// title states.
 function ticksOf(low, high, px) {
   const width = high - low;
   const nice = (least) => {
@@ -121,7 +121,7 @@ function ticksOf(low, high, px) {
     vals.push(at / 1e3);
     text.push(((at - base) / size).toLocaleString("en-US", write));
   }
-  const [ours, its] = UNITS.find(([, one]) => base % (one / 1000) === 0 && Math.abs(base) >= one) ?? UNITS[3];
+  const [ours, its] = UNITS.find(([, ns]) => base % (ns / 1000) === 0 && Math.abs(base) >= ns) ?? UNITS[3];
   const since = base ? `${(base / its).toLocaleString("en-US", { maximumFractionDigits: 3 })} ${ours} after the start` : "the start";
   return { "xaxis.tickmode": "array", "xaxis.tickvals": vals, "xaxis.ticktext": text,
     "xaxis.title.text": `time since ${since} (${unit})` };
@@ -134,7 +134,7 @@ function paintTiles(model, root, tell) {
   const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
-  let own = [], marked = []; // track → whether its spans are painted; the marks of escapes
+  let bars = [], marked = []; // track → whether its spans are painted; the marks
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
@@ -144,7 +144,7 @@ function paintTiles(model, root, tell) {
     if (next.version !== scene.version) [kept, asked] = [new Map(), 0];
     scene = next;
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
-    fills = (scene.classes ?? []).map((one) => fillOf(context, one));
+    fills = (scene.classes ?? []).map((look) => fillOf(context, look));
     news += 1;
     if (!base) {
       canvas.remove();
@@ -169,7 +169,7 @@ function paintTiles(model, root, tell) {
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
     if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
-    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (FINER * width)))));
+    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (scene.finer * width)))));
     const size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
@@ -209,7 +209,7 @@ function paintTiles(model, root, tell) {
 
   // -- the picture ---------------------------------------------------------------------
   const hiddenKinds = () => new Set(
-    plot._fullData.filter((one) => one.type === "bar" && one.visible !== true).map((one) => one.meta),
+    plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta),
   );
   const barAt = (tile, n, scale) => {
     const place = tile.place[n];
@@ -241,43 +241,29 @@ function paintTiles(model, root, tell) {
     const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
-    own = ownSpans(pieces, view);
+    // A track draws its spans where all that is seen of it has them, and they are wide enough.
+    bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
+      tile.spans[place] !== null && view.px >= tile.spans[place]));
     const ratioY = canvas.height / height;
     paintColumns(pieces, view, hidden, ratio, ratioY);
     paintBreaks(view, height);
     const named = [];
-    scene.classes.forEach((one, kind) => {
+    scene.classes.forEach((look, kind) => {
       if (hidden.has(kind)) return;
-      for (const piece of pieces) paintBars(piece, one, kind, view, named);
+      for (const piece of pieces) paintBars(piece, look, kind, view, named);
     });
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
     request(missing, soon);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
-  // Return track → whether it draws its spans: once half of them are wide. As `with_spans` of
-  // timeline/scene.py.
-  const ownSpans = (pieces, view) => {
-    const every = scene.tops.map(() => 0), wide = scene.tops.map(() => 0);
-    pieces.forEach(({ tile, low, high }, number) => {
-      for (let n = 0; n < tile.count; n++) {
-        const start = tile.start[n], end = tile.end[n];
-        if (start === end) continue; // an instant has no width
-        if (start >= Math.min(high, view.high) || (start < low && number) || start < view.low && end <= view.low) continue;
-        every[tile.place[n]] += 1;
-        if ((Math.min(end, view.high) - Math.max(start, view.low)) * view.px >= scene.wide) wide[tile.place[n]] += 1;
-      }
-    });
-    return every.map((count, place) => pieces.every(({ tile }) => tile.spans[place]) &&
-      wide[place] > 0 && 2 * wide[place] >= count);
-  };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
   const groupsOf = (pieces, place) => {
-    const found = new Map();
+    const groups = new Map();
     pieces.forEach(({ tile }, number) => tile.groups.forEach(([of, kind], group) => {
-      if (of === place) found.set(kind, (found.get(kind) ?? []).concat([[number, group]]));
+      if (of === place) groups.set(kind, (groups.get(kind) ?? []).concat([[number, group]]));
     }));
-    return [...found].sort(([one], [other]) => one - other);
+    return [...groups].sort(([a], [b]) => a - b);
   };
   // Return which share of each of `count` steps from `low` on the groups of a track were busy for,
   // group by group: means of the tiles' columns, weighted by time.
@@ -310,7 +296,7 @@ function paintTiles(model, root, tell) {
     const pixels = new Uint32Array(image.data.buffer);
     const wide = canvas.width, step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
-      if (own[place]) return;
+      if (bars[place]) return;
       const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
       if (!groups.length) return;
       const colours = groups.map(([kind]) => {
@@ -320,8 +306,8 @@ function paintTiles(model, root, tell) {
       // Instants cover nothing: they are seen where they are.
       const instants = groups.map(([, where]) => new Set(where.flatMap(([number, group]) => {
         const { tile, low, high } = pieces[number];
-        return tile.marked[group].map(([at]) => tile.low + at * tile.column)
-          .filter((time) => time >= low && time < high).map((time) => Math.floor((time - view.low) / step));
+        return tile.instants[group].filter((time) => time >= low && time < high)
+          .map((time) => Math.floor((time - view.low) / step));
       })));
       const px = Math.round((scene.heights[place] - 4) * view.scale * ratioY);
       const bottom = Math.min(canvas.height, Math.round((top + 2) * view.scale * ratioY) + px);
@@ -374,64 +360,52 @@ function paintTiles(model, root, tell) {
       context.globalAlpha = 1;
     }
   };
-  // Return the marks of escapes: where, and how many start there. Those that are near merge, by time
-  // and not by pixels of the view, so that they stay while it moves.
-  const marksOf = (pieces, view, hidden) => {
-    const merged = new Map(), stretch = MARK_PX / view.px;
-    for (const { tile, low, high } of pieces)
-      tile.groups.forEach(([place, kind], group) => {
-        if (!scene.classes[kind].escaped || hidden.has(kind)) return;
-        for (const [column, count] of tile.marked[group]) {
-          const time = tile.low + column * tile.column;
-          if (time < low || time >= high || time + tile.column <= view.low || time >= view.high) continue;
-          const key = `${place}/${Math.floor(time / stretch)}`;
-          const mark = merged.get(key) ?? { place, time, kind, count: 0 };
-          mark.count += count;
-          merged.set(key, mark);
-        }
-      });
-    return [...merged.values()];
-  };
+  // Paint the marks: triangles of escapes, diamonds of hazards.
   const paintMarks = (pieces, view, hidden) => {
-    marked = marksOf(pieces, view, hidden);
+    marked = pieces.flatMap(({ tile, low, high }) => {
+      const escapes = new Set(tile.groups.filter(([, kind]) => scene.classes[kind].escaped && !hidden.has(kind)).map(([place]) => place));
+      return tile.marks
+        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column, wide: tile.column }))
+        .filter(({ place, what, time, wide }) => (what !== "escape" || escapes.has(place)) &&
+          time >= low && time < high && time + wide > view.low && time < view.high);
+    });
+    context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
-    for (const { place, time, kind } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.marks / 2) * view.scale];
-      context.fillStyle = scene.classes[kind].fill;
+    for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
+      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.lane / 2) * view.scale];
+      const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
       context.beginPath();
-      context.moveTo(x - 5, y - 5);
-      context.lineTo(x + 5, y - 5);
-      context.lineTo(x, y + 5);
+      for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
       context.closePath();
       context.fill();
       context.stroke();
     }
   };
-  const paintBars = ({ tile, low, high }, one, kind, view, named) => {
+  const paintBars = ({ tile, low, high }, look, kind, view, named) => {
     const [from, to] = [Math.max(low, view.low), Math.min(high, view.high)];
     const edges = [];
-    const least = one.escaped ? 4 : 1;
+    const least = look.escaped ? 4 : 1;
     for (const n of tile.members[kind]) {
       const start = tile.start[n], end = tile.end[n];
-      if (!own[tile.place[n]] || end < from || start > to) continue;
+      if (!bars[tile.place[n]] || end < from || start > to) continue;
       // On whole pixels, or pieces of a bar would not meet.
       const left = Math.round((Math.max(start, from) - view.low) * view.px);
       const right = Math.round((Math.min(end, to) - view.low) * view.px);
       const [top, tall] = barAt(tile, n, view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
-      context.fillStyle = wide < (one.escaped ? 8 : 4) ? one.fill : fills[kind]; // no room for a pattern
+      context.fillStyle = wide < (look.escaped ? 8 : 4) ? look.fill : fills[kind]; // no room for a pattern
       context.fillRect(x, top, wide, tall);
       if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
       if (wide >= 22 && tall >= 9) named.push([tile, n, kind, top, tall]);
     }
-    context.fillStyle = one.edge;
+    context.fillStyle = look.edge;
     for (let at = 0; at < edges.length; at += 6) {
       const [x, top, wide, tall, begins, ends] = edges.slice(at, at + 6);
       if (begins) context.fillRect(x, top, 1, tall);
       if (ends) context.fillRect(x + wide - 1, top, 1, tall);
-      if (!one.pattern) continue;
+      if (!look.pattern) continue;
       context.fillRect(x, top, wide, 1);
       context.fillRect(x, top + tall - 1, wide, 1);
     }
@@ -460,13 +434,12 @@ function paintTiles(model, root, tell) {
   };
   const widthOf = (text, size) => {
     const key = `${size}${text}`;
-    let found = widths.get(key);
-    if (found === undefined) {
-      if (widths.size > 20000) widths = new Map();
+    if (widths.size > 20000) widths = new Map();
+    if (!widths.has(key)) {
       context.font = size + FONT;
-      widths.set(key, (found = context.measureText(text).width));
+      widths.set(key, context.measureText(text).width);
     }
-    return found;
+    return widths.get(key);
   };
   // Return as much of a name as there is room for, nothing where that would tell little.
   const fitted = (text, room, size) => {
@@ -479,18 +452,9 @@ function paintTiles(model, root, tell) {
 
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
-    const { xaxis } = plot.layout;
-    if (xaxis?.tickvals !== tickvals) { // the kernel's, which may be of where the view was before
-      tickvals = xaxis?.tickvals;
-      const due = ticksOf(low, high, plot._fullLayout.xaxis._length);
-      const step = (vals) => vals?.[1] - vals?.[0];
-      const isDue = xaxis?.title?.text === due["xaxis.title.text"] &&
-        Math.abs(step(tickvals) / step(due["xaxis.tickvals"]) - 1) < 1e-6;
-      ticked = isDue ? [low, high] : [0, 0];
-    }
     const width = ticked[1] - ticked[0];
     const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;
-    if (fits || scene.live) return;
+    if (fits && plot.layout.xaxis?.tickvals === tickvals) return;
     clearTimeout(tickFrame);
     tickFrame = setTimeout(() => {
       if (isOn() && !plot._dragging) showRange(...range());
@@ -520,11 +484,11 @@ function paintTiles(model, root, tell) {
     let width = high - low;
     if (message.do === "pan") low += message.by * width;
     if (message.do === "zoom") {
-      const wide = Math.max(LEAST_NS, width * message.by);
+      const wide = Math.max(scene.narrowest, width * message.by);
       low += (width - wide) * (message.at ?? 0.5);
       width = wide;
     }
-    if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, LEAST_NS)];
+    if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, scene.narrowest)];
     low = Math.round(Math.min(Math.max(low, least), most - width));
     high = Math.round(low + width);
     showRange(low, high);
@@ -542,20 +506,20 @@ function paintTiles(model, root, tell) {
     const px = _size.t + y * _size.h - yaxis._offset;
     const near = (HIT_PX * (high - low)) / xaxis._length;
     const hidden = hiddenKinds();
-    let found = null, best = [false, Infinity];
+    let bar = null, best = [false, Infinity];
     for (const { tile, low: from, high: to } of seen) {
       if (time + near < from || time - near > to) continue;
       for (let n = 0; n < tile.count; n++) {
         if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
-        if (!own[tile.place[n]]) continue;
+        if (!bars[tile.place[n]]) continue;
         const [top, tall] = barAt(tile, n, yaxis._length / scene.height);
         if (px < top - 1 || px > top + tall + 1) continue;
         const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
         if (rank[0] < best[0] || (rank[0] === best[0] && rank[1] >= best[1])) continue;
-        [found, best] = [{ tile, n }, rank];
+        [bar, best] = [{ tile, n }, rank];
       }
     }
-    return found;
+    return bar;
   };
   const linesOf = ({ tile, n }) => {
     const [low, high] = scene.live ? [tile.low, tile.high] : range();
@@ -578,30 +542,30 @@ function paintTiles(model, root, tell) {
     const { xaxis, yaxis, _size } = plot._fullLayout;
     const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
     const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
-    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= MARK_PX / 2 &&
-      up >= scene.tops[place] - scene.marks && up < scene.tops[place]);
-    if (mark) return { kind: mark.kind, lines: [`ESCAPED: ${mark.count.toLocaleString("en-US")} from here on`] };
+    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= POINT_PX &&
+      up >= scene.tops[place] - scene.lane && up < scene.tops[place]);
+    if (mark) return { edge: scene.marked, lines: [mark.words] };
     const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);
-    if (place < 0 || own[place]) return null;
+    if (place < 0 || bars[place]) return null;
     const hidden = hiddenKinds(), step = (high - low) / xaxis._length;
     const from = low + Math.floor((time - low) / step) * step;
     const groups = groupsOf(seen, place).filter(([kind]) => !hidden.has(kind));
     const shares = sharesOf(seen, groups, from, step, 1);
-    const told = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([one], [other]) => other - one);
-    if (!told.length) return null;
-    const lines = told.map(([share, kind]) => `${Number((100 * share).toPrecision(3))} % busy: ${scene.classes[kind].lines.join(", ")}`);
-    return { kind: told[0][1], lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
+    const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
+    if (!busy.length) return null;
+    const lines = busy.map(([share, kind]) => `${Number((100 * share).toPrecision(3))} % busy: ${scene.classes[kind].lines.join(", ")}`);
+    return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
   const hover = (at) => {
-    const bar = at && !plot?._dragging ? hit(at) : null;
-    const found = bar ? { kind: bar.tile.kind[bar.n], lines: linesOf(bar) } : at && !plot?._dragging ? columnAt(at) : null;
-    tip.hidden = !found;
-    if (!found) return;
-    const one = scene.classes[found.kind];
-    tip.replaceChildren(...found.lines.map((line, n) =>
+    const isFree = at && !plot?._dragging;
+    const bar = isFree ? hit(at) : null;
+    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
+    tip.hidden = !words;
+    if (!words) return;
+    tip.replaceChildren(...words.lines.map((line, n) =>
       make(n && !line.startsWith("ESCAPED") ? "div" : "strong", {}, line)));
-    Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: one.fill });
+    Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);
     const { _size } = plot._fullLayout;
@@ -627,8 +591,8 @@ function paintTiles(model, root, tell) {
     window.Plotly.downloadImage(whole(), { format: "png", filename: "timeline", width, height });
   };
 
-  const attach = (found) => {
-    plot = found;
+  const attach = (element) => {
+    plot = element;
     plot.on("plotly_relayouting", paint);
     plot.on("plotly_afterplot", paint);
     ask();
@@ -639,8 +603,8 @@ function paintTiles(model, root, tell) {
   return {
     attach, hit, hover, isOn, move, save,
     row: (at) => {
-      const found = scene.live ? null : hit(at);
-      return found ? found.tile.row[found.n] : null;
+      const bar = scene.live ? null : hit(at);
+      return bar ? bar.tile.row[bar.n] : null;
     },
     stop: () => {
       model.off("change:scene", take);

@@ -1,18 +1,11 @@
-"""Arithmetic on the window of time in view, in whole ns, and the ticks of its axis."""
+"""Arithmetic on the window of time in view, in whole ns."""
 
 from __future__ import annotations
-
-from gpuscope.timeline.style import Properties
 
 Window = tuple[int, int]
 
 LEAST_NS = 20
 """The narrowest view."""
-_TICKS = (2, 8)
-"""Of a view: least and most."""
-_TICK_PX = 90
-"""For a label, at least."""
-_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
 def clamped(window: Window, extent: Window) -> Window:
@@ -66,58 +59,3 @@ def around(window: Window, span: Window, extent: Window) -> Window:
         width = 40 * lasts
     middle = (span[0] + span[1]) // 2
     return clamped((middle - width // 2, middle - width // 2 + width), extent)
-
-
-def axis_ticks(window: Window, over: Window, zero_ns: int, pixels: int) -> Properties:
-    """Return the ticks of a time axis in µs since ``zero_ns``.
-
-    Far from zero the labels count from a round time, which the axis' title states.
-
-    Parameters
-    ----------
-    over
-        Where ticks are made: more than the window, so that they are there while it is dragged.
-    pixels
-        Width of the window in px.
-    """
-    width = window[1] - window[0]
-    unit, unit_ns = next(pair for pair in _UNITS if width >= 2 * pair[1] or pair[1] == 1)
-    least, most = _TICKS
-    step = _nice_step(width / min(max(pixels // _TICK_PX, least), most))
-    base = 0
-    low = window[0] - zero_ns
-    if abs(low) > 1000 * width:
-        coarse = _nice_step(20 * width)
-        base = low // coarse * coarse
-    first = -((base + zero_ns - over[0]) // step) * step + base
-    places = range(first, over[1] - zero_ns + 1, step)
-    digits = max(0, len(str(int(unit_ns))) - 1 - _zeros(step))
-    since = "the start" if not base else f"{_exactly(base)} after the start"
-    return {
-        "tickmode": "array",
-        "tickvals": [place / 1e3 for place in places],
-        "ticktext": [f"{(place - base) / unit_ns:,.{digits}f}" for place in places],
-        "title.text": f"time since {since} ({unit})",
-    }
-
-
-def _nice_step(at_least: float) -> int:
-    """Return 1, 2 or 5 times a power of ten, in whole ns."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= at_least:
-                return factor * power
-        power *= 10
-
-
-def _zeros(number: int) -> int:
-    text = str(number)
-    return len(text) - len(text.rstrip("0"))
-
-
-def _exactly(ns: int) -> str:
-    for unit, unit_ns in _UNITS:
-        if ns % (unit_ns / 1000) == 0 and abs(ns) >= unit_ns:
-            return f"{ns / unit_ns:,.3f}".rstrip("0").rstrip(".") + f" {unit}"
-    return f"{ns:,} ns"

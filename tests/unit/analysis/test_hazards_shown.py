@@ -10,7 +10,7 @@ from PIL import Image
 
 import gpuscope as gs
 from gpuscope.report import trace_report
-from gpuscope.timeline.arrows import HAZARD
+from gpuscope.timeline.picture import HAZARD
 from gpuscope.timeline.raster import png
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.timeline import Timeline

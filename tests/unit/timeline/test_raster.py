@@ -111,6 +111,12 @@ def test_a_notebook_gets_the_figure_and_the_png(in_notebook):
     assert pickle.loads(pickle.dumps(figure))._repr_mimebundle_().keys() == bundle.keys()  # noqa: S301
 
 
+def test_a_figure_keeps_of_its_trace_what_it_shows_alone():
+    few, many = (figures.timeline(trace(count), window_ns=(0, 3000)) for count in (3, 30_000))
+    assert len(pickle.dumps(many)) < 1.5 * len(pickle.dumps(few))
+    assert png(pickle.loads(pickle.dumps(many))) == png(many)  # noqa: S301
+
+
 def test_a_renderer_that_is_asked_for_is_plotlys_matter(in_notebook):
     with capture_output() as captured:
         figures.timeline(trace()).show(renderer="json")

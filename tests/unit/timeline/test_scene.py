@@ -16,12 +16,20 @@ from PIL import Image
 
 import gpuscope as gs
 from gpuscope.timeline.canvas import tiles
+from gpuscope.timeline.columns import (
+    Row,
+    breaks_of,
+    columns_of,
+    edges_of,
+    heights,
+    marks,
+    resampled,
+)
 from gpuscope.timeline.index import Index
 from gpuscope.timeline.raster import WIDTH, png
-from gpuscope.timeline.scene import Row, breaks_of, edges_of, heights, marks, resampled, scene_of
+from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import ESCAPED, OKABE_ITO
 from gpuscope.timeline.tracks import Tracks
-from gpuscope.timeline.view import View
 from gpuscope.trace import schema
 from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
@@ -121,17 +129,17 @@ def test_columns_are_what_the_rows_say_to_the_ns(case):
     tracks = Tracks.of(trace)
     low, high = window_of(rows)
     for window in ((low, high), (low + (high - low) // 3 + 17, low + (high - low) // 2 + 5)):
-        view = View.of(tracks, window)
-        scene = view.scene
-        assert scene.edges.tolist() == [
+        scene = Scene.of(tracks, window)
+        columns = scene.columns
+        assert columns.edges.tolist() == [
             window[0] + at * (window[1] - window[0]) // 1000 for at in range(1001)
         ]
         names = {number: key for key, number in tracks.groups.items()}
         found = {}
-        for row, track in zip(scene.rows, view.shown, strict=True):
-            mine = scene.of_row(scene.rows.index(row))
+        for row, track in zip(columns.rows, scene.shown, strict=True):
+            mine = columns.of_row(columns.rows.index(row))
             for group, busy, begins in zip(
-                row.groups, scene.busy_ns[mine], scene.begins[mine], strict=True
+                row.groups, columns.busy_ns[mine], columns.begins[mine], strict=True
             ):
                 found[2 if track.partition is None else 1, names[group][1].escaped] = busy, begins
         for key, start, end in rows.groups():
@@ -139,12 +147,12 @@ def test_columns_are_what_the_rows_say_to_the_ns(case):
                 assert not is_in(start, end, window).any()
                 continue
             busy, begins = found[key]
-            assert busy.tolist() == busy_ns(start, end, scene.edges).tolist()
+            assert busy.tolist() == busy_ns(start, end, columns.edges).tolist()
             inside = np.minimum(end, window[1]) - np.maximum(start, window[0])
             assert busy.sum() == inside[inside > 0].sum()
-            assert begins.tolist() == begun(start, scene.edges).tolist()
+            assert begins.tolist() == begun(start, columns.edges).tolist()
         escapes = rows.start[rows.escaped]
-        assert scene.escapes.sum() == ((escapes >= window[0]) & (escapes < window[1])).sum()
+        assert columns.escapes.sum() == ((escapes >= window[0]) & (escapes < window[1])).sum()
 
 
 def is_in(start, end, window):
@@ -158,15 +166,15 @@ def test_a_track_that_draws_its_spans_draws_all_of_them(case):
     seen = set()
     for parts in (1, 10, 100, 1000, 10_000):
         window = low + (high - low) // 3, low + (high - low) // 3 + max(1, (high - low) // parts)
-        view = View.of(tracks, window)
-        for track, has_spans in zip(view.shown, view.with_spans, strict=True):
+        scene = Scene.of(tracks, window)
+        for track, has_spans in zip(scene.shown, scene.with_spans, strict=True):
             mine = is_in(rows.start, rows.end, window)
             mine &= rows.stream == (2 if track.partition is None else 1)
             lasts = np.minimum(rows.end, window[1]) - np.maximum(rows.start, window[0])
             wide = lasts[mine] * 1000 >= 3 * (window[1] - window[0])
             if mine.sum() <= 2000:
                 assert has_spans == (2 * wide.sum() >= mine.sum())
-            drawn = view.rows[tracks.track[view.rows] == track.number]
+            drawn = scene.rows[tracks.track[scene.rows] == track.number]
             assert sorted(drawn) == (np.flatnonzero(mine).tolist() if has_spans else [])
             seen.add(bool(has_spans))
     assert False in seen
@@ -262,20 +270,17 @@ def check_tile(tile, classes, rows, timeline):
     edges = zero + np.linspace(tile["low"], tile["high"], tile["columns"] + 1).astype(np.int64)
     at = tile["count"] * (8 + 8 + 4 + 4 + 4 + 4)
     shape = len(tile["groups"]), tile["columns"]
-    group, column, many = np.frombuffer(tile["data"], np.uint32, 3 * tile["marks"], at).reshape(
-        3, -1
-    )
-    at += 12 * tile["marks"]
+    group, column = np.frombuffer(tile["data"], np.uint32, 2 * tile["instants"], at).reshape(2, -1)
+    at += 8 * tile["instants"]
     kind = np.dtype(f"u{tile['bits'] // 8}")
     busy = np.frombuffer(tile["data"], kind, shape[0] * shape[1], at).reshape(shape)
     assert tile["unit"] == 1
-    found = {}
+    found, marked = {}, {}
     tracks = timeline.state.snapshot(timeline.window_ns, following=False).places.tracks
     for number, (place, kind) in enumerate(tile["groups"]):
         stream = 2 if tracks[place].partition is None else 1
-        marked = np.zeros(tile["columns"], np.int64)
-        marked[column[group == number]] = many[group == number]
-        found[stream, classes[kind]["escaped"]] = busy[number], marked
+        found[stream, classes[kind]["escaped"]] = busy[number], column[group == number]
+        marked[stream] = [at for track, at, what, _ in tile["marks"] if track == place]
     for key, start, end in rows.groups():
         expected = busy_ns(start, end, edges)
         if key not in found:
@@ -283,7 +288,12 @@ def check_tile(tile, classes, rows, timeline):
             continue
         assert found[key][0].tolist() == expected.tolist()
         began = begun(start[start >= edges[0]], edges)
-        assert found[key][1].tolist() == np.where(key[1] | (expected == 0), began, 0).tolist()
+        assert found[key][1].tolist() == np.flatnonzero(began * (expected == 0)).tolist()
+        if key[1]:
+            first_of_block = {}
+            for at in np.flatnonzero(began).tolist():
+                first_of_block.setdefault(at // (12 * tiles.FINER), at)
+            assert marked[key[0]] == list(first_of_block.values())
 
 
 # -- what painters decide -----------------------------------------------------------------
@@ -310,10 +320,12 @@ def test_columns_resample_by_the_mean_weighted_by_time(values, count):
 
 @given(st.lists(st.integers(0, 5), max_size=60), st.integers(1, 20))
 def test_marks_merge_and_keep_their_counts(counts, columns):
-    at, number = marks(np.array(counts, np.int64), columns)
-    assert number.sum() == sum(counts)
-    assert all(counts[one] for one in at)
-    assert len(set(at // columns)) == len(at)
+    counts = np.array([counts, counts[::-1]], np.int64)
+    row, at, number = marks(counts, columns)
+    for track in (0, 1):
+        assert number[row == track].sum() == counts[track].sum()
+        assert len(set(at[row == track] // columns)) == (row == track).sum()
+    assert (counts[row, at] > 0).all()
 
 
 def test_long_windows_have_whole_edges():
@@ -327,13 +339,13 @@ def test_breaks_hazards_and_lost_rows_are_in_the_scene():
     assert breaks_of([(50, 60), (0, 10), (5, 20)]) == [(20, 50)]
     index = Index(np.array([10, 70]), np.array([20, 80]), np.array([0, 1]))
     rows = [Row((0,), (False,)), Row((1,), (True,))]
-    scene = scene_of(
+    columns = columns_of(
         index, (0, 100), 10, rows, hazards=[np.array([10, 12]), np.array([70, 300])],
         recorded=[(0, 30), (60, 200)], kept_since_ns=25,
     )  # fmt: skip
-    assert scene.hazards.tolist() == [[0, 2, *[0] * 8], [*[0] * 7, 1, 0, 0]]
-    assert scene.escapes.tolist() == [[0] * 10, [*[0] * 7, 1, 0, 0]]
-    assert (scene.breaks, scene.lost) == (((30, 60),), ((0, 25),))
+    assert columns.hazards.tolist() == [[0, 2, *[0] * 8], [*[0] * 7, 1, 0, 0]]
+    assert columns.escapes.tolist() == [[0] * 10, [*[0] * 7, 1, 0, 0]]
+    assert columns.missing == ((30, 60, "not recorded"), (0, 25, "rows lost"))
 
 
 def test_every_hazard_has_its_mark():
@@ -353,5 +365,8 @@ def test_every_hazard_has_its_mark():
     assert sum(drawn.customdata) == count
     timeline = gs.Timeline(trace)
     assert timeline.wait(PATIENCE_S)
-    assert sum(timeline.drawn.overlays["in no order"]["customdata"]) == count
+    scene = Scene.of(timeline.state.tracks, timeline.state.extent_ns)
+    assert scene.marks(1)["hazard"].number.sum() == count
+    root = timeline.bar.scene["root"]
+    assert {what for _, _, what, _ in root["marks"]} == {"hazard"}
     timeline.close()

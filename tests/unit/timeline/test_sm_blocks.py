@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuscope.timeline.scene import edges_of
-from gpuscope.timeline.sm_map_figure import Blocks, HeldIndex
+from gpuscope.timeline.columns import edges_of
+from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
-from gpuscope.timeline.sm_map_figure import Blocks, HeldIndex
+from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.style import ESCAPED
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata

@@ -11,13 +11,13 @@ from patience import PATIENCE_S
 import gpuscope as gs
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.plot import Plot
+from gpuscope.timeline.scene import LANES, Scene, lanes_of
 from gpuscope.timeline.tracks import Tracks
-from gpuscope.timeline.view import LANES, View, lanes_of
 from gpuscope.trace import Trace
 
 SPANS = (("start", np.float64), ("end", np.float64), ("row", np.int32), ("name", np.int32),
          ("later", np.float32), ("earlier", np.float32))  # fmt: skip
-MARKS = (("group", np.uint32), ("column", np.uint32), ("many", np.uint32))
+INSTANTS = (("group", np.uint32), ("column", np.uint32))
 MORE = (("kind", np.uint16), ("tail", np.uint16), ("place", np.uint8), ("line", np.uint8))
 
 
@@ -55,7 +55,7 @@ def read(tile) -> dict[str, np.ndarray]:
     at, found = 0, {}
     groups, columns = len(tile["groups"]), tile["columns"]
     for names, count in (
-        (SPANS, tile["count"]), (MARKS, tile["marks"]),
+        (SPANS, tile["count"]), (INSTANTS, tile["instants"]),
         ((("busy", np.dtype(f"u{tile['bits'] // 8}")),), groups * columns),
         (MORE, tile["count"]),
     ):  # fmt: skip
@@ -83,8 +83,8 @@ def test_lines_do_not_depend_on_what_is_seen(spans):
     )
     tracks = Tracks.of(trace)
     lanes = lanes_of(tracks)
-    view = View.of(tracks, (-1, 100), max_spans=1000)
-    drawn = dict(zip(view.rows.tolist(), view.lanes, strict=True))
+    scene = Scene.of(tracks, (-1, 100), max_spans=1000)
+    drawn = dict(zip(scene.rows.tolist(), scene.lanes, strict=True))
     assert all(lanes[row] == lane for row, lane in drawn.items())
     ends = np.array(starts) + lasts
     for lane in range(LANES - 1):
@@ -100,7 +100,7 @@ def test_a_tile_has_columns_and_the_spans_where_they_are_wide(shown):
     root = timeline.bar.scene["root"]
     assert (root["low"], root["high"]) == (0, tiles.COLUMNS << timeline.bar.scene["top"])
     assert root["high"] >= snapshot.extent_ns[1] - snapshot.zero_ns
-    assert (root["count"], root["spans"]) == (0, [False] * 3)
+    assert (root["count"], root["spans"]) == (0, [None] * 3)
     assert root["groups"] == [[0, 0], [1, 0], [2, 0]]
     assert read(root)["busy"].sum() * root["unit"] == 5000 * 300
 
@@ -111,7 +111,7 @@ def test_a_tile_has_columns_and_the_spans_where_they_are_wide(shown):
     columns = read(fine)
     tracks = snapshot.tracks
     inside = np.flatnonzero((tracks.start_ns < window[1]) & (tracks.end_ns > window[0]))
-    assert fine["spans"] == [True] * 3
+    assert fine["spans"] == [3 / 300] * 3, "once their 300 ns are 3 px"
     assert sorted(columns["row"]) == inside.tolist()
     assert (columns["start"] == tracks.start_ns[columns["row"]] - snapshot.zero_ns).all()
     assert (columns["end"] - columns["start"] == 300).all()
@@ -210,14 +210,15 @@ def test_every_escape_is_marked_in_the_column_of_its_start(shown):
     ends[1234] -= 690  # the narrowest of all
     timeline = shown(kernels(5000, partition=partitions, intended_partition=intended, end_ns=ends))
     scene = timeline.bar.scene
-    root, columns = scene["root"], read(scene["root"])
+    root = scene["root"]
     column = (root["high"] - root["low"]) / root["columns"]
-    assert columns["many"].sum() == 2
-    wanted = {int(number * 1000 / column) for number in (1234, 1235)}
-    assert set(columns["column"].tolist()) == wanted
-    kinds = {root["groups"][group][1] for group in columns["group"]}
-    assert all(scene["classes"][kind]["escaped"] for kind in kinds)
-    assert kinds == {len(scene["classes"]) - 1}, "others are painted over it"
+    assert [mark[:3] for mark in root["marks"]] == [
+        [track, int(number * 1000 / column), "escape"] for track, number in ((0, 1234), (1, 1235))
+    ]
+    escaped = [number for number, kind in enumerate(scene["classes"]) if kind["escaped"]]
+    assert escaped == [len(scene["classes"]) - 1], "others are painted over it"
+    marked = {track for track, kind in root["groups"] if kind in escaped}
+    assert marked == {0, 1}, "those of the whole GPU"
     near = tiles.tile(snapshot_of(timeline), (5_000 + 1_230_000, 5_000 + 1_240_000))
     spans = read(near)
     at = spans["row"].tolist().index(1235)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscope.timeline import style
-from gpuscope.timeline.columns import column_traces
-from gpuscope.timeline.frame import frame_of
 from gpuscope.timeline.labels import Places
-from gpuscope.timeline.tracks import Tracks, Waits
-from gpuscope.timeline.view import View
+from gpuscope.timeline.picture import Panel, Picture
+from gpuscope.timeline.plotly_parts import arrow_lines, bars, traces_of
+from gpuscope.timeline.scene import Scene
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.waits import Waits
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -73,21 +74,22 @@ def edges_of(found):
 
 
 def drawn(tracks, trace):
-    view = View.of(tracks, (0, 12_000), max_spans=30)
+    scene = Scene.of(tracks, (0, 12_000), max_spans=30)
     colours = style.partition_colours([trace], tracks.partitions())
-    places = Places.of(view.shown, view.depth)
-    made = frame_of(view, places, zero_ns=0)
-    bars = {
-        one: {name: list(values) for name, values in properties.items()}
-        for one, properties in made.bars.items()
+    panel = Panel(scene, Places.of(scene.shown, scene.depth), 0)
+    by_class = {
+        bar_class: {name: list(values) for name, values in properties.items()}
+        for bar_class, properties in bars(panel).items()
     }
     columns = [
-        [one.get("name"), one["y"].tolist()]
-        for one in column_traces(view, places, colours, 0, 1e3, "µs")
+        [drawn.get("name"), drawn["y"].tolist()]
+        for drawn in traces_of(Picture((panel,), colours, "µs", {}))
+        if drawn.get("mode") == "lines"
     ]
-    arrows = sorted(zip(made.arrows["x"][::3], made.arrows["y"][1::3], strict=True))
-    labels = [(track.label, track.partition, track.process) for track in view.shown]
-    return labels, bars, columns, arrows, made.left_out
+    lines = arrow_lines(panel, scene.waits)
+    arrows = sorted(zip(lines["x"][::3], lines["y"][1::3], strict=True))
+    labels = [(track.label, track.partition, track.process) for track in scene.shown]
+    return labels, by_class, columns, arrows, scene.waits.left_out
 
 
 @settings(deadline=None, max_examples=60)

@@ -854,7 +854,7 @@ def test_an_error_of_the_live_picture_is_shown_and_the_run_goes_on(dashboard, mo
 
 
 def test_results_that_cannot_be_shown_are_said_and_the_run_is_kept(dashboard, monkeypatch):
-    monkeypatch.setattr(module.results, "summarise", lambda _run: 1 / 0)
+    monkeypatch.setattr(results, "summarise", lambda _run: 1 / 0)
     short(dashboard)
     dashboard.start()
     finish(dashboard)

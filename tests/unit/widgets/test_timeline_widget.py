@@ -36,7 +36,6 @@ from gpuscope.timeline.canvas.state import LISTED
 from gpuscope.timeline.canvas.window import (
     LEAST_NS,
     around,
-    axis_ticks,
     clamped,
     panned,
     widened,
@@ -87,26 +86,6 @@ def test_a_span_is_brought_into_view(window, span, extent):
     low, high = around(window, span, extent)
     assert low <= span[0] <= span[1] <= high
     assert 1 <= (high - low) / (span[1] - span[0]) <= 200 or (low, high) == extent
-
-
-@given(windows(), TIMES, st.sampled_from([200, 700, 1500]))
-def test_ticks_are_even_and_cover_the_view(window, zero, pixels):
-    over = widened(window, 0.5)
-    ticks = axis_ticks(window, over, zero, pixels)
-    at = [round(one * 1e3) for one in ticks["tickvals"]]
-    assert (5 if pixels > 500 else 1) <= len(at) <= 40
-    step = at[1] - at[0] if len(at) > 1 else over[1] - over[0]
-    assert step / (window[1] - window[0]) * pixels >= 80  # labels fit
-    assert len(set(ticks["ticktext"])) == len(at)  # no two of them look the same
-    assert at[0] + zero - over[0] <= step
-    assert over[1] - at[-1] - zero <= step
-    assert all(len(one) <= 12 for one in ticks["ticktext"])
-
-
-def test_ticks_far_from_zero_count_from_a_round_time():
-    ticks = axis_ticks((5_000_000_000, 5_000_003_000), (5_000_000_000, 5_000_003_000), 0, 900)
-    assert ticks["title.text"] == "time since 5 s after the start (µs)"
-    assert ticks["ticktext"][:3] == ["0.0", "0.5", "1.0"]
 
 
 # -- one drawing at a time --------------------------------------------------------------
@@ -356,12 +335,12 @@ def until(condition, what: str) -> None:
 def bars(timeline: gs.Timeline) -> dict[str, int]:
     """Class → how many of its spans the last frame shows."""
     settle(timeline)
-    view, found = timeline.drawn.view, Counter()
-    names = {one: look["name"] for one, (look, _) in timeline.drawn.bars.items()}
-    shown = {track.number for track in view.shown}
-    for (track, bar_class), group in view.tracks.groups.items():
+    scene, found = timeline.drawn.scene, Counter()
+    names = {kind: look["name"] for kind, (look, _) in timeline.drawn.frame.bars.items()}
+    shown = {track.number for track in scene.shown}
+    for (track, bar_class), group in scene.tracks.groups.items():
         if track in shown:
-            count = view.tracks.index.counts(view.window_ns, [group])
+            count = scene.tracks.index.counts(scene.window_ns, [group])
             found[names[bar_class]] += int(count.sum())
     return dict(+found)
 
@@ -604,7 +583,7 @@ def test_a_click_selects_the_span_under_it(shown):
 def test_a_click_on_a_column_selects_what_is_there():
     timeline = gs.Timeline(step_trace(3_000))
     y = track_centre(timeline, "decode (2 SMs) · s2")
-    drawn = set(timeline.drawn.view.rows.tolist())
+    drawn = set(timeline.drawn.scene.rows.tolist())
     row = next(row for row in range(len(timeline.state.tracks)) if row not in drawn
                and timeline.state.tracks.track[row] >= 0
                and int(timeline.state.tracks.ids[row]) % 10 == 7)  # fmt: skip

@@ -1,0 +1,67 @@
+"""How the bars and columns of a class look: colour says where it ran, pattern says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuscope.timeline import style
+from gpuscope.timeline.labels import Class
+from gpuscope.timeline.text import clean
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.words import OUTSIDE, shared_lines
+
+
+@dataclass(frozen=True)
+class Look:
+    """The look of a class.
+
+    Attributes
+    ----------
+    name
+        In a legend, plain text.
+    fill, edge, text
+        Colours of bars, their outlines, and names in them.
+    pattern
+        What the fill consists of, in Plotly's characters; empty: it is plain.
+    lines
+        What its tooltips end with, plain text.
+    """
+
+    name: str
+    fill: str
+    edge: str
+    text: str
+    pattern: str
+    escaped: bool
+    lines: tuple[str, ...]
+
+
+def look(
+    tracks: Tracks,
+    bar_class: Class,
+    colours: dict[str, str],
+    outlined: Callable[[str], str] = style.darker,
+) -> Look:
+    """Return how a class looks; ``outlined`` colours its outline."""
+    kind, partition, is_open, escaped = bar_class
+    how = style.KIND_STYLES[kind]
+    name = how.label.partition(",")[0] + (", open" if is_open else "")
+    if partition is None:
+        colour = style.HOST_COLOUR
+    elif not partition:
+        colour, name = style.WHOLE_GPU_COLOUR, f"whole GPU: {name}"
+    else:
+        colour, name = colours[partition], f"{clean(partition, 24)}: {name}"
+    if escaped:
+        colour, name = style.ESCAPED, f"{OUTSIDE} to {name}"
+    fill = style.tinted(colour, 0.7 * how.strength if is_open else how.strength)
+    return Look(
+        name=name,
+        fill=fill,
+        edge=colour if escaped else outlined(colour),
+        text=style.on(fill),
+        pattern="x" if escaped else how.pattern or ("-" if is_open else ""),
+        escaped=escaped,
+        lines=tuple(shared_lines(tracks, bar_class)),
+    )

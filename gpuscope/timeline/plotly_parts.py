@@ -1,0 +1,320 @@
+"""Scenes as Plotly draws them: bars, columns, marks, arrows, and what lies behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from gpuscope._types import Array
+from gpuscope.timeline import style
+from gpuscope.timeline.columns import MARK_PX, heights
+from gpuscope.timeline.labels import MARKS_PX, Class, Places
+from gpuscope.timeline.look import Look
+from gpuscope.timeline.picture import HAZARD, Panel, Picture, arrow_colours
+from gpuscope.timeline.scene import Arrows, Scene
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import duration, escape
+from gpuscope.timeline.words import OUTSIDE, hovers, mark_text
+
+MARGIN = 2
+"""Px of a track above and below its columns."""
+SYMBOLS = {"escape": "triangle-down", "hazard": "diamond"}
+_LABEL_SHARE = 0.07
+"""Of a window: a stretch without rows that is shorter has no label."""
+_MAX_TEXTS = 300
+_NAME = 60
+"""Characters of a name in a bar at most."""
+_WIDTH, _LETTER, _LEAST_LETTERS = 850, 6.2, 4
+"""Px of a plot and of a letter, about, and with how few letters a name still tells something."""
+
+
+def traces_of(picture: Picture) -> list[Properties]:
+    """Return the traces of a picture."""
+    panels, looks, unit = picture.panels, picture.looks, picture.unit
+    each = [bars(panel) for panel in panels]
+    data = []
+    for bar_class, how in looks.items():
+        parts = [panel_bars[bar_class] for panel_bars in each if bar_class in panel_bars]
+        if parts:
+            data.append({**bar_look(how, unit), **_joined(parts)})
+    for panel in panels:
+        data += _columns(panel, looks, unit)
+    seen = set()
+    for trace in data:  # a class that has bars and columns has one entry in the legend
+        group = trace.setdefault("legendgroup", trace.get("name"))
+        if trace.get("showlegend", True):
+            trace["showlegend"] = group not in seen
+            seen.add(group)
+    for what in SYMBOLS:
+        points = _joined([mark_points(panel, what) for panel in panels])
+        if points["x"]:
+            data.append({"name": f"{what}s", **mark_look(style.INK, what), **points})
+    for name in arrow_colours(panel.scene for panel in panels):
+        kind = "hazards" if name == HAZARD else "waits"
+        lines = [arrow_lines(panel, getattr(panel.scene, kind)) for panel in panels]
+        data.append({**_arrow_look(name), **_joined(lines)})
+    return data
+
+
+def _joined(parts: Sequence[Properties]) -> Properties:
+    """Join arrays and lists of the same names."""
+    return {
+        name: np.concatenate([part[name] for part in parts])
+        if isinstance(first, np.ndarray)
+        else [value for part in parts for value in part[name]]
+        for name, first in parts[0].items()
+    }
+
+
+# -- bars and columns -------------------------------------------------------------------------
+def bars(panel: Panel) -> dict[Class, Properties]:
+    """Return what changes from scene to scene of the bar trace of each class that has bars.
+
+    Times are clipped to the window. Names are as long as their bars are. ``customdata`` holds the
+    spans' rows.
+    """
+    scene = panel.scene
+    low, high = scene.window_ns
+    start = np.maximum(scene.start_ns, low)
+    width = np.minimum(scene.end_ns, high) - start
+    centre, size = panel.places.bars(scene.place, scene.lanes)
+    columns = {
+        "base": panel.x(start),
+        "x": width / panel.unit_ns,
+        "y": centre.astype(np.float32),
+        "width": size.astype(np.float32),
+        "hovertext": np.array(hovers(scene), object),
+        "customdata": scene.rows,
+        "text": _texts(scene, width * _WIDTH / (high - low)),
+    }
+    as_lists = ("base", "hovertext", "text")
+    classes, number = scene.classed
+    return {
+        bar_class: {
+            name: values[number == at].tolist() if name in as_lists else values[number == at]
+            for name, values in columns.items()
+        }
+        for at, bar_class in enumerate(classes)
+    }
+
+
+def _texts(scene: Scene, pixels: Array) -> Array:
+    """Return the names that stand in bars: of the widest, as fitting them takes Plotly long."""
+    room = (pixels - 10) // _LETTER
+    names = scene.tracks.coded["name"]
+    texts = np.full(len(pixels), "", object)
+    for bar in np.flatnonzero(room >= _LEAST_LETTERS)[:_MAX_TEXTS].tolist():
+        name = str(names.values[names.codes[scene.rows[bar]]]).removeprefix("void ")
+        texts[bar] = escape(name, int(min(room[bar], _NAME)))
+    return texts
+
+
+def legend_name(how: Look) -> str:
+    """Return what a legend calls a class."""
+    name = escape(how.name)
+    return f"<b>{OUTSIDE}</b>{name.removeprefix(OUTSIDE)}" if how.escaped else name
+
+
+def bar_look(how: Look, unit: str) -> Properties:
+    """Return what stays the same of the bar trace of a class."""
+    marker: Properties = {"color": how.fill, "line": {"width": 0.7, "color": how.edge}}
+    around = "none"
+    if how.pattern:
+        marker["pattern"] = {"shape": how.pattern, "size": 6, "solidity": 0.35}
+    if how.escaped:  # its outline shows where the bar is too narrow to
+        marker["line"]["width"] = 3
+        marker["pattern"] |= {"solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK}
+    elif how.pattern:
+        # Or the pattern, and on a dark page what is behind it, would run through the letters.
+        around = ", ".join([f"0 0 2px {how.fill}"] * 6)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": legend_name(how),
+        "marker": marker,
+        "legendrank": 1 if how.escaped else 1000,
+        "hovertemplate": "<b>%{hovertext}<br>"
+        f"starts at %{{base:,.3f}} {unit}<br>{_lines(how)}<extra></extra>",
+        "cliponaxis": True,
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "textposition": "inside",
+        "textfont": {"size": 11, "color": how.text, "shadow": around},
+    }
+
+
+def _lines(how: Look) -> str:
+    """Return what tooltips of a class end with; a percent sign would begin a variable."""
+    return "<br>".join(escape(line) for line in how.lines).replace("%", "&#37;")
+
+
+def _columns(panel: Panel, looks: dict[Class, Look], unit: str) -> Iterator[Properties]:
+    """Yield the tracks that draw columns: for each class a line below, and a fill above it.
+
+    The fill's ``customdata`` holds which share of each column the class was busy for.
+    """
+    scene, places = panel.scene, panel.places
+    columns, classes = scene.columns, [bar_class for _, bar_class in scene.tracks.groups]
+    lasts, whole = np.diff(columns.edges), scene.window_ns[1] - scene.window_ns[0]
+    length = duration(whole // len(lasts))
+    for track in np.flatnonzero(~scene.with_spans).tolist():
+        groups, px = columns.of_row(track), places.heights[track] - 2 * MARGIN
+        busy = columns.busy_ns[groups]
+        tall = heights(busy, columns.is_there[groups], lasts, px)
+        low = np.full(len(lasts), places.tops[track] + places.heights[track] - MARGIN)
+        for number in np.flatnonzero(tall.any(axis=1)).tolist():
+            how = looks[classes[columns.rows[track].groups[number]]]
+            name, high = legend_name(how), low - tall[number]
+            line = {
+                "type": "scatter",
+                "mode": "lines",
+                "legendgroup": name,
+                "x0": float(panel.x(scene.window_ns[0])),
+                "dx": whole / len(lasts) / panel.unit_ns,
+                "line": {"width": 0, "shape": "hv", "color": how.fill},
+            }
+            share = 100 * busy[number].sum() / whole
+            yield {**line, "y": _stepped(low), "hoverinfo": "skip", "showlegend": False}
+            yield {
+                **line,
+                "y": _stepped(high),
+                "fill": "tonexty",
+                "fillcolor": how.fill,
+                "name": name,
+                "legendrank": 1 if how.escaped else 1000,
+                "customdata": _stepped(busy[number] / lasts, np.float32),
+                "hovertemplate": f"<b>busy for %{{customdata:.3p}} of {length}</b>"
+                f"<br>at %{{x:,.3f}} {unit}<br>{_lines(how)}"
+                f"<br>busy for {share:.3g} &#37; of the window<extra></extra>",
+            }
+            low = high
+
+
+def _stepped(values: Array, kind: type = np.int16) -> Array:
+    """Return columns as the corners of steps: the last one ends with its own value."""
+    return np.concatenate([values, values[-1:]]).astype(kind)
+
+
+# -- marks and arrows -------------------------------------------------------------------------
+def mark_points(panel: Panel, what: str) -> Properties:
+    """Return where marks stand; ``customdata`` holds for how many each stands."""
+    row, column, count = panel.scene.marks(MARK_PX)[what]
+    return {
+        "x": panel.x(panel.scene.columns.edges[column]).tolist(),
+        "y": (np.array(panel.places.tops)[row] - MARKS_PX / 2).tolist(),
+        "customdata": count.tolist(),
+        "hovertext": [mark_text(what, number) for number in count.tolist()],
+    }
+
+
+def mark_look(ink: str, what: str = "escape") -> Properties:
+    """Return what stays the same of a trace of marks."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "showlegend": False,
+        "hoverinfo": "text",
+        "cliponaxis": False,
+        "marker": {
+            "symbol": SYMBOLS[what],
+            "size": 11,
+            "color": style.ESCAPED,
+            "line": {"width": 1.5, "color": ink},
+        },
+    }
+
+
+def gapped(*columns: Iterable[object]) -> list[object]:
+    """Return the points of lines, with a gap after each.
+
+    Parameters
+    ----------
+    columns
+        The first points of all lines, their second ones, and so on.
+    """
+    return [value for points in zip(*columns, strict=True) for value in (*points, None)]
+
+
+def arrow_lines(panel: Panel, arrows: Arrows) -> Properties:
+    """Return arrows as one line trace, from bar to bar."""
+    scene, ends = panel.scene, (arrows.cause, arrows.effect)
+    centres = [panel.places.bars(scene.place[end], scene.lanes[end])[0].tolist() for end in ends]
+    return {
+        "x": gapped(panel.x(arrows.from_ns).tolist(), panel.x(arrows.to_ns).tolist()),
+        "y": gapped(*centres),
+        "marker.size": [0, 9, 0] * len(arrows.cause),
+    }
+
+
+def _arrow_look(name: str) -> Properties:
+    colour = style.ESCAPED if name == HAZARD else style.INK
+    line: Properties = {"width": 1.3, "color": colour}
+    if name == HAZARD:
+        line |= {"width": 3, "dash": "dot"}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "line": line,
+        "marker": {
+            "symbol": "arrow",
+            "angleref": "previous",
+            "color": colour,
+            "opacity": 1,
+            "line": {"width": 0},
+        },
+        "hoverinfo": "skip",
+    }
+
+
+# -- what lies behind them --------------------------------------------------------------------
+def behind(places: Places, colour: str = style.STRIPE) -> list[Properties]:
+    """Return the shapes behind tracks: stripes, and what parts host and GPU."""
+    line = {"width": 1, "color": style.HOST_COLOUR}
+    return [
+        *(style.stripe(top, bottom, colour) for top, bottom in places.stripes),
+        *(style.stripe(y, y, style.WHITE, type="line", line=line) for y in places.rules),
+    ]
+
+
+def missing(panel: Panel) -> tuple[list[Properties], list[Properties]]:
+    """Return shapes and annotations of breaks of the recording, and of where rows are lost."""
+    shapes, annotations = [], []
+    low_ns, high_ns = panel.scene.window_ns
+    top, bottom = min(panel.places.tops, default=0), panel.places.bottom
+    line = {"width": 1, "dash": "dot", "color": style.MUTED}
+    font = {"size": 12, "color": style.MUTED}
+    for low, high, what in panel.scene.columns.missing:
+        x0, x1 = float(panel.x(low)), float(panel.x(high))
+        stretch = {"xref": "x", "x0": x0, "x1": x1, "opacity": 0.18, "line": line}
+        shapes.append(style.stripe(top, bottom, style.MUTED, **stretch))
+        if high - low >= _LABEL_SHARE * (high_ns - low_ns):
+            text = f"{what}<br>{duration(high - low)}"
+            where = {"xref": "x", "x": (x0 + x1) / 2, "xanchor": "auto", "yanchor": "auto"}
+            middle = (top + bottom) / 2
+            annotations.append(style.heading(text, middle, font=font, align="center", **where))
+    return shapes, annotations
+
+
+def headings(places: Places) -> list[Properties]:
+    """Return the names of processes."""
+    return [style.heading(escape(name), y) for name, y in places.processes]
+
+
+def nothing(y: float) -> Properties:
+    """Return what stands where there is no track."""
+    where = {"x": 0.5, "xanchor": "auto", "yanchor": "auto"}
+    font = {"size": 15, "color": style.MUTED}
+    return style.heading("no spans to draw here", y, font=font, **where)
+
+
+def track_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
+    """Return the vertical axis: px from the top, the tracks' labels as ticks."""
+    return style.label_axis(
+        [centre for part in places for centre in part.centres],
+        [escape(track.label) for part in places for track in part.tracks],
+        range=[height, 0],
+        tickfont={"size": 12},
+        **more,
+    )

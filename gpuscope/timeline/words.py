@@ -1,0 +1,160 @@
+"""What a scene says in words: the tooltips of its spans, and what is drawn and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+from gpuscope._types import Array
+from gpuscope.timeline import style
+from gpuscope.timeline.labels import Class, partition_label
+from gpuscope.timeline.scene import LANES, Scene
+from gpuscope.timeline.text import clean, duration, escape
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.trace.columns import combined
+
+_CHARACTERS = 44_000
+"""What the names in a figure may take; with many spans each is cut shorter."""
+_SHORTEST, _LONGEST = 32, 120
+OUTSIDE = "ESCAPED"
+"""What a tooltip says first of a kernel that ran outside the partition it was intended for."""
+
+_escaped = lru_cache(maxsize=65_536)(escape)
+
+
+def shared_lines(tracks: Tracks, bar_class: Class) -> list[str]:
+    """Return what the tooltips of a class end with, in plain text."""
+    lines = [style.KIND_STYLES[bar_class.kind].label]
+    if bar_class.partition is not None:
+        where = partition_label(tracks.names, bar_class.partition or None)
+        lines[0] += f", partition {where}" if bar_class.partition else f", {where}"
+    sources = tracks.classes.get(bar_class, ())
+    if len(sources) == 1:
+        lines.append(f"source: {clean(sources[0], 40)}")
+    return lines
+
+
+def hovers(scene: Scene) -> list[str]:
+    """Return one text a bar for Plotly, which adds when it starts and the lines of its class."""
+    tracks, rows = scene.tracks, scene.rows
+    limit = min(_LONGEST, max(_SHORTEST, _CHARACTERS // max(1, len(rows))))
+    coded = tracks.coded["name"]
+    names = [_short(coded.values[code], limit) for code in coded.codes[rows].tolist()]
+    lines, number = tails(scene)
+    ends = ["".join(map(_emphasised, tail)) for tail in lines]
+    columns = (scene.start_ns, scene.end_ns, scene.is_open, *tracks.uncertainties(rows), number)
+    low, high = scene.window_ns
+    texts = []
+    for name, start, end, is_open, early, late, tail in zip(
+        names, *(column.tolist() for column in columns), strict=True
+    ):
+        if is_open:
+            lasts = f"OPEN: its end was not seen; {duration(high - start)} until the window's end"
+        else:
+            lasts = duration(end - start) if end > start else "an instant"
+            if end > high:
+                lasts += f", {duration(end - high)} of it after the window"
+        if start < low:
+            lasts += f", {duration(low - start)} of it before the window"
+        if early:
+            lasts += f"<br>true start up to {duration(early)} later"
+        if late and not is_open:
+            lasts += f"<br>true end up to {duration(late)} earlier"
+        texts.append(f"{name}</b><br>{lasts}{ends[tail]}")
+    return texts
+
+
+def _short(text: str, limit: int) -> str:
+    escaped = _escaped(text, limit)
+    # Letters outside ASCII and escapes take more than a byte each.
+    return escaped if 2 * len(escaped.encode()) <= 3 * limit else _escaped(text, limit // 3)
+
+
+def _emphasised(line: str) -> str:
+    escaped = escape(line)
+    return f"<br><b>{escaped}</b>" if line.startswith(OUTSIDE) else f"<br>{escaped}"
+
+
+def tails(scene: Scene) -> tuple[list[list[str]], Array]:
+    """Return what tooltips say of stream, intention and status, and which of it each span has.
+
+    Returns
+    -------
+    tuple
+        Lines of plain text, of which many spans have the same; bar → number of its own.
+    """
+    tracks, rows = scene.tracks, scene.rows
+    columns = ("partition", "intended_partition", "stream", "status", "source")
+    coded = [tracks.coded[name].codes[rows] for name in columns]
+    classes, of_class = scene.classed
+    first, number = combined(of_class, *coded)
+    lines = []
+    for at in first.tolist():
+        bar_class = classes[of_class[at]]
+        values = [
+            tracks.coded[name].values[codes[at]] for name, codes in zip(columns, coded, strict=True)
+        ]
+        lines.append(_tail(tracks, bar_class, values))
+    return lines, number
+
+
+def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[str]:
+    partition, intended, stream, status, source = values
+    lines = []
+    if stream is not None or bar_class.partition is not None:
+        known = clean(tracks.names.stream_name(stream), 60)
+        lines.append(known if "stream" in known else f"stream {known}")
+    if intended is not None and intended != partition:
+        escaped = f"{OUTSIDE}: " if bar_class.escaped else ""
+        lines.append(f"{escaped}intended for partition {clean(intended, 40)}")
+    if status is not None:
+        lines.append(f"status {clean(status, 60)}")
+    if len(tracks.classes[bar_class]) != 1:
+        lines.append(f"source: {clean(source, 40)}")
+    return lines
+
+
+def mark_text(what: str, count: int) -> str:
+    """Say what a mark stands for."""
+    return f"{count:,} {what}{'s' if count > 1 else ''} from here on"
+
+
+def statement(scene: Scene, *, besides: Collection[str] = ()) -> str:
+    """Say in plain text what is drawn and what is not.
+
+    Parameters
+    ----------
+    besides
+        Kinds that are drawn elsewhere in the figure.
+    """
+    total, drawn = scene.total, len(scene.rows)
+    if not total:
+        parts = ["no spans in the window"]
+    elif drawn == total:
+        parts = [f"all {total:,} spans of the window drawn"]
+    else:
+        low, high = scene.window_ns
+        column = duration((high - low) // (len(scene.columns.edges) - 1))
+        parts = [
+            f"{drawn:,} of {total:,} spans drawn as themselves",
+            f"tracks of narrow spans drawn in columns of {column}, as high as they were busy",
+        ]
+        if scene.hidden_tracks:
+            parts.append(f"{scene.hidden_tracks:,} less busy tracks not shown")
+    if escapes := int(scene.columns.escapes.sum()):
+        parts.append(f"{escapes:,} escape{'s' if escapes > 1 else ''} marked")
+    opened = int(scene.is_open.sum())
+    if opened:
+        parts.append(f"{opened:,} open, drawn to the window's end")
+    if scene.crowded:
+        names = ", ".join(clean(name, 30) for name in scene.crowded[:3])
+        parts.append(f"more than {LANES} at once share a line in {names}")
+    unseen = [
+        f"{clean(kind)} ({count:,})"
+        for kind, count in scene.tracks.elsewhere().items()
+        if kind not in besides
+    ]
+    if unseen:
+        parts.append(f"rows of other kinds not shown: {', '.join(unseen)}")
+    return "; ".join(parts)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Values
-from gpuscope.workloads.builtin import PYTHON
+from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
 from gpuscope.workloads.requests import RequestsSpec
 

@@ -21,10 +21,10 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-Kind: TypeAlias = Any
+Kind: TypeAlias = object
 """A type, a type's full name where to import it would take long, ``None``, ``Callable``, or one
 of the kinds below; see :func:`door`."""
-_WORDS = {
+_WORDS: dict[object, str] = {
     None: "None", str: "text", int: "a whole number", float: "a finite number", bool: "a bool",
     Callable: "a callable",
 }  # fmt: skip
@@ -181,6 +181,7 @@ def _is(value: object, kind: Kind) -> bool:
         if isinstance(value, Integral):  # NumPy's too
             return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
         return kind is float and isinstance(value, Real) and math.isfinite(value)
+    assert isinstance(kind, type | tuple)  # noqa: S101 - what else a kind is
     return isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
 
 

@@ -6,7 +6,8 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import (
     Row,

@@ -24,7 +24,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
-from gpuscope.record.calls import CallLog, Ended
+from gpuscope.record.calls import CallLog
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.facts import (
     clock_name,
@@ -38,7 +38,7 @@ from gpuscope.record.facts import (
 from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
-from gpuscope.record.source import Calibration, Journal, Options, Source, Tap
+from gpuscope.record.source import Calibration, Ended, Journal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid

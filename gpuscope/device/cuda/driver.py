@@ -11,15 +11,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
+from gpuscope._types import Untyped
 from gpuscope.device.api import Capabilities, DeviceInfo
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
 
-CudaObject: TypeAlias = Any
-"""A module or object of CuPy, cuda.core or cuda.bindings, which tell no types."""
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
 HETEROGENEOUS_SPLIT = 13010
@@ -65,7 +64,7 @@ def check_cupy_wheels() -> None:
         )
 
 
-def import_cupy() -> CudaObject:
+def import_cupy() -> Untyped:
     """Import CuPy, after the check for two wheels."""
     check_cupy_wheels()
     return require("cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device")
@@ -127,7 +126,7 @@ def address_of(function: str) -> int:
     return found or 0
 
 
-def recording(core: CudaObject) -> Callable[[CudaObject, CudaObject], bool]:
+def recording(core: Untyped) -> Callable[[Untyped, Untyped], bool]:
     """Return what records an event of cuda.core in a stream; false where it does not.
 
     It does in C, for all but default streams, whatever device is current.
@@ -136,7 +135,7 @@ def recording(core: CudaObject) -> Callable[[CudaObject, CudaObject], bool]:
     if fastpath is None or not all(isinstance(kind, type) for kind in types):
         return lambda *_: False
     fastpath.serve_events(*types, address_of("cuEventRecord"))
-    record: Callable[[CudaObject, CudaObject], bool] = fastpath.record
+    record: Callable[[Untyped, Untyped], bool] = fastpath.record
     return record
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpuscope._types import Untyped
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
-from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
 
@@ -19,10 +19,10 @@ _contexts = itertools.count(2)
 class Probe(Protocol):
     """What finds out about the SMs behind a stream."""
 
-    def sm_ids(self, streams: Sequence[CudaObject], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    def sm_ids(self, streams: Sequence[Untyped], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the SM ids behind each stream."""
 
-    def cluster_sm_count(self, stream: CudaObject, sm_count: int) -> int:
+    def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
         """Return on how many SMs clusters fit."""
 
 
@@ -40,7 +40,7 @@ class ComposedQuanta:
         The device's SM resource (``cuda.core.SMResource``).
     """
 
-    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
+    def __init__(self, core: Untyped, resource: Untyped) -> None:
         size = int(resource.min_partition_size)
         self._groups, self._rest = _most_groups(core, resource, size)
         size = int(self._groups[0].sm_count)
@@ -50,7 +50,7 @@ class ComposedQuanta:
     def check(self, plan: CarvePlan) -> None:
         """Grant every plan: its parts are there."""
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Return the resources of each partition."""
         return [
             [self._rest if part == REMAINDER else self._groups[part] for part in one.parts]
@@ -66,13 +66,13 @@ class HeterogeneousSplit:
     be given the same SMs: it is refused. Only what a carving left over can be had later.
     """
 
-    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
+    def __init__(self, core: Untyped, resource: Untyped) -> None:
         self._core = core
         self._resource = resource
         step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
-        self._left: tuple[frozenset[int], CudaObject] | None = None
+        self._left: tuple[frozenset[int], Untyped] | None = None
 
     def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
         return self.layout.parts.difference(*(partition.parts for partition in planned))
@@ -101,7 +101,7 @@ class HeterogeneousSplit:
 
     def _split(
         self, planned: Sequence[PlannedPartition], *, dry_run: bool
-    ) -> tuple[list[CudaObject], CudaObject]:
+    ) -> tuple[list[Untyped], Untyped]:
         """Return a group for each partition, and what is left over."""
         counted = list(planned)
         taker = None
@@ -131,7 +131,7 @@ class HeterogeneousSplit:
         """Whether exactly what the latest split left over is asked for."""
         return self._left is not None and [set(one.parts) for one in planned] == [self._left[0]]
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Split, and return the resource of each partition."""
         if self._left is not None and self._is_left(planned):
             _check_granted(planned, [int(self._left[1].sm_count)])
@@ -141,9 +141,7 @@ class HeterogeneousSplit:
         return [[group] for group in groups]
 
 
-def _most_groups(
-    core: CudaObject, resource: CudaObject, size: int
-) -> tuple[list[CudaObject], CudaObject]:
+def _most_groups(core: Untyped, resource: Untyped, size: int) -> tuple[list[Untyped], Untyped]:
     """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
     refusal: object = "it grants none"
     for count in range(int(resource.sm_count) // size, 0, -1):
@@ -175,7 +173,7 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
 class GreenContext:
     """A green context and the parts it was made of."""
 
-    context: CudaObject
+    context: Untyped
     parts: tuple[int, ...]
 
 
@@ -198,13 +196,13 @@ class GreenContexts:
     """
 
     def __init__(
-        self, core: CudaObject, device: CudaObject, splitter: ComposedQuanta | HeterogeneousSplit
+        self, core: Untyped, device: Untyped, splitter: ComposedQuanta | HeterogeneousSplit
     ) -> None:
         self._core = core
         self._device = device
         self._splitter = splitter
         self._reuses = isinstance(splitter, ComposedQuanta)
-        self._spare: dict[tuple[int, ...], list[CudaObject]] = {}
+        self._spare: dict[tuple[int, ...], list[Untyped]] = {}
 
     def make(self, planned: Sequence[PlannedPartition], probe: Probe) -> list[GrantedPartition]:
         """Make one green context for each planned partition and find its SM ids.
@@ -241,7 +239,7 @@ class GreenContexts:
             for green, one, sms, target in zip(made, planned, ids, targets, strict=True)
         ]
 
-    def _take(self, one: PlannedPartition, resources: list[CudaObject]) -> CudaObject:
+    def _take(self, one: PlannedPartition, resources: list[Untyped]) -> Untyped:
         if spare := self._spare.get(one.parts):
             return spare.pop()
         try:

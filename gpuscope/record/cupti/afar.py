@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Known, Places
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Rows, freeze
-from gpuscope.record.source import Completeness
+from gpuscope.record.source import Completeness, Ended
 from gpuscope.trace import schema
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from gpuscope.errors import GpuscopeError, TraceFormatError
-from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.afar import Facts, Reader
 from gpuscope.record.cupti.library import DRIVER_API, LAST_CALLBACK, RUNTIME_API, text_at
 from gpuscope.record.cupti.places import Known, Places
 from gpuscope.record.rows import Batch
+from gpuscope.record.source import Ended
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace

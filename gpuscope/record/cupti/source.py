@@ -15,6 +15,7 @@ from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.handles import raw_handle
 from gpuscope.device.stream import Stream
+from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
@@ -288,7 +289,7 @@ class CuptiSource(Source):
         return self._order.between(self._places.streams_of) if self._order is not None else None
 
     # -- what is told while it runs ---------------------------------------------------
-    def meet(self, call: Call, stream: Stream) -> None:
+    def meet(self, call: Call, stream: StreamView[object]) -> None:
         """Find CUPTI's numbers for the stream."""
         self._places.meet(call, stream)
 

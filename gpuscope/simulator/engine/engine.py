@@ -30,7 +30,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpuscope import _interrupts
-from gpuscope.device.calls import Activity, Release
+from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.ops import (
     FULL,

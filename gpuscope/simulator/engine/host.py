@@ -11,14 +11,14 @@ from typing import Literal
 
 from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
-from gpuscope.device.calls import Activity
+from gpuscope.device.api import Activity, Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.raw import Backend
 from gpuscope.errors import InvalidOperand, StreamError
 from gpuscope.simulator.engine.capture import Capture, refusal
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.jitter import Jitter
-from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimStream
+from gpuscope.simulator.engine.memory import SimArray
+from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimEvent, SimStream
 from gpuscope.simulator.engine.together import Together
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 from gpuscope.simulator.profiles.profile import Profile
@@ -32,7 +32,7 @@ _MOST_WAVES = 1 << 21
 _PACE_SLACK_NS = 2_000_000
 
 
-class SimHost(Backend):
+class SimHost(Backend[SimStream, SimEvent, SimArray]):
     """The virtual host: its clock, what calls cost it, and its waits for the engine.
 
     Parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -87,5 +88,5 @@ class Together:
         if isinstance(value, Result):
             _, inputs = self._latest[value.group]
             return Version(partial(self._compute, value.rank), inputs)
-        array: Array = value
+        array = cast("Array", value)
         return Version(lambda: array)

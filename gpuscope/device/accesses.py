@@ -218,10 +218,10 @@ def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
 
     Nothing of a kernel that is not found in the source.
     """
-    found = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
+    signature = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
     return tuple(
         bool(re.search(r"\bconst\b[^*]*\*", parameter)) if "*" in parameter else None
-        for parameter in (found[1].split(",") if found is not None else ())
+        for parameter in (signature[1].split(",") if signature is not None else ())
     )
 
 
@@ -282,12 +282,16 @@ def of_copy(source: Untyped, destination: Untyped) -> tuple[Accessing, ...]:
         return of_arrays(*[[] if is_pageable(each) else [each] for each in (source, destination)])
     return (
         _Copied(
-            source.shape, source.dtype.itemsize, read_at(source), source.strides,
-            write_at(destination), destination.strides,
+            source.shape,
+            source.dtype.itemsize,
+            read_at(source),
+            source.strides,
+            write_at(destination),
+            destination.strides,
         ),
-    )  # fmt: skip
+    )
 
 
 def accesses_of(every: Iterable[Accessing]) -> tuple[Access, ...]:
     """Return the bytes that work reads and writes, by all that it accesses."""
-    return tuple([access for one in every for access in one.accesses()])
+    return tuple([access for operand in every for access in operand.accesses()])

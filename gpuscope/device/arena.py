@@ -100,18 +100,18 @@ class Arena:
     def begin(self, stream: StreamView[object]) -> list[Memory]:
         """Hand out what a call on ``stream`` may use."""
         with self._lock:
-            found = []
+            of_graph = []
             if stream.graph is not None:
-                found += self._captured.get(stream.graph, [])
+                of_graph += self._captured.get(stream.graph, [])
                 if stream is not self._stream:
-                    return found
+                    return of_graph
             home, kept = self._stream, self._kept
             self._kept, self._stream = [], None
         if stream is home:
-            return found + kept
+            return of_graph + kept
         for memory in kept:
             give_back(self._device, memory, home)
-        return found
+        return of_graph
 
     def end(
         self, stream: StreamView[object], used: list[Memory], unused: list[Memory]
@@ -119,12 +119,12 @@ class Arena:
         """Take memory back from a call; returns what is not kept."""
         with self._lock:
             if stream.graph is not None:
-                mine = self._captured.get(stream.graph)
-                if mine is None:
-                    mine = self._captured[stream.graph] = []
-                    stream.graph.keep(_Keeper(self._device, mine, stream))
-                mine += [memory for memory in used if memory not in mine]
-                used, unused = [memory for memory in unused if memory not in mine], []
+                of_graph = self._captured.get(stream.graph)
+                if of_graph is None:
+                    of_graph = self._captured[stream.graph] = []
+                    stream.graph.keep(_Keeper(self._device, of_graph, stream))
+                of_graph += [memory for memory in used if memory not in of_graph]
+                used, unused = [memory for memory in unused if memory not in of_graph], []
             # A stream that is not ours may be gone before its memory is given back.
             if self._closed or not stream.owned or stream.closed or self._stream is not None:
                 return used + unused

@@ -45,20 +45,20 @@ def as_dtype(dtype: npt.DTypeLike | None) -> DType:
         return DTYPES[name].numpy
     is_named = dtype is None or type(dtype).__module__ == "torch"
     try:  # of None NumPy would make float64
-        found: DType = np.dtype(name or "none is given" if is_named else dtype)
+        chosen: DType = np.dtype(name or "none is given" if is_named else dtype)
     except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
         raise InvalidOperand(
             f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed."
             f"{did_you_mean(name)}"
         ) from error
-    if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
-        raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")
-    if not found.isnative:
+    if chosen.kind in "OSUMm" or chosen.names is not None or chosen.subdtype is not None:
+        raise InvalidOperand(f"dtype is {clean(chosen, 60)}; one of numbers is needed")
+    if not chosen.isnative:
         raise InvalidOperand(
-            f"dtype is {clean(found, 60)}, in another byte order than this machine's, which no "
-            f"device computes with; use {found.newbyteorder('=').name}"
+            f"dtype is {clean(chosen, 60)}, in another byte order than this machine's, which no "
+            f"device computes with; use {chosen.newbyteorder('=').name}"
         )
-    return found
+    return chosen
 
 
 def fitted(values: npt.ArrayLike, shape: tuple[int, ...], dtype: DType) -> Array:

@@ -110,8 +110,8 @@ class Watcher(Protocol):
 
 def watchers() -> tuple[Watcher, ...]:
     """Return who is told of guards."""
-    told: tuple[Watcher, ...] = _slot.watchers
-    return told
+    current: tuple[Watcher, ...] = _slot.watchers
+    return current
 
 
 def watch(watcher: Watcher) -> None:

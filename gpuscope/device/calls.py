@@ -216,17 +216,32 @@ class Execution(Call, eq=False, gc=False):
         """Return the wait that saw its end, if one did, and the handle's call."""
         key, outer = self.device_key, self.outer
         handle = Call(
-            "handle", self.workload or "", key, self.parent or 0, self.thread, self.start_ns,
-            self.stream, self.intended, end_ns=self.seen_ns,
+            "handle",
+            self.workload or "",
+            key,
+            self.parent or 0,
+            self.thread,
+            self.start_ns,
+            self.stream,
+            self.intended,
+            end_ns=self.seen_ns,
             parent=outer.correlation if outer is not None else None,
             workload=outer.name if outer is not None else None,
-        )  # fmt: skip
+        )
         if self.waited_ns is None:
             return [handle]
         wait = Call(
-            "sync", "event.synchronize", key, self.wait_number, self.wait_thread, self.waited_ns,
-            None, None, event=self.event, end_ns=self.seen_ns,
-        )  # fmt: skip
+            "sync",
+            "event.synchronize",
+            key,
+            self.wait_number,
+            self.wait_thread,
+            self.waited_ns,
+            None,
+            None,
+            event=self.event,
+            end_ns=self.seen_ns,
+        )
         return [wait, handle]
 
 
@@ -350,9 +365,9 @@ class CallLog:
                 self._backend.set_activity_sink(None)
 
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
-        recorders = tuple(one for one in observers if isinstance(one, Recorder))
+        recorders = tuple(observer for observer in observers if isinstance(observer, Recorder))
         self.recorders = recorders if len(recorders) == len(observers) else ()
-        takers = [one.take_note for one in observers if isinstance(one, Watcher)]
+        takers = [observer.take_note for observer in observers if isinstance(observer, Watcher)]
         self.watchers = tuple(take_note for take_note in takers if take_note is not None)
         self.observers = observers
 
@@ -377,10 +392,18 @@ class CallLog:
             return
         nesting = self._of_thread.nesting
         call = Call(
-            kind, name, self._key, self.next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(), stream, None,
-            event=event, graph=graph, accesses=accesses,
-        )  # fmt: skip
+            kind,
+            name,
+            self._key,
+            self.next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            None,
+            event=event,
+            graph=graph,
+            accesses=accesses,
+        )
         self._note(call)
 
     def report(self, activity: Activity) -> None:
@@ -403,10 +426,16 @@ class CallLog:
         """Tell observers that a call begins; returns its record for :meth:`end`."""
         nesting = self._of_thread.nesting
         call = Call(
-            kind, name, self._key, self.next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(),
-            stream, intended, **facts,
-        )  # fmt: skip
+            kind,
+            name,
+            self._key,
+            self.next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            intended,
+            **facts,
+        )
         if stream is not None:
             if stream.capturing:
                 if stream.graph is not None:  # it becomes part of it: nothing happens now
@@ -472,11 +501,22 @@ class CallLog:
         name, flop_count, nbytes = launch
         number, next_correlation = self.next_correlation(), self.next_correlation
         execution = Execution(
-            "launch", name, self._key, next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(),
-            stream, nesting.meant or stream, flop_count, nbytes, event=event,
-            parent=number, workload=handle, outer=nesting.handle, accesses=accesses,
-        )  # fmt: skip
+            "launch",
+            name,
+            self._key,
+            next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            nesting.meant or stream,
+            flop_count,
+            nbytes,
+            event=event,
+            parent=number,
+            workload=handle,
+            outer=nesting.handle,
+            accesses=accesses,
+        )
         if nesting.around is not None:
             nesting.around.superseded = True
         for recorder in self.recorders:
@@ -512,9 +552,16 @@ class CallLog:
     def _end_wait(self, execution: Execution) -> None:
         """Tell observers of a wait that saw no completion."""
         call = Call(
-            "sync", "event.synchronize", self._key, execution.wait_number,
-            execution.wait_thread, execution.waited_ns or 0, None, None, event=execution.event,
-        )  # fmt: skip
+            "sync",
+            "event.synchronize",
+            self._key,
+            execution.wait_number,
+            execution.wait_thread,
+            execution.waited_ns or 0,
+            None,
+            None,
+            event=execution.event,
+        )
         execution.waited_ns = None
         for observer in self.observers:
             observer.call_begins(call)

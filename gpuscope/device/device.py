@@ -242,9 +242,12 @@ class Device(Unique):
         if known is not None:
             return known
         return Stream(
-            self, self.backend.borrow_stream(handle), handle, name=name or f"stream {handle:#x}",
+            self,
+            self.backend.borrow_stream(handle),
+            handle,
+            name=name or f"stream {handle:#x}",
             owned=False,
-        )  # fmt: skip
+        )
 
     def find_stream(self, handle: int) -> Stream | None:
         """Return the open stream with this raw handle, if this device created or wrapped it."""

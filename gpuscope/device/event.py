@@ -60,9 +60,16 @@ class Event(Unique):
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "closed", "correlation", "device", "graph", "handle", "raw",
+        "__weakref__",
+        "_backend",
+        "closed",
+        "correlation",
+        "device",
+        "graph",
+        "handle",
+        "raw",
         "timing",
-    )  # fmt: skip
+    )
 
     def __init__(self, device: Owner, *, timing: bool = True) -> None:
         self.closed = True

@@ -245,8 +245,11 @@ class Pinned:
     def __init__(self, block: Block[_Memory], address: int, nbytes: int) -> None:
         self.block: object = block
         self.__array_interface__ = {
-            "data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
     def array(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return it as an array, uninitialised."""

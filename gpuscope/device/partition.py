@@ -271,10 +271,14 @@ class Partitions(Closing, Mapping[str, Partition]):
 
     def _repr_html_(self) -> str:
         rows = [
-            {"partition": name, "asked": part.asked, "granted SMs": part.sm_count,
-             "SM ids seen": sm_ranges(part.sm_ids)}
+            {
+                "partition": name,
+                "asked": part.asked,
+                "granted SMs": part.sm_count,
+                "SM ids seen": sm_ranges(part.sm_ids),
+            }
             for name, part in self.items()
-        ]  # fmt: skip
+        ]
         return html_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
 
 

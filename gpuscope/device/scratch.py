@@ -246,29 +246,32 @@ class WorkloadContext(Unique):
         if not size:
             return Scratch(device, 0, ordered, None, self._return)
         if tag is self._stream:
-            found = Scratch(device, size, ordered, self._take(size), self._return)
+            scratch = Scratch(device, size, ordered, self._take(size), self._return)
         else:
             if self._stream.capturing or (tag is not None and tag.capturing):
                 raise StreamError(
                     "a stream is being captured, so scratch for another stream cannot be taken "
                     "now: take it before the capture begins, with the device's scratch()"
                 )
-            found = Scratch(
-                device, size, ordered, allocate(device, size, tag),
+            scratch = Scratch(
+                device,
+                size,
+                ordered,
+                allocate(device, size, tag),
                 lambda memory: give_back(device, memory, tag),
-            )  # fmt: skip
-        self._taken.append(found)
-        return found
+            )
+        self._taken.append(scratch)
+        return scratch
 
     def _tag(self, stream: AnyStream) -> StreamView[object] | None:
         """Return the stream that ``stream`` names; ``None`` if this device knows none such."""
-        own = self._stream
-        if stream is None or stream is own:
-            return own
+        of_call = self._stream
+        if stream is None or stream is of_call:
+            return of_call
         if isinstance(stream, Stream):
             known = self.device.wrap_stream(stream)
             known.require_open()
-            return own if known.handle == own.handle else known
+            return of_call if known.handle == of_call.handle else known
         if isinstance(stream, bool) or not (
             isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
         ):
@@ -276,8 +279,8 @@ class WorkloadContext(Unique):
                 f"stream is {type(stream).__name__}; a stream or its raw handle is needed"
             )
         handle = raw_handle(stream)
-        if handle == own.handle:
-            return own
+        if handle == of_call.handle:
+            return of_call
         found = self._known.get(handle)
         if found is None or found.closed:
             self._known.pop(handle, None)

@@ -265,11 +265,16 @@ class Stream(Closing, EventQueue):
                     self.hold(*args)
                 return
             call = calls.begin(
-                "launch", kernel.name, self, _intended(self),
-                flop_count=flop_count, nbytes=nbytes, blocks=blocks,
+                "launch",
+                kernel.name,
+                self,
+                _intended(self),
+                flop_count=flop_count,
+                nbytes=nbytes,
+                blocks=blocks,
                 accesses=of_launch(kernel, args) if calls.watchers else None,
                 launch_config=launch_config(grid, block),
-            )  # fmt: skip
+            )
             try:
                 self._backend.launch(raw, kernel, grid, block, args, call.correlation)
             finally:

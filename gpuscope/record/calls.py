@@ -207,8 +207,16 @@ class CallLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        names = ("_taken", "_read", "received", "blocks", "forgotten", "_forgotten_from",
-                 "_forgetting", "_read_before")  # fmt: skip
+        names = (
+            "_taken",
+            "_read",
+            "received",
+            "blocks",
+            "forgotten",
+            "_forgotten_from",
+            "_forgetting",
+            "_read_before",
+        )
         return together(keep(self, *names), self._order.keep(), self.blocks.begin_reading())
 
     def ended(self, since: int) -> tuple[Ended, int]:
@@ -226,16 +234,25 @@ class CallLog:
             and call.parent not in self._told
         ]
         self._told = {call.parent for call in seen}
-        told = [
+        executions = [
             (
-                call.workload, call.start_ns, call.seen_ns, call.thread, call.waited_ns,
-                call.wait_thread, call.stream.id if call.stream is not None else None,
+                call.workload,
+                call.start_ns,
+                call.seen_ns,
+                call.thread,
+                call.waited_ns,
+                call.wait_thread,
+                call.stream.id if call.stream is not None else None,
             )
             for call in seen
-        ]  # fmt: skip
+        ]
         others = [
             (
-                _KINDS.get(call.kind, "api"), call.name, call.start_ns, call.end_ns, call.thread,
+                _KINDS.get(call.kind, "api"),
+                call.name,
+                call.start_ns,
+                call.end_ns,
+                call.thread,
                 call.stream.id if call.stream is not None else None,
                 call.name if call.kind == "handle" else call.workload,
             )
@@ -246,8 +263,8 @@ class CallLog:
                 or call.superseded
                 or (call.kind == "record" and call.workload is not None)
             )
-        ]  # fmt: skip
-        return Ended(self._process, told, others), len(self._taken)
+        ]
+        return Ended(self._process, executions, others), len(self._taken)
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""

@@ -23,8 +23,18 @@ from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
 
-_PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
-             "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
+_PACKAGES = (
+    "gpuscope",
+    "numpy",
+    "pyarrow",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cuda-core",
+    "cuda-bindings",
+    "nvmath-python",
+    "nvtx",
+    "cupti-python",
+)
 
 
 def one_clock(devices: Sequence[Device]) -> str:

@@ -184,7 +184,7 @@ def freeze(spans: list[Row], edges: list[tuple[int, int, str]]) -> Batch:
     given: set[str] = set().union(*spans)
     names = [name for name in schema.SPAN_TYPES if name in given]
     columns = {name: [row.get(name) for row in spans] for name in names}
-    ends = [[edge[place] for edge in edges] for place in range(3)]
+    ends = [[edge[column] for edge in edges] for column in range(3)]
     return Batch(
         schema.table(columns, schema.SPAN_TYPES),
         schema.table(dict(zip(schema.EDGE_TYPES, ends, strict=True)), schema.EDGE_TYPES),

@@ -46,20 +46,27 @@ class Ended(NamedTuple):
 
     def rows(self, first: int, partitions: Mapping[int, str | None]) -> list[Row]:
         """Return rows, numbered from ``first``."""
-        told = list(self.others)
+        rows = list(self.others)
         for name, start, end, thread, waited, waiter, stream in self.executions:
-            told.append(("handle", name or "", start, end, thread, stream, name))
+            rows.append(("handle", name or "", start, end, thread, stream, name))
             if waited is not None:
-                told.append(("sync", "event.synchronize", waited, end, waiter, None, None))
+                rows.append(("sync", "event.synchronize", waited, end, waiter, None, None))
         return [
             {
-                "id": call_row(number), "kind": kind, "name": name, "start_ns": start,
-                "end_ns": end, "process": self.process, "thread": thread, "stream": stream,
+                "id": call_row(number),
+                "kind": kind,
+                "name": name,
+                "start_ns": start,
+                "end_ns": end,
+                "process": self.process,
+                "thread": thread,
+                "stream": stream,
                 "partition": partitions.get(stream) if stream is not None else None,
-                "category": category, "source": "host",
+                "category": category,
+                "source": "host",
             }
-            for number, (kind, name, start, end, thread, stream, category) in enumerate(told, first)
-        ]  # fmt: skip
+            for number, (kind, name, start, end, thread, stream, category) in enumerate(rows, first)
+        ]
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,12 @@ class CudaBackend(CudaContext):
         stream, the per-thread ones among them, and cannot be waited for during a capture.
         """
         with self.current(), versions.relaxed_capture(), calling_for_us():
-            own = self._own_stream()
+            apart = self._own_stream()
             try:
-                with self._cupy.cuda.Stream.from_external(own):
+                with self._cupy.cuda.Stream.from_external(apart):
                     yield
             finally:
-                own.sync()
+                apart.sync()
 
     def _take(self, nbytes: int) -> Untyped:
         """Take device memory that no queued work uses, also while a stream is captured."""
@@ -149,8 +149,8 @@ class CudaBackend(CudaContext):
     def to_host(self, array: Untyped) -> Array:
         """Copy an array's values to the host."""
         with self._apart():
-            found: Array = self._cupy.asnumpy(array)
-            return found
+            values: Array = self._cupy.asnumpy(array)
+            return values
 
     def allocate(self, nbytes: int, stream: StreamView[Untyped] | None) -> Memory:
         """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
@@ -332,11 +332,13 @@ class CudaBackend(CudaContext):
                 f"{self.info.key} first"
             )
         passed = [
-            arg.data.ptr if isinstance(arg, ndarray)
-            else arg.ctypes.data if isinstance(arg, PinnedArray)
+            arg.data.ptr
+            if isinstance(arg, ndarray)
+            else arg.ctypes.data
+            if isinstance(arg, PinnedArray)
             else arg
             for arg in args
-        ]  # fmt: skip
+        ]
         config = self._core.LaunchConfig(grid=grid, block=block)
         with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
             self._core.launch(stream, config, kernel.raw, *passed)

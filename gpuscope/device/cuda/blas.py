@@ -126,7 +126,7 @@ class _Gemms:
         call, so what is set already is not set again.
         """
         (transpose_a, transpose_b, m, n, k, row_a, row_b), codes, _ = product
-        data, compute, one, zero = codes
+        data, compute, unit, zero = codes
         out, a, b = operands
         wanted = (workspace.number, sm_count)
         try:
@@ -139,9 +139,26 @@ class _Gemms:
                 handle.told = wanted
             with workspace.lock:
                 cublas.gemm_ex(
-                    handle.raw, transpose_b, transpose_a, n, m, k, one, b, data, row_b,
-                    a, data, row_a, zero, out, data, n, compute, _DEFAULT_ALGORITHM,
-                )  # fmt: skip
+                    handle.raw,
+                    transpose_b,
+                    transpose_a,
+                    n,
+                    m,
+                    k,
+                    unit,
+                    b,
+                    data,
+                    row_b,
+                    a,
+                    data,
+                    row_a,
+                    zero,
+                    out,
+                    data,
+                    n,
+                    compute,
+                    _DEFAULT_ALGORITHM,
+                )
         except cublas.cuBLASError as error:
             return int(error.status)
         return 0
@@ -151,8 +168,8 @@ def _function_addresses() -> list[int]:
     """Return where the functions are that C calls, in its order."""
     names = ("SetStream_v2", "SetWorkspace_v2", "SetSmCountTarget", "GemmEx")
     inner = importlib.import_module("nvmath.bindings._internal.cublas")
-    found = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
-    return [*found, address_of("cuCtxGetCurrent")]
+    addresses = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
+    return [*addresses, address_of("cuCtxGetCurrent")]
 
 
 def _serve() -> Untyped:
@@ -308,9 +325,13 @@ class Blas:
             workspace.memory.block.use(Tag(None, self._mark(stream.raw)))
         elif _compiled is not None and stream.tag is not None and not stream.closed:
             stream.lane = _compiled.Lane(
-                workspace, stream.device.calls, self._local, stream.tag, self._index,
+                workspace,
+                stream.device.calls,
+                self._local,
+                stream.tag,
+                self._index,
                 stream.sm_count_target,
-            )  # fmt: skip
+            )
 
     def _hint(self, stream: Untyped) -> str:
         """Say what is known to make cuBLAS refuse a product that is right in itself."""

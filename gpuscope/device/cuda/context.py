@@ -39,7 +39,7 @@ def _load(index: int) -> tuple[int, Untyped, Untyped]:
     if index >= count:
         raise DeviceUnavailable(
             f"there is no device cuda:{index}; there are {count}: "
-            + ", ".join(f"cuda:{one}" for one in range(count))
+            + ", ".join(f"cuda:{known}" for known in range(count))
         )
     return version, cupy, core
 
@@ -136,18 +136,18 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
 
     def health(self) -> Health:
         """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""
-        found: Health = {}
+        health: Health = {}
         with contextlib.suppress(Exception):  # NVML may be absent or forbidden: then unknown
             system = self._device.to_system_device()
-            found["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
-            found["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
+            health["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
+            health["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
             reasons = system.current_clock_event_reasons
-            found["throttle_reasons"] = tuple(str(reason) for reason in reasons)
+            health["throttle_reasons"] = tuple(str(reason) for reason in reasons)
         with contextlib.suppress(Exception):
             nvml = importlib.import_module("cuda.bindings.nvml")
             handle = nvml.device_get_handle_by_index_v2(self._index)
-            found["power_w"] = nvml.device_get_power_usage(handle) / 1000
-        return found
+            health["power_w"] = nvml.device_get_power_usage(handle) / 1000
+        return health
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:

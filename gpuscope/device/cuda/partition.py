@@ -53,8 +53,8 @@ class ComposedQuanta:
     def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Return the resources of each partition."""
         return [
-            [self._rest if part == REMAINDER else self._groups[part] for part in one.parts]
-            for one in planned
+            [self._rest if part == REMAINDER else self._groups[part] for part in partition.parts]
+            for partition in planned
         ]
 
 
@@ -92,7 +92,7 @@ class HeterogeneousSplit:
                 "this driver splits the whole GPU at once, so nothing can be carved beside live "
                 "partitions: close them and carve everything together"
             )
-        if any(one.shares_with for one in plan.partitions):
+        if any(partition.shares_with for partition in plan.partitions):
             raise InvalidPartition(
                 "allow_shared: this driver splits the whole GPU at once and cannot be told which "
                 "SMs to share: close the live partitions first"
@@ -107,17 +107,19 @@ class HeterogeneousSplit:
         taker = None
         if not self._left_over(planned):
             # Its count need not be a multiple of the alignment, which a group's must be.
-            taker = next((one for one in planned if REMAINDER in one.parts), None)
-            counted = [one for one in planned if one is not taker]
+            taker = next((partition for partition in planned if REMAINDER in partition.parts), None)
+            counted = [partition for partition in planned if partition is not taker]
         groups, rest = [], self._resource
         if counted:
             options = self._core.SMResourceOptions(
-                count=[one.sm_count for one in counted], backfill=True
+                count=[partition.sm_count for partition in counted], backfill=True
             )
             try:
                 found, rest = self._resource.split(options, dry_run=dry_run)
             except Exception as error:
-                asked = ", ".join(f"{one.name}: {one.sm_count}" for one in counted)
+                asked = ", ".join(
+                    f"{partition.name}: {partition.sm_count}" for partition in counted
+                )
                 raise InvalidPartition(
                     f"the driver refuses to split into {asked} ({error})"
                 ) from error
@@ -129,7 +131,9 @@ class HeterogeneousSplit:
 
     def _is_left(self, planned: Sequence[PlannedPartition]) -> bool:
         """Whether exactly what the latest split left over is asked for."""
-        return self._left is not None and [set(one.parts) for one in planned] == [self._left[0]]
+        return self._left is not None and [set(partition.parts) for partition in planned] == [
+            self._left[0]
+        ]
 
     def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Split, and return the resource of each partition."""
@@ -161,11 +165,11 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
             f"{len(planned)} partitions were planned, but the driver grants {len(granted)}: ask "
             "for fewer"
         )
-    for one, count in zip(planned, granted, strict=True):
-        if one.sm_count != count:
+    for partition, count in zip(planned, granted, strict=True):
+        if partition.sm_count != count:
             raise InvalidPartition(
-                f"partition {one.name!r}: {one.sm_count} SMs were planned, but the driver grants "
-                f"{count}: ask for {count}, or pass rounding='up'"
+                f"partition {partition.name!r}: {partition.sm_count} SMs were planned, but the "
+                f"driver grants {count}: ask for {count}, or pass rounding='up'"
             )
 
 
@@ -216,12 +220,14 @@ class GreenContexts:
         """
         made: list[GreenContext] = []
         with contextlib.ExitStack() as undo:
-            for one, resources in zip(planned, self._splitter.resources(planned), strict=True):
-                made.append(GreenContext(self._take(one, resources), one.parts))
+            for partition, resources in zip(
+                planned, self._splitter.resources(planned), strict=True
+            ):
+                made.append(GreenContext(self._take(partition, resources), partition.parts))
                 undo.callback(made[-1].context.close)
-            contexts = [one.context for one in made]
+            contexts = [partition.context for partition in made]
             _check_granted(planned, [int(context.resources.sm.sm_count) for context in contexts])
-            counts = [one.sm_count for one in planned]
+            counts = [partition.sm_count for partition in planned]
             with contextlib.ExitStack() as probed:
                 streams = []
                 for context in contexts:
@@ -235,8 +241,8 @@ class GreenContexts:
                 ]
             undo.pop_all()
         return [
-            GrantedPartition(green, one.sm_count, sms, next(_contexts), target)
-            for green, one, sms, target in zip(made, planned, ids, targets, strict=True)
+            GrantedPartition(green, partition.sm_count, sms, next(_contexts), target)
+            for green, partition, sms, target in zip(made, planned, ids, targets, strict=True)
         ]
 
     def _take(self, one: PlannedPartition, resources: list[Untyped]) -> Untyped:

@@ -87,8 +87,12 @@ class SmProbe:
             if timed_out or arrived != count or len(distinct) != count:
                 raise InvalidPartition(
                     f"{count} SMs were granted, but {len(distinct)} were seen to run work at the "
-                    "same time" + ("; other work may hold them: wait for it, then carve again"
-                    if timed_out else ": this driver does not confine work as it says")
-                )  # fmt: skip
+                    "same time"
+                    + (
+                        "; other work may hold them: wait for it, then carve again"
+                        if timed_out
+                        else ": this driver does not confine work as it says"
+                    )
+                )
             found.append(distinct)
         return found

@@ -162,10 +162,10 @@ class Known:
         text_codes = np.full(len(codes), NONE, np.int64)
         for number, context in enumerate(contexts):  # it may have been carved again
             names = self._names.get(context, [])
-            mine = codes == number
+            of_number = codes == number
             begins = np.array([since for since, _ in names], np.int64)
-            at = np.searchsorted(begins, launched[mine], "right") - 1
-            text_codes[mine] = np.where(at >= 0, len(texts) + at, NONE)
+            at = np.searchsorted(begins, launched[of_number], "right") - 1
+            text_codes[of_number] = np.where(at >= 0, len(texts) + at, NONE)
             texts += [name for _, name in names]
         return arrow.text_column(text_codes, texts)
 

@@ -131,8 +131,8 @@ class SimMemory(SimHost):
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
             kept = np.array(() if isinstance(value, SimArray) else value, dtype)
-            found = value.shape if isinstance(value, SimArray) else kept.shape
-            fits = np.broadcast_shapes(found, shape) == shape
+            given_shape = value.shape if isinstance(value, SimArray) else kept.shape
+            fits = np.broadcast_shapes(given_shape, shape) == shape
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:
@@ -288,8 +288,9 @@ def computed(
             destination,
             fitted(
                 values(*(source.view_of(version.value()) for source, version in bound)),
-                destination.shape, destination.dtype,
+                destination.shape,
+                destination.dtype,
             ),
-        )  # fmt: skip
+        )
 
     return start

@@ -71,10 +71,10 @@ class SimBackend(SimMemory):
                 holding = len(ids)
                 if REMAINDER in partition.parts:
                     holding -= self.layout.remainder_sm_count
-                told = sm_count_to_tell(len(ids), holding)
+                target = sm_count_to_tell(len(ids), holding)
                 context = next(self._contexts)
                 made.append(
-                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, told)
+                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, target)
                 )
             return made
 
@@ -305,9 +305,14 @@ class SimBackend(SimMemory):
                 assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
                 (source,) = cast("Sequence[SimArray]", model.reads(args))
                 together = Together(
-                    joint, joint.ranks.place, target, source, model.compute, cost.block_ns,
+                    joint,
+                    joint.ranks.place,
+                    target,
+                    source,
+                    model.compute,
+                    cost.block_ns,
                     self._latest,
-                )  # fmt: skip
+                )
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)

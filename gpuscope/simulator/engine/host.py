@@ -160,11 +160,22 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
                 "to do"
             )
         op = KernelOp(
-            stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
-            cost.tiles, stall=cost.stall, traffic=cost.traffic, gap_ns=cost.gap_ns,
+            stream,
+            0,
+            correlation,
+            name,
+            effect,
+            cost.blocks,
+            cost.block_ns,
+            cost.nbytes,
+            cost.tiles,
+            stall=cost.stall,
+            traffic=cost.traffic,
+            gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
-            together=together, launch_config=config,
-        )  # fmt: skip
+            together=together,
+            launch_config=config,
+        )
         self._jitter.draw()
         self._queue(op, call_ns)
         self._pay(self._cost["return_call_ns"])
@@ -178,8 +189,10 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        mine = [capture for capture in self._captures if capture.is_on and capture.thread == thread]
-        refused = [capture.refuse(what) for capture in mine]
+        captures = [
+            capture for capture in self._captures if capture.is_on and capture.thread == thread
+        ]
+        refused = [capture.refuse(what) for capture in captures]
         if refused:
             raise refused[0]
 

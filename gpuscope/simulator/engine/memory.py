@@ -145,9 +145,20 @@ class SimArray:
     """
 
     __slots__ = (
-        "_bare", "address", "block", "buffer", "dtype", "is_whole", "nbytes", "offset", "owner",
-        "shape", "size", "steps", "strides",
-    )  # fmt: skip
+        "_bare",
+        "address",
+        "block",
+        "buffer",
+        "dtype",
+        "is_whole",
+        "nbytes",
+        "offset",
+        "owner",
+        "shape",
+        "size",
+        "steps",
+        "strides",
+    )
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ The handler takes the place of Python's own and of no other. Other threads are n
 from __future__ import annotations
 
 import _thread
-import contextlib
 import signal
 import sys
 import threading
@@ -42,6 +41,7 @@ _REMIND_S = 0.005
 pending = False
 """Whether an interrupt waits for a checkpoint. Only the main thread may be interrupted."""
 _interruptible: set[CodeType] = set()
+_reminding = False
 
 
 class _OfThread(threading.local):
@@ -124,21 +124,27 @@ def note(frame: FrameType | None) -> None:
 
 def on_interrupt(_number: int, frame: FrameType | None) -> None:
     """Handle the signal."""
-    was_pending = pending
+    global _reminding  # noqa: PLW0603 - one thread reminds
     note(frame)
-    if not was_pending:
-        with contextlib.suppress(RuntimeError):  # no threads: the next checkpoint has it
+    if not _reminding:
+        _reminding = True
+        try:
             _thread.start_new_thread(_remind, ())
+        except RuntimeError:  # no threads: the next checkpoint has it
+            _reminding = False
 
 
 def _remind() -> None:
     """Send the signal again until it is taken: deferring code may have returned by then."""
+    global _reminding  # noqa: PLW0603 - one thread reminds
     main = threading.main_thread().ident
     while True:
         time.sleep(_REMIND_S)
-        if not pending or main is None or signal.getsignal(signal.SIGINT) is not on_interrupt:
-            return
-        signal.pthread_kill(main, signal.SIGINT)
+        if pending and main is not None and signal.getsignal(signal.SIGINT) is on_interrupt:
+            signal.pthread_kill(main, signal.SIGINT)
+            continue
+        _reminding = False
+        return
 
 
 def install() -> None:

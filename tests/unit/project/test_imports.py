@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import gpuscope
+from gpuscope import _lazy
 
 HEAVY = {
     "IPython",

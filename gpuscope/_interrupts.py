@@ -14,6 +14,7 @@ The handler takes the place of Python's own and of no other. Other threads are n
 from __future__ import annotations
 
 import _thread
+import os
 import signal
 import sys
 import threading
@@ -140,11 +141,16 @@ def _remind() -> None:
     main = threading.main_thread().ident
     while True:
         time.sleep(_REMIND_S)
-        if pending and main is not None and signal.getsignal(signal.SIGINT) is on_interrupt:
+        if main is None or signal.getsignal(signal.SIGINT) is not on_interrupt:
+            _reminding = False
+            return
+        if pending:
             signal.pthread_kill(main, signal.SIGINT)
             continue
         _reminding = False
-        return
+        if not pending:  # else it came this very moment, and saw that somebody reminds
+            return
+        _reminding = True
 
 
 def install() -> None:
@@ -168,3 +174,13 @@ def install() -> None:
 
 
 _watched_shell: object = None
+
+
+def _forget_reminder() -> None:
+    """In a forked child: the thread is its parent's."""
+    global _reminding  # noqa: PLW0603 - one thread reminds
+    _reminding = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_reminder)

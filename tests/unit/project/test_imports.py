@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 
 import gpuscope
-from gpuscope import _lazy
 
 HEAVY = {
     "IPython",

@@ -21,13 +21,17 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-Kind: TypeAlias = Any
+Kind: TypeAlias = object
 """A type, a type's full name where to import it would take long, ``None``, ``Callable``, or one
 of the kinds below; see :func:`door`."""
-_WORDS = {
-    None: "None", str: "text", int: "a whole number", float: "a finite number", bool: "a bool",
+_WORDS: dict[object, str] = {
+    None: "None",
+    str: "text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "a bool",
     Callable: "a callable",
-}  # fmt: skip
+}
 
 
 def given(value: object) -> str:
@@ -50,17 +54,24 @@ def count(
 ) -> int:
     """Return a whole number from ``least`` to ``most``; no bool, and no float that is one."""
     try:
-        found = least - 1 if isinstance(value, bool) else operator.index(value)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = least - 1
-    if found < least or (most is not None and found > most):
+        number = least - 1
+    if number < least or (most is not None and number > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise error(f"{name} is {given(value)}; a whole number {span} is needed")
-    return found
+    return number
 
 
-_UNITS_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9,
-             "h": 3600 * 10**9}  # fmt: skip
+_UNITS_NS = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
 _LENGTH = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_NS)})\s*", re.ASCII)
 
 
@@ -68,8 +79,8 @@ def length_ns(name: str, value: str | float) -> int:
     """Return a length of time, seconds or a text such as ``"10 min"``, in ns; at least 1."""
     amount, unit = value, "s"
     if isinstance(value, str):
-        found = _LENGTH.fullmatch(value)
-        amount, unit = (float(found[1]), found[2]) if found else (0.0, "s")
+        match = _LENGTH.fullmatch(value)
+        amount, unit = (float(match[1]), match[2]) if match else (0.0, "s")
     length = float(amount) * _UNITS_NS[unit]
     if not 0.5 < length < 1 << 62:
         raise InvalidArgument(
@@ -154,8 +165,8 @@ def require_kind(name: str, value: object, *kinds: Kind) -> None:
                 require_kind(f"a key of {name}", key, str)
                 require_kind(f"{name}[{given(key)}]", item, kind.value)
         if isinstance(kind, SeveralOf) and isinstance(value, list | tuple):
-            for place, item in enumerate(value):
-                require_kind(f"{name}[{place}]", item, kind.value)
+            for index, item in enumerate(value):
+                require_kind(f"{name}[{index}]", item, kind.value)
     needed = " or ".join(_word(kind) for kind in kinds)
     length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
     raise InvalidArgument(f"{name} is {given(value)}{length}; {needed} is needed")
@@ -181,6 +192,7 @@ def _is(value: object, kind: Kind) -> bool:
         if isinstance(value, Integral):  # NumPy's too
             return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
         return kind is float and isinstance(value, Real) and math.isfinite(value)
+    assert isinstance(kind, type | tuple)  # noqa: S101 - what else a kind is
     return isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
 
 

@@ -37,11 +37,13 @@ def library(name: str) -> ctypes.CDLL | None:
     if os.environ.get("GPUSCOPE_PURE") == "1" or not made.exists():
         return None
     try:
-        found = ctypes.CDLL(str(made))
+        library = ctypes.CDLL(str(made))
     except OSError:  # of another machine
         return None
     return (
-        found if _is_of_these_sources(ctypes.c_uint32.in_dll(found, "source_crc").value) else None
+        library
+        if _is_of_these_sources(ctypes.c_uint32.in_dll(library, "source_crc").value)
+        else None
     )
 
 

@@ -14,7 +14,7 @@ The handler takes the place of Python's own and of no other. Other threads are n
 from __future__ import annotations
 
 import _thread
-import contextlib
+import os
 import signal
 import sys
 import threading
@@ -42,6 +42,7 @@ _REMIND_S = 0.005
 pending = False
 """Whether an interrupt waits for a checkpoint. Only the main thread may be interrupted."""
 _interruptible: set[CodeType] = set()
+_reminding = False
 
 
 class _OfThread(threading.local):
@@ -124,21 +125,32 @@ def note(frame: FrameType | None) -> None:
 
 def on_interrupt(_number: int, frame: FrameType | None) -> None:
     """Handle the signal."""
-    was_pending = pending
+    global _reminding  # noqa: PLW0603 - one thread reminds
     note(frame)
-    if not was_pending:
-        with contextlib.suppress(RuntimeError):  # no threads: the next checkpoint has it
+    if not _reminding:
+        _reminding = True
+        try:
             _thread.start_new_thread(_remind, ())
+        except RuntimeError:  # no threads: the next checkpoint has it
+            _reminding = False
 
 
 def _remind() -> None:
     """Send the signal again until it is taken: deferring code may have returned by then."""
+    global _reminding  # noqa: PLW0603 - one thread reminds
     main = threading.main_thread().ident
     while True:
         time.sleep(_REMIND_S)
-        if not pending or main is None or signal.getsignal(signal.SIGINT) is not on_interrupt:
+        if main is None or signal.getsignal(signal.SIGINT) is not on_interrupt:
+            _reminding = False
             return
-        signal.pthread_kill(main, signal.SIGINT)
+        if pending:
+            signal.pthread_kill(main, signal.SIGINT)
+            continue
+        _reminding = False
+        if not pending:  # else it came this very moment, and saw that somebody reminds
+            return
+        _reminding = True
 
 
 def install() -> None:
@@ -162,3 +174,13 @@ def install() -> None:
 
 
 _watched_shell: object = None
+
+
+def _forget_reminder() -> None:
+    """In a forked child: the thread is its parent's."""
+    global _reminding  # noqa: PLW0603 - one thread reminds
+    _reminding = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_reminder)

@@ -51,9 +51,9 @@ def find(tool: str, path: str | Path | None = None) -> Path:
     on_path = shutil.which(tool)
     if on_path is not None:
         return Path(on_path)
-    for place in _places(tool):
-        if os.access(place, os.X_OK):
-            return place
+    for folder in _places(tool):
+        if os.access(folder, os.X_OK):
+            return folder
     raise MissingDependency(
         f"{_NAMES[tool]} is needed and was found neither on PATH nor in CUDA's toolkit nor in "
         f"/opt/nvidia: install it, or say where it is with {tool}=PATH"
@@ -115,9 +115,14 @@ def export_sqlite(report: Path, target: Path, nsys: Path, *, seconds: float | No
     with tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(  # noqa: S603 - the program that was found or named
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                check=False, cwd=target.parent, timeout=seconds,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                cwd=target.parent,
+                timeout=seconds,
+            )
         except subprocess.TimeoutExpired as error:
             raise ExportError(
                 f"nsys export of {report.name!r} had not ended after {seconds} s"

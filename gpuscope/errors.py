@@ -23,7 +23,9 @@ class GpuscopeError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_readable(one) if isinstance(one, str) else one for one in args))
+        super().__init__(
+            *(_readable(argument) if isinstance(argument, str) else argument for argument in args)
+        )
 
 
 def _readable(message: str) -> str:
@@ -82,7 +84,7 @@ class InvalidExperiment(GpuscopeError, ValueError):
         self, message: str = "", problems: Mapping[tuple[str, ...], str] | None = None
     ) -> None:
         super().__init__(message)
-        self.problems = {place: clean_lines(words) for place, words in (problems or {}).items()}
+        self.problems = {where: clean_lines(words) for where, words in (problems or {}).items()}
 
 
 class ClosedError(GpuscopeError, RuntimeError):

@@ -54,9 +54,11 @@ class GpuscopeMagics(Magics):
     @argument("-d", "--device", metavar="NAME", help="The variable of the device to record.")
     @argument("--live", action="store_true", help="Show a timeline that grows meanwhile.")
     @argument(
-        "--detail", choices=("launches", "full"), default="launches",
+        "--detail",
+        choices=("launches", "full"),
+        default="launches",
         help="full: all API calls and synchronisations, too.",
-    )  # fmt: skip
+    )
     @argument("--hazards", action="store_true", help="Look for work that nothing orders.")
     @argument("--keep", metavar="TIME", help="Keep the latest rows only: 60s, 10min.")
     @argument(
@@ -131,9 +133,12 @@ class GpuscopeMagics(Magics):
             if not isinstance(device, Device):
                 raise UsageError(f"--device {options.device!r} names no device that is open here")
         return profile(
-            device, detail=options.detail, live=options.live, keep=options.keep,
+            device,
+            detail=options.detail,
+            live=options.live,
+            keep=options.keep,
             hazards=options.hazards,
-        )  # fmt: skip
+        )
 
     def _start(self, options: argparse.Namespace) -> None:
         if self._running is not None:

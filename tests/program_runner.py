@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from programs import BUFFERS, WORK, Label, Order, Program, Step
 
-from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.api import Activity, KernelCost, KernelModel
+from gpuscope.device.calls import Call
 
 BUFFER_ITEMS = 64
 PRIME = 65_521

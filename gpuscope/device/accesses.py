@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from msgspec import Struct
 
-from gpuscope.device.handles import Library
+from gpuscope._types import Untyped
 from gpuscope.device.memory import is_pageable
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import Kernel
-    from gpuscope.device.raw import KernelArgs
+    from gpuscope.device.api import Kernel, KernelArgs
 
 _PIECES = 256
 """Into so many accesses an array falls at most; beyond, it is one, of rows that consist of rows."""
@@ -100,13 +99,13 @@ class _Copied(Struct, gc=False):
         return (*ranges(self.source, shape, self.source_strides, item), *written)
 
 
-_AT: dict[type, Callable[[Library], int]] = {}
+_AT: dict[type, Callable[[Untyped], int]] = {}
 """Types of arrays of this kind of device that were met → what tells their address, soon."""
 _NOWHERE = Operand(0, (0,), (0,), 1)
 """An operand of no bytes."""
 
 
-def operand_of(value: Library, *, reads: bool = True, writes: bool = False) -> Operand:
+def operand_of(value: Untyped, *, reads: bool = True, writes: bool = False) -> Operand:
     """Return an array of ours, NumPy's, PyTorch's, or with a CUDA array interface, as an operand.
 
     It has no bytes where it tells no address.
@@ -131,7 +130,7 @@ def operand_of(value: Library, *, reads: bool = True, writes: bool = False) -> O
     return Operand(address, shape, tuple(strides), item, reads, writes)
 
 
-def accesses_of_tensor(tensor: Library, *, reads: bool, writes: bool) -> tuple[Access, ...]:
+def accesses_of_tensor(tensor: Untyped, *, reads: bool, writes: bool) -> tuple[Access, ...]:
     """Return the accesses to a tensor of PyTorch's."""
     item = tensor.element_size()
     if tensor.is_contiguous():
@@ -219,10 +218,10 @@ def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
 
     Nothing of a kernel that is not found in the source.
     """
-    found = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
+    signature = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
     return tuple(
         bool(re.search(r"\bconst\b[^*]*\*", parameter)) if "*" in parameter else None
-        for parameter in (found[1].split(",") if found is not None else ())
+        for parameter in (signature[1].split(",") if signature is not None else ())
     )
 
 
@@ -276,19 +275,23 @@ def of_arrays(
     )
 
 
-def of_copy(source: Library, destination: Library) -> tuple[Accessing, ...]:
+def of_copy(source: Untyped, destination: Untyped) -> tuple[Accessing, ...]:
     """Return what a copy reads and writes, without memory of the host that the GPU cannot see."""
     read_at, write_at = _AT.get(type(source)), _AT.get(type(destination))
     if read_at is None or write_at is None:
         return of_arrays(*[[] if is_pageable(each) else [each] for each in (source, destination)])
     return (
         _Copied(
-            source.shape, source.dtype.itemsize, read_at(source), source.strides,
-            write_at(destination), destination.strides,
+            source.shape,
+            source.dtype.itemsize,
+            read_at(source),
+            source.strides,
+            write_at(destination),
+            destination.strides,
         ),
-    )  # fmt: skip
+    )
 
 
 def accesses_of(every: Iterable[Accessing]) -> tuple[Access, ...]:
     """Return the bytes that work reads and writes, by all that it accesses."""
-    return tuple([access for one in every for access in one.accesses()])
+    return tuple([access for operand in every for access in operand.accesses()])

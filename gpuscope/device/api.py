@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from gpuscope._types import Array
-from gpuscope.device.raw import KernelArgs, NativeArray, RawKernel
+from gpuscope._types import Array, DType
+from gpuscope.device.carve import SmLayout
+from gpuscope.device.ranks import Joint
 from gpuscope.errors import CapabilityError
 
-if TYPE_CHECKING:
-    from gpuscope.device.carve import SmLayout
-    from gpuscope.device.ranks import Joint
+Shape = tuple[int, ...]
+KernelArgs: TypeAlias = Sequence[Any]
+"""What a kernel is launched with: arrays, NumPy scalars and numbers."""
+
+
+class NativeArray(Protocol):
+    """An array of any library, as far as everything asks of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of its elements."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +257,69 @@ class Kernel:
     """A compiled kernel: launch it with :meth:`Stream.launch`."""
 
     name: str
-    raw: RawKernel
+    raw: object
     model: KernelModel | None
     pointers: tuple[bool | None, ...] = ()
     """Of each parameter in its source, whether it points to ``const``; ``None``: no pointer."""
+
+
+class Release(NamedTuple):
+    """A kernel that released SMs which another got that waited for them.
+
+    Attributes
+    ----------
+    correlation, node
+        Which kernel, as :class:`Activity` has them.
+    by_priority
+        Whether it was ready later than the one that waited, and only its stream's priority
+        let it go first.
+    """
+
+    correlation: int
+    node: int | None
+    by_priority: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Work that a device knows it did: only simulated devices report these themselves.
+
+    Attributes
+    ----------
+    correlation
+        Of the host call that queued it.
+    queued_ns, start_ns, end_ns
+        When it was queued, started and ended, on the device's clock.
+    waited_for
+        Correlations of the event records that held it back.
+    node
+        Which node of a launched graph it is; ``None`` for what is none.
+    context
+        Number of the partition's context that it ran in; ``None`` for the whole GPU's.
+    after
+        Nodes of the same launch that it followed.
+    released_by
+        Of a kernel that waited for SMs: who released those that its first blocks got.
+    held
+        Of a kernel: bit masks of SMs, and from when to when its blocks held these, each once.
+    engine, nbytes
+        Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
+    launch_config
+        Of a kernel, as in traces; empty: not known; ``None``: as its call says.
+    """
+
+    kind: str
+    name: str
+    correlation: int
+    queued_ns: int
+    start_ns: int
+    end_ns: int
+    waited_for: tuple[int, ...] = ()
+    node: int | None = None
+    context: int | None = None
+    after: tuple[int, ...] = ()
+    released_by: tuple[Release, ...] = ()
+    held: tuple[tuple[int, int, int], ...] = ()
+    engine: str | None = None
+    nbytes: int | None = None
+    launch_config: str | None = None

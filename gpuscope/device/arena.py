@@ -6,24 +6,22 @@ import logging
 import operator
 import threading
 import weakref
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
 from gpuscope.device.accesses import of_arrays
-from gpuscope.device.graph import Graph, after_capture
+from gpuscope.device.graph import after_capture
+from gpuscope.device.owner import Owner
 from gpuscope.device.raw import Memory
+from gpuscope.device.views import GraphView, StreamView
 from gpuscope.errors import InvalidOperand
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
-    from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")
 _MOST = 2**63 - 1
 
 
-def checked_size(device: Device, nbytes: SupportsIndex) -> int:
+def checked_size(device: Owner, nbytes: SupportsIndex) -> int:
     """Return a number of bytes that the device could have, or raise."""
     try:
         size = operator.index(nbytes)
@@ -39,7 +37,7 @@ def checked_size(device: Device, nbytes: SupportsIndex) -> int:
     return size
 
 
-def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
+def allocate(device: Owner, nbytes: int, stream: StreamView[object] | None) -> Memory:
     """Take memory in the order of ``stream``; for ``None`` wait for the device."""
     if not device.capabilities.stream_ordered_memory:
         stream = None
@@ -51,7 +49,7 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
     return memory
 
 
-def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
+def give_back(device: Owner, memory: Memory, stream: StreamView[object] | None) -> None:
     """Give memory back in the order of ``stream``; for ``None`` wait for the device.
 
     A stream of ours was waited for when it was closed. While this thread captures, it is put off:
@@ -64,13 +62,13 @@ def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
     after_capture(lambda: _free(device, memory, stream))
 
 
-def note_freed(device: Device, memory: Memory, stream: Stream) -> None:
+def note_freed(device: Owner, memory: Memory, stream: StreamView[object]) -> None:
     """Tell that memory is free in the order of a stream."""
     if device.calls.watchers and not stream.capturing:
         device.calls.tell("freed", "scratch", stream, accesses=of_arrays((memory.array,), ()))
 
 
-def _free(device: Device, memory: Memory, stream: Stream | None) -> None:
+def _free(device: Owner, memory: Memory, stream: StreamView[object] | None) -> None:
     if stream is not None and not stream.closed and device.capabilities.stream_ordered_memory:
         note_freed(device, memory, stream)
         device.backend.free(memory, stream)
@@ -89,40 +87,44 @@ class Arena:
     to the graph, since every replay writes to it; calls of one capture share it.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Owner) -> None:
         self._device = device
         self._lock = free_in_children(threading.Lock())
         self._kept: list[Memory] = []
-        self._stream: Stream | None = None
-        self._captured: weakref.WeakKeyDictionary[Graph, list[Memory]] = weakref.WeakKeyDictionary()
+        self._stream: StreamView[object] | None = None
+        self._captured: weakref.WeakKeyDictionary[GraphView, list[Memory]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._closed = False
 
-    def begin(self, stream: Stream) -> list[Memory]:
+    def begin(self, stream: StreamView[object]) -> list[Memory]:
         """Hand out what a call on ``stream`` may use."""
         with self._lock:
-            found = []
+            of_graph = []
             if stream.graph is not None:
-                found += self._captured.get(stream.graph, [])
+                of_graph += self._captured.get(stream.graph, [])
                 if stream is not self._stream:
-                    return found
+                    return of_graph
             home, kept = self._stream, self._kept
             self._kept, self._stream = [], None
         if stream is home:
-            return found + kept
+            return of_graph + kept
         for memory in kept:
             give_back(self._device, memory, home)
-        return found
+        return of_graph
 
-    def end(self, stream: Stream, used: list[Memory], unused: list[Memory]) -> list[Memory]:
+    def end(
+        self, stream: StreamView[object], used: list[Memory], unused: list[Memory]
+    ) -> list[Memory]:
         """Take memory back from a call; returns what is not kept."""
         with self._lock:
             if stream.graph is not None:
-                mine = self._captured.get(stream.graph)
-                if mine is None:
-                    mine = self._captured[stream.graph] = []
-                    stream.graph.keep(_Keeper(self._device, mine, stream))
-                mine += [memory for memory in used if memory not in mine]
-                used, unused = [memory for memory in unused if memory not in mine], []
+                of_graph = self._captured.get(stream.graph)
+                if of_graph is None:
+                    of_graph = self._captured[stream.graph] = []
+                    stream.graph.keep(_Keeper(self._device, of_graph, stream))
+                of_graph += [memory for memory in used if memory not in of_graph]
+                used, unused = [memory for memory in unused if memory not in of_graph], []
             # A stream that is not ours may be gone before its memory is given back.
             if self._closed or not stream.owned or stream.closed or self._stream is not None:
                 return used + unused
@@ -148,7 +150,7 @@ class _Keeper:
     Calls that were not captured may have used it before, on the stream that was captured.
     """
 
-    def __init__(self, device: Device, memories: list[Memory], stream: Stream) -> None:
+    def __init__(self, device: Owner, memories: list[Memory], stream: StreamView[object]) -> None:
         self._device = device
         self._memories = memories
         self._stream = stream

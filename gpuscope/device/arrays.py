@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,10 @@ import numpy.typing as npt
 from gpuscope._checks import count, given
 from gpuscope._text import clean
 from gpuscope._types import Array, DType
+from gpuscope.device.api import NativeArray
 from gpuscope.device.dtypes import DTYPES, did_you_mean, dtype_name
+from gpuscope.device.owner import Owner
 from gpuscope.errors import InvalidOperand
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
-    from gpuscope.device.raw import NativeArray
-    from gpuscope.device.stream import Stream
 
 _LARGEST = 2**62
 
@@ -48,20 +45,20 @@ def as_dtype(dtype: npt.DTypeLike | None) -> DType:
         return DTYPES[name].numpy
     is_named = dtype is None or type(dtype).__module__ == "torch"
     try:  # of None NumPy would make float64
-        found: DType = np.dtype(name or "none is given" if is_named else dtype)
+        chosen: DType = np.dtype(name or "none is given" if is_named else dtype)
     except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
         raise InvalidOperand(
             f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed."
             f"{did_you_mean(name)}"
         ) from error
-    if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
-        raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")
-    if not found.isnative:
+    if chosen.kind in "OSUMm" or chosen.names is not None or chosen.subdtype is not None:
+        raise InvalidOperand(f"dtype is {clean(chosen, 60)}; one of numbers is needed")
+    if not chosen.isnative:
         raise InvalidOperand(
-            f"dtype is {clean(found, 60)}, in another byte order than this machine's, which no "
-            f"device computes with; use {found.newbyteorder('=').name}"
+            f"dtype is {clean(chosen, 60)}, in another byte order than this machine's, which no "
+            f"device computes with; use {chosen.newbyteorder('=').name}"
         )
-    return found
+    return chosen
 
 
 def fitted(values: npt.ArrayLike, shape: tuple[int, ...], dtype: DType) -> Array:
@@ -88,7 +85,7 @@ def fitted(values: npt.ArrayLike, shape: tuple[int, ...], dtype: DType) -> Array
 
 
 def require_array(
-    device: Device, value: object, name: str, *, write: bool = False, on_host: bool = True
+    device: Owner, value: object, name: str, *, write: bool = False, on_host: bool = True
 ) -> None:
     """Refuse what is neither an array of ``device`` nor one of NumPy, or is read-only.
 
@@ -102,7 +99,7 @@ def require_array(
         if write and not value.flags.writeable:
             raise InvalidOperand(f"{name} is read-only: give an array that can be written")
         return
-    array = value
+    array = cast("NativeArray | None", value)
     if type(value) is not backend.array_type:
         try:
             array = backend.adopt(value, write=write)
@@ -119,8 +116,19 @@ def require_array(
         )
 
 
+class Holding(Protocol):
+    """A stream that holds arrays."""
+
+    @property
+    def device(self) -> Owner:
+        """Its device."""
+
+    def hold(self, *arrays: object) -> None:
+        """Keep arrays until the work queued in this stream is done."""
+
+
 @contextlib.contextmanager
-def holding_arrays(stream: Stream) -> Iterator[None]:
+def holding_arrays(stream: Holding) -> Iterator[None]:
     """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
 
     For a stream that is not ours; on one of ours an array is held as soon as it is made.

@@ -24,15 +24,13 @@ from gpuscope._compiled import fastpath as _fastpath
 from gpuscope._fork import free_in_children
 from gpuscope._threads import number_of, thread_number
 from gpuscope.device import handles
-from gpuscope.device.handles import AnyStream
+from gpuscope.device.handles import AnyStream, HasCudaStream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
 
 _get_running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
 
 Task: TypeAlias = "asyncio.Task[object]"
 _SLOT = "_gpuscope_caller_stream_slot"
@@ -83,6 +81,23 @@ _accepted: set[type] = _slot.accepted
 """Types whose instances can be selected, as far as they have been seen."""
 
 
+class CurrentStream(HasCudaStream, Protocol):
+    """A stream that a thread's registry owns."""
+
+    current_of: dict[Hashable, AnyStream] | None
+
+
+class MakesStreams(Protocol):
+    """A device that makes a thread's current stream."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Its key in registries."""
+
+    def create_stream(self, *, name: str | None = None) -> CurrentStream:
+        """Create a stream."""
+
+
 class Watcher(Protocol):
     """Who is told of guards."""
 
@@ -95,8 +110,8 @@ class Watcher(Protocol):
 
 def watchers() -> tuple[Watcher, ...]:
     """Return who is told of guards."""
-    told: tuple[Watcher, ...] = _slot.watchers
-    return told
+    current: tuple[Watcher, ...] = _slot.watchers
+    return current
 
 
 def watch(watcher: Watcher) -> None:
@@ -384,7 +399,7 @@ def current_streams() -> dict[Hashable, AnyStream]:
     return streams
 
 
-def get_current_stream(device: Device) -> AnyStream:
+def get_current_stream(device: MakesStreams) -> AnyStream:
     """Return this thread's current stream on a device; creates and registers one if absent.
 
     Parameters

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import (
-    TYPE_CHECKING,
-    NamedTuple,
     Protocol,
     TypeAlias,
     TypedDict,
@@ -27,14 +25,11 @@ from typing import (
 from msgspec import Struct
 
 from gpuscope._fork import free_in_children
-
-if TYPE_CHECKING:
-    from gpuscope.device.accesses import Access, Accessing
-    from gpuscope.device.event import Event
-    from gpuscope.device.graph import Graph
-    from gpuscope.device.raw import Backend, NativeArray
-    from gpuscope.device.stream import Stream
-
+from gpuscope.device.accesses import Access, Accessing, accesses_of
+from gpuscope.device.api import Activity, NativeArray
+from gpuscope.device.captured import Captured, Node
+from gpuscope.device.raw import AnyBackend
+from gpuscope.device.views import EventView, GraphView, StreamView
 
 QUEUES_WORK = ("launch", "copy", "host_call")
 """Kinds of calls that queue work."""
@@ -124,10 +119,10 @@ class CallFacts(TypedDict, total=False):
     flop_count: int | None
     nbytes: int | None
     launch_config: str | None
-    event: Event | None
-    graph: Graph | None
+    event: EventView[object] | None
+    graph: GraphView | None
     payload: str | None
-    blocks: NativeArray
+    blocks: NativeArray | None
     accesses: tuple[Accessing, ...] | None
     runs: Mapping[int, HostRun]
 
@@ -175,14 +170,14 @@ class Call(Struct, eq=False, gc=False):
     correlation: int
     thread: int
     start_ns: int
-    stream: Stream | None
-    intended: Stream | None
+    stream: StreamView[object] | None
+    intended: StreamView[object] | None
     flop_count: int | None = None
     nbytes: int | None = None
     launch_config: str | None = None
-    event: Event | None = None
-    graph: Graph | None = None
-    blocks: NativeArray = None
+    event: EventView[object] | None = None
+    graph: GraphView | None = None
+    blocks: NativeArray | None = None
     end_ns: int | None = None
     parent: int | None = None
     workload: str | None = None
@@ -221,83 +216,36 @@ class Execution(Call, eq=False, gc=False):
         """Return the wait that saw its end, if one did, and the handle's call."""
         key, outer = self.device_key, self.outer
         handle = Call(
-            "handle", self.workload or "", key, self.parent or 0, self.thread, self.start_ns,
-            self.stream, self.intended, end_ns=self.seen_ns,
+            "handle",
+            self.workload or "",
+            key,
+            self.parent or 0,
+            self.thread,
+            self.start_ns,
+            self.stream,
+            self.intended,
+            end_ns=self.seen_ns,
             parent=outer.correlation if outer is not None else None,
             workload=outer.name if outer is not None else None,
-        )  # fmt: skip
+        )
         if self.waited_ns is None:
             return [handle]
         wait = Call(
-            "sync", "event.synchronize", key, self.wait_number, self.wait_thread, self.waited_ns,
-            None, None, event=self.event, end_ns=self.seen_ns,
-        )  # fmt: skip
+            "sync",
+            "event.synchronize",
+            key,
+            self.wait_number,
+            self.wait_thread,
+            self.waited_ns,
+            None,
+            None,
+            event=self.event,
+            end_ns=self.seen_ns,
+        )
         return [wait, handle]
 
 
-class Release(NamedTuple):
-    """A kernel that released SMs which another got that waited for them.
-
-    Attributes
-    ----------
-    correlation, node
-        Which kernel, as :class:`Activity` has them.
-    by_priority
-        Whether it was ready later than the one that waited, and only its stream's priority
-        let it go first.
-    """
-
-    correlation: int
-    node: int | None
-    by_priority: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Work that a device knows it did: only simulated devices report these themselves.
-
-    Attributes
-    ----------
-    correlation
-        Of the host call that queued it.
-    queued_ns, start_ns, end_ns
-        When it was queued, started and ended, on the device's clock.
-    waited_for
-        Correlations of the event records that held it back.
-    node
-        Which node of a launched graph it is; ``None`` for what is none.
-    context
-        Number of the partition's context that it ran in; ``None`` for the whole GPU's.
-    after
-        Nodes of the same launch that it followed.
-    released_by
-        Of a kernel that waited for SMs: who released those that its first blocks got.
-    held
-        Of a kernel: bit masks of SMs, and from when to when its blocks held these, each once.
-    engine, nbytes
-        Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
-    launch_config
-        Of a kernel, as in traces; empty: not known; ``None``: as its call says.
-    """
-
-    kind: str
-    name: str
-    correlation: int
-    queued_ns: int
-    start_ns: int
-    end_ns: int
-    waited_for: tuple[int, ...] = ()
-    node: int | None = None
-    context: int | None = None
-    after: tuple[int, ...] = ()
-    released_by: tuple[Release, ...] = ()
-    held: tuple[tuple[int, int, int], ...] = ()
-    engine: str | None = None
-    nbytes: int | None = None
-    launch_config: str | None = None
-
-
-Noted: TypeAlias = "Call | Event | int | str"
+Noted: TypeAlias = "Call | EventView[object] | int | str"
 """What a :class:`Watcher` is told: a call that begins, or what is no call; an event that the host
 saw done; the number of a wait that returned; the name of work whose accesses nobody saw."""
 
@@ -364,7 +312,7 @@ class _Nesting:
         self.thread = 0
         self.handle: Call | None = None
         self.around: Call | None = None
-        self.meant: Stream | None = None
+        self.meant: StreamView[object] | None = None
 
 
 class _OfThread(threading.local):
@@ -393,7 +341,7 @@ class CallLog:
         Returns the next call's number.
     """
 
-    def __init__(self, backend: Backend, correlations: Iterator[int] | None = None) -> None:
+    def __init__(self, backend: AnyBackend, correlations: Iterator[int] | None = None) -> None:
         self.observers: tuple[Observer, ...] = ()
         self.recorders: tuple[Recorder, ...] = ()
         self.watchers: tuple[Callable[[Noted], object], ...] = ()
@@ -417,9 +365,9 @@ class CallLog:
                 self._backend.set_activity_sink(None)
 
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
-        recorders = tuple(one for one in observers if isinstance(one, Recorder))
+        recorders = tuple(observer for observer in observers if isinstance(observer, Recorder))
         self.recorders = recorders if len(recorders) == len(observers) else ()
-        takers = [one.take_note for one in observers if isinstance(one, Watcher)]
+        takers = [observer.take_note for observer in observers if isinstance(observer, Watcher)]
         self.watchers = tuple(take_note for take_note in takers if take_note is not None)
         self.observers = observers
 
@@ -427,10 +375,10 @@ class CallLog:
         self,
         kind: str,
         name: str,
-        stream: Stream | None = None,
+        stream: StreamView[object] | None = None,
         *,
-        event: Event | None = None,
-        graph: Graph | None = None,
+        event: EventView[object] | None = None,
+        graph: GraphView | None = None,
         accesses: tuple[Accessing, ...] = (),
     ) -> None:
         """Tell watchers of what is no call, of this moment.
@@ -444,10 +392,18 @@ class CallLog:
             return
         nesting = self._of_thread.nesting
         call = Call(
-            kind, name, self._key, self.next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(), stream, None,
-            event=event, graph=graph, accesses=accesses,
-        )  # fmt: skip
+            kind,
+            name,
+            self._key,
+            self.next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            None,
+            event=event,
+            graph=graph,
+            accesses=accesses,
+        )
         self._note(call)
 
     def report(self, activity: Activity) -> None:
@@ -463,24 +419,30 @@ class CallLog:
         self,
         kind: str,
         name: str,
-        stream: Stream | None,
-        intended: Stream | None,
+        stream: StreamView[object] | None,
+        intended: StreamView[object] | None,
         **facts: Unpack[CallFacts],
     ) -> Call:
         """Tell observers that a call begins; returns its record for :meth:`end`."""
         nesting = self._of_thread.nesting
         call = Call(
-            kind, name, self._key, self.next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(),
-            stream, intended, **facts,
-        )  # fmt: skip
+            kind,
+            name,
+            self._key,
+            self.next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            intended,
+            **facts,
+        )
         if stream is not None:
             if stream.capturing:
                 if stream.graph is not None:  # it becomes part of it: nothing happens now
                     for observer in self.observers:
                         if isinstance(observer, CaptureObserver):
                             observer.call_captured(call)
-                    stream.graph.captured.take(call)
+                    note_captured(call, stream.graph.captured)
                 return call
             if nesting.meant is not None and intended is not None:
                 call.intended = nesting.meant
@@ -520,8 +482,8 @@ class CallLog:
         self,
         handle: str,
         launch: tuple[str, int, int],
-        stream: Stream,
-        event: Event,
+        stream: StreamView[object],
+        event: EventView[object],
         accesses: tuple[Accessing, ...] | None,
     ) -> Execution:
         """Tell recorders of a handle's call that is one launch; :meth:`end` ends the launch.
@@ -539,11 +501,22 @@ class CallLog:
         name, flop_count, nbytes = launch
         number, next_correlation = self.next_correlation(), self.next_correlation
         execution = Execution(
-            "launch", name, self._key, next_correlation(),
-            nesting.thread or self._thread(nesting), self._now_ns(),
-            stream, nesting.meant or stream, flop_count, nbytes, event=event,
-            parent=number, workload=handle, outer=nesting.handle, accesses=accesses,
-        )  # fmt: skip
+            "launch",
+            name,
+            self._key,
+            next_correlation(),
+            nesting.thread or self._thread(nesting),
+            self._now_ns(),
+            stream,
+            nesting.meant or stream,
+            flop_count,
+            nbytes,
+            event=event,
+            parent=number,
+            workload=handle,
+            outer=nesting.handle,
+            accesses=accesses,
+        )
         if nesting.around is not None:
             nesting.around.superseded = True
         for recorder in self.recorders:
@@ -552,7 +525,7 @@ class CallLog:
             take_note(execution)
         return execution
 
-    def wait_for(self, call: Call | None, event: Event, *, alone: bool) -> None:
+    def wait_for(self, call: Call | None, event: EventView[object], *, alone: bool) -> None:
         """Wait for the event behind a handle's call, ``alone`` or beside others; tell its end."""
         if call is None:
             event.synchronize()
@@ -579,9 +552,16 @@ class CallLog:
     def _end_wait(self, execution: Execution) -> None:
         """Tell observers of a wait that saw no completion."""
         call = Call(
-            "sync", "event.synchronize", self._key, execution.wait_number,
-            execution.wait_thread, execution.waited_ns or 0, None, None, event=execution.event,
-        )  # fmt: skip
+            "sync",
+            "event.synchronize",
+            self._key,
+            execution.wait_number,
+            execution.wait_thread,
+            execution.waited_ns or 0,
+            None,
+            None,
+            event=execution.event,
+        )
         execution.waited_ns = None
         for observer in self.observers:
             observer.call_begins(call)
@@ -605,8 +585,8 @@ class CallLog:
         self,
         kind: str,
         name: str,
-        stream: Stream | None,
-        intended: Stream | None,
+        stream: StreamView[object] | None,
+        intended: StreamView[object] | None,
         **facts: Unpack[CallFacts],
     ) -> Iterator[Call]:
         """Tell observers that a call begins and ends with the block."""
@@ -617,7 +597,11 @@ class CallLog:
             self.end(call)
 
     def during(
-        self, kind: str, name: str, stream: Stream | None = None, **facts: Unpack[CallFacts]
+        self,
+        kind: str,
+        name: str,
+        stream: StreamView[object] | None = None,
+        **facts: Unpack[CallFacts],
     ) -> AbstractContextManager[object]:
         """As :meth:`observed` for a call that needs no number where nobody watches."""
         if not self.observers:
@@ -637,7 +621,7 @@ class CallLog:
         return before
 
     @contextlib.contextmanager
-    def meant_for(self, stream: Stream) -> Iterator[None]:
+    def meant_for(self, stream: StreamView[object]) -> Iterator[None]:
         """Let this thread's calls count as given to ``stream``, whatever stream they name."""
         nesting = self._of_thread.nesting
         nesting.meant = stream
@@ -645,3 +629,17 @@ class CallLog:
             yield
         finally:
             nesting.meant = None
+
+
+def note_captured(call: Call, captured: Captured) -> None:
+    """Note a call of ours that becomes part of a graph."""
+    stream = call.stream
+    assert stream is not None  # noqa: S101 - one that is captured
+    if call.kind in QUEUES_WORK:
+        accesses = None if call.accesses is None else accesses_of(call.accesses)
+        node = Node(call.name, accesses, (), call.kind == "copy", stream.name)
+        captured.add(stream.handle, node)
+    elif call.kind == "record":
+        captured.record(stream.handle, call.event)
+    elif call.kind == "wait":
+        captured.wait(stream.handle, call.event)

@@ -217,9 +217,9 @@ def plan_carve(
         raise request.no_set(rounding)
     parts: dict[str, tuple[int, ...]] = {}
     for name, (with_remainder, quanta_count) in split.items():
-        mine = [quanta.pop(0) for _ in range(quanta_count)]
-        parts[name] = tuple(mine + ([REMAINDER] if with_remainder else []))
-    used = {part for mine in parts.values() for part in mine}
+        each = [quanta.pop(0) for _ in range(quanta_count)]
+        parts[name] = tuple(each + ([REMAINDER] if with_remainder else []))
+    used = {part for each in parts.values() for part in each}
     left = tuple(part for part in pool if part not in used)
     for name, size in named.items():
         if size.is_rest:

@@ -10,34 +10,27 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from gpuscope import _interrupts
 from gpuscope._types import Array, DType
-from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
-from gpuscope.device.arrays import fitted
-from gpuscope.device.calls import Activity
-from gpuscope.device.carve import SmLayout
-from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.event import Event
-from gpuscope.device.graph import Graph
-from gpuscope.device.memory import no_host_memory
-from gpuscope.device.raw import (
-    Backend,
-    Mark,
-    MatmulPlan,
-    Memory,
-    NativeArray,
-    Operands,
-    Places,
-    RawEvent,
-    RawStream,
+from gpuscope.device.api import (
+    Activity,
+    Capabilities,
+    DeviceInfo,
+    Kernel,
+    KernelModel,
     Shape,
 )
-from gpuscope.device.stream import Stream
+from gpuscope.device.arrays import fitted
+from gpuscope.device.carve import SmLayout
+from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.memory import no_host_memory
+from gpuscope.device.raw import Backend, MatmulPlan, Memory, Places
+from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand
 
 _NO_STREAMS = "a CPU device has no streams: open a CUDA or simulated device"
@@ -47,7 +40,14 @@ class CpuArray(np.ndarray[Any, Any]):
     """An array of the CPU device: NumPy's, under a name of its own."""
 
 
-class CpuBackend(Backend):
+@dataclass(slots=True, eq=False)
+class CpuEvent:
+    """When it was recorded last, by the host's clock."""
+
+    time_ns: int | None = None
+
+
+class CpuBackend(Backend[None, CpuEvent, CpuArray]):
     """The host as a device."""
 
     array_type: type = CpuArray
@@ -97,28 +97,38 @@ class CpuBackend(Backend):
             self._sink(Activity(kind, name, correlation, start_ns, start_ns, end_ns))
 
     # -- streams and events: all work, most as in the base class ----------------------
-    def borrow_stream(self, handle: int) -> RawStream:
+    def make_stream(
+        self, partition: object, priority: int, *, blocking: bool = False
+    ) -> tuple[None, int]:
+        """Return nothing to hold."""
+        return None, 0
+
+    def default_stream(self) -> tuple[None, int]:
+        """Return nothing to hold."""
+        return None, 0
+
+    def borrow_stream(self, handle: int) -> None:
         """Return nothing to hold."""
 
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
 
-    def make_event(self, *, timing: bool) -> RawEvent:
+    def make_event(self, *, timing: bool) -> CpuEvent:
         """Make an event: when it was recorded last."""
-        return SimpleNamespace(time_ns=None)
+        return CpuEvent()
 
-    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
+    def record(self, event: CpuEvent, stream: None, correlation: int) -> None:
         """Note the time."""
         event.time_ns = time.time_ns()
 
-    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
+    def elapsed_ns(self, start: CpuEvent, end: CpuEvent) -> int:
         """Return ns between two records, by the host's clock; 0 for one never recorded."""
         if start.time_ns is None or end.time_ns is None:
             return 0
         return int(end.time_ns - start.time_ns)
 
     # -- memory -----------------------------------------------------------------------
-    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
+    def empty(self, shape: Shape, dtype: DType) -> CpuArray:
         """Return an array of unspecified values."""
         return self._memory(shape, dtype).view(CpuArray)
 
@@ -135,45 +145,43 @@ class CpuBackend(Backend):
         """Return plain memory: no device reads it behind the host's back."""
         return self._memory(shape, dtype)
 
-    def asarray(self, values: Array) -> NativeArray:
+    def asarray(self, values: Array) -> CpuArray:
         """Copy values."""
         return values.copy().view(CpuArray)
 
-    def fill_random(self, array: NativeArray, seed: int) -> None:
+    def fill_random(self, array: CpuArray, seed: int) -> None:
         """Fill with uniform values in [-0.5, 0.5)."""
         values = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
         array[...] = (values - np.float32(0.5)).astype(array.dtype)
 
-    def to_host(self, array: NativeArray) -> Array:
+    def to_host(self, array: CpuArray) -> Array:
         """Return a plain copy."""
         return np.array(array)
 
-    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+    def allocate(self, nbytes: int, stream: StreamView[None] | None) -> Memory:
         """Return bytes."""
         self._reserved += nbytes
         return Memory(np.empty(nbytes, np.uint8).view(CpuArray), None, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+    def free(self, memory: Memory, stream: StreamView[None] | None, *, idle: bool = False) -> None:
         """Forget bytes."""
         self._reserved -= memory.nbytes
 
-    def mark(self, stream: RawStream) -> Mark:
+    def mark(self, stream: None) -> object:
         """Return nothing: all work is done."""
 
     def reserved_bytes(self) -> int:
         """Return what is taken."""
         return self._reserved
 
-    def copy(
-        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
-    ) -> None:
+    def copy(self, stream: None, destination: CpuArray, source: CpuArray, correlation: int) -> None:
         """Copy now."""
         start_ns = time.time_ns()
         destination[...] = source
         self._did("memcpy", "copy", correlation, start_ns)
 
     def host_call(
-        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
+        self, stream: None, function: Callable[[], None], correlation: int, graph: GraphView | None
     ) -> None:
         """Call it now."""
         function()
@@ -189,7 +197,7 @@ class CpuBackend(Backend):
 
     def launch(
         self,
-        stream: RawStream,
+        stream: None,
         kernel: Kernel,
         grid: int,
         block: int,
@@ -199,23 +207,23 @@ class CpuBackend(Backend):
         """Compute what the kernel's model computes, now."""
         start_ns = time.time_ns()
         model = kernel.model
-        target = model.writes(args) if model is not None else None
+        target = cast("CpuArray | None", model.writes(args)) if model is not None else None
         if model is not None and target is not None and model.compute is not None:
             target[...] = fitted(model.compute(*model.reads(args)), target.shape, target.dtype)
         self._did("kernel", kernel.name, correlation, start_ns)
 
     def matmul(
         self,
-        stream: Stream,
+        stream: StreamView[None],
         plan: MatmulPlan,
-        operands: Operands,
+        operands: object,
         sm_count: int,
         correlation: int,
-        event: Event | None = None,
+        event: EventView[CpuEvent] | None = None,
     ) -> None:
         """Multiply now, in float32 (float64 for float64)."""
         start_ns = time.time_ns()
-        out, a, b = operands
+        out, a, b = cast("tuple[CpuArray, CpuArray, CpuArray]", operands)
         work = DTYPES[plan.dtype].accumulator
         with np.errstate(over="ignore", invalid="ignore"):  # a BLAS says nothing either
             out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
@@ -223,11 +231,11 @@ class CpuBackend(Backend):
         if event is not None:
             self.record(event.raw, stream.raw, 0)
 
-    def home_of(self, array: NativeArray) -> object:
+    def home_of(self, array: CpuArray) -> object:
         """Return the host: there is one."""
         return self.home
 
-    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
+    def adopt(self, value: object, *, write: bool = False) -> CpuArray | None:
         """Take the device's arrays as they are."""
         if not isinstance(value, CpuArray):
             return None
@@ -235,7 +243,7 @@ class CpuBackend(Backend):
             raise InvalidOperand("it is read-only: give an array that can be written")
         return value
 
-    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
+    def place(self, out: CpuArray, a: CpuArray, b: CpuArray) -> Places:
         """Return addresses, and the arrays.
 
         Raises
@@ -250,7 +258,7 @@ class CpuBackend(Backend):
         return (self.home,) * 3, (first, second, third), arrays
 
     def rearrange(
-        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+        self, stream: StreamView[None], into: CpuArray, array: CpuArray, correlation: int
     ) -> None:
         """Copy into C order."""
         start_ns = time.time_ns()

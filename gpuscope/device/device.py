@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +15,27 @@ from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
 from gpuscope.device.accesses import of_arrays, pointers_of
-from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
+from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel, NativeArray
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle
+from gpuscope.device.owner import Owner
 from gpuscope.device.partition import Partition, Partitions, make_partitions
 from gpuscope.device.pinned import PinnedArray
-from gpuscope.device.raw import Backend, NativeArray
+from gpuscope.device.raw import AnyBackend
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Unique, close_all
 from gpuscope.errors import InvalidOperand, StreamError
+
+opened: dict[Callable[[Device], object], None] = {}
+"""Told of each device that this process opens, when it is open."""
+holders: list[Callable[[], object]] = []
+"""Let go of devices that they alone hold, for who counts those that are open."""
 
 
 class Device(Unique):
@@ -60,11 +67,11 @@ class Device(Unique):
     [1.0, 2.0, 3.0]
     """
 
-    def __init__(self, backend: Backend, *, correlations: Iterator[int] | None = None) -> None:
+    def __init__(self, backend: AnyBackend, *, correlations: Iterator[int] | None = None) -> None:
         self.backend = backend
         self.info: DeviceInfo = backend.info
         self.capabilities: Capabilities = backend.capabilities
-        self.calls = CallLog(backend, correlations)
+        self.calls = CallLog(self.backend, correlations)
         self.registry = Registry()
         self.identity: Hashable = self if self.is_simulated else self.info.key
 
@@ -92,9 +99,9 @@ class Device(Unique):
 
     def close(self) -> None:
         """Close every open partition and stream. The device itself stays usable."""
-        close_all([*self.registry.partitions, *self.registry.streams, self.backend])
+        close_all([*self.partitions, *cast("list[Stream]", self.registry.streams), self.backend])
 
-    def told_from(self, other: Device) -> str:
+    def told_from(self, other: Owner) -> str:
         """Return its key, with its number where ``other`` has the same key."""
         key, number = self.info.key, self.registry.number
         return key if key != other.info.key else f"{key} (no. {number} of this process)"
@@ -103,12 +110,13 @@ class Device(Unique):
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """Its open partitions, in order of creation."""
-        return tuple(self.registry.partitions)
+        return cast("tuple[Partition, ...]", tuple(self.registry.partitions))
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Its open streams, in order of creation."""
-        live = [stream for stream in self.registry.streams if not stream.closed]
+        known = cast("list[Stream]", self.registry.streams)
+        live = [stream for stream in known if not stream.closed]
         return tuple(sorted(live, key=lambda stream: stream.id))
 
     @property
@@ -230,26 +238,29 @@ class Device(Unique):
                 )
             return stream
         handle = checked_handle(stream)
-        known = self.registry.find_stream(handle)
+        known = self.find_stream(handle)
         if known is not None:
             return known
         return Stream(
-            self, self.backend.borrow_stream(handle), handle, name=name or f"stream {handle:#x}",
+            self,
+            self.backend.borrow_stream(handle),
+            handle,
+            name=name or f"stream {handle:#x}",
             owned=False,
-        )  # fmt: skip
+        )
 
     def find_stream(self, handle: int) -> Stream | None:
         """Return the open stream with this raw handle, if this device created or wrapped it."""
         require_kind("handle", handle, int)
-        return self.registry.find_stream(handle)
+        return cast("Stream | None", self.registry.find_stream(handle))
 
     def default_stream(self) -> Stream:
         """Return this thread's default stream."""
         raw, handle = self.backend.default_stream()
-        stream = self.registry.find_stream(handle)
+        stream = self.find_stream(handle)
         if stream is None:
             with self.registry.lock:
-                stream = self.registry.find_stream(handle)
+                stream = self.find_stream(handle)
                 if stream is None:
                     stream = Stream(self, raw, handle, name="per-thread default", owned=False)
                     self.registry.add_default_stream(stream, handle)
@@ -413,6 +424,11 @@ class Device(Unique):
         return replace(kernel, pointers=pointers_of(source, name))
 
 
+def device_for(owner: Device | Partition) -> Device:
+    """Return a device, or the one that a partition is of."""
+    return cast("Device", owner.device) if isinstance(owner, Partition) else owner
+
+
 class UnifiedDevice(Device):
     """A device on which every choice of stream gives the same one.
 
@@ -420,7 +436,7 @@ class UnifiedDevice(Device):
     Memory is not tagged by stream, and partitions are not used.
     """
 
-    def __init__(self, backend: Backend, *, correlations: Iterator[int] | None = None) -> None:
+    def __init__(self, backend: AnyBackend, *, correlations: Iterator[int] | None = None) -> None:
         super().__init__(backend, correlations=correlations)
         why = f"{self.info.key} was opened with unified_stream=True"
         self.capabilities = replace(

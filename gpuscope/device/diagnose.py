@@ -40,8 +40,8 @@ def _refusal_of(name: str, checks: list[Check]) -> Iterator[None]:
     try:
         yield
     except GpuscopeError as error:
-        found, todo = _parts(error)
-        checks.append(Check(name, ok=False, found=found, todo=todo))
+        cause, todo = _parts(error)
+        checks.append(Check(name, ok=False, found=cause, todo=todo))
 
 
 def check_gpu() -> list[Check]:
@@ -54,9 +54,9 @@ def check_gpu() -> list[Check]:
         checks.append(Check("CUDA", ok=True, found=f"driver has {driver.version_text(version)}"))
         wanted = driver.version_text(driver.GREEN_CONTEXTS)
         can = driver.capabilities(version, pools=True)
-        found = f"by {can.partition_path}" if can.partitions else can.reasons["partitions"]
+        layout_words = f"by {can.partition_path}" if can.partitions else can.reasons["partitions"]
         todo = "" if can.partitions else f"update the driver to CUDA {wanted} or newer"
-        checks.append(Check("green contexts", ok=can.partitions, found=found, todo=todo))
+        checks.append(Check("green contexts", ok=can.partitions, found=layout_words, todo=todo))
     with _refusal_of("CuPy", checks):
         cupy = driver.import_cupy()
         checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))
@@ -66,9 +66,11 @@ def check_gpu() -> list[Check]:
 
             device = open_device("cuda:0", quiet=True)
             layout = device.layout
-            found = f"{device.info.name}, {device.info.sm_count} SMs, {layout.quanta} quanta of "
-            found += str(layout.quantum_sm_count)
-            checks.append(Check("cuda:0", ok=True, found=found))
+            layout_words = (
+                f"{device.info.name}, {device.info.sm_count} SMs, {layout.quanta} quanta of "
+            )
+            layout_words += str(layout.quantum_sm_count)
+            checks.append(Check("cuda:0", ok=True, found=layout_words))
             with device.backend.current():
                 free, total = cupy.cuda.runtime.memGetInfo()
             checks.append(_check_memory(free, total))
@@ -77,12 +79,16 @@ def check_gpu() -> list[Check]:
 
 def _check_memory(free: int, total: int) -> Check:
     """Check that the GPU has room, in bytes, for the quickstart and the libraries it loads."""
-    found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"
-    todo = "" if free >= NEEDED_BYTES else (
-        f"end what else uses the GPU (nvidia-smi lists it): the quickstart wants "
-        f"{NEEDED_BYTES / 2**30:.0f} GiB"
-    )  # fmt: skip
-    return Check("free memory", ok=not todo, found=found, todo=todo)
+    memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    todo = (
+        ""
+        if free >= NEEDED_BYTES
+        else (
+            f"end what else uses the GPU (nvidia-smi lists it): the quickstart wants "
+            f"{NEEDED_BYTES / 2**30:.0f} GiB"
+        )
+    )
+    return Check("free memory", ok=not todo, found=memory, todo=todo)
 
 
 def check_cupti() -> Check:
@@ -93,11 +99,11 @@ def check_cupti() -> Check:
     if checks:
         return checks[0]
     try:
-        found = str(library_path())
+        path = str(library_path())
     except GpuscopeError as error:
         major = 12 if driver.installed("cupy-cuda12x") else 13
         return Check("CUPTI", ok=False, found=_parts(error)[0], todo=HOW_TO_INSTALL[major])
-    return Check("CUPTI", ok=True, found=found)
+    return Check("CUPTI", ok=True, found=path)
 
 
 def check_launches() -> Check:
@@ -114,7 +120,7 @@ def _parts(error: GpuscopeError) -> tuple[str, str]:
     """Split an error's text into what was found and what to do: its last sentence or clause."""
     text = str(error)
     for mark in (". ", ": "):
-        found, separator, todo = text.rpartition(mark)
+        cause, separator, todo = text.rpartition(mark)
         if separator:
-            return found, todo
+            return cause, todo
     return text, "see the documentation on installing"

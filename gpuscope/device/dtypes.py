@@ -118,9 +118,9 @@ def element_type(dtype: object) -> ElementType:
     name = dtype_name(dtype)
     if name in DTYPES:
         return DTYPES[name]
-    found = given(name if name else dtype)
+    shown = given(name if name else dtype)
     names = [repr(known) for known in DTYPES]
     raise InvalidOperand(
-        f"dtype should be {', '.join(names[:-1])} or {names[-1]}, but found {found}."
+        f"dtype should be {', '.join(names[:-1])} or {names[-1]}, but found {shown}."
         f"{did_you_mean(name)}"
     )

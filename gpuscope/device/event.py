@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import cast
 
 from gpuscope import _interrupts
 from gpuscope._checks import given
+from gpuscope.device.owner import Owner
 from gpuscope.device.unique import Unique
+from gpuscope.device.views import GraphView
 from gpuscope.errors import ClosedError, StreamError
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
-    from gpuscope.device.graph import Graph
-    from gpuscope.device.raw import RawEvent
 
 
 class EventQueue:
@@ -63,11 +60,18 @@ class Event(Unique):
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "closed", "correlation", "device", "graph", "handle", "raw",
+        "__weakref__",
+        "_backend",
+        "closed",
+        "correlation",
+        "device",
+        "graph",
+        "handle",
+        "raw",
         "timing",
-    )  # fmt: skip
+    )
 
-    def __init__(self, device: Device, *, timing: bool = True) -> None:
+    def __init__(self, device: Owner, *, timing: bool = True) -> None:
         self.closed = True
         self.device = device
         self._backend = device.backend
@@ -77,11 +81,11 @@ class Event(Unique):
         """Where a backend keeps the driver's handle once it asked for it; 0 if it is closed."""
         self.correlation: int | None = None
         """Number of the call that recorded it last, or ``None``."""
-        self.graph: Graph | None = None
+        self.graph: GraphView | None = None
         """The graph that its latest record became part of."""
         self.closed = False
 
-    def usable(self) -> RawEvent:
+    def usable(self) -> object:
         """Return what the backend takes for it; refuses if it is closed."""
         if self.closed:
             raise ClosedError("this event is closed: create a new one, or record before closing")
@@ -148,7 +152,7 @@ class Event(Unique):
         return f"Event({'closed' if self.closed else f'device={self.device.info.key!r}'})"
 
 
-def require_event(device: Device, event: object, name: str, *, across: bool = False) -> None:
+def require_event(device: Owner, event: object, name: str, *, across: bool = False) -> None:
     """Refuse what is no event of ``device``, or ``across``, none it can wait for."""
     if not isinstance(event, Event):
         raise StreamError(
@@ -163,9 +167,9 @@ def require_event(device: Device, event: object, name: str, *, across: bool = Fa
         )
 
 
-def take_event(device: Device) -> Event:
+def take_event(device: Owner) -> Event:
     """Return an event without timing for a handle's completion: a spare one, or new."""
     try:
-        return device.registry.spare_events.pop()
+        return cast("Event", device.registry.spare_events.pop())
     except IndexError:  # none is left, or another thread took the last one
         return Event(device, timing=False)

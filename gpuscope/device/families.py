@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gpuscope._plugins import Plugins
 from gpuscope.device.device import Device
@@ -16,7 +16,7 @@ Pace = Literal["none", "real"]
 class MakeBackend(Protocol):
     """What makes the backend of a device."""
 
-    def __call__(self, name: str, /, *, pace: Pace, jitter: bool) -> Backend:
+    def __call__(self, name: str, /, *, pace: Pace, jitter: bool) -> Backend[Any, Any, Any]:
         """Return the backend of the device ``FAMILY:name``, as :func:`open_device` was asked."""
 
 

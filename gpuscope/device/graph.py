@@ -8,20 +8,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
-from gpuscope.device.accesses import Access, accesses_of
-from gpuscope.device.calls import QUEUES_WORK, HostFunction, HostRun
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import Call, Execution, HostFunction, HostRun, Noted
+from gpuscope.device.captured import Captured
+from gpuscope.device.handles import AnyStream
+from gpuscope.device.owner import Owner
 from gpuscope.device.unique import Closable, Closing
+from gpuscope.device.views import StreamView
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
-
-if TYPE_CHECKING:
-    from gpuscope.device.calls import Activity, Call, Execution, Noted
-    from gpuscope.device.handles import AnyStream
-    from gpuscope.device.raw import NativeArray, RawGraph
-    from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")
 _ids = itertools.count(1)
@@ -61,78 +59,21 @@ def after_capture(act: Callable[[], object]) -> None:
         act()
 
 
-class Node(NamedTuple):
-    """Work in a graph.
+class Capturable(StreamView[object], Protocol):
+    """A stream that can be captured."""
 
-    Attributes
-    ----------
-    accesses
-        ``None``: not seen.
-    after
-        Numbers of the nodes that it follows, which come before it.
-    stream
-        Name of the stream that it was captured on.
-    """
+    @property
+    def device(self) -> Owner:
+        """Its device."""
 
-    name: str
-    accesses: tuple[Access, ...] | None
-    after: tuple[int, ...] = ()
-    is_copy: bool = False
-    stream: str = ""
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it was closed."""
 
+    def join(self, graph: Graph) -> None:
+        """Become part of a capture."""
 
-class Captured:
-    """The work of a graph, as its capture tells it.
-
-    Attributes
-    ----------
-    nodes
-        Each comes after those that it follows.
-    is_open
-        Whether the capture goes on.
-    events
-        Those recorded in it, and after which nodes.
-    """
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.is_open = True
-        self._tails: dict[int, tuple[int, ...]] = {}
-        """Handle of a stream → the nodes that its next one follows."""
-        self.events: dict[object, tuple[int, ...]] = {}
-
-    def add(self, stream: int, node: Node) -> None:
-        """Note work in a stream, by its handle; what it follows is found here."""
-        after, self._tails[stream] = self._tails.get(stream, ()), (len(self.nodes),)
-        self.nodes.append(node._replace(after=after))
-
-    def record(self, stream: int, event: object) -> None:
-        """Note that an event was recorded."""
-        self.events[event] = self._tails.get(stream, ())
-
-    def wait(self, stream: int, event: object) -> None:
-        """Note that a stream, which may join the capture by this, waits for an event."""
-        after = self._tails.get(stream, ()) + self.events.get(event, ())
-        self._tails[stream] = tuple(dict.fromkeys(after))
-
-    def take(self, call: Call) -> None:
-        """Note a call of ours in it."""
-        stream = call.stream
-        assert stream is not None  # noqa: S101 - one that is captured
-        if call.kind in QUEUES_WORK:
-            accesses = None if call.accesses is None else accesses_of(call.accesses)
-            node = Node(call.name, accesses, (), call.kind == "copy", stream.name)
-            self.add(stream.handle, node)
-        elif call.kind == "record":
-            self.record(stream.handle, call.event)
-        elif call.kind == "wait":
-            self.wait(stream.handle, call.event)
-
-    def end(self) -> None:
-        """End the capture; forget what was needed during it."""
-        self.is_open = False
-        self._tails.clear()
-        self.events.clear()
+    def leave(self) -> None:
+        """Be no part of a capture any more."""
 
 
 class _Capture:
@@ -190,17 +131,17 @@ class Graph(Closing):
     2
     """
 
-    def __init__(self, stream: Stream, name: str | None) -> None:
+    def __init__(self, stream: Capturable, name: str | None) -> None:
         self.id = next(_ids)
         self.name = name if name is not None else f"graph {self.id}"
         self.device = stream.device
         self.partition = stream.partition
-        self.raw: RawGraph | None = None
+        self.raw: object | None = None
         self.is_empty = False
         """Whether it is known to have no work."""
-        self.streams: list[Stream] = []
+        self.streams: list[Capturable] = []
         """The streams that are being captured into it."""
-        self.workspaces: dict[int, NativeArray] = {}
+        self.workspaces: dict[int, object] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
         self.captured = Captured()
         self.functions: dict[int, HostFunction] = {}
@@ -300,7 +241,7 @@ class Graph(Closing):
 
 
 @contextlib.contextmanager
-def capture(stream: Stream, name: str | None) -> Iterator[Graph]:
+def capture(stream: Capturable, name: str | None) -> Iterator[Graph]:
     """Let what is queued on ``stream`` become a graph: see :meth:`Stream.capture`."""
     stream.require_open()
     stream.device.capabilities.require("graphs", feature="capturing a stream")

@@ -5,18 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from gpuscope._checks import given
 from gpuscope.errors import StreamError
 
-AnyStream: TypeAlias = Any
-"""A stream of whatever library: ours, an object with ``__cuda_stream__``, or a raw handle."""
-Library: TypeAlias = Any
-"""CuPy or PyTorch, as a module."""
+if TYPE_CHECKING:  # which loads NumPy
+    from gpuscope._types import Untyped
 
 
-def raw_handle(stream: AnyStream) -> int:
+class HasCudaStream(Protocol):
+    """A stream of whatever library, ours included."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the protocol's version and the raw handle."""
+
+
+AnyStream: TypeAlias = HasCudaStream | int | None
+"""A stream, as an object or as a raw handle; ``None``: none is named."""
+
+
+def raw_handle(stream: HasCudaStream | int) -> int:
     """Return the integer handle of anything that a guard accepts."""
     return stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
 
@@ -29,8 +38,10 @@ def checked_handle(stream: AnyStream) -> int:
     StreamError
         It is none of what a guard accepts, or its handle is none that CUDA has.
     """
-    if isinstance(stream, bool) or not (
-        isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
+    if (
+        stream is None
+        or isinstance(stream, bool)
+        or not (isinstance(stream, int) or hasattr(stream, "__cuda_stream__"))
     ):
         raise StreamError(
             f"stream is {given(stream)}: give a stream made with create_stream(), an object "
@@ -117,7 +128,7 @@ def hand_over(left: list[Bound], inside: list[Bound] | Literal[False]) -> list[B
     return list(bound.values())
 
 
-def _cuda_index(stream: AnyStream) -> int | None:
+def _cuda_index(stream: Untyped) -> int | None:
     """Ordinal of one of our streams' device: -1 if that is no GPU, None for a foreign stream."""
     info = getattr(getattr(stream, "device", None), "info", None)
     if info is None:
@@ -125,7 +136,7 @@ def _cuda_index(stream: AnyStream) -> int | None:
     return int(info.index) if info.kind == "cuda" else -1
 
 
-def _bind_cupy(stream: AnyStream, cupy: Library) -> Bound | None:
+def _bind_cupy(stream: Untyped, cupy: Untyped) -> Bound | None:
     try:
         module = cupy.cuda.stream
     except AttributeError:  # it is being imported right now
@@ -151,7 +162,7 @@ def _bind_cupy(stream: AnyStream, cupy: Library) -> Bound | None:
     return Bound("CuPy", current, ours, before.use)
 
 
-def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
+def _bind_torch(stream: Untyped, torch: Untyped) -> Bound | None:
     known = getattr(stream, "torch_stream", None) or _know_to_torch(stream, torch)
     if known is None:
         return None
@@ -170,7 +181,7 @@ def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
     return Bound("PyTorch", lambda: current(device()), ours, restore)
 
 
-def _know_to_torch(stream: AnyStream, torch: Library) -> tuple[_Key, int | None] | None:
+def _know_to_torch(stream: Untyped, torch: Untyped) -> tuple[_Key, int | None] | None:
     """Return what selects a stream in PyTorch, and its device's ordinal; ``None``: it cannot be."""
     cuda = getattr(torch, "cuda", None)
     if cuda is None:
@@ -194,14 +205,14 @@ _Key: TypeAlias = tuple[object, ...]
 
 @lru_cache(maxsize=1)
 def _torch_calls(
-    torch: Library,
+    torch: Untyped,
 ) -> tuple[Callable[[], int], Callable[[int], _Key], Callable[..., object], Callable[..., _Key]]:
     """Return what asks for PyTorch's device and stream, selects a stream, and gives its key.
 
     PyTorch's public functions make an object at each call, which takes longer than the rest of a
     guard; where the functions that they call are there (PyTorch 2), those are taken.
     """
-    inner: Library = getattr(torch, "_C", None)
+    inner: Untyped = getattr(torch, "_C", None)
     if hasattr(inner, "_cuda_setStream"):
         return (
             inner._cuda_getDevice,

@@ -14,17 +14,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
 from gpuscope._fork import free_in_children
 from gpuscope._types import Array, DType
-from gpuscope.device.raw import Mark, RawMemory, RawStream
 from gpuscope.errors import GpuscopeError
 
-Need: TypeAlias = Any
-"""What a pool is asked for: bytes, or whatever its backend says."""
+_Need = TypeVar("_Need")
+_Memory = TypeVar("_Memory")
+_Memory_contra = TypeVar("_Memory_contra", contravariant=True)
+_Stream = TypeVar("_Stream")
+_Mark = TypeVar("_Mark")
 _FEW = 16  # tags of a block that are kept without asking which are passed
 
 _lock = free_in_children(threading.RLock())
@@ -51,8 +53,8 @@ class Tag:
         Whether the stream is being captured, so that it cannot be marked now.
     """
 
-    raw: RawStream | None
-    mark: Mark = None
+    raw: object | None
+    mark: object = None
     capturing: bool = False
 
     @property
@@ -65,14 +67,24 @@ class Tag:
         with _lock:
             self.capturing = capturing
 
-    def close(self, mark: Mark = None) -> None:
+    def close(self, mark: object = None) -> None:
         """Note that the stream is about to be destroyed, its work done, or else marked."""
         with _lock:
             self.mark = mark
             self.raw = None
 
 
-class Block:
+class _Home(Protocol[_Memory_contra]):
+    """Where a block goes back to."""
+
+    def drop(self, raw: _Memory_contra, tags: set[Tag]) -> None:
+        """Take memory back that nobody holds any more."""
+
+    def passed(self, tag: Tag) -> bool:
+        """Whether the work that a tag stands for is known to be done."""
+
+
+class Block(Generic[_Memory]):
     """A piece of memory that was given out; goes back to its pool when nobody holds it.
 
     Attributes
@@ -85,7 +97,7 @@ class Block:
 
     __slots__ = ("__weakref__", "_most", "_pool", "raw", "tags")
 
-    def __init__(self, raw: RawMemory, pool: Pool) -> None:
+    def __init__(self, raw: _Memory, pool: _Home[_Memory]) -> None:
         self.raw = raw
         self._pool = pool
         self.tags: set[Tag] = set()
@@ -96,9 +108,9 @@ class Block:
         tags = self.tags
         tags.add(tag)
         if len(tags) > self._most:
-            for one in list(tags):  # in place: another thread may be adding to it
-                if self._pool.passed(one):
-                    tags.discard(one)
+            for other in list(tags):  # in place: another thread may be adding to it
+                if self._pool.passed(other):
+                    tags.discard(other)
             self._most = max(_FEW, 2 * len(tags))
 
     def __del__(self) -> None:
@@ -107,7 +119,7 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
-class _Dropped:
+class _Dropped(Generic[_Memory]):
     """Memory that nobody holds.
 
     Attributes
@@ -118,13 +130,13 @@ class _Dropped:
         How many marks are not passed yet.
     """
 
-    raw: RawMemory
+    raw: _Memory
     tags: set[Tag]
     left: int = 0
 
 
 @dataclass(eq=False)
-class Pool:
+class Pool(Generic[_Need, _Memory, _Stream, _Mark]):
     """Gives out memory, and takes it back when the work that uses it is done.
 
     Parameters
@@ -141,15 +153,17 @@ class Pool:
         Waits for it.
     """
 
-    _take: Callable[[Need], RawMemory]
-    _give: Callable[[RawMemory], object]
-    _mark: Callable[[RawStream], Mark]
-    _passed: Callable[[Mark], bool]
-    _wait: Callable[[Mark], object]
-    _new: deque[_Dropped] = field(init=False, default_factory=deque)
-    _waiting: dict[Tag, deque[tuple[Mark, _Dropped]]] = field(init=False, default_factory=dict)
+    _take: Callable[[_Need], _Memory]
+    _give: Callable[[_Memory], object]
+    _mark: Callable[[_Stream], _Mark]
+    _passed: Callable[[_Mark], bool]
+    _wait: Callable[[_Mark], object]
+    _new: deque[_Dropped[_Memory]] = field(init=False, default_factory=deque)
+    _waiting: dict[Tag, deque[tuple[_Mark | None, _Dropped[_Memory]]]] = field(
+        init=False, default_factory=dict
+    )
 
-    def take(self, need: Need) -> Block:
+    def take(self, need: _Need) -> Block[_Memory]:
         """Return memory that no queued work uses; waits for some only where none is left."""
         self.reclaim()
         try:
@@ -160,18 +174,18 @@ class Pool:
             raw = self._take(need)
         return Block(raw, self)
 
-    def drop(self, raw: RawMemory, tags: set[Tag]) -> None:
+    def drop(self, raw: _Memory, tags: set[Tag]) -> None:
         """Take memory back that nobody holds any more, though work may still use it."""
         self._new.append(_Dropped(raw, tags))
 
     def passed(self, tag: Tag) -> bool:
         """Whether the work that a tag stands for is known to be done."""
-        return self._is_over(tag, tag.mark)
+        return self._is_over(tag, cast("_Mark | None", tag.mark))
 
     def reclaim(self) -> None:
-        """Mark the streams of what was dropped, and take back what is passed."""
+        """Object the streams of what was dropped, and take back what is passed."""
         with _lock:
-            marks: dict[Tag, Mark] = {}
+            marks: dict[Tag, _Mark | None] = {}
             for _ in range(len(self._new)):
                 memory = self._new.popleft()
                 if not self._mark_streams(memory, marks):
@@ -185,31 +199,31 @@ class Pool:
                 if not queue:
                     del self._waiting[tag]
 
-    def _mark_streams(self, memory: _Dropped, marks: dict[Tag, Mark]) -> bool:
+    def _mark_streams(self, memory: _Dropped[_Memory], marks: dict[Tag, _Mark | None]) -> bool:
         """Let memory wait for its streams, unless one is captured; whether it does."""
         left = [tag for tag in list(memory.tags) if not tag.is_done]
         if any(tag.capturing for tag in left):  # a mark would become part of the graph
             return False
         for tag in left:
             if tag not in marks:
-                mark = tag.mark
+                mark = cast("_Mark | None", tag.mark)
                 if mark is None:
                     with contextlib.suppress(GpuscopeError):  # kept until the stream is closed
-                        mark = self._mark(tag.raw)
+                        mark = self._mark(cast("_Stream", tag.raw))
                 marks[tag] = mark
             memory.left += 1
             self._waiting.setdefault(tag, deque()).append((marks[tag], memory))
             memory.tags.discard(tag)
         return True
 
-    def _is_over(self, tag: Tag, mark: Mark) -> bool:
+    def _is_over(self, tag: Tag, mark: _Mark | None) -> bool:
         if tag.is_done:
             return True
         with contextlib.suppress(GpuscopeError):  # who cannot tell says no
             return mark is not None and self._passed(mark)
         return False
 
-    def _settle(self, memory: _Dropped) -> None:
+    def _settle(self, memory: _Dropped[_Memory]) -> None:
         memory.left -= 1
         if not memory.left:
             self._give(memory.raw)
@@ -228,11 +242,14 @@ class Pool:
 class Pinned:
     """Page-locked host memory under a NumPy array, which keeps it as its base."""
 
-    def __init__(self, block: Block, address: int, nbytes: int) -> None:
-        self.block = block
+    def __init__(self, block: Block[_Memory], address: int, nbytes: int) -> None:
+        self.block: object = block
         self.__array_interface__ = {
-            "data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
     def array(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return it as an array, uninitialised."""
@@ -240,22 +257,13 @@ class Pinned:
         return np.asarray(self)[: count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def pinned_block(array: object) -> Block | None:
+def pinned_block(array: object) -> Block[object] | None:
     """Return the page-locked memory under a NumPy array or a view of one, if it is a pool's."""
     while isinstance(array, np.ndarray):
         array = array.base
-    return array.block if isinstance(array, Pinned) else None
+    return cast("Block[object]", array.block) if isinstance(array, Pinned) else None
 
 
 def is_pageable(array: object) -> bool:
     """Whether an array is in host memory that is not page-locked memory of a pool."""
     return isinstance(array, np.ndarray) and pinned_block(array) is None
-
-
-def by_address(array: Array) -> Array:
-    """Return a host array as a copy engine sees it: it keeps no pool's memory."""
-    block = pinned_block(array)
-    if block is None:
-        return array
-    offset = array.ctypes.data - block.raw.ctypes.data
-    return np.ndarray(array.shape, array.dtype, block.raw, offset, array.strides)

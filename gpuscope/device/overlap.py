@@ -38,8 +38,8 @@ def shared_bytes(shared: Iterable[Shared]) -> tuple[int, int]:
         An address, 0 where there is none, and a number of bytes.
     """
     clipped = [
-        (one, other, max(one.start, other.start, low), min(one.stop, other.stop, high))
-        for one, other, low, high in shared
+        (access, other, max(access.start, other.start, low), min(access.stop, other.stop, high))
+        for access, other, low, high in shared
     ]
     first, total = 0, 0
     for together in _together([pair for pair in clipped if pair[2] < pair[3]]):
@@ -120,8 +120,8 @@ def _edges(access: Access, start: int, stop: int) -> Array:
 
 def _inside(access: Access, at: Array) -> Array:
     """Return which addresses, none of them before its first, are in a row."""
-    place, inside = at - access.start, np.ones(len(at), bool)
+    offset, inside = at - access.start, np.ones(len(at), bool)
     for step, width in ((access.step, access.width), *access.inner):
-        place = place % step
-        inside &= place < width
+        offset = offset % step
+        inside &= offset < width
     return inside

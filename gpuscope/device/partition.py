@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpuscope import _interrupts
 from gpuscope._checks import given
@@ -13,14 +12,12 @@ from gpuscope._tables import html_table
 from gpuscope._text import clean
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
+from gpuscope.device.owner import Owner
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Closable, Closing, Unique, close_all, warn_unclosed
 from gpuscope.errors import ClosedError, InvalidPartition, NotFound
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
 
 
 class Partition(Unique):
@@ -61,9 +58,7 @@ class Partition(Unique):
     (True, True)
     """
 
-    def __init__(
-        self, device: Device, planned: PlannedPartition, granted: GrantedPartition
-    ) -> None:
+    def __init__(self, device: Owner, planned: PlannedPartition, granted: GrantedPartition) -> None:
         self.device = device
         self.name = planned.name
         self.asked: int | str = planned.asked
@@ -153,7 +148,7 @@ class Partition(Unique):
         return f"Partition({self.name!r}, {self.sm_count} SMs, asked={self.asked!r}{state})"
 
 
-def make_partitions(device: Device, planned: Sequence[PlannedPartition]) -> list[Partition]:
+def make_partitions(device: Owner, planned: Sequence[PlannedPartition]) -> list[Partition]:
     """Make planned partitions: the step of :meth:`Device.carve` that touches the device.
 
     The registry's ``carving`` is held from the plan on.
@@ -198,7 +193,7 @@ class Partitions(Closing, Mapping[str, Partition]):
     True
     """
 
-    def __init__(self, device: Device, plan: CarvePlan, partitions: list[Partition]) -> None:
+    def __init__(self, device: Owner, plan: CarvePlan, partitions: list[Partition]) -> None:
         self.device = device
         self.plan = plan
         self._partitions = {partition.name: partition for partition in partitions}
@@ -276,10 +271,14 @@ class Partitions(Closing, Mapping[str, Partition]):
 
     def _repr_html_(self) -> str:
         rows = [
-            {"partition": name, "asked": part.asked, "granted SMs": part.sm_count,
-             "SM ids seen": sm_ranges(part.sm_ids)}
+            {
+                "partition": name,
+                "asked": part.asked,
+                "granted SMs": part.sm_count,
+                "SM ids seen": sm_ranges(part.sm_ids),
+            }
             for name, part in self.items()
-        ]  # fmt: skip
+        ]
         return html_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
 
 

@@ -12,19 +12,61 @@ from gpuscope.device.accesses import Accessing, accesses_of, of_arrays
 from gpuscope.device.calls import of_function
 
 _SHAPES = {
-    "shape", "ndim", "size", "empty_like", "zeros_like", "ones_like", "full_like", "result_type",
-    "may_share_memory", "shares_memory", "iscomplexobj", "isrealobj", "reshape", "ravel",
-    "transpose", "squeeze", "expand_dims", "broadcast_to", "moveaxis", "swapaxes", "split",
-    "array_split", "atleast_1d", "atleast_2d", "diagonal",
-}  # fmt: skip
+    "shape",
+    "ndim",
+    "size",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "result_type",
+    "may_share_memory",
+    "shares_memory",
+    "iscomplexobj",
+    "isrealobj",
+    "reshape",
+    "ravel",
+    "transpose",
+    "squeeze",
+    "expand_dims",
+    "broadcast_to",
+    "moveaxis",
+    "swapaxes",
+    "split",
+    "array_split",
+    "atleast_1d",
+    "atleast_2d",
+    "diagonal",
+}
 """NumPy's functions that look at no value, or return a view."""
 _INTO_FIRST = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
 """Those that write their first argument."""
 _READING = (
-    "tolist", "tobytes", "item", "copy", "astype", "argmax", "argmin", "argsort", "nonzero",
-    "take", "dot", "cumsum", "cumprod", "searchsorted", "compress", "repeat", "round", "trace",
-    "__contains__", "__float__", "__int__", "__bool__", "__complex__", "__index__",
-)  # fmt: skip
+    "tolist",
+    "tobytes",
+    "item",
+    "copy",
+    "astype",
+    "argmax",
+    "argmin",
+    "argsort",
+    "nonzero",
+    "take",
+    "dot",
+    "cumsum",
+    "cumprod",
+    "searchsorted",
+    "compress",
+    "repeat",
+    "round",
+    "trace",
+    "__contains__",
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__complex__",
+    "__index__",
+)
 _WRITING = ("fill", "sort", "partition", "put", "setfield")
 
 
@@ -158,11 +200,11 @@ def _method(name: str, *, writes: bool) -> Callable[..., Any]:
     usual = getattr(np.ndarray, name)
 
     def call(self: PinnedArray, *args: Any, **options: Any) -> Any:
-        nothing, mine = tuple, lambda: (self,)
+        nothing, itself = tuple, lambda: (self,)
         result = usual(_plain(self), *_all_plain(args), **options)
         if isinstance(result, np.ndarray) and np.may_share_memory(result, _plain(self)):
             return self.over(result, self.calls)  # a view: it looked at no value
-        self._tell(name, nothing if writes else mine, mine if writes else nothing)
+        self._tell(name, nothing if writes else itself, itself if writes else nothing)
         return result
 
     call.__name__, call.__doc__ = name, usual.__doc__

@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from gpuscope import _interrupts
 from gpuscope.errors import GpuscopeError, StreamError
 
 Key: TypeAlias = "tuple[str, int]"
 """A collective: its group, and its number there."""
-Brought: TypeAlias = Any
+Brought: TypeAlias = object
 """What a rank brings to others: plain data that can be pickled."""
 
 
@@ -242,8 +242,7 @@ class Elsewhere:
 
     def gather(self, name: str, rank: int, value: Brought) -> list[Brought]:
         """Bring a value, and return those of all ranks, once all have brought theirs."""
-        found: list[Brought] = self.ask("gather", name, rank, value)
-        return found
+        return cast("list[Brought]", self.ask("gather", name, rank, value))
 
     def begin(self, key: Key, rank: int, begun: Begun) -> None:
         """Say that a rank has begun a collective."""
@@ -251,12 +250,11 @@ class Elsewhere:
 
     def end_ns(self, key: Key, rank: int, work_ns: int, now_ns: int) -> int:
         """Return when a collective ends, or a later time than ``now_ns`` up to which it lasts."""
-        return int(self.ask("end_ns", key, rank, work_ns, now_ns))
+        return cast("int", self.ask("end_ns", key, rank, work_ns, now_ns))
 
     def brought(self, key: Key) -> list[Brought]:
         """Return what the ranks brought to a collective, until all have begun the next one."""
-        found: list[Brought] = self.ask("brought", key)
-        return found
+        return cast("list[Brought]", self.ask("brought", key))
 
     def ask(self, name: str, *arguments: Brought) -> Brought:
         """Call a method of the meeting."""

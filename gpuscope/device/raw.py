@@ -12,42 +12,24 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 from gpuscope._threads import thread_number
 from gpuscope._types import Array, DType
+from gpuscope.device.api import (
+    Activity,
+    Capabilities,
+    DeviceInfo,
+    Kernel,
+    KernelArgs,
+    KernelModel,
+    NativeArray,
+    Shape,
+)
+from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 
-if TYPE_CHECKING:
-    from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
-    from gpuscope.device.calls import Activity
-    from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
-    from gpuscope.device.event import Event
-    from gpuscope.device.graph import Graph
-    from gpuscope.device.stream import Stream
-
-Shape = tuple[int, ...]
-
-RawStream: TypeAlias = Any
-"""A backend's own stream: cuda.core's, or the simulator's."""
-RawEvent: TypeAlias = Any
-"""A backend's own event: cuda.core's, or the simulator's."""
-RawGraph: TypeAlias = Any
-"""A backend's own captured graph."""
-RawPartition: TypeAlias = Any
-"""A backend's own partition: a green context of cuda.core, or the simulator's."""
-RawMemory: TypeAlias = Any
-"""A backend's own piece of memory, as its pool gives it out."""
-RawKernel: TypeAlias = Any
-"""A backend's own compiled kernel; ``None`` where a model takes its place."""
-Mark: TypeAlias = Any
-"""What a backend remembers of a place in a stream's work."""
-NativeArray: TypeAlias = Any
-"""An array of the device's own kind: CuPy's, the simulator's :class:`SimArray`, or NumPy's."""
-KernelArgs: TypeAlias = Sequence[Any]
-"""What a kernel is launched with: arrays, NumPy scalars and numbers."""
-Operands: TypeAlias = Any
-"""What a backend's ``matmul`` takes of out, a and b: addresses, or arrays."""
-Places = tuple[tuple[object, object, object], tuple[int, int, int], Operands]
+Places = tuple[tuple[object, object, object], tuple[int, int, int], object]
 """Of out, a and b: the device that holds each, the address of each first element, and
 whatever the backend's ``matmul`` takes of them."""
 
@@ -61,30 +43,9 @@ class Health(TypedDict, total=False):
     power_w: float
 
 
-class DeviceArray(Protocol):
-    """An array of any library, as far as everything asks of it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis."""
-
-    @property
-    def dtype(self) -> DType:
-        """Type of its elements."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-
-
-StreamKind = Literal["legacy default", "per-thread default", "blocking", "non-blocking"]
-"""How a stream stands to the legacy default stream: what is queued in that one follows all work of
-blocking streams, and theirs follows its. ``"per-thread default"`` is CUDA's handle 2, which is
-another stream, a blocking one, on each thread."""
+_Stream = TypeVar("_Stream")
+_Event = TypeVar("_Event")
+_Array = TypeVar("_Array", bound=NativeArray)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +61,7 @@ class Memory:
     """
 
     array: NativeArray
-    raw: RawMemory
+    raw: object
     nbytes: int
 
 
@@ -115,7 +76,7 @@ class GrantedPartition:
         :func:`~gpuscope.device.carve.sm_count_to_tell`.
     """
 
-    raw: RawPartition
+    raw: object
     sm_count: int
     sm_ids: tuple[int, ...]
     context: int
@@ -174,7 +135,7 @@ class MatmulPlan:
         return 2 * self.m * self.n * self.k
 
 
-class Backend(Protocol):
+class Backend(Protocol[_Stream, _Event, _Array]):
     """What a device must be able to do. Raw handles are the backend's own business.
 
     Methods with a body are those of a device without a driver, streams, partitions or graphs.
@@ -220,11 +181,11 @@ class Backend(Protocol):
         self.capabilities.require("partitions", feature="carving")
         return []
 
-    def close_partition(self, raw: RawPartition) -> None:
+    def close_partition(self, raw: object) -> None:
         """Destroy a partition whose streams are closed."""
         return
 
-    def context_handle(self, partition: RawPartition) -> int:
+    def context_handle(self, partition: object) -> int:
         """Return the driver's handle of a partition's context, for ``None`` of the device's.
 
         0 where there is no driver.
@@ -232,133 +193,136 @@ class Backend(Protocol):
         return 0
 
     def make_stream(
-        self, partition: RawPartition, priority: int, *, blocking: bool = False
-    ) -> tuple[RawStream, int]:
+        self, partition: object, priority: int, *, blocking: bool = False
+    ) -> tuple[_Stream, int]:
         """Make a stream; returns it and its integer handle.
 
         A ``blocking`` one, which no partition has, knows the legacy default stream's barrier.
         """
-        return None, 0
 
-    def borrow_stream(self, handle: int) -> RawStream:
+    def borrow_stream(self, handle: int) -> _Stream:
         """Wrap a stream that somebody else owns."""
 
-    def stream_kind(self, raw: RawStream) -> StreamKind | None:
+    def stream_kind(self, raw: _Stream) -> StreamKind | None:
         """Return how a stream stands to the legacy default stream.
 
         ``None`` while a capture of somebody else's keeps it from being asked.
         """
         return "non-blocking"
 
-    def default_stream(self) -> tuple[RawStream, int]:
+    def default_stream(self) -> tuple[_Stream, int]:
         """Return the per-thread default stream."""
-        return None, 0
 
-    def close_stream(self, raw: RawStream, handle: int) -> None:
+    def close_stream(self, raw: _Stream, handle: int) -> None:
         """Destroy an idle stream."""
         return
 
-    def sync_stream(self, raw: RawStream) -> None:
+    def sync_stream(self, raw: _Stream) -> None:
         """Wait on the host until everything queued on a stream is done."""
         return
 
-    def stream_done(self, raw: RawStream) -> bool:
+    def stream_done(self, raw: _Stream) -> bool:
         """Whether everything queued on a stream is done."""
         return True
 
-    def make_event(self, *, timing: bool) -> RawEvent:
+    def make_event(self, *, timing: bool) -> _Event:
         """Make an event."""
 
-    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
+    def record(self, event: _Event, stream: _Stream, correlation: int) -> None:
         """Record an event on a stream."""
 
-    def wait(self, stream: RawStream, event: RawEvent) -> None:
+    def wait(self, stream: _Stream, event: _Event) -> None:
         """Make a stream wait for an event's latest record."""
         return
 
-    def sync_event(self, event: RawEvent) -> None:
+    def sync_event(self, event: _Event) -> None:
         """Wait on the host for an event."""
         return
 
-    def event_done(self, event: RawEvent) -> bool:
+    def event_done(self, event: _Event) -> bool:
         """Whether an event's latest record is done."""
         return True
 
-    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
+    def elapsed_ns(self, start: _Event, end: _Event) -> int:
         """Nanoseconds between two recorded events."""
 
-    def close_event(self, raw: RawEvent) -> None:
+    def close_event(self, raw: _Event) -> None:
         """Destroy an event."""
         return
 
-    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
+    def empty(self, shape: Shape, dtype: DType) -> _Array:
         """Return an uninitialised array on the device."""
 
     def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return an uninitialised array in page-locked host memory."""
 
-    def asarray(self, values: Array) -> NativeArray:
+    def asarray(self, values: Array) -> _Array:
         """Copy host values to the device and wait for it."""
 
-    def to_host(self, array: NativeArray) -> Array:
+    def to_host(self, array: _Array) -> Array:
         """Return an array's values; the device must be idle with respect to it."""
 
-    def home_of(self, array: NativeArray) -> object:
+    def home_of(self, array: _Array) -> object:
         """Return which device holds an array of this kind of device."""
 
-    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+    def allocate(self, nbytes: int, stream: StreamView[_Stream] | None) -> Memory:
         """Take scratch memory, nbytes > 0: in the order of ``stream``, or, for ``None``, now.
 
         Memory that no stream is named for is handed out after the device has finished
         everything.
         """
 
-    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+    def free(
+        self, memory: Memory, stream: StreamView[_Stream] | None, *, idle: bool = False
+    ) -> None:
         """Free memory in stream order; without a stream wait first, unless nothing uses it."""
 
-    def use(self, stream: Stream, values: Sequence[object]) -> None:
+    def use(self, stream: StreamView[_Stream], values: Sequence[object]) -> None:
         """Keep the memory of this backend's arrays among ``values`` for what is queued now.
 
         It is given out again when the work on ``stream`` is done, also if nobody holds them.
         """
         return
 
-    def mark(self, stream: RawStream) -> Mark:
+    def mark(self, stream: _Stream) -> object:
         """Return a mark behind what is queued on a stream, for its memory's pool."""
 
     def reserved_bytes(self) -> int:
         """Return how much device memory scratch holds, given back or not."""
 
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamView[_Stream]) -> None:
         """Let what is queued on ``stream`` from now on become a graph instead of running."""
         self.capabilities.require("graphs", feature="capturing a stream")
 
-    def end_capture(self, stream: Stream) -> RawGraph:
+    def end_capture(self, stream: StreamView[_Stream]) -> object:
         """End it and return the graph, ready to launch."""
         self.capabilities.require("graphs", feature="capturing a stream")
+        return None
 
-    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
+    def launch_graph(self, graph: object, stream: _Stream, correlation: int) -> None:
         """Queue all of a graph's work."""
         self.capabilities.require("graphs", feature="launching a graph")
 
-    def graph_is_empty(self, graph: RawGraph) -> bool:
+    def graph_is_empty(self, graph: object) -> bool:
         """Whether a graph is known to have no work."""
         return False
 
-    def close_graph(self, graph: RawGraph) -> None:
+    def close_graph(self, graph: object) -> None:
         """Wait for a graph's latest launch, then destroy it."""
         return
 
-    def fill_random(self, array: NativeArray, seed: int) -> None:
+    def fill_random(self, array: _Array, seed: int) -> None:
         """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""
 
-    def copy(
-        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
-    ) -> None:
+    def copy(self, stream: _Stream, destination: _Array, source: _Array, correlation: int) -> None:
         """Queue a copy between arrays of one size, on the device or from or to host memory."""
 
     def host_call(
-        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
+        self,
+        stream: _Stream,
+        function: Callable[[], None],
+        correlation: int,
+        graph: GraphView | None,
     ) -> None:
         """Queue a host function on a stream, or in the graph that it is captured into."""
 
@@ -367,7 +331,7 @@ class Backend(Protocol):
 
     def launch(
         self,
-        stream: RawStream,
+        stream: _Stream,
         kernel: Kernel,
         grid: int,
         block: int,
@@ -378,38 +342,38 @@ class Backend(Protocol):
 
     def matmul(
         self,
-        stream: Stream,
+        stream: StreamView[_Stream],
         plan: MatmulPlan,
-        operands: Operands,
+        operands: object,
         sm_count: int,
         correlation: int,
-        event: Event | None = None,
+        event: EventView[_Event] | None = None,
     ) -> None:
         """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told).
 
         Record ``event`` behind it, if one is given: nobody is told of that.
         """
 
-    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+    def expect(self, plan: MatmulPlan, out: _Array, a: _Array, b: _Array) -> None:
         """Take note of operands that a plan fits, so that a call with their like costs less."""
         return
 
-    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
+    def adopt(self, value: object, *, write: bool = False) -> _Array | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
 
         What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``. To ``write``, it
         must not be read-only.
         """
 
-    def follow(self, stream: RawStream, value: object) -> None:
+    def follow(self, stream: _Stream, value: object) -> None:
         """Let ``stream`` wait for the stream that an array of another library names, if any."""
         return
 
-    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
+    def place(self, out: _Array, a: _Array, b: _Array) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
 
     def rearrange(
-        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+        self, stream: StreamView[_Stream], into: _Array, array: _Array, correlation: int
     ) -> None:
         """Queue a copy of an array into one in C order."""
 
@@ -435,3 +399,7 @@ class Backend(Protocol):
     def current(self) -> contextlib.AbstractContextManager[None]:
         """Make the device current for libraries that ask which one is; restored on leaving."""
         return contextlib.nullcontext()
+
+
+AnyBackend: TypeAlias = Backend[object, object, NativeArray]
+"""A backend as everything above the seam knows it: what it hands out is opaque there."""

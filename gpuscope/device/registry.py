@@ -8,32 +8,29 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection
+from typing import Protocol, TypeVar
 
 from gpuscope._fork import free_in_children
+from gpuscope.device.api import NativeArray
+from gpuscope.device.views import EventView, PartitionView, StreamView
 from gpuscope.errors import StreamError
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
-    from gpuscope.device.event import Event
-    from gpuscope.device.partition import Partition
-    from gpuscope.device.raw import NativeArray
-    from gpuscope.device.scratch import WorkloadContext
-    from gpuscope.device.stream import Stream
 
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
-
-opened: dict[Callable[[Device], object], None] = {}
-"""Told of each device that this process opens, when it is open."""
-holders: list[Callable[[], object]] = []
-"""Let go of devices that they alone hold, for who counts those that are open."""
 
 
 def alive(registry: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
     """Return what a registry holds now, whatever other threads and the collector do to it."""
     return [item for kept in registry.valuerefs() if (item := kept()) is not None]
+
+
+class Borrower(Protocol):
+    """A workload's call that has borrowed a stream."""
+
+    @property
+    def stream(self) -> StreamView[object]:
+        """The stream."""
 
 
 class _Borrowing(threading.local):
@@ -43,13 +40,13 @@ class _Borrowing(threading.local):
     can leave by another.
     """
 
-    open: tuple[WorkloadContext, ...] = ()
+    open: tuple[Borrower, ...] = ()
 
 
 borrowing = _Borrowing()
 
 
-def require_not_borrowed(streams: Collection[Stream]) -> None:
+def require_not_borrowed(streams: Collection[StreamView[object]]) -> None:
     """Refuse to close streams of which a workload's call on this thread has borrowed one."""
     for context in borrowing.open:
         if context.stream in streams:
@@ -63,7 +60,7 @@ def require_not_borrowed(streams: Collection[Stream]) -> None:
 class _OfThread(threading.local):
     """What a thread keeps of a device: its default stream, and the arrays it makes for a while."""
 
-    default: Stream | None = None
+    default: StreamView[object] | None = None
     made: list[NativeArray] | None = None
 
 
@@ -91,60 +88,62 @@ class Registry:
         self.lock = free_in_children(threading.RLock())
         self.carving = free_in_children(threading.RLock())
         self.next_stream_id = itertools.count(1).__next__
-        self.spare_events: list[Event] = []
+        self.spare_events: list[EventView[object]] = []
         self.of_thread = _OfThread()
-        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
-        self._partitions: weakref.WeakValueDictionary[int, Partition] = (
+        self._streams: weakref.WeakValueDictionary[int, StreamView[object]] = (
+            weakref.WeakValueDictionary()
+        )
+        self._partitions: weakref.WeakValueDictionary[int, PartitionView] = (
             weakref.WeakValueDictionary()
         )
 
     # -- streams ----------------------------------------------------------------------
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[StreamView[object]]:
         """Those that are known, open or not, in no order."""
         return alive(self._streams)
 
-    def add_stream(self, stream: Stream, handle: int) -> None:
+    def add_stream(self, stream: StreamView[object], handle: int) -> None:
         """Find a stream by its handle from now on.
 
         Where every handle is 0 no stream is found by it, but each is still closed with the device.
         """
         self._streams[handle or -id(stream)] = stream
 
-    def add_default_stream(self, stream: Stream, handle: int) -> None:
+    def add_default_stream(self, stream: StreamView[object], handle: int) -> None:
         """Find a default stream by its handle from now on, also by 0."""
         self._streams[handle] = stream
 
-    def find_stream(self, handle: int) -> Stream | None:
+    def find_stream(self, handle: int) -> StreamView[object] | None:
         """Return the open stream with this raw handle, if it is known."""
         return self._streams.get(handle)
 
-    def forget_stream(self, stream: Stream, handle: int) -> None:
+    def forget_stream(self, stream: StreamView[object], handle: int) -> None:
         """Stop finding a closed stream by its handle."""
         for key in (handle, -id(stream)):
             if self._streams.get(key) is stream:
                 self._streams.pop(key, None)
 
-    def give_event(self, event: Event) -> None:
+    def give_event(self, event: EventView[object]) -> None:
         """Take back an event from :func:`~gpuscope.device.event.take_event`."""
         self.spare_events.append(event)
 
     # -- partitions -------------------------------------------------------------------
     @property
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> list[PartitionView]:
         """The live partitions, of all carvings, in the order in which they were made."""
         live = [part for part in alive(self._partitions) if not part.closed]
         return sorted(live, key=lambda part: part.context)
 
-    def add_partitions(self, partitions: Collection[Partition]) -> None:
+    def add_partitions(self, partitions: Collection[PartitionView]) -> None:
         """Count the SMs of new partitions as held."""
         self._partitions.update({partition.context: partition for partition in partitions})
 
-    def forget_partition(self, partition: Partition) -> None:
+    def forget_partition(self, partition: PartitionView) -> None:
         """Stop counting a closed partition's SMs as held."""
         self._partitions.pop(partition.context, None)
 
-    def held_parts(self, *, without: Collection[Partition] = ()) -> dict[str, tuple[int, ...]]:
+    def held_parts(self, *, without: Collection[PartitionView] = ()) -> dict[str, tuple[int, ...]]:
         """Name → parts of the live partitions, but for those in ``without``."""
         held: dict[str, tuple[int, ...]] = {}
         for part in self.partitions:

@@ -14,25 +14,27 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from gpuscope import _interrupts
+from gpuscope._types import Untyped
+from gpuscope.device.api import NativeArray
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back, note_freed
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.handles import AnyStream, raw_handle
-from gpuscope.device.raw import Memory, NativeArray
+from gpuscope.device.owner import Owner
+from gpuscope.device.raw import Memory
 from gpuscope.device.registry import borrowing
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, Unique, warn_unclosed
+from gpuscope.device.views import StreamView
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpuscope.device.device import Device
 
-
-def take_scratch(device: Device, nbytes: int) -> Scratch:
+def take_scratch(device: Owner, nbytes: int) -> Scratch:
     """Take scratch from this thread's innermost call on ``device``; outside any, untagged."""
     for context in reversed(borrowing.open):
-        if context.device is device:
+        if isinstance(context, WorkloadContext) and context.device is device:
             return context.scratch(nbytes)
     size = checked_size(device, nbytes)
     memory = allocate(device, size, None) if size else None
@@ -64,16 +66,18 @@ class Scratch(Closing):
 
     def __init__(
         self,
-        device: Device,
+        device: Owner,
         nbytes: int,
-        stream: Stream | None,
+        stream: StreamView[object] | None,
         memory: Memory | None,
         give_back: Callable[[Memory], None],
     ) -> None:
         self._device = device
         self._memory = memory
         self._give_back = give_back
-        self._array: NativeArray = device.empty(0, "uint8") if memory is None else memory.array
+        self._array: NativeArray | None = (
+            device.empty(0, "uint8") if memory is None else memory.array
+        )
         self.nbytes = nbytes
         self.stream = stream
 
@@ -108,7 +112,7 @@ class Scratch(Closing):
         InvalidOperand
             It is too small.
         """
-        array = self.array
+        array: Untyped = self.array
         sizes, kind = as_shape(shape), as_dtype(dtype)
         need = math.prod(sizes) * kind.itemsize
         if need > self.nbytes:
@@ -118,7 +122,8 @@ class Scratch(Closing):
             )
         if not need:
             return self._device.empty(sizes, kind)
-        return array[:need].view(kind).reshape(sizes)
+        part: NativeArray = array[:need].view(kind).reshape(sizes)
+        return part
 
     @property
     def closed(self) -> bool:
@@ -180,12 +185,12 @@ class WorkloadContext(Unique):
 
     __slots__ = ("_arena", "_known", "_spare", "_state", "_stream", "_taken", "_used", "device")
 
-    def __init__(self, device: Device, stream: Stream, arena: Arena | None = None) -> None:
+    def __init__(self, device: Owner, stream: Stream, arena: Arena | None = None) -> None:
         self.device = device
         self._stream = stream
         self._arena = arena
         # Raw handle → stream, of handles that this call named: never its own, never None.
-        self._known: dict[int, Stream] = {}
+        self._known: dict[int, StreamView[object]] = {}
         self._taken: list[Scratch] = []
         self._spare: list[Memory] = []
         self._used: list[Memory] = []
@@ -241,29 +246,32 @@ class WorkloadContext(Unique):
         if not size:
             return Scratch(device, 0, ordered, None, self._return)
         if tag is self._stream:
-            found = Scratch(device, size, ordered, self._take(size), self._return)
+            scratch = Scratch(device, size, ordered, self._take(size), self._return)
         else:
             if self._stream.capturing or (tag is not None and tag.capturing):
                 raise StreamError(
                     "a stream is being captured, so scratch for another stream cannot be taken "
                     "now: take it before the capture begins, with the device's scratch()"
                 )
-            found = Scratch(
-                device, size, ordered, allocate(device, size, tag),
+            scratch = Scratch(
+                device,
+                size,
+                ordered,
+                allocate(device, size, tag),
                 lambda memory: give_back(device, memory, tag),
-            )  # fmt: skip
-        self._taken.append(found)
-        return found
+            )
+        self._taken.append(scratch)
+        return scratch
 
-    def _tag(self, stream: AnyStream) -> Stream | None:
+    def _tag(self, stream: AnyStream) -> StreamView[object] | None:
         """Return the stream that ``stream`` names; ``None`` if this device knows none such."""
-        own = self._stream
-        if stream is None or stream is own:
-            return own
+        of_call = self._stream
+        if stream is None or stream is of_call:
+            return of_call
         if isinstance(stream, Stream):
             known = self.device.wrap_stream(stream)
             known.require_open()
-            return own if known.handle == own.handle else known
+            return of_call if known.handle == of_call.handle else known
         if isinstance(stream, bool) or not (
             isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
         ):
@@ -271,8 +279,8 @@ class WorkloadContext(Unique):
                 f"stream is {type(stream).__name__}; a stream or its raw handle is needed"
             )
         handle = raw_handle(stream)
-        if handle == own.handle:
-            return own
+        if handle == of_call.handle:
+            return of_call
         found = self._known.get(handle)
         if found is None or found.closed:
             self._known.pop(handle, None)

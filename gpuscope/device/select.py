@@ -10,18 +10,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from gpuscope import _interrupts
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
+from gpuscope._types import Untyped
+from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Observer
-from gpuscope.device.device import Device, UnifiedDevice
+from gpuscope.device.device import Device, UnifiedDevice, opened
 from gpuscope.device.families import FAMILIES, Pace
-from gpuscope.device.raw import NativeArray
-from gpuscope.device.registry import alive, opened
+from gpuscope.device.raw import AnyBackend
+from gpuscope.device.registry import alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
@@ -177,7 +179,7 @@ def _open_cpu(device_type: type[Device]) -> Device:
     with _opening:
         device = _cpu.get("cpu")
         if device is None:
-            device = device_type(CpuBackend())
+            device = device_type(cast("AnyBackend", CpuBackend()))
             _cpu["cpu"] = device
             _note_open(device, _holder_of)
     return _as_asked(device, device_type)
@@ -265,7 +267,7 @@ def device_of(value: object, name: str) -> Device:
     """
     finder = _finders.get(type(value))
     if finder is not None:
-        return finder(value)
+        return finder(cast("NativeArray", value))
     if _is_on_cuda(value):
         from gpuscope.device.cuda.arrays import device_index_of  # noqa: PLC0415 - loads CUDA
 
@@ -285,7 +287,7 @@ def _is_on_cuda(value: object) -> bool:
     )
 
 
-def _cuda_device_of(array: NativeArray) -> Device:
+def _cuda_device_of(array: Untyped) -> Device:
     device = _cuda.get(array.data.device_id)
     return device if device is not None else _open_cuda(array.data.device_id)
 

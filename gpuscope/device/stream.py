@@ -9,7 +9,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,20 +16,18 @@ from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.accesses import of_copy, of_launch
-from gpuscope.device.api import Kernel, launch_config
+from gpuscope.device.api import Kernel, NativeArray, launch_config
 from gpuscope.device.arrays import require_array
 from gpuscope.device.calls import HostFunction, HostRun
 from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.memory import Tag, is_pageable
-from gpuscope.device.raw import DeviceArray, NativeArray, RawStream, StreamKind
+from gpuscope.device.owner import Owner
 from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.unique import Closing, warn_unclosed
+from gpuscope.device.views import PartitionView, StreamKind, StreamView
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
-
-if TYPE_CHECKING:
-    from gpuscope.device.device import Device
-    from gpuscope.device.partition import Partition
 
 
 class Stream(Closing, EventQueue):
@@ -70,12 +67,12 @@ class Stream(Closing, EventQueue):
 
     def __init__(
         self,
-        device: Device,
-        raw: RawStream,
+        device: Owner,
+        raw: object,
         handle: int,
         *,
         name: str | None,
-        partition: Partition | None = None,
+        partition: PartitionView | None = None,
         priority: int = 0,
         owned: bool = True,
     ) -> None:
@@ -100,7 +97,7 @@ class Stream(Closing, EventQueue):
         """Whether what is queued now becomes a graph."""
         self.graph: Graph | None = None
         """The graph that it is being captured into."""
-        self.current_of: dict[Hashable, object] | None = None
+        self.current_of: dict[Hashable, AnyStream] | None = None
         """The current streams of a thread, if this is one of them and they own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
@@ -143,7 +140,7 @@ class Stream(Closing, EventQueue):
                 "queued. Create a new stream, or close later"
             )
 
-    def _usable(self) -> RawStream:
+    def _usable(self) -> object:
         self.require_open()
         return self.raw
 
@@ -218,7 +215,7 @@ class Stream(Closing, EventQueue):
         block: int,
         flop_count: int | None = None,
         nbytes: int | None = None,
-        blocks: NativeArray = None,
+        blocks: NativeArray | None = None,
     ) -> None:
         """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
 
@@ -268,11 +265,16 @@ class Stream(Closing, EventQueue):
                     self.hold(*args)
                 return
             call = calls.begin(
-                "launch", kernel.name, self, _intended(self),
-                flop_count=flop_count, nbytes=nbytes, blocks=blocks,
+                "launch",
+                kernel.name,
+                self,
+                _intended(self),
+                flop_count=flop_count,
+                nbytes=nbytes,
+                blocks=blocks,
                 accesses=of_launch(kernel, args) if calls.watchers else None,
                 launch_config=launch_config(grid, block),
-            )  # fmt: skip
+            )
             try:
                 self._backend.launch(raw, kernel, grid, block, args, call.correlation)
             finally:
@@ -284,7 +286,7 @@ class Stream(Closing, EventQueue):
             else:
                 currents[key] = previous
 
-    def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
+    def copy(self, destination: NativeArray, source: NativeArray) -> None:
         """Queue a copy of ``source`` to ``destination``, of equal shape, dtype and device.
 
         Either may be a NumPy array in host memory; the call may then wait.
@@ -432,7 +434,7 @@ class Stream(Closing, EventQueue):
         if type(event) is not Event or event.device is not device:
             require_event(device, event, "event", across=True)
         graph = event.graph
-        if graph is not None and graph.streams and self.graph is None:
+        if isinstance(graph, Graph) and graph.streams and self.graph is None:
             target = event.usable()
             self.join(graph)
             try:
@@ -484,8 +486,8 @@ _GRID, _BLOCK = 2**31 - 1, 1024
 
 
 def make_stream(
-    device: Device,
-    partition: Partition | None,
+    device: Owner,
+    partition: PartitionView | None,
     *,
     name: str | None,
     priority: int,
@@ -502,7 +504,7 @@ def make_stream(
     return stream
 
 
-def _intended(stream: Stream) -> Stream:
+def _intended(stream: Stream) -> StreamView[object]:
     """Return what the caller meant when ``stream`` is launched on directly."""
     selected = caller.get_caller_stream()
     if selected is None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
-from gpuscope.device import registry
+from gpuscope.device import device as devices
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order, process_name
 
@@ -59,8 +59,8 @@ def begin() -> None:
     not pays nothing, and one that is forked before has a CUPTI of its own.
     """
     recorder = _Recorder(Order(**json.loads(os.environ[VARIABLE])))
-    registry.opened[recorder.opened] = None
-    registry.holders.append(recorder.let_go)
+    devices.opened[recorder.opened] = None
+    devices.holders.append(recorder.let_go)
     recorder.arrange()
     if recorder.order.device in ("auto", "cuda") and importlib.util.find_spec("cupti"):
         _recorders.append(recorder)

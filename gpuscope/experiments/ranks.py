@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Listener
+from typing import cast
 
 import pyarrow as pa
 
@@ -61,7 +62,8 @@ class _Host(Meeting):
 
     def next_round(self, rank: int, now_ns: int) -> tuple[bool, int]:
         """Return whether the ranks stop now, and the latest of their clocks: the same to all."""
-        answers = self.gather("the next round", rank, (self.stop.is_set(), now_ns))
+        ours = self.stop.is_set(), now_ns
+        answers = cast("list[tuple[bool, int]]", self.gather("the next round", rank, ours))
         return any(stops for stops, _ in answers), max(now_ns for _, now_ns in answers)
 
     def is_stopping(self) -> bool:
@@ -252,7 +254,8 @@ def _take_part(
 
         def next_round() -> None:
             ends.stage += 1
-            stops, latest_ns = host.ask("next_round", rank, device.now_ns())
+            answer = cast("tuple[bool, int]", host.ask("next_round", rank, device.now_ns()))
+            stops, latest_ns = answer
             if device.is_simulated:
                 device.backend.wait_until_ns(latest_ns)
             if stops:

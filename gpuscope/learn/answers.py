@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import Protocol, TypeAlias, TypedDict, cast, runtime_checkable
 
 from gpuscope._checks import given, require_kind
 from gpuscope.errors import InvalidArgument
 
-Answer: TypeAlias = Any
+Answer: TypeAlias = object
 """What a kind of answer reads: a text, a number, or a tuple of these."""
 
 
@@ -243,7 +243,7 @@ class Interval:
 
 def _number(value: Answer) -> float:
     try:
-        number = float(value)
+        number = float(cast("str | float", value))
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpuscope._checks import door, given
-from gpuscope.device.api import Kernel
+from gpuscope.device.api import Kernel, NativeArray
 from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
 from gpuscope.device.device import Device
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidOperand, NotFound
 from gpuscope.experiments.profiling import profile
@@ -188,7 +187,8 @@ def _escaping(device: Device, spin: _Spins) -> Case:
             for _ in range(6):
                 spin("prefill", 400).execute(stream=others)
                 with CallerStreamGuard(decode_stream):
-                    get_caller_stream().launch(attention, spin.ns(90), grid=16, block=32)
+                    selected = device.wrap_stream(get_caller_stream())
+                    selected.launch(attention, spin.ns(90), grid=16, block=32)
                     private.launch(norm, spin.ns(90), grid=16, block=32)
     return _case(
         "The GPU is carved: decode has 16 SMs, prefill the rest. All that decode does is called "
@@ -261,4 +261,5 @@ def address(array: NativeArray) -> int:
                 f"array is {given(array)}; an array on a GPU, simulated or not, is needed"
             )
         return int(pointer)
-    return int(buffer.address + array.offset * array.dtype.itemsize)
+    offset = int(getattr(array, "offset", 0))
+    return int(buffer.address + offset * array.dtype.itemsize)

@@ -8,22 +8,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from gpuscope import figures
 from gpuscope._checks import door
+from gpuscope._types import Untyped
 from gpuscope.errors import MissingEvidence
 from gpuscope.learn.recorded import label
 from gpuscope.telling.explanation import Explanation
 from gpuscope.timeline.style import INK, OKABE_ITO
 from gpuscope.timeline.text import axis_unit, clean
 from gpuscope.trace.model import Trace
-
-Figure: TypeAlias = Any
-"""Plotly's figure; ``None`` where there is nothing to draw."""
 
 RESULTS = "application/vnd.gpuscope.results+json"
 """Results in a saved notebook, beside what shows them."""
@@ -93,7 +90,7 @@ class Outcome:
     kept: Result
     rule: str
     explanation: Explanation | None
-    figure: Figure
+    figure: Untyped
     then: str = ""
 
     def html(self) -> str:
@@ -143,7 +140,7 @@ class Feedback:
     found: str
     hint: str
     rule: str = ""
-    figure: Figure = None
+    figure: Untyped = None
 
     def html(self) -> str:
         """Return the verdict, its reasons and a hint as HTML."""
@@ -163,7 +160,7 @@ class Feedback:
         _display(self.html(), self.figure, self.result)
 
 
-def _display(html: str, figure: Figure, result: Result, then: str = "") -> None:
+def _display(html: str, figure: Untyped, result: Result, then: str = "") -> None:
     ipython = importlib.import_module("IPython.display")  # only where it is shown
     ipython.display({"text/html": html, RESULTS: [asdict(result)]}, raw=True)
     if figure is not None:
@@ -221,7 +218,7 @@ def picture(
     explanation: Explanation | None,
     window: tuple[int, int],
     guessed_ns: tuple[int, int] | None = None,
-) -> Figure:
+) -> Untyped:
     """Draw the timeline, with what a span waited for and a predicted range of time.
 
     Parameters

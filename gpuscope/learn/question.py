@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import anywidget
 import traitlets
 
+from gpuscope._types import Untyped
 from gpuscope.errors import InvalidArgument
 from gpuscope.learn.answers import Answer, FormField, Kind
 
-Shown: TypeAlias = Any
+Shown: TypeAlias = object
 """What Jupyter passes on, and what it shows of a MIME type."""
 
 _STATIC = Path(__file__).parent / "static"
@@ -110,7 +111,7 @@ class Question(anywidget.AnyWidget):
         return f"Question({self.text!r})"
 
     def _repr_mimebundle_(
-        self, **options: Shown
+        self, **options: Untyped
     ) -> tuple[dict[str, Shown], dict[str, Shown]] | None:
         """Add what a page without scripts can show: the question, and what it offers."""
         shown = super()._repr_mimebundle_(**options)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,12 +16,14 @@ from msgspec.structs import replace
 
 from gpuscope._checks import door
 from gpuscope._threads import thread_number
-from gpuscope.device.calls import QUEUES_WORK, Activity, Call
+from gpuscope._types import Untyped
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import QUEUES_WORK, Call
+from gpuscope.device.captured import Captured
 from gpuscope.device.device import Device
-from gpuscope.device.graph import Captured, Graph
-from gpuscope.device.handles import Library
 from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
+from gpuscope.device.views import GraphView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.profiling import profile
 from gpuscope.races import operators
@@ -143,7 +145,7 @@ def _bytes_of(value: object) -> Iterator[bytes]:
         return
     try:
         if hasattr(value, "untyped_storage"):  # PyTorch's, some of whose types NumPy lacks
-            tensor: Library = value
+            tensor: Untyped = value
             value = tensor.detach().cpu().reshape(-1).view(sys.modules["torch"].uint8).numpy()
         elif not isinstance(value, np.ndarray | np.generic | int | float | bool | str | bytes):
             for device in open_devices():
@@ -207,7 +209,7 @@ class _Queued(NamedTuple):
     """Work that is queued next: what stands for it, where, and its rows in a recording's log."""
 
     work: object
-    stream: Stream
+    stream: StreamView[object]
     launch: _Launch
     rows: list[int]
 
@@ -237,8 +239,8 @@ class _Watch:
 
     def dispatch(
         self,
-        torch: Library,
-        function: Library,
+        torch: Untyped,
+        function: Untyped,
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> object:
@@ -252,7 +254,7 @@ class _Watch:
         self.ends(work, stream)
         return result
 
-    def replay_begins(self, torch: Library, graph: Library) -> None:
+    def replay_begins(self, torch: Untyped, graph: Untyped) -> None:
         """Count a launch of a graph of PyTorch's."""
         stream, self._replay, rows = self._current(torch), object(), []
         captured = self.log.graphs.get(graph) if self.log is not None else None
@@ -263,21 +265,28 @@ class _Watch:
         if stream is not None:
             self._count(self._replay, stream, "CUDAGraph", rows)
 
-    def replay_ends(self, torch: Library, *_told: object) -> None:
+    def replay_ends(self, torch: Untyped, *_told: object) -> None:
         """Pass on its end."""
         stream = self._current(torch)
         if stream is not None:
             self.ends(self._replay, stream)
 
-    def _current(self, torch: Library) -> Stream | None:
+    def _current(self, torch: Untyped) -> Stream | None:
         gpu = torch._C._cuda_getDevice()
-        return self._streams.stream(gpu, operators.current_stream(torch, gpu))
+        stream = self._streams.stream(gpu, operators.current_stream(torch, gpu))
+        return cast("Stream | None", stream)
 
     def launches(self, captured: Captured, rows: list[int]) -> None:
         """Take note of the rows of the nodes of PyTorch's graph that is launched next."""
 
     def _count(
-        self, work: object, stream: Stream, name: str, rows: list[int], *, captured: bool = False
+        self,
+        work: object,
+        stream: StreamView[object],
+        name: str,
+        rows: list[int],
+        *,
+        captured: bool = False,
     ) -> None:
         key = _name(name), _name(stream.name), captured or stream.capturing
         self.begins(_Queued(work, stream, (key, self._counts[key]), rows))
@@ -292,7 +301,7 @@ class _Watch:
     def call_ends(self, call: Call) -> None:
         """Pass on the end of a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            self.ends(call, call.stream)
+            self.ends(call, cast("Stream", call.stream))
 
     def activity(self, activity: Activity) -> None:
         """Pass over what a device did."""
@@ -320,7 +329,7 @@ class _Census(_Watch):
         self.launch_of: dict[int, _Launch] = {}
         self.nodes: dict[int, _Launch] = {}
         """Rows of the nodes of PyTorch's graphs → where they were captured."""
-        self._captured: WeakKeyDictionary[Graph, list[_Launch]] = WeakKeyDictionary()
+        self._captured: WeakKeyDictionary[GraphView, list[_Launch]] = WeakKeyDictionary()
         self._others: WeakKeyDictionary[Captured, dict[int, _Launch]] = WeakKeyDictionary()
 
     def launches(self, captured: Captured, rows: list[int]) -> None:
@@ -361,15 +370,15 @@ class _Delay(_Watch):
         """Take the work, if it is the one."""
         if queued.launch == self._launch and self.work is None:
             self.work = queued.work
-            self.delay(queued.stream)
+            self.delay(cast("Stream", queued.stream))
 
     def delay(self, stream: Stream) -> None:
         """Delay the work that is queued next."""
         if self._launch[0][2]:  # whoever captures: a handle would mark the stream
-            kernel = stream.device.compile(SOURCE, "spin_kernel", model=MODEL)
+            kernel = cast("Device", stream.device).compile(SOURCE, "spin_kernel", model=MODEL)
             stream.launch(kernel, self._length_ns, grid=1, block=32)
             return
-        self._spin = Spin(stream.device, duration_ns=self._length_ns, name="delay")
+        self._spin = Spin(cast("Device", stream.device), duration_ns=self._length_ns, name="delay")
         self._spin.execute(stream=stream)
 
 
@@ -383,7 +392,7 @@ class _Wait(_Delay):
         """Wait for the work, if it is the one."""
         if work is not self.work:
             return
-        device, event = stream.device, stream.record()
+        device, event = cast("Device", stream.device), stream.record()
         until_ns = device.now_ns() + self._length_ns
         while not event.is_done and device.now_ns() < until_ns:
             device.backend.wait_until_ns(device.now_ns() + _POLL_NS)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
+from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_backend
-from gpuscope.device.handles import Library
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.hazard_notes import HostWait, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
@@ -60,7 +60,7 @@ class CuPy:
         Tell which queue a stream is.
     """
 
-    def __init__(self, cupy: Library, log: HazardLog, streams: Streams) -> None:
+    def __init__(self, cupy: Untyped, log: HazardLog, streams: Streams) -> None:
         self._cupy, self._log, self._streams = cupy, log, streams
         self._of_thread = _OfThread()
 
@@ -95,7 +95,7 @@ class CuPy:
     def _overriding(self) -> Iterator[None]:
         """Let arrays take the calls of element-wise kernels, and pass them on."""
         watch, owner = self, self._cupy.ndarray
-        before: Library = vars(owner).get(_PROTOCOL)  # of another recording
+        before: Untyped = vars(owner).get(_PROTOCOL)  # of another recording
         is_on = True
 
         class Override:
@@ -123,10 +123,10 @@ class CuPy:
         return self._of_thread.inside or of_backend.is_calling
 
     # -- kernels ----------------------------------------------------------------------
-    def _elementwise(self, kernel: Library, *args: object, **kwargs: object) -> object:
+    def _elementwise(self, kernel: Untyped, *args: object, **kwargs: object) -> object:
         return self._reduction(type(kernel).__call__, kernel, args, kwargs)
 
-    def _reduction(self, method: Library, kernel: Library, args: Args, kwargs: Kwargs) -> object:
+    def _reduction(self, method: Untyped, kernel: Untyped, args: Args, kwargs: Kwargs) -> object:
         """Call a kernel with parameters for input and output."""
 
         def uses(result: object) -> tuple[Operand, ...]:
@@ -139,14 +139,14 @@ class CuPy:
             lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
         )
 
-    def _method(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
+    def _method(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
         return self._run(
             lambda: method(array, *args, **kwargs),
             f"cupy_{method.__name__}",
             lambda result: of_arrays([array], self._arrays(result)),
         )
 
-    def _raw(self, method: Library, kernel: Library, args: Args, kwargs: Kwargs) -> object:
+    def _raw(self, method: Untyped, kernel: Untyped, args: Args, kwargs: Kwargs) -> object:
         given = args[2] if len(args) > 2 else kwargs.get("args", ())
         values: Args = tuple(given) if isinstance(given, list | tuple) else ()
 
@@ -184,7 +184,7 @@ class CuPy:
             return result  # CUPTI tells of it: it counts as unseen
         accesses = accesses_of(operands)
         if accesses:
-            library: Library = stream or self._cupy.cuda.get_current_stream()
+            library: Untyped = stream or self._cupy.cuda.get_current_stream()
             queue = self._queue(library)
             if _is_capturing(library) and self._log.capture_of(queue) is None:
                 self._log.note(name)  # into a graph of CuPy's, of which nobody knows
@@ -196,7 +196,7 @@ class CuPy:
     def _gpu(self) -> int:
         return int(self._cupy.cuda.runtime.getDevice())
 
-    def _queue(self, stream: Library) -> Queue:
+    def _queue(self, stream: Untyped) -> Queue:
         return self._streams.queue(self._gpu(), int(stream.ptr))
 
     def _host_waits(
@@ -204,14 +204,14 @@ class CuPy:
     ) -> None:
         self._log.note(HostWait(event, queue, device))
 
-    def _record(self, stream: Library, event: Library) -> None:
+    def _record(self, stream: Untyped, event: Untyped) -> None:
         if stream is None:  # CUPTI tells which one it was
             return
         queue = self._queue(stream)
         if self._log.capture_of(queue) is not None or not _is_capturing(stream):
             self._log.add_record(queue, event)
 
-    def _wait(self, stream: Library, event: Library) -> None:
+    def _wait(self, stream: Untyped, event: Untyped) -> None:
         queue, captures = self._queue(stream), self._log.captures
         for captured in [*captures.values()]:
             if event in captured.events:  # the stream may join by this
@@ -222,7 +222,7 @@ class CuPy:
         elif not _is_capturing(stream):
             self._log.note(Wait(queue, event))
 
-    def _fetched(self, method: Library, array: Library, args: Args, kwargs: Kwargs) -> object:
+    def _fetched(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
         stream = args[0] if args else kwargs.get("stream")
         result = self._run(
             lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
@@ -233,10 +233,10 @@ class CuPy:
         return result
 
 
-def _then(tell: Callable[[Library, Library, Library], None]) -> Instead:
+def _then(tell: Callable[[Untyped, Untyped, Untyped], None]) -> Instead:
     """Return what calls a method and tells of its object, its one argument and its result."""
 
-    def instead(method: Library, this: Library, args: Args, kwargs: Kwargs) -> object:
+    def instead(method: Untyped, this: Untyped, args: Args, kwargs: Kwargs) -> object:
         result = method(this, *args, **kwargs)
         tell(this, next(iter((*args, *kwargs.values())), None), result)
         return result
@@ -244,6 +244,6 @@ def _then(tell: Callable[[Library, Library, Library], None]) -> Instead:
     return instead
 
 
-def _is_capturing(stream: Library) -> bool:
+def _is_capturing(stream: Untyped) -> bool:
     """Whether a stream is captured: one may not ask the legacy default stream."""
     return bool(stream.ptr and stream.is_capturing())

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpuscope.device.calls import QUEUES_WORK, Activity, Call
-from gpuscope.device.handles import Library
+from gpuscope._types import Untyped
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import QUEUES_WORK, Call
 from gpuscope.device.select import observing
 from gpuscope.races import operators
 
@@ -87,11 +88,11 @@ class _Watcher:
 class _Operators:
     """Runs PyTorch's operators, and tells of those in its default stream."""
 
-    def __init__(self, torch: Library, watcher: _Watcher) -> None:
+    def __init__(self, torch: Untyped, watcher: _Watcher) -> None:
         self._torch, self._watcher = torch, watcher
 
     def __call__(
-        self, function: Library, args: Sequence[object], kwargs: Mapping[str, object]
+        self, function: Untyped, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         result = function(*args, **kwargs)
         operator = operators.operator_of(function)

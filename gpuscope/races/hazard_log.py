@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from threading import Lock
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
+from gpuscope._types import Untyped
 from gpuscope.device.accesses import Access, accesses_of
-from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
+from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted, note_captured
+from gpuscope.device.captured import Captured, Node
 from gpuscope.device.event import Event
-from gpuscope.device.graph import Captured, Node
-from gpuscope.device.handles import Library
-from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
-from gpuscope.device.stream import Stream
+from gpuscope.device.views import EventView, StreamKind, StreamView
 from gpuscope.races.hazard_notes import (
     HostAccess,
     HostWait,
@@ -58,7 +58,7 @@ class HazardLog:
         """Those of other libraries."""
         self.captures: dict[Queue, Captured] = {}
         """What streams are being captured into by other libraries."""
-        self.graphs: WeakKeyDictionary[Library, Captured] = WeakKeyDictionary()
+        self.graphs: WeakKeyDictionary[Untyped, Captured] = WeakKeyDictionary()
         """Graphs of other libraries → what was captured into them."""
 
     def note(self, note: Note | Noted) -> None:
@@ -66,7 +66,7 @@ class HazardLog:
         if self.captures and type(note) is Call and note.kind not in _NO_CALLS:
             captured = self._captured(note)
             if captured is not None:
-                captured.take(note)
+                note_captured(note, captured)
                 note.accesses = ()  # its end does not count it, too
                 return
         self._noted.append(note)
@@ -176,10 +176,10 @@ class Streams:
     """Finds the queues of other libraries' streams, as calls of ours on the same ones have them."""
 
     def __init__(self) -> None:
-        self._wrapped: dict[tuple[int, int], Stream] = {}
+        self._wrapped: dict[tuple[int, int], StreamView[object]] = {}
         """Those that no device of ours made, by GPU and handle."""
 
-    def stream(self, gpu: int, handle: int) -> Stream | None:
+    def stream(self, gpu: int, handle: int) -> StreamView[object] | None:
         """Return a stream by its GPU's ordinal and its handle; ``None`` where no device has it."""
         for device in open_devices():
             if device.info.key == f"cuda:{gpu}":
@@ -198,7 +198,7 @@ class Streams:
         return Queue(f"cuda:{gpu}", handle, kind=kind)
 
 
-def queue_of(stream: Stream, thread: int) -> Queue:
+def queue_of(stream: StreamView[object], thread: int) -> Queue:
     """Return the queue that a stream is, or is for a thread."""
     kind = stream.kind
     return Queue(
@@ -209,10 +209,10 @@ def queue_of(stream: Stream, thread: int) -> Queue:
     )
 
 
-def _note_of(noted: Note | Event | int) -> Note:
+def _note_of(noted: Note | EventView[object] | int) -> Note:
     if isinstance(noted, int):
         return Returned(noted)
-    return HostWait(noted) if isinstance(noted, Event) else noted
+    return HostWait(noted) if isinstance(noted, Event) else cast("Note", noted)
 
 
 def _have_run(call: Call) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from gpuscope.device.accesses import Access
-from gpuscope.device.graph import Node
-from gpuscope.device.raw import StreamKind
+from gpuscope.device.captured import Node
+from gpuscope.device.views import StreamKind
 
 
 class Queue(NamedTuple):

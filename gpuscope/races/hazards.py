@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from gpuscope.device.accesses import Access
-from gpuscope.device.graph import Node
+from gpuscope.device.captured import Node
 from gpuscope.device.overlap import Shared, common, shared_bytes
 from gpuscope.races.hazard_notes import (
     HostAccess,

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from gpuscope.device.handles import Library
+from gpuscope._types import Untyped
 from gpuscope.races.cupy_calls import CuPy
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.hazard_notes import Memory, Queue
@@ -29,7 +29,7 @@ def watching_libraries(log: HazardLog) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterator[None]:
+def _watching_memory(cupy: Untyped, log: HazardLog, streams: Streams) -> Iterator[None]:
     """Tell of memory that this thread gives back to CuPy's pool.
 
     It gives a piece out again to the stream that it was given to first, in that one's order.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from gpuscope.device.handles import Library
+from gpuscope._types import Untyped
 
-Dispatch = Callable[[Library, Sequence[object], Mapping[str, object]], object]
+Dispatch = Callable[[Untyped, Sequence[object], Mapping[str, object]], object]
 """Runs an operator with its arguments; returns its result."""
 
 _OVERWRITING = {
@@ -48,7 +48,7 @@ class Tensor(Protocol):
     """What is asked of a tensor."""
 
     @property
-    def device(self) -> Library:
+    def device(self) -> Untyped:
         """Where it is."""
 
     @property
@@ -64,7 +64,7 @@ class Tensor(Protocol):
     def data_ptr(self) -> int:
         """Return the address of the first element."""
 
-    def untyped_storage(self) -> Library:
+    def untyped_storage(self) -> Untyped:
         """Return the memory that it and its views share."""
 
 
@@ -146,9 +146,9 @@ def storage_of(tensor: Tensor) -> int:
 
 
 @cache
-def operator_of(function: Library) -> Operator | None:
+def operator_of(function: Untyped) -> Operator | None:
     """Return what an operator does; ``None`` if it touches no memory, as a view."""
-    schema: Library = getattr(function, "__dict__", {}).get("_schema")
+    schema: Untyped = getattr(function, "__dict__", {}).get("_schema")
     if schema is None:
         return Operator(str(function), seen=False)
     space, _, name = schema.name.rpartition("::")
@@ -185,20 +185,20 @@ def gpu_of(tensor: Tensor) -> int | None:
     return (device.index or 0) if device.type == "cuda" else None
 
 
-def is_pinned(storage: Library) -> bool:
+def is_pinned(storage: Untyped) -> bool:
     """Whether copies use memory of the host directly."""
     return bool(storage.is_pinned())
 
 
-def pytorch() -> Library | None:
+def pytorch() -> Untyped | None:
     """Return PyTorch where it is imported and can use a GPU."""
-    torch: Library | None = sys.modules.get("torch")
+    torch: Untyped | None = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return torch if cuda is not None and cuda.is_available() else None
 
 
 @contextlib.contextmanager
-def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
+def watching(torch: Untyped, dispatch: Dispatch) -> Iterator[None]:
     """Have ``dispatch`` run each operator that this thread calls, and backward passes of it.
 
     What PyTorch compiles is compiled as without it. Modes are of a thread, and the last entered
@@ -209,7 +209,7 @@ def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
 
     def run(
         _mode: object,
-        function: Library,
+        function: Untyped,
         _types: object,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -233,12 +233,12 @@ def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
             mode.__exit__(None, None, None)
 
 
-def current_stream(torch: Library, device: int) -> int:
+def current_stream(torch: Untyped, device: int) -> int:
     """Return the handle of PyTorch's current stream on a device."""
     handle: int = torch._C._cuda_getCurrentRawStream(device)
     return handle
 
 
-def is_capturing(torch: Library) -> bool:
+def is_capturing(torch: Untyped) -> bool:
     """Whether what PyTorch does in its current stream becomes part of a graph."""
     return bool(torch._C._cuda_isCurrentStreamCapturing())

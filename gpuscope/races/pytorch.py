@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from gpuscope._types import Untyped
 from gpuscope.device.accesses import Access, accesses_of_tensor
-from gpuscope.device.graph import Captured
-from gpuscope.device.handles import Library
+from gpuscope.device.captured import Captured
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.hazard_notes import (
@@ -59,7 +59,7 @@ class PyTorch:
         Tell which queue a stream is.
     """
 
-    def __init__(self, torch: Library, log: HazardLog, streams: Streams) -> None:
+    def __init__(self, torch: Untyped, log: HazardLog, streams: Streams) -> None:
         self._torch, self._log, self._streams = torch, log, streams
         self._lock = threading.RLock()
         self._of_thread = _OfThread()
@@ -71,7 +71,7 @@ class PyTorch:
         """Address → the queue in whose order memory is given out again."""
         self._kept_for: dict[int, set[Queue]] = {}
         """Address → queues given to ``record_stream``."""
-        self._pinned: dict[int, Library] = {}
+        self._pinned: dict[int, Untyped] = {}
         """Address → memory of the host that copies use behind its back, held weakly."""
 
     @contextlib.contextmanager
@@ -109,7 +109,7 @@ class PyTorch:
 
     # -- operators --------------------------------------------------------------------
     def _dispatch(
-        self, function: Library, args: Sequence[object], kwargs: Mapping[str, object]
+        self, function: Untyped, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         operator = operators.operator_of(function)
         if operator is None:
@@ -204,7 +204,7 @@ class PyTorch:
             return operators.gpu_of(tensor) is None and self._is_pinned(tensor, from_now_on=True)
         return False  # it stands for others
 
-    def _keep_for(self, tensor: Library, stream: Library) -> None:
+    def _keep_for(self, tensor: Untyped, stream: Untyped) -> None:
         made = self._torch.cuda.Stream(
             stream_id=stream.stream_id,
             device_index=stream.device_index,
@@ -281,11 +281,11 @@ class PyTorch:
     def _event_synchronized(self, handle: int) -> None:
         self._note(lambda: self._log.note(HostWait(self._events.get(handle) or _Event())))
 
-    def _event_queried(self, event: Library, is_done: object, _start_ns: int) -> None:
+    def _event_queried(self, event: Untyped, is_done: object, _start_ns: int) -> None:
         if is_done is True:
             self._event_synchronized(event.cuda_event)
 
-    def _stream_queried(self, stream: Library, is_done: object, _start_ns: int) -> None:
+    def _stream_queried(self, stream: Untyped, is_done: object, _start_ns: int) -> None:
         if is_done is True:
             queue = self._streams.queue(stream.device_index, stream.cuda_stream)
             self._note(partial(self._log.note, HostWait(queue=queue)))
@@ -303,12 +303,12 @@ class PyTorch:
             self._log.note(Memory(start, start + nbytes, queue, kept_for))
 
     # -- graphs -----------------------------------------------------------------------
-    def _capture_began(self, graph: Library, result: object, _start_ns: int) -> None:
+    def _capture_began(self, graph: Untyped, result: object, _start_ns: int) -> None:
         if result is not FAILED:
             with self._lock:
                 self._log.graphs[graph] = self._log.captures[self._current()] = Captured()
 
-    def _capture_ended(self, graph: Library, _result: object, _start_ns: int) -> None:
+    def _capture_ended(self, graph: Untyped, _result: object, _start_ns: int) -> None:
         with self._lock:
             captured, captures = self._log.graphs.get(graph), self._log.captures
             if captured is not None:
@@ -316,7 +316,7 @@ class PyTorch:
                 for queue in [queue for queue, its in captures.items() if its is captured]:
                     del captures[queue]
 
-    def _replayed(self, graph: Library, result: object, start_ns: int) -> None:
+    def _replayed(self, graph: Untyped, result: object, start_ns: int) -> None:
         if result is FAILED:
             return
         with self._lock:
@@ -330,7 +330,7 @@ class PyTorch:
                 self._log.note(Work(queue, "CUDAGraph", None, rows, graph=captured, nodes=nodes))
 
 
-def _remove(callbacks: list[Library], callback: Library) -> None:
+def _remove(callbacks: list[Untyped], callback: Untyped) -> None:
     if callback in callbacks:
         callbacks.remove(callback)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from gpuscope._types import Untyped
 from gpuscope.device.accesses import Accessing, accesses_of, accesses_of_tensor
-from gpuscope.device.handles import Library
 from gpuscope.device.pinned import PinnedArray
 from gpuscope.races.hazard_log import HazardLog
 from gpuscope.races.hazard_notes import HostAccess
@@ -39,25 +39,25 @@ _views = _Views()
 
 @contextlib.contextmanager
 def watching(
-    torch: Library, log: HazardLog, is_page_locked: Callable[[Library], bool]
+    torch: Untyped, log: HazardLog, is_page_locked: Callable[[Untyped], bool]
 ) -> Iterator[None]:
     """Tell of all threads' accesses."""
 
-    def of_page_locked(tell: Callable[[Library, object], object]) -> After:
+    def of_page_locked(tell: Callable[[Untyped, object], object]) -> After:
         return lambda tensor, result, _start_ns: (
             tell(tensor, result) if result is not FAILED and is_page_locked(tensor) else None
         )
 
-    def viewed(_tensor: Library, array: object) -> object:
+    def viewed(_tensor: Untyped, array: object) -> object:
         return PinnedArray.over(array, _views) if isinstance(array, np.ndarray) else None
 
-    def reading(name: str) -> Callable[[Library, object], None]:
+    def reading(name: str) -> Callable[[Untyped, object], None]:
         return lambda tensor, _result: log.note(
             HostAccess(f"Tensor.{name}", accesses_of_tensor(tensor, reads=True, writes=False))
         )
 
-    def sharing(name: str) -> Callable[[Library, object], object]:
-        def shared(_tensor: Library, result: object) -> object:
+    def sharing(name: str) -> Callable[[Untyped, object], object]:
+        def shared(_tensor: Untyped, result: object) -> object:
             log.note(f"Tensor.{name}")
             return result.view(np.ndarray) if isinstance(result, PinnedArray) else None
 

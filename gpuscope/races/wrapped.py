@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from gpuscope.device.handles import Library
+from gpuscope._types import Untyped
 
 FAILED = object()
 """The result of a call that raised an error."""
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
-Instead = Callable[[Library, Library, Args, Kwargs], object]
+Instead = Callable[[Untyped, Untyped, Args, Kwargs], object]
 """Runs instead of a method, which it is given with its object and arguments."""
-After = Callable[[Library, object, int], object]
+After = Callable[[Untyped, object, int], object]
 """Is told of a call's object, its result and when it began, ns; returns another result or None."""
 
 
@@ -28,7 +28,7 @@ _FLAGS_AT = object.__basicsize__ + 19 * ctypes.sizeof(ctypes.c_void_p)
 
 
 @contextlib.contextmanager
-def _mutable(owner: Library) -> Iterator[None]:
+def _mutable(owner: Untyped) -> Iterator[None]:
     """Let a class be changed in the block: one of Cython's, too, if its flags are where we look."""
     flags = owner.__flags__ if isinstance(owner, type) else 0
     word = ctypes.c_ulong.from_address(id(owner) + _FLAGS_AT) if flags & _IMMUTABLE else None
@@ -43,13 +43,13 @@ def _mutable(owner: Library) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Library, name: str, instead: Instead) -> Iterator[None]:
+def replaced(owner: Untyped, name: str, instead: Instead) -> Iterator[None]:
     """Have something run in a method's place; a class that refuses to be changed goes on."""
     method = getattr(owner, name)
     former = vars(owner).get(name)
     is_on = True
 
-    def told(self: Library, *args: object, **kwargs: object) -> object:
+    def told(self: Untyped, *args: object, **kwargs: object) -> object:
         if is_on:
             return instead(method, self, args, kwargs)
         return method(self, *args, **kwargs)
@@ -66,11 +66,11 @@ def replaced(owner: Library, name: str, instead: Instead) -> Iterator[None]:
 
 
 def wrapped(
-    owner: Library, name: str, after: After, before: Callable[[Library], object] = id
+    owner: Untyped, name: str, after: After, before: Callable[[Untyped], object] = id
 ) -> AbstractContextManager[None]:
     """Have a method of a class tell of each call's beginning, and of its result or failure."""
 
-    def told(method: Library, self: Library, args: Args, kwargs: Kwargs) -> object:
+    def told(method: Untyped, self: Untyped, args: Args, kwargs: Kwargs) -> object:
         start_ns, result = time.time_ns(), FAILED
         before(self)
         try:

@@ -6,7 +6,8 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import (
     Row,
@@ -22,11 +23,17 @@ from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _OF_BLOCK = (
-    "name", "process", "device", "device_uuid", "partition", "intended_partition", "stream",
-    "category", "source",
-)  # fmt: skip
-_COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD",
-               "host": "HtoH"}  # fmt: skip
+    "name",
+    "process",
+    "device",
+    "device_uuid",
+    "partition",
+    "intended_partition",
+    "stream",
+    "category",
+    "source",
+)
+_COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
 class ActivitySource(DeviceSource):
@@ -123,10 +130,17 @@ class ActivitySource(DeviceSource):
         for sms, start_ns, end_ns in activity.held:
             for sm in range(sms.bit_length()):
                 if sms >> sm & 1:
-                    rows.spans.append({
-                        **shared, "id": block_row(correlation, count), "parent": columns["id"],
-                        "kind": "block", "start_ns": start_ns, "end_ns": end_ns, "sm": sm,
-                    })  # fmt: skip
+                    rows.spans.append(
+                        {
+                            **shared,
+                            "id": block_row(correlation, count),
+                            "parent": columns["id"],
+                            "kind": "block",
+                            "start_ns": start_ns,
+                            "end_ns": end_ns,
+                            "sm": sm,
+                        }
+                    )
                     count += 1
         if activity.node is not None:  # others of its launch go on from here
             self._blocks[correlation] = count

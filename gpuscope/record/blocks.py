@@ -78,6 +78,7 @@ class BlockSource:
         every, self._launches = self._launches, []
         for call, is_gone in zip(every, gone.tolist(), strict=True):
             if is_gone:
+                assert call.blocks is not None  # noqa: S101 - of traced kernels
                 self.left_out += call.blocks.shape[0]
             else:
                 self._launches.append(call)
@@ -107,7 +108,7 @@ class BlockSource:
 
 
 def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
-    records = [device.backend.to_host(call.blocks) for call in calls]
+    records = [device.backend.to_host(call.blocks) for call in calls if call.blocks is not None]
     counts = np.array([len(blocks) for blocks in records], np.int64)
     of_call = np.repeat(np.arange(len(calls)), counts)
     every = np.concatenate(records).astype(np.int64)

@@ -6,13 +6,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
-from gpuscope.device.api import DeviceInfo
-from gpuscope.device.calls import Activity, Call, Execution, Noted
+from gpuscope.device.api import Activity, DeviceInfo
+from gpuscope.device.calls import Call, Execution, Noted
 from gpuscope.device.device import Device
-from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Stream
+from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
@@ -27,45 +25,11 @@ from gpuscope.record.rows import (
     together,
     work_columns,
 )
-from gpuscope.record.source import Source
+from gpuscope.record.source import Ended, Source
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
 """Kinds of calls whose rows are not of kind ``"api"``."""
-
-
-class Ended(NamedTuple):
-    """Calls that ended, as short as can be: they go to another process, for a picture.
-
-    Attributes
-    ----------
-    executions
-        Name of the handle, start, end, thread; when a wait for it began and on which thread;
-        stream.
-    others
-        Kind of the row, name, start, end, thread, stream, name of the handle.
-    """
-
-    process: int
-    executions: list[tuple[str | None, int, int | None, int, int | None, int, int | None]]
-    others: list[tuple[str, str, int, int | None, int, int | None, str | None]]
-
-    def rows(self, first: int, partitions: Mapping[int, str | None]) -> list[Row]:
-        """Return rows, numbered from ``first``."""
-        told = list(self.others)
-        for name, start, end, thread, waited, waiter, stream in self.executions:
-            told.append(("handle", name or "", start, end, thread, stream, name))
-            if waited is not None:
-                told.append(("sync", "event.synchronize", waited, end, waiter, None, None))
-        return [
-            {
-                "id": call_row(number), "kind": kind, "name": name, "start_ns": start,
-                "end_ns": end, "process": self.process, "thread": thread, "stream": stream,
-                "partition": partitions.get(stream) if stream is not None else None,
-                "category": category, "source": "host",
-            }
-            for number, (kind, name, start, end, thread, stream, category) in enumerate(told, first)
-        ]  # fmt: skip
 
 
 class CallLog:
@@ -199,7 +163,7 @@ class CallLog:
         if thread not in self._thread_names:
             self._thread_names[thread] = threading.current_thread().name
 
-    def _meet(self, call: Call, stream: Stream) -> None:
+    def _meet(self, call: Call, stream: StreamView[object]) -> None:
         """Note a stream that a thread uses for the first time."""
         self._note_thread(call.thread)
         if stream.partition is not None:
@@ -234,7 +198,7 @@ class CallLog:
         for source in self._sources.values():
             source.activity(activity)
 
-    def note_partitions(self, partitions: Iterable[Partition]) -> None:
+    def note_partitions(self, partitions: Iterable[PartitionView]) -> None:
         """Note the facts of partitions."""
         for partition in partitions:
             self.partitions[partition.name] = partition_facts(partition)
@@ -243,8 +207,16 @@ class CallLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        names = ("_taken", "_read", "received", "blocks", "forgotten", "_forgotten_from",
-                 "_forgetting", "_read_before")  # fmt: skip
+        names = (
+            "_taken",
+            "_read",
+            "received",
+            "blocks",
+            "forgotten",
+            "_forgotten_from",
+            "_forgetting",
+            "_read_before",
+        )
         return together(keep(self, *names), self._order.keep(), self.blocks.begin_reading())
 
     def ended(self, since: int) -> tuple[Ended, int]:
@@ -262,16 +234,25 @@ class CallLog:
             and call.parent not in self._told
         ]
         self._told = {call.parent for call in seen}
-        told = [
+        executions = [
             (
-                call.workload, call.start_ns, call.seen_ns, call.thread, call.waited_ns,
-                call.wait_thread, call.stream.id if call.stream is not None else None,
+                call.workload,
+                call.start_ns,
+                call.seen_ns,
+                call.thread,
+                call.waited_ns,
+                call.wait_thread,
+                call.stream.id if call.stream is not None else None,
             )
             for call in seen
-        ]  # fmt: skip
+        ]
         others = [
             (
-                _KINDS.get(call.kind, "api"), call.name, call.start_ns, call.end_ns, call.thread,
+                _KINDS.get(call.kind, "api"),
+                call.name,
+                call.start_ns,
+                call.end_ns,
+                call.thread,
                 call.stream.id if call.stream is not None else None,
                 call.name if call.kind == "handle" else call.workload,
             )
@@ -282,8 +263,8 @@ class CallLog:
                 or call.superseded
                 or (call.kind == "record" and call.workload is not None)
             )
-        ]  # fmt: skip
-        return Ended(self._process, told, others), len(self._taken)
+        ]
+        return Ended(self._process, executions, others), len(self._taken)
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""

@@ -157,19 +157,21 @@ def bounds(
         behind = launch.closed > launch.recorded + BEHIND_NS
         begun = max(launch.launched + LATENCY_NS, launch.opened + QUEUED_NS)
         if behind and not beside and launch.key is not None:  # then both ends are known well
-            own = max(0, launch.closed - CLOSING_NS - begun)
-            shortest_ns[launch.key] = min(shortest_ns.get(launch.key, own), own)
+            longest = max(0, launch.closed - CLOSING_NS - begun)
+            shortest_ns[launch.key] = min(shortest_ns.get(launch.key, longest), longest)
         shortest = min(shortest_ns.get(launch.key, 0), launch.closed - start)
         latest = launch.closed - shortest
         if not beside:
             latest = max(start, min(latest, begun))
         room = launch.closed - max(done, start + shortest)
-        times.append({
-            "start_ns": start,
-            "end_ns": launch.closed,
-            "start_uncertainty_ns": latest - start,
-            "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
-        })  # fmt: skip
+        times.append(
+            {
+                "start_ns": start,
+                "end_ns": launch.closed,
+                "start_uncertainty_ns": latest - start,
+                "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
+            }
+        )
     return times
 
 
@@ -178,18 +180,18 @@ def _contended(launches: Sequence[Bracketed]) -> list[bool]:
     opened = np.array([launch.opened for launch in launches], np.int64)
     closed = np.array([launch.closed for launch in launches], np.int64)
     streams: dict[Hashable, list[int]] = {}
-    for place, launch in enumerate(launches):
-        streams.setdefault(launch.stream, []).append(place)
+    for index, launch in enumerate(launches):
+        streams.setdefault(launch.stream, []).append(index)
     contended = np.zeros(len(launches), bool)
-    for stream, mine in streams.items():
-        others = [place for other, places in streams.items() if other != stream for place in places]
+    for stream, of_stream in streams.items():
+        others = [index for other, places in streams.items() if other != stream for index in places]
         if not others:
             continue
         order = np.argsort(opened[others], kind="stable")
         begins = opened[others][order]
         latest_end = np.maximum.accumulate(closed[others][order])
-        at = np.searchsorted(begins, closed[mine], "right") - 1
-        contended[mine] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[mine])
+        at = np.searchsorted(begins, closed[of_stream], "right") - 1
+        contended[of_stream] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[of_stream])
     return contended.tolist()
 
 

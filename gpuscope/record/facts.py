@@ -18,14 +18,23 @@ import msgspec
 from gpuscope._threads import number_of
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
-from gpuscope.device.partition import Partition
 from gpuscope.device.ranks import ranks_of_process
-from gpuscope.device.stream import Stream
+from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
 
-_PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
-             "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
+_PACKAGES = (
+    "gpuscope",
+    "numpy",
+    "pyarrow",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cuda-core",
+    "cuda-bindings",
+    "nvmath-python",
+    "nvtx",
+    "cupti-python",
+)
 
 
 def one_clock(devices: Sequence[Device]) -> str:
@@ -58,7 +67,7 @@ def info_facts(info: DeviceInfo) -> DeviceFacts:
     return msgspec.convert(info, DeviceFacts, from_attributes=True)
 
 
-def stream_facts(stream: Stream) -> StreamFacts:
+def stream_facts(stream: StreamView[object]) -> StreamFacts:
     """Return the facts of a stream."""
     partition = stream.partition
     return StreamFacts(
@@ -72,7 +81,7 @@ def stream_facts(stream: Stream) -> StreamFacts:
     )
 
 
-def partition_facts(partition: Partition) -> PartitionFacts:
+def partition_facts(partition: PartitionView) -> PartitionFacts:
     """Return the facts of a partition."""
     facts = msgspec.convert(partition, PartitionFacts, from_attributes=True)
     return msgspec.structs.replace(facts, color=facts.color or None)

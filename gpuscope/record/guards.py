@@ -117,20 +117,20 @@ class SelectionLog:
 
     def selected(self, threads: Ints, times: Ints) -> Ints:
         """Return the number of the stream selected on each thread at each Unix time, ns."""
-        found = np.full(len(times), NOTHING, np.int64)
+        selections = np.full(len(times), NOTHING, np.int64)
         for thread in list(self._changes):
-            mine = np.flatnonzero(threads == thread)
-            if not len(mine):
+            of_thread = np.flatnonzero(threads == thread)
+            if not len(of_thread):
                 continue
             table = self._table(thread)
             for other, first, others_ran, _ in list(self._in_tasks.values()):
                 if other == thread and others_ran.is_set():
                     table = table.copy()
                     table[first:, 1] = UNSURE
-            at = np.searchsorted(table[:, 0], times[mine], "right") - 1
+            at = np.searchsorted(table[:, 0], times[of_thread], "right") - 1
             earlier = UNSURE if thread in self._forgetful else NOTHING
-            found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], earlier)
-        return found
+            selections[of_thread] = np.where(at >= 0, table[np.maximum(at, 0), 1], earlier)
+        return selections
 
     def forget(self, before_ns: int) -> None:
         """Forget what was selected before a moment, and no more then; not while it is asked."""

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from gpuscope.device.calls import Call
-from gpuscope.device.event import Event
-from gpuscope.device.graph import Graph
+from gpuscope.device.views import EventView, GraphView
 from gpuscope.record.rows import call_row, keep, together, work_row
 
 _Queue = tuple[str, int, int]
@@ -30,8 +29,10 @@ class Order:
 
     def __init__(self) -> None:
         self._fronts: dict[_Queue, _Front] = {}
-        self._at_event: weakref.WeakKeyDictionary[Event, _Front] = weakref.WeakKeyDictionary()
-        self._at_graph: weakref.WeakKeyDictionary[Graph, _Front] = weakref.WeakKeyDictionary()
+        self._at_event: weakref.WeakKeyDictionary[EventView[object], _Front] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._at_graph: weakref.WeakKeyDictionary[GraphView, _Front] = weakref.WeakKeyDictionary()
         # So that a barrier costs and tells no more than what is new to it:
         self._changed: dict[str, dict[_Queue, None]] = {}  # blocking streams, by device
         self._barriers: dict[str, int] = {}  # calls in the legacy default stream, by device

@@ -24,7 +24,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
-from gpuscope.record.calls import CallLog, Ended
+from gpuscope.record.calls import CallLog
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.facts import (
     clock_name,
@@ -38,7 +38,7 @@ from gpuscope.record.facts import (
 from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
-from gpuscope.record.source import Calibration, Journal, Options, Source, Tap
+from gpuscope.record.source import Calibration, Ended, Journal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
@@ -246,9 +246,9 @@ class Recording:
         self._compare_globaltimers()
         kept = self._collect(over=True)
         self._account(kept)
-        for place, source in enumerate(self.sources):
-            if place not in self._clocks:
-                self._clocks[place] = source.close()
+        for index, source in enumerate(self.sources):
+            if index not in self._clocks:
+                self._clocks[index] = source.close()
         clocks = {name: facts for part in self._clocks.values() for name, facts in part.items()}
         for key, fit in self._globaltimers.items():
             clocks.setdefault(f"globaltimer {key}", fit.facts())
@@ -475,7 +475,7 @@ class Recording:
             notes.append(note_of(kept))
         complete = not any(self._lost.values())
         every = [source.facts() for source in self.sources]
-        devices = {key: facts for told in every for key, facts in told.devices.items()}
+        devices = {key: facts for of_source in every for key, facts in of_source.devices.items()}
         for facts in every:
             streams.update(facts.streams)
             for name, partition in facts.partitions.items():
@@ -490,14 +490,14 @@ class Recording:
         streams.update(self._calls.streams.copy())
         for key, device in self._device_by_key.items():
             devices[key] = device_facts(device, health=health)
-        found = rank_facts(self._process, [*devices])
-        self._rank = rank = found or self._rank
+        of_process = rank_facts(self._process, [*devices])
+        self._rank = rank = of_process or self._rank
         metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             clock=clock_name(simulated=self._simulated),
             simulated=self._simulated,
             devices=devices,
-            driver=next((told.driver for told in devices.values()), None),
+            driver=next((facts.driver for facts in devices.values()), None),
             process_names={str(self._process): "python"},
             thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,

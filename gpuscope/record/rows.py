@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from gpuscope._types import Ints
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
-from gpuscope.device.graph import Graph
-from gpuscope.device.stream import Stream
+from gpuscope.device.views import GraphView, StreamView
 from gpuscope.trace import schema
 
 Row: TypeAlias = "dict[str, int | str | None]"
@@ -185,14 +184,14 @@ def freeze(spans: list[Row], edges: list[tuple[int, int, str]]) -> Batch:
     given: set[str] = set().union(*spans)
     names = [name for name in schema.SPAN_TYPES if name in given]
     columns = {name: [row.get(name) for row in spans] for name in names}
-    ends = [[edge[place] for edge in edges] for place in range(3)]
+    ends = [[edge[column] for edge in edges] for column in range(3)]
     return Batch(
         schema.table(columns, schema.SPAN_TYPES),
         schema.table(dict(zip(schema.EDGE_TYPES, ends, strict=True)), schema.EDGE_TYPES),
     )
 
 
-def partition_name(home: Stream | Graph | None) -> str | None:
+def partition_name(home: StreamView[object] | GraphView | None) -> str | None:
     """Return the name of the partition that a stream or a graph belongs to."""
     partition = home.partition if home is not None else None
     return partition.name if partition is not None else None

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gpuscope._types import Array
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.api import Activity
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Stream
+from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
@@ -20,15 +20,53 @@ from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, wo
 from gpuscope.trace.facts import DeviceFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 
-if TYPE_CHECKING:
-    from gpuscope.record.calls import Ended
-
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
 
 
 MEMORY_LIMIT = 2 << 30
 """Bytes of buffers that CUPTI may fill between two readings, unless asked otherwise."""
+
+
+class Ended(NamedTuple):
+    """Calls that ended, as short as can be: they go to another process, for a picture.
+
+    Attributes
+    ----------
+    executions
+        Name of the handle, start, end, thread; when a wait for it began and on which thread;
+        stream.
+    others
+        Kind of the row, name, start, end, thread, stream, name of the handle.
+    """
+
+    process: int
+    executions: list[tuple[str | None, int, int | None, int, int | None, int, int | None]]
+    others: list[tuple[str, str, int, int | None, int, int | None, str | None]]
+
+    def rows(self, first: int, partitions: Mapping[int, str | None]) -> list[Row]:
+        """Return rows, numbered from ``first``."""
+        rows = list(self.others)
+        for name, start, end, thread, waited, waiter, stream in self.executions:
+            rows.append(("handle", name or "", start, end, thread, stream, name))
+            if waited is not None:
+                rows.append(("sync", "event.synchronize", waited, end, waiter, None, None))
+        return [
+            {
+                "id": call_row(number),
+                "kind": kind,
+                "name": name,
+                "start_ns": start,
+                "end_ns": end,
+                "process": self.process,
+                "thread": thread,
+                "stream": stream,
+                "partition": partitions.get(stream) if stream is not None else None,
+                "category": category,
+                "source": "host",
+            }
+            for number, (kind, name, start, end, thread, stream, category) in enumerate(rows, first)
+        ]
 
 
 @dataclass(frozen=True)
@@ -115,7 +153,7 @@ class SourceFacts:
     """
 
     streams: Mapping[int, StreamFacts] = field(default_factory=dict)
-    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    partitions: Mapping[str, PartitionView] = field(default_factory=dict)
     contexts: Mapping[str, int] = field(default_factory=dict)
     completeness: Completeness = field(default_factory=Completeness)
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
@@ -206,7 +244,7 @@ class Source:
     def add(self, device: Device) -> None:
         """Watch a device too that was opened since."""
 
-    def meet(self, call: Call, stream: Stream) -> None:
+    def meet(self, call: Call, stream: StreamView[object]) -> None:
         """Look at a stream of a call, while it is alive, when a thread first uses it."""
 
     def before(self, call: Call) -> None:

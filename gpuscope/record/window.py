@@ -51,8 +51,8 @@ class Kept:
     def with_more(self, batches: Sequence[Batch]) -> Kept:
         """Return these and more, which are numbered."""
         more = [
-            Batch(batch.spans, batch.edges, self.next + place)
-            for place, batch in enumerate(batches)
+            Batch(batch.spans, batch.edges, self.next + index)
+            for index, batch in enumerate(batches)
         ]
         return replace(self, batches=(*self.batches, *more), next=self.next + len(more))
 
@@ -102,18 +102,24 @@ def inside(spans: pa.Table, edges: pa.Table, kept: Kept) -> tuple[pa.Table, pa.T
     """
     ends = spans.column("end_ns").cast(pa.int64())
     there = pc.or_kleene(pc.is_null(ends), pc.greater_equal(ends, kept.since_ns))
-    mine = spans.filter(there)
-    rows_left_out = kept.rows_left_out + spans.num_rows - mine.num_rows
+    kept_spans = spans.filter(there)
+    rows_left_out = kept.rows_left_out + spans.num_rows - kept_spans.num_rows
     if not rows_left_out:
         return spans, edges, kept
-    ids, parents = mine.column("id"), mine.column("parent")
+    ids, parents = kept_spans.column("id"), kept_spans.column("parent")
     if parents.null_count < len(parents):
         parents = pc.if_else(pc.is_in(parents, value_set=ids), parents, None)
         parents = pa.nulls(len(parents)) if parents.null_count == len(parents) else parents
-        mine = mine.set_column(mine.schema.get_field_index("parent"), "parent", parents)
+        kept_spans = kept_spans.set_column(
+            kept_spans.schema.get_field_index("parent"), "parent", parents
+        )
     among = valid.between(edges, ids)
     edges_left_out = kept.edges_left_out + edges.num_rows - among.num_rows
-    return mine, among, replace(kept, rows_left_out=rows_left_out, edges_left_out=edges_left_out)
+    return (
+        kept_spans,
+        among,
+        replace(kept, rows_left_out=rows_left_out, edges_left_out=edges_left_out),
+    )
 
 
 def note_of(facts: KeptFacts) -> str:

@@ -12,6 +12,7 @@ from gpuscope._checks import require_kind
 from gpuscope.device.api import CostModel, KernelCost, KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
@@ -20,7 +21,7 @@ from gpuscope.simulator.models.known import Known, known_of
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.context import AnyStream, Passed
+from gpuscope.workloads.context import Passed
 from gpuscope.workloads.handle import Handle
 
 Row: TypeAlias = Mapping[str, Any]

@@ -7,10 +7,10 @@ import weakref
 from contextlib import AbstractContextManager
 
 from gpuscope.device.accesses import of_arrays
+from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.families import DeviceFamily
-from gpuscope.device.raw import NativeArray
 from gpuscope.simulator.engine.backend import SimBackend
 from gpuscope.simulator.profiles.profile import shipped
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
-Values: TypeAlias = list[Any]
+Values: TypeAlias = Sequence[object]
 """The values of a column: whole numbers, numbers or texts, or ``None``."""
 
 SCHEMA_VERSION = 1
@@ -93,7 +94,7 @@ first. Only simulated devices tell of these two. ``collective``: from the rank t
 collective last to the others, which waited for it."""
 
 
-def table(columns: dict[str, Values], types: dict[str, pa.DataType]) -> pa.Table:
+def table(columns: Mapping[str, Values], types: dict[str, pa.DataType]) -> pa.Table:
     """Build a table of ``types``; a column that is absent or all null costs nothing."""
     length = len(next(iter(columns.values()))) if columns else 0
     arrays = []
@@ -129,7 +130,7 @@ def _texts(values: Values) -> pa.Array:
     try:
         return pa.array(values, pa.string()).dictionary_encode()
     except UnicodeEncodeError:
-        encoded = [None if value is None else encodable(value) for value in values]
+        encoded = [None if value is None else encodable(str(value)) for value in values]
         return pa.array(encoded, pa.string()).dictionary_encode()
 
 

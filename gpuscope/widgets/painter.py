@@ -24,10 +24,9 @@ from msgspec.structs import replace
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
-from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.record.cupti.places import Known
-from gpuscope.record.source import Tap
+from gpuscope.record.source import Ended, Tap
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Painted, Wanted
 from gpuscope.timeline.canvas.state import TimelineState

@@ -8,31 +8,29 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import ClassVar, NoReturn, TypeAlias, cast
 
 import numpy as np
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._optional import require
-from gpuscope._types import Array
-from gpuscope.device.api import Kernel, KernelModel
+from gpuscope._types import Array, Untyped
+from gpuscope.device.api import Kernel, KernelModel, NativeArray
 from gpuscope.device.calls import CallFacts
-from gpuscope.device.device import Device
+from gpuscope.device.device import Device, device_for
 from gpuscope.device.dtypes import ElementType, element_type
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.ranks import Joint, Ranks, ranks_of_process
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency
 from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
-from gpuscope.workloads.context import AnyStream, Context, Passed
+from gpuscope.workloads.context import Context, Passed
 from gpuscope.workloads.declared import Declared
 from gpuscope.workloads.function import FunctionHandle
 from gpuscope.workloads.torch_module import INSTALL, require_torch
 
-Torch: TypeAlias = Any
-"""PyTorch's module, or what is in it."""
 _NCCL_TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _NCCL_NAMES: dict[CollectiveKind, str] = {
     "all_reduce": "AllReduce_Sum_{}_RING_LL",
@@ -122,7 +120,7 @@ class Collective(FunctionHandle[NativeArray]):
         require_kind("name", name, str, None)
         require_kind("seed", seed, int)
         require_kind("ranks", ranks, Ranks, None)
-        device = owner.device if isinstance(owner, Partition) else owner
+        device = device_for(owner)
         ranks = ranks or ranks_of_process()
         if ranks is None or ranks.world_size < 2:
             _refuse(kind, ranks)
@@ -196,7 +194,7 @@ class Collective(FunctionHandle[NativeArray]):
             ),
         )
         times_ns = ranks.place.gather(f"group {group!r}", ranks.rank, device.now_ns())
-        device.backend.wait_until_ns(max(times_ns))
+        device.backend.wait_until_ns(max(cast("list[int]", times_ns)))
         return self._launch_simulated
 
     def _launch_simulated(
@@ -296,11 +294,11 @@ class _Communicator:
         with self._torch.cuda.device(self._gpu):
             self._out, self._x = (self._tensor(array, element) for array in (out, x))
         self._kind = kind
-        self._group: Torch = None
+        self._group: Untyped = None
 
-    def _tensor(self, array: NativeArray, element: ElementType) -> Torch:
+    def _tensor(self, array: NativeArray, element: ElementType) -> Untyped:
         """Return an array as PyTorch's; by its bytes, as DLPack does not know all types."""
-        as_bytes = self._torch.from_dlpack(array.view(np.uint8))
+        as_bytes = self._torch.from_dlpack(cast("Untyped", array).view(np.uint8))
         return as_bytes.view(getattr(self._torch, element.name))
 
     def make(self) -> None:
@@ -321,7 +319,7 @@ class _Communicator:
         self._collective(self._out, self._x)
         return out
 
-    def _collective(self, out: Torch, x: Torch) -> None:
+    def _collective(self, out: Untyped, x: Untyped) -> None:
         distributed, group = self._torch.distributed, self._group
         match self._kind:
             case "all_reduce":
@@ -349,7 +347,7 @@ class _Communicator:
         return cls.has_failed
 
 
-def _leave(distributed: Torch) -> None:
+def _leave(distributed: Untyped) -> None:
     """Destroy all communicators at the interpreter's end, unless this rank failed."""
     if distributed.is_initialized() and not _Communicator.rank_failed():
         distributed.destroy_process_group()

@@ -5,28 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from gpuscope._checks import count
 from gpuscope._types import Array
+from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Call, CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import InvalidOperand
 
-Passed: TypeAlias = Any
+Passed: TypeAlias = object
 """What a handle's ``execute()`` passes on to its own ``_prepare()`` and ``_launch()``."""
 Upload: TypeAlias = tuple[NativeArray, Array]
 """An array of the device, and the NumPy array that is copied to it."""
 Download: TypeAlias = tuple[Array, Array, NativeArray]
 """The NumPy array that was given, a C-contiguous one, and the device's array copied to that."""
 
-AnyStream: TypeAlias = Any
-"""A stream of ours, or another library's: what ``execute()`` takes."""
 
 _MOST = 2**62
 NOTHING: Final = object()
@@ -144,7 +142,7 @@ class Work:
     """
 
     operands: Passed
-    result: NativeArray = None
+    result: object = None
     keep: tuple[NativeArray, ...] = ()
     uploads: Sequence[Upload] = ()
     downloads: Sequence[Download] = ()
@@ -192,7 +190,7 @@ class Context:
     ready: object = NOTHING
     graph: Graph | None = None
     kept: tuple[NativeArray, ...] = ()
-    own: NativeArray = None
+    own: object = None
     staging: dict[str, NativeArray] = field(default_factory=dict)
 
     def runs(self, device: Device) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from gpuscope._checks import count, require_kind
-from gpuscope.device.api import KernelModel
+from gpuscope.device.api import KernelModel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -56,7 +57,8 @@ class MemoryKernel(Handle):
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
         del operands
-        return Work(context.own, context.own, (context.own,))
+        own = cast("NativeArray", context.own)
+        return Work(own, own, (own,))
 
 
 class Copy(MemoryKernel):

@@ -7,22 +7,24 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeVar, cast, overload
 
 from gpuscope import _interrupts
 from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device import caller, handles
+from gpuscope.device.api import Activity, NativeArray
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
-from gpuscope.device.calls import Activity, CallFacts
-from gpuscope.device.device import Device
+from gpuscope.device.calls import CallFacts
+from gpuscope.device.device import Device, device_for
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import AnyStream, Context, Passed, Work, stated_facts
+from gpuscope.workloads.context import Context, Passed, Work, stated_facts
 from gpuscope.workloads.declared import Declared, check_declared, check_function, inside, name_of
 from gpuscope.workloads.handle import Handle
 
@@ -178,7 +180,7 @@ class _Invocation:
 
     arguments: tuple[object, ...]
     keywords: dict[str, object]
-    result: Passed = None
+    result: object = None
 
 
 class FunctionHandle(Handle, Generic[_R]):
@@ -222,7 +224,7 @@ class FunctionHandle(Handle, Generic[_R]):
             inspect.signature(function).bind_partial(None, **self._arguments)
         except (TypeError, ValueError) as error:  # of a class, it may tell no parameters
             raise InvalidOperand(f"arguments of {self._function_name}: {error}") from error
-        device = owner.device if isinstance(owner, Partition) else owner
+        device = device_for(owner)
         self._arena = Arena(device)
         super().__init__(owner, name=name or self._function_name, max_in_flight=max_in_flight)
         self.stated = stated
@@ -242,14 +244,16 @@ class FunctionHandle(Handle, Generic[_R]):
         """
         call = _Invocation(args, {**self._arguments, **kwargs})
         self._execute(stream, call)
-        result: _R = call.result
-        return result
+        return cast("_R", call.result)
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
         del context
-        return Work(operands, keep=(*operands.arguments, *operands.keywords.values()))
+        call = cast("_Invocation", operands)
+        keep = (*call.arguments, *call.keywords.values())
+        return Work(call, keep=cast("tuple[NativeArray, ...]", keep))
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
+        call = cast("_Invocation", operands)
         device = self.device
         with device.backend.current():
             bound = handles.bind(stream)
@@ -263,11 +267,11 @@ class FunctionHandle(Handle, Generic[_R]):
                 with (
                     CallerStreamGuard(stream),
                     WorkloadContext(device, stream, self._arena) as context,
-                    self._seen(stream, operands),
+                    self._seen(stream, call),
                     holding_arrays(stream),
                 ):
-                    operands.result = _interrupts.let_in(
-                        self._function, context, *operands.arguments, **operands.keywords
+                    call.result = _interrupts.let_in(
+                        self._function, context, *call.arguments, **call.keywords
                     )
             finally:
                 borrowing.open = contexts
@@ -276,7 +280,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 else:
                     currents[device.identity] = current
                 handles.unbind(bound)
-                stream.hold(*inside((operands.arguments, operands.keywords)))
+                stream.hold(*inside((call.arguments, call.keywords)))
 
     @contextlib.contextmanager
     def _seen(self, stream: Stream, operands: _Invocation) -> Iterator[None]:
@@ -312,14 +316,15 @@ class FunctionHandle(Handle, Generic[_R]):
     def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
         replayed = super()._replay(context, work, stream)
         if replayed:
-            work.operands.result = context.own
+            cast("_Invocation", work.operands).result = context.own
         return replayed
 
     def _capture(self, context: Context, work: Work, stream: Stream) -> None:
-        ran = work.operands.result
+        call = cast("_Invocation", work.operands)
+        ran = call.result
         super()._capture(context, work, stream)
         # What the captured call returned is what a replay computes; this call's is not.
-        context.own, work.operands.result = work.operands.result, ran
+        context.own, call.result = call.result, ran
 
     def close(self) -> None:
         """Wait for what is in flight and give scratch back. Idempotent."""

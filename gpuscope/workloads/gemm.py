@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
+from gpuscope._types import Array, Untyped
 from gpuscope.device.accesses import Accessing
+from gpuscope.device.api import NativeArray
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import element_type
 from gpuscope.device.event import take_event
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import MatmulPlan, NativeArray
+from gpuscope.device.raw import MatmulPlan
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, AnyStream, Context, Download, Passed, Upload, Work
+from gpuscope.workloads.context import NOTHING, Context, Download, Passed, Upload, Work
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.product import (
     LARGEST,
@@ -47,13 +50,13 @@ class _GemmContext(Context):
     memory never moves, are remembered.
     """
 
-    a: NativeArray = NOTHING
-    b: NativeArray = NOTHING
-    out: NativeArray = NOTHING
+    a: object = NOTHING
+    b: object = NOTHING
+    out: object = NOTHING
     plan: MatmulPlan | None = None
     placed: PlacedOperands = None
     addresses: Addresses = (0, 0, 0)
-    result: NativeArray = None
+    result: object = None
     sm_count: int = 0
     launch: tuple[str, int, int] = ("", 0, 0)
     """Name, floating-point operations and bytes of the plan's launch."""
@@ -73,8 +76,12 @@ class _GemmContext(Context):
         self.plan = self.placed = self.result = self.accesses = None
 
 
-_Ready: TypeAlias = Any
-"""A :class:`_GemmContext`; where its ``ready`` says so, its event and its plan are there."""
+_Given: TypeAlias = tuple[NativeArray | None, NativeArray | None, NativeArray | None]
+"""What is given as a, b and out; ``None``: the handle's own."""
+Checked: TypeAlias = tuple[
+    MatmulPlan, tuple[Addresses, PlacedOperands], NativeArray, NativeArray, NativeArray
+]
+"""A product's plan, its placed operands, and the arrays out, a and b."""
 
 
 class Gemm(Handle):
@@ -185,14 +192,13 @@ class Gemm(Handle):
                 device.random((self.k, self.n), self.dtype, seed=seed + 1),
                 device.empty((self.m, self.n), as_dtype(self.dtype)),
             )
-        operands: Operands = context.own
-        return operands
+        return cast("Operands", context.own)
 
     def execute(
         self,
-        a: NativeArray = None,
-        b: NativeArray = None,
-        out: NativeArray = None,
+        a: NativeArray | None = None,
+        b: NativeArray | None = None,
+        out: NativeArray | None = None,
         *,
         stream: AnyStream = None,
     ) -> NativeArray:
@@ -217,11 +223,12 @@ class Gemm(Handle):
         """
         if _interrupts.pending:
             _interrupts.deliver()
-        selected = get_caller_stream() if stream is None else stream
+        selected: Untyped = get_caller_stream() if stream is None else stream
         if self._inside:
             self._refuse_inside("calls its own handle")
         with self._lock:
-            context: _Ready = self._latest.next
+            # Where its ``ready`` says so, its event and its plan are there.
+            context: Untyped = self._latest.next
             calls = self._calls
             recorders = calls.recorders if self._noted_at_once and self._told_usually else ()
             if (
@@ -263,8 +270,9 @@ class Gemm(Handle):
                     context.event, context.completion, context.waits = event, None, 0
                 context.call, context.in_flight = call, number
                 self._latest = context
-                return context.result
-        return self._execute(stream, (a, b, out))
+                result: NativeArray = context.result
+                return result
+        return cast("NativeArray", self._execute(stream, (a, b, out)))
 
     def _moves(self, context: _GemmContext, stream: object) -> bool:
         """Take a context that is ready to another stream, which waits for its latest call."""
@@ -277,21 +285,22 @@ class Gemm(Handle):
             context.let_follow(stream)
         context.sm_count = self._sm_count(stream)
         context.ready = context.stream = stream
-        stream.hold(context.out, context.a, context.b, *(context.own or ()))
+        stream.hold(context.out, context.a, context.b, *cast("Operands", context.own or ()))
         return True
 
     def _knows(
         self,
         context: _GemmContext,
         stream: Stream,
-        a: NativeArray,
-        b: NativeArray,
-        out: NativeArray,
+        a: NativeArray | None,
+        b: NativeArray | None,
+        out: NativeArray | None,
     ) -> bool:
         """Remember other operands in place of the latest, if their like was checked before."""
         kind = self.device.backend.array_type
         if type(out) is not kind or type(a) is not kind or type(b) is not kind:
             return False
+        assert out is not None and a is not None and b is not None  # noqa: S101, PT018 - arrays
         plan = PLANS.get(key_of(out, a, b))
         if plan is None or plan.copies or not self._fits(plan):
             return False
@@ -306,11 +315,12 @@ class Gemm(Handle):
         )
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
-        a, b, out = operands
+        passed = cast("_Given", operands)
+        a, b, out = passed
         if a is None or b is None or out is None:
             a, b, out = (
                 usual if value is None else value
-                for value, usual in zip(operands, self._own(context), strict=True)
+                for value, usual in zip(passed, self._own(context), strict=True)
             )
         result, given = out, (out, a, b)
         is_ours = isinstance(out, self.device.backend.array_type)  # plans are of all devices
@@ -334,18 +344,19 @@ class Gemm(Handle):
         )  # fmt: skip
 
     def _check_capture(self, context: Context, operands: Passed) -> None:
-        if any(self._is_on_host(value) for value in operands):
+        passed = cast("_Given", operands)
+        if any(self._is_on_host(value) for value in passed):
             raise StreamError(
                 f"an operand of {self.name!r} is in host memory, which a call waits for, and its "
                 "stream is being captured: give arrays of the device"
             )
-        if context.own is None and any(value is None for value in operands):
+        if context.own is None and any(value is None for value in passed):
             raise StreamError(
                 f"{self.name!r} has no operands of its own yet, and a capture cannot make any: "
                 "call operands() before it, or give arrays"
             )
 
-    def _is_on_host(self, value: NativeArray) -> bool:
+    def _is_on_host(self, value: object) -> TypeGuard[Array]:
         return isinstance(value, np.ndarray) and not isinstance(
             value, self.device.backend.array_type
         )
@@ -385,18 +396,19 @@ class Gemm(Handle):
         return stream.sm_count_target if target == "auto" else target or 0
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
-        plan, placed, *arrays = operands
-        queue_product(self.device, stream, plan, placed, arrays, self._sm_count(stream))
+        plan, placed, *arrays = cast("Checked", operands)
+        out, a, b = arrays
+        queue_product(self.device, stream, plan, placed, (out, a, b), self._sm_count(stream))
 
     def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
-        plan, placed, out, a, b = work.operands
+        plan, placed, out, a, b = cast("Checked", work.operands)
         kind = self.device.backend.array_type
         if plan.copies or type(out) is not kind or type(a) is not kind or type(b) is not kind:
             return
         if not self._noted_at_once and self._matmul == self.device.backend.matmul:
             return  # only its own _launch knows what to launch
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
-        context.a, context.b, context.out = given
+        context.a, context.b, context.out = cast("_Given", given)
         context.result = work.result
         context.take_plan(plan, placed)
         context.sm_count = self._sm_count(stream)

@@ -10,23 +10,24 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
+from gpuscope.device.api import NativeArray
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.calls import Call, CallFacts
-from gpuscope.device.device import Device
+from gpuscope.device.device import Device, device_for
 from gpuscope.device.event import Event, take_event
 from gpuscope.device.graph import Graph, after_capture
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
 from gpuscope.workloads.context import (
     NOTHING,
-    AnyStream,
     Completion,
     Context,
     Passed,
@@ -107,7 +108,7 @@ class Handle(Closing):
             )
         if isinstance(owner, Partition):
             owner.require_open()
-        self.device = owner.device if isinstance(owner, Partition) else owner
+        self.device = device_for(owner)
         self.name = name
         self.stated: CallFacts = {}  # what a call amounts to
         self._lock = free_in_children(threading.Lock())
@@ -184,14 +185,14 @@ class Handle(Closing):
                     context.in_flight = 0
 
     # -- one call ---------------------------------------------------------------------
-    def execute(self, *, stream: AnyStream = None) -> NativeArray:
+    def execute(self, *, stream: AnyStream = None) -> object:
         """Queue one call; subclasses may take operands."""
         return self._execute(stream)
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
         """Check operands and say what the call does; queues nothing. Subclasses refine it."""
         del context
-        return Work(operands, keep=() if operands is None else (operands,))
+        return Work(operands, keep=() if operands is None else (cast("NativeArray", operands),))
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         """Queue the work on ``stream``; subclasses say how."""
@@ -225,7 +226,7 @@ class Handle(Closing):
             finally:
                 self._inside = None
 
-    def _execute(self, stream: AnyStream, operands: Passed = None) -> NativeArray:
+    def _execute(self, stream: AnyStream, operands: Passed = None) -> object:
         device = self.device
         completion = None
         self._refuse_inside("calls its own handle")

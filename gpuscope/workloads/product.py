@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
 from gpuscope._compiled import fastpath
-from gpuscope._types import Array
+from gpuscope._types import Array, Untyped
 from gpuscope.device.accesses import Access, Accessing, of_arrays, ranges
+from gpuscope.device.api import NativeArray
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.handles import AnyStream
-from gpuscope.device.raw import MatmulPlan, Memory, NativeArray
+from gpuscope.device.raw import MatmulPlan, Memory
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
@@ -28,7 +29,7 @@ _PLANS_KEPT = 4096
 Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
 """``out``, ``a`` and ``b``."""
 Addresses: TypeAlias = tuple[int, int, int]
-PlacedOperands: TypeAlias = Any
+PlacedOperands: TypeAlias = object
 """What a backend's ``place()`` returns of them for its ``matmul()``."""
 
 queued: Callable[[NativeArray, NativeArray, NativeArray, AnyStream], bool] = (
@@ -116,7 +117,7 @@ def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
 
 
 def _layout(
-    shape: tuple[int, int], strides: tuple[int, int], item: int
+    shape: tuple[int, ...], strides: tuple[int, ...], item: int
 ) -> tuple[bool, int, bool, int]:
     """Transposed or not, leading dimension, whether a copy is needed, bytes from first to last."""
     (rows, columns), (down, across) = shape, strides
@@ -134,7 +135,7 @@ def _layout(
     return False, columns, True, span
 
 
-def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
+def _below(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Bytes of an array below its first element."""
     if 0 in shape:
         return 0
@@ -287,7 +288,8 @@ def _copied(
     else:
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
-        copy = memory.array.view(array.dtype).reshape(array.shape)
+        bytes_taken: Untyped = memory.array
+        copy = bytes_taken.view(array.dtype).reshape(array.shape)
     accesses = of_arrays([array], [copy]) if device.calls.watchers else None
     with device.calls.observed(
         "launch", "rearrange", stream, stream, nbytes=2 * array.nbytes, accesses=accesses

@@ -7,17 +7,18 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from gpuscope import _optional
 from gpuscope._checks import given, require_kind
 from gpuscope.device.caller import get_caller_stream
-from gpuscope.device.device import Device
+from gpuscope.device.device import Device, device_for
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency, StreamError
-from gpuscope.workloads.context import AnyStream, Context, Passed, Work
+from gpuscope.workloads.context import Context, Passed, Work
 from gpuscope.workloads.declared import inside
 from gpuscope.workloads.function import FunctionHandle
 
@@ -99,7 +100,7 @@ class TorchModule(FunctionHandle[_R]):
         require_kind("owner", owner, Device, Partition, None)
         if owner is None:
             owner = _home(module, inputs)
-        device = owner.device if isinstance(owner, Partition) else owner
+        device = device_for(owner)
         self._torch = _torch_for(device, module)
         if graph and not device.capabilities.graphs:
             raise CapabilityError(
@@ -161,7 +162,7 @@ class TorchModule(FunctionHandle[_R]):
 
     def _finish_closing(self) -> None:
         super()._finish_closing()
-        self._function = _closed
+        self._function = cast("Callable[..., _R]", _closed)
         self.inputs = ()
         had_memory, self._pool = self._pool is not None, None
         if had_memory and self._torch is not None:

@@ -16,21 +16,22 @@ no block records: there ``blocks`` is ``None``.
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.device import handles
-from gpuscope.device.api import Kernel, KernelModel
+from gpuscope.device.api import Kernel, KernelModel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import Backend, MatmulPlan, NativeArray
+from gpuscope.device.raw import AnyBackend, MatmulPlan
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed
 from gpuscope.workloads.copy import BLOCK, Copy, source
-from gpuscope.workloads.gemm import Gemm
+from gpuscope.workloads.gemm import Checked, Gemm
 from gpuscope.workloads.product import PlacedOperands
 
 _COMMON = "traced_common.cu"
@@ -40,7 +41,7 @@ _TENSOR_CORES_SINCE = (8, 0)
 _NOWHERE = 0
 
 
-def _records(device: Device, stream: Stream, blocks: int) -> NativeArray:
+def _records(device: Device, stream: Stream, blocks: int) -> NativeArray | None:
     """Return an array for one launch's block records; ``None`` if it shall write none."""
     if not (device.calls.observers and device.capabilities.compile_source) or stream.capturing:
         return None
@@ -155,7 +156,7 @@ class TracedGemm(Gemm):
         return True
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
-        plan, _, out, a, b = operands
+        plan, _, out, a, b = cast("Checked", operands)
         grid = _grid(plan)
         records = _records(self.device, stream, grid)
         stream.launch(
@@ -171,7 +172,7 @@ def _grid(plan: MatmulPlan) -> int:
 
 
 def _launch_unseen(
-    backend: Backend,
+    backend: AnyBackend,
     kernel: Kernel,
     stream: Stream,
     plan: MatmulPlan,
@@ -182,7 +183,7 @@ def _launch_unseen(
 ) -> None:
     """Launch the product without records; takes, after two of its own, what matmul takes."""
     del sm_count
-    args = (*placed, plan.m, plan.n, plan.k, _NOWHERE)
+    args = (*cast("tuple[object, object, object]", placed), plan.m, plan.n, plan.k, _NOWHERE)
     backend.launch(stream.raw, kernel, _grid(plan), _THREADS, args, correlation)
     if event is not None:
         backend.record(event.raw, stream.raw, 0)

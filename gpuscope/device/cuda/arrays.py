@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 
-from gpuscope._types import Array, DType
+from gpuscope._types import Array, DType, Untyped
 from gpuscope.device.cuda import dlpack
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.device.memory import Block, pinned_block
-from gpuscope.device.raw import NativeArray
 from gpuscope.errors import InvalidOperand
 
 cupy = import_cupy()
 _Array = cupy.ndarray
-Shared: TypeAlias = Any
-"""An array of any library, which tells its memory through DLPack or the CUDA array interface."""
 
 
 class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
@@ -30,17 +25,17 @@ class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
         Of the streams that use it, which every launch asks for.
     """
 
-    def __init__(self, block: Block, nbytes: int, index: int) -> None:
+    def __init__(self, block: Block[Untyped], nbytes: int, index: int) -> None:
         super().__init__(block.raw.ptr, nbytes, block, index)
         self.block = block
         self.tags = block.tags
 
-    def array(self, shape: tuple[int, ...], dtype: DType) -> NativeArray:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Untyped:
         """Return it as an array, uninitialised."""
         return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(self, 0))
 
 
-def block_of(value: object) -> Block | None:
+def block_of(value: object) -> Block[Untyped] | None:
     """Return the memory of ours under an array of the device or page-locked memory, if any."""
     if isinstance(value, _Array):
         memory = value.data.mem
@@ -48,7 +43,7 @@ def block_of(value: object) -> Block | None:
     return pinned_block(value)
 
 
-def device_index_of(value: Shared) -> int:
+def device_index_of(value: Untyped) -> int:
     """Return the ordinal of the device that holds an array of any library."""
     if isinstance(value, cupy.ndarray):
         return int(value.data.device_id)
@@ -66,7 +61,7 @@ def _device_of_pointer(pointer: int) -> int:
     return int(cupy.cuda.runtime.pointerGetAttributes(pointer).device)
 
 
-def adopt(value: Shared, *, write: bool = False) -> NativeArray | None:
+def adopt(value: Untyped, *, write: bool = False) -> Untyped | None:
     """View ``value`` as a CuPy array without a copy; ``None`` if it is no device array.
 
     DLPack and the CUDA array interface are read here rather than by CuPy, which refuses
@@ -114,7 +109,7 @@ def stream_of(value: object) -> int | None:
     return handle
 
 
-def _described(value: Shared) -> dlpack.Exported:
+def _described(value: Untyped) -> dlpack.Exported:
     """Read a CUDA array interface."""
     try:
         return _read_interface(value)
@@ -125,7 +120,7 @@ def _described(value: Shared) -> dlpack.Exported:
         ) from error
 
 
-def _read_interface(value: Shared) -> dlpack.Exported:
+def _read_interface(value: Untyped) -> dlpack.Exported:
     """Describe the memory that ``value`` shares through the CUDA array interface.
 
     Of version 3 or older: ``numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html``.
@@ -155,7 +150,7 @@ def _read_interface(value: Shared) -> dlpack.Exported:
     )
 
 
-def _exported(value: Shared) -> dlpack.Exported:
+def _exported(value: Untyped) -> dlpack.Exported:
     try:
         return dlpack.export(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -165,7 +160,7 @@ def _exported(value: Shared) -> dlpack.Exported:
         ) from error
 
 
-def _view(exported: dlpack.Exported, index: int) -> NativeArray:
+def _view(exported: dlpack.Exported, index: int) -> Untyped:
     """View exported memory as a CuPy array that keeps it alive."""
     memory = cupy.cuda.UnownedMemory(exported.pointer, exported.nbytes, exported.owner, index)
     return cupy.ndarray(

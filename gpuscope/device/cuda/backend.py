@@ -13,28 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gpuscope._types import Array, DType
-from gpuscope.device.api import Kernel, KernelModel
+from gpuscope._types import Array, DType, Untyped
+from gpuscope.device.api import Kernel, KernelModel, Shape
 from gpuscope.device.calls import calling_for_us
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
-from gpuscope.device.cuda.driver import CudaObject, check, translated
-from gpuscope.device.event import Event
-from gpuscope.device.graph import Graph
+from gpuscope.device.cuda.driver import check, translated
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.pinned import PinnedArray
-from gpuscope.device.raw import (
-    MatmulPlan,
-    Memory,
-    NativeArray,
-    Operands,
-    Places,
-    RawGraph,
-    RawStream,
-    Shape,
-)
-from gpuscope.device.stream import Stream
+from gpuscope.device.raw import MatmulPlan, Memory, Places
+from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, GpuscopeError, InvalidOperand, StreamError
 
 
@@ -50,19 +39,21 @@ class CudaBackend(CudaContext):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         by_events = (lambda _: None, self.mark, self.event_done, lambda mark: mark.sync())
-        self._memory = Pool(self._allocate, *by_events)
-        self._pinned = Pool(self._cupy.cuda.alloc_pinned_memory, *by_events)
+        self._memory: Pool[int, Untyped, Untyped, Untyped] = Pool(self._allocate, *by_events)
+        self._pinned: Pool[int, Untyped, Untyped, Untyped] = Pool(
+            self._cupy.cuda.alloc_pinned_memory, *by_events
+        )
         self._device_pool = self._cupy.cuda.MemoryPool()
-        self._scratch_pool: CudaObject = None
-        self._own: CudaObject = None
+        self._scratch_pool: Untyped = None
+        self._own: Untyped = None
         self._once = threading.Lock()
         self._plain_bytes = 0
-        self._kernels: dict[tuple[str, str], CudaObject] = {}
+        self._kernels: dict[tuple[str, str], Untyped] = {}
         self._blas = self._blas_type(
             self._index, self._take, self.mark, lambda: bool(self._device.context.is_green)
         )
 
-    def close_stream(self, raw: RawStream, handle: int) -> None:
+    def close_stream(self, raw: Untyped, handle: int) -> None:
         """Destroy a stream, and free the workspace of its GEMMs."""
         self._blas.forget_stream(handle)
         raw.close()
@@ -82,19 +73,19 @@ class CudaBackend(CudaContext):
         stream, the per-thread ones among them, and cannot be waited for during a capture.
         """
         with self.current(), versions.relaxed_capture(), calling_for_us():
-            own = self._own_stream()
+            apart = self._own_stream()
             try:
-                with self._cupy.cuda.Stream.from_external(own):
+                with self._cupy.cuda.Stream.from_external(apart):
                     yield
             finally:
-                own.sync()
+                apart.sync()
 
-    def _take(self, nbytes: int) -> CudaObject:
+    def _take(self, nbytes: int) -> Untyped:
         """Take device memory that no queued work uses, also while a stream is captured."""
         with versions.relaxed_capture():
             return self._arrays.DeviceMemory(self._memory.take(nbytes), nbytes, self._index)
 
-    def _allocate(self, nbytes: int) -> CudaObject:
+    def _allocate(self, nbytes: int) -> Untyped:
         """Take memory of a pool of our own: what CuPy's has taken back may still be in use."""
         with self._cupy.cuda.Stream.null:  # its arena, whatever stream is current for CuPy
             try:
@@ -103,7 +94,7 @@ class CudaBackend(CudaContext):
                 self._cupy.get_default_memory_pool().free_all_blocks()
                 return self._device_pool.malloc(nbytes)
 
-    def use(self, stream: Stream, values: Sequence[object]) -> None:
+    def use(self, stream: StreamView[Untyped], values: Sequence[object]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
         tag = stream.tag
         block_of = self._arrays.block_of
@@ -116,7 +107,7 @@ class CudaBackend(CudaContext):
             if tag not in block.tags:
                 block.use(tag)
 
-    def _tag_of_borrowed(self, stream: Stream) -> Tag:
+    def _tag_of_borrowed(self, stream: StreamView[Untyped]) -> Tag:
         try:
             return Tag(None, self.mark(stream.raw))
         except GpuscopeError:  # captured: nobody tells when that graph is gone, so it is for good
@@ -124,7 +115,7 @@ class CudaBackend(CudaContext):
             tag.note_capture(capturing=True)
             return tag
 
-    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
+    def empty(self, shape: Shape, dtype: DType) -> Untyped:
         """Return an uninitialised CuPy array."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self.current(), translated("device memory cannot be taken"):
@@ -139,7 +130,7 @@ class CudaBackend(CudaContext):
             block = self._pinned.take(nbytes)
             return Pinned(block, block.raw.ptr, nbytes).array(shape, dtype)
 
-    def asarray(self, values: Array) -> NativeArray:
+    def asarray(self, values: Array) -> Untyped:
         """Copy host values; done when it returns."""
         with self.current(), translated("the values cannot be copied"):
             array = self.empty(values.shape, values.dtype)
@@ -147,7 +138,7 @@ class CudaBackend(CudaContext):
                 array.set(values)
             return array
 
-    def fill_random(self, array: NativeArray, seed: int) -> None:
+    def fill_random(self, array: Untyped, seed: int) -> None:
         """Fill with uniform values in [-0.5, 0.5)."""
         with self._apart():
             generator = self._cupy.random.default_rng(seed)
@@ -155,18 +146,18 @@ class CudaBackend(CudaContext):
             values -= np.float32(0.5)
             array[...] = values.astype(array.dtype)
 
-    def to_host(self, array: NativeArray) -> Array:
+    def to_host(self, array: Untyped) -> Array:
         """Copy an array's values to the host."""
         with self._apart():
-            found: Array = self._cupy.asnumpy(array)
-            return found
+            values: Array = self._cupy.asnumpy(array)
+            return values
 
-    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+    def allocate(self, nbytes: int, stream: StreamView[Untyped] | None) -> Memory:
         """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
         with self._relaxed(f"{nbytes} bytes of scratch cannot be taken"):
             if stream is None or not self.capabilities.stream_ordered_memory:
                 self._runtime.deviceSynchronize()
-                raw: CudaObject = self._cupy.cuda.alloc(nbytes)
+                raw: Untyped = self._cupy.cuda.alloc(nbytes)
                 pointer = raw.ptr
                 self._plain_bytes += nbytes
             else:
@@ -177,18 +168,21 @@ class CudaBackend(CudaContext):
             array = self._cupy.ndarray((nbytes,), self._cupy.uint8, memptr=bytes_at)
             return Memory(array, raw, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+    def free(
+        self, memory: Memory, stream: StreamView[Untyped] | None, *, idle: bool = False
+    ) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
         with self._relaxed("scratch cannot be given back"):
-            plain = isinstance(memory.raw, self._cupy.cuda.MemoryPointer)
+            raw: Untyped = memory.raw
+            plain = isinstance(raw, self._cupy.cuda.MemoryPointer)
             if not idle and (plain or stream is None):
                 self._runtime.deviceSynchronize()
             if plain:
                 self._plain_bytes -= memory.nbytes
                 return
-            memory.raw.close(self._own_stream() if stream is None else stream.raw)
+            raw.close(self._own_stream() if stream is None else stream.raw)
 
-    def _own_stream(self) -> RawStream:
+    def _own_stream(self) -> Untyped:
         """Return a stream of our own: nobody's barrier, and nobody waits for it but us.
 
         Memory goes back in it that no stream is waiting for. Not in a default stream: with driver
@@ -206,14 +200,14 @@ class CudaBackend(CudaContext):
         held = int(pool.attributes.reserved_mem_current) if pool is not None else 0
         return held + self._plain_bytes
 
-    def _pool(self) -> CudaObject:
+    def _pool(self) -> Untyped:
         with self._once:
             if self._scratch_pool is None:
                 self._scratch_pool = scratch_pool(self._core, self._device)
             return self._scratch_pool
 
     # -- graphs -----------------------------------------------------------------------
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamView[Untyped]) -> None:
         """Begin to capture a stream, in the mode that watches this thread only.
 
         So what other threads do in the meantime spoils nothing, and what this one does that
@@ -231,7 +225,7 @@ class CudaBackend(CudaContext):
                 captures.end(stream.handle)
                 raise
 
-    def end_capture(self, stream: Stream) -> RawGraph:
+    def end_capture(self, stream: StreamView[Untyped]) -> Untyped:
         """End it, and instantiate the graph, with an event for behind its launches."""
         with self.current(), translated("the capture failed"):
             try:
@@ -245,7 +239,7 @@ class CudaBackend(CudaContext):
             finally:
                 self._runtime.graphDestroy(graph)
 
-    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
+    def launch_graph(self, graph: Untyped, stream: Untyped, correlation: int) -> None:
         """Queue a graph, and an event behind it.
 
         With driver 580 a wait for the device does not wait for a graph in a partition's stream
@@ -255,7 +249,7 @@ class CudaBackend(CudaContext):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
             stream.record(graph[1])
 
-    def close_graph(self, graph: RawGraph) -> None:
+    def close_graph(self, graph: Untyped) -> None:
         """Wait for its latest launch, which follows all others, and destroy it."""
         executable, behind = graph
         with self.current(), translated("the graph cannot be destroyed"):
@@ -267,7 +261,7 @@ class CudaBackend(CudaContext):
 
     # -- copies and host functions ------------------------------------------------------
     def copy(
-        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
+        self, stream: Untyped, destination: Untyped, source: Untyped, correlation: int
     ) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
         pointers = []
@@ -285,7 +279,11 @@ class CudaBackend(CudaContext):
             self._runtime.memcpyAsync(*pointers, source.nbytes, by_address, int(stream.handle))
 
     def host_call(
-        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
+        self,
+        stream: Untyped,
+        function: Callable[[], None],
+        correlation: int,
+        graph: GraphView | None,
     ) -> None:
         """Queue a host function; a graph keeps it, since CUDA keeps its address only."""
         with self.current(), translated("the driver refuses a host function"):
@@ -317,7 +315,7 @@ class CudaBackend(CudaContext):
 
     def launch(
         self,
-        stream: RawStream,
+        stream: Untyped,
         kernel: Kernel,
         grid: int,
         block: int,
@@ -334,49 +332,52 @@ class CudaBackend(CudaContext):
                 f"{self.info.key} first"
             )
         passed = [
-            arg.data.ptr if isinstance(arg, ndarray)
-            else arg.ctypes.data if isinstance(arg, PinnedArray)
+            arg.data.ptr
+            if isinstance(arg, ndarray)
+            else arg.ctypes.data
+            if isinstance(arg, PinnedArray)
             else arg
             for arg in args
-        ]  # fmt: skip
+        ]
         config = self._core.LaunchConfig(grid=grid, block=block)
         with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(
         self,
-        stream: Stream,
+        stream: StreamView[Untyped],
         plan: MatmulPlan,
-        operands: Operands,
+        operands: object,
         sm_count: int,
         correlation: int,
-        event: Event | None = None,
+        event: EventView[Untyped] | None = None,
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
         handle = 0
         if event is not None:
             handle = event.handle = event.handle or int(event.raw.handle)
-        done = self._blas.queued(stream, plan, operands, sm_count, handle) if plan.bytes_out else 1
+        addresses: Untyped = operands
+        done = self._blas.queued(stream, plan, addresses, sm_count, handle) if plan.bytes_out else 1
         if not done:
             with contextlib.nullcontext() if self._is_current() else self.current():
-                self._blas.matmul(stream, plan, operands, sm_count)
+                self._blas.matmul(stream, plan, addresses, sm_count)
         if event is not None and done < 2:
             self.record(event.raw, stream.raw, 0)
 
-    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+    def expect(self, plan: MatmulPlan, out: Untyped, a: Untyped, b: Untyped) -> None:
         """Let what is compiled launch products of operands like these."""
         self._blas.expect(plan, out, a, b)
 
     # -- arrays of any library ----------------------------------------------------------
-    def home_of(self, array: NativeArray) -> object:
+    def home_of(self, array: Untyped) -> object:
         """Return the ordinal of an array's device."""
         return array.data.device_id
 
-    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
+    def adopt(self, value: object, *, write: bool = False) -> Untyped | None:
         """View a device array of any library as CuPy's."""
         return self._arrays.adopt(value, write=write)
 
-    def follow(self, stream: RawStream, value: object) -> None:
+    def follow(self, stream: Untyped, value: object) -> None:
         """Let ``stream`` wait for the stream that a CUDA array interface names.
 
         By an event, so that the host does not wait; 1 is the legacy default stream, 2 the
@@ -388,14 +389,14 @@ class CudaBackend(CudaContext):
         with self.current(), translated("the stream that an array names cannot be followed"):
             stream.wait(self._core.Stream.from_handle(handle))
 
-    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
+    def place(self, out: Untyped, a: Untyped, b: Untyped) -> Places:
         """Return the arrays' device ordinals and addresses, all that cuBLAS takes of them."""
         memory_out, memory_a, memory_b = out.data, a.data, b.data
         at = (memory_out.ptr, memory_a.ptr, memory_b.ptr)
         return (memory_out.device_id, memory_a.device_id, memory_b.device_id), at, at
 
     def rearrange(
-        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+        self, stream: StreamView[Untyped], into: Untyped, array: Untyped, correlation: int
     ) -> None:
         """Queue CuPy's copy kernel."""
         with (
@@ -406,7 +407,7 @@ class CudaBackend(CudaContext):
             into[...] = array
 
 
-def scratch_pool(core: CudaObject, device: CudaObject) -> CudaObject:
+def scratch_pool(core: Untyped, device: Untyped) -> Untyped:
     """Make a stream-ordered pool that never couples streams behind the caller's back.
 
     CUDA's own pools reuse memory opportunistically and insert dependencies between

@@ -13,14 +13,15 @@ import numpy as np
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import require
+from gpuscope._types import Untyped
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import DeviceMemory, cupy
-from gpuscope.device.cuda.driver import CudaObject, address_of
+from gpuscope.device.cuda.driver import address_of
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
-from gpuscope.device.raw import Mark, MatmulPlan, NativeArray, RawStream
+from gpuscope.device.raw import MatmulPlan
 from gpuscope.device.stream import Stream
+from gpuscope.device.views import GraphView
 from gpuscope.errors import GpuscopeError, StreamError
 
 cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
@@ -91,7 +92,7 @@ class _Gemms:
         __slots__ = ("lock", "memory", "nbytes", "number", "ptr", "stream")
         _numbers = itertools.count(1)
 
-        def __init__(self, memory: CudaObject, ptr: int, nbytes: int, stream: int) -> None:
+        def __init__(self, memory: Untyped, ptr: int, nbytes: int, stream: int) -> None:
             self.lock = threading.RLock()
             self.number = next(self._numbers)
             self.memory, self.ptr, self.nbytes, self.stream = memory, ptr, nbytes, stream
@@ -106,7 +107,7 @@ class _Gemms:
             self.told: object = None
 
     @staticmethod
-    def Product(*parts: tuple[int, ...]) -> CudaObject:  # noqa: N802 - a type there
+    def Product(*parts: tuple[int, ...]) -> Untyped:  # noqa: N802 - a type there
         """Keep what cuBLAS is told of a product."""
         return parts
 
@@ -115,7 +116,7 @@ class _Gemms:
         handle: BlasHandle,
         workspace: Workspace,
         sm_count: int,
-        product: CudaObject,
+        product: Untyped,
         operands: tuple[int, int, int],
     ) -> int:
         """Queue a product; returns cuBLAS's status.
@@ -125,7 +126,7 @@ class _Gemms:
         call, so what is set already is not set again.
         """
         (transpose_a, transpose_b, m, n, k, row_a, row_b), codes, _ = product
-        data, compute, one, zero = codes
+        data, compute, unit, zero = codes
         out, a, b = operands
         wanted = (workspace.number, sm_count)
         try:
@@ -138,9 +139,26 @@ class _Gemms:
                 handle.told = wanted
             with workspace.lock:
                 cublas.gemm_ex(
-                    handle.raw, transpose_b, transpose_a, n, m, k, one, b, data, row_b,
-                    a, data, row_a, zero, out, data, n, compute, _DEFAULT_ALGORITHM,
-                )  # fmt: skip
+                    handle.raw,
+                    transpose_b,
+                    transpose_a,
+                    n,
+                    m,
+                    k,
+                    unit,
+                    b,
+                    data,
+                    row_b,
+                    a,
+                    data,
+                    row_a,
+                    zero,
+                    out,
+                    data,
+                    n,
+                    compute,
+                    _DEFAULT_ALGORITHM,
+                )
         except cublas.cuBLASError as error:
             return int(error.status)
         return 0
@@ -150,11 +168,11 @@ def _function_addresses() -> list[int]:
     """Return where the functions are that C calls, in its order."""
     names = ("SetStream_v2", "SetWorkspace_v2", "SetSmCountTarget", "GemmEx")
     inner = importlib.import_module("nvmath.bindings._internal.cublas")
-    found = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
-    return [*found, address_of("cuCtxGetCurrent")]
+    addresses = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
+    return [*addresses, address_of("cuCtxGetCurrent")]
 
 
-def _serve() -> CudaObject:
+def _serve() -> Untyped:
     """Tell the compiled launch path what to call; returns it, or ``None`` for Python alone."""
     if fastpath is None:
         return None
@@ -195,8 +213,8 @@ class Blas:
     def __init__(
         self,
         index: int,
-        take: Callable[[int], CudaObject],
-        mark: Callable[[RawStream], Mark],
+        take: Callable[[int], Untyped],
+        mark: Callable[[Untyped], Untyped],
         is_green: Callable[[], bool],
     ) -> None:
         self._index = index
@@ -206,8 +224,8 @@ class Blas:
         self._local = threading.local()
         self._idle: list[int] = []
         weakref.finalize(self, _destroy, self._idle)
-        self._workspaces: dict[int, CudaObject] = {}
-        self.queued: Callable[[Stream, MatmulPlan, CudaObject, int, int], int] = (
+        self._workspaces: dict[int, Untyped] = {}
+        self.queued: Callable[[Untyped, MatmulPlan, Untyped, int, int], int] = (
             _compiled.multiply_on if _compiled is not None else lambda *_: 0
         )
         """Queues a product on a stream that had one, if nothing has to be asked in Python.
@@ -220,27 +238,27 @@ class Blas:
         """Free the workspace of a stream that is idle and about to be destroyed."""
         self._workspaces.pop(handle, None)
 
-    def _new_workspace(self, stream: int) -> CudaObject:
+    def _new_workspace(self, stream: int) -> Untyped:
         memory = self._take(WORKSPACE_BYTES)
         return _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, stream)
 
-    def _workspace(self, handle: int) -> CudaObject:
+    def _workspace(self, handle: int) -> Untyped:
         if handle == _PER_THREAD:  # one handle, but a stream of its own in each thread
             try:
-                workspace: CudaObject = self._local.workspace
+                workspace: Untyped = self._local.workspace
             except AttributeError:
                 workspace = self._local.workspace = self._new_workspace(handle)
             return workspace
         return self._workspaces.setdefault(handle, self._new_workspace(handle))
 
-    def _captured_workspace(self, graph: Graph, handle: int) -> CudaObject:
+    def _captured_workspace(self, graph: GraphView, handle: int) -> Untyped:
         """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
-        workspace: CudaObject = graph.workspaces.get(handle)
+        workspace: Untyped = graph.workspaces.get(handle)
         if workspace is None:
             workspace = graph.workspaces.setdefault(handle, self._new_workspace(handle))
         return workspace
 
-    def _handle(self, graph: Graph | None = None) -> CudaObject:
+    def _handle(self, graph: GraphView | None = None) -> Untyped:
         """Return this thread's cuBLAS handle, made at first use.
 
         Raises
@@ -249,7 +267,7 @@ class Blas:
             It cannot be made now: another thread captures the stream into ``graph``.
         """
         try:
-            handle: CudaObject = self._local.native
+            handle: Untyped = self._local.native
         except AttributeError:
             if graph is not None and not self._idle:
                 raise StreamError(
@@ -265,12 +283,12 @@ class Blas:
         """Make this thread's handle before a capture begins: that waits for the device."""
         self._handle()
 
-    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+    def expect(self, plan: MatmulPlan, out: Untyped, a: Untyped, b: Untyped) -> None:
         """Let products of operands like these be queued without a look at them in Python."""
         if _compiled is not None and plan.m and plan.n and plan.k and not plan.copies:
             _compiled.know(out, a, b, self._product(plan))
 
-    def _product(self, plan: MatmulPlan) -> CudaObject:
+    def _product(self, plan: MatmulPlan) -> Untyped:
         """Return what cuBLAS is told of a product, made at its first use."""
         if plan.quick is None:
             sizes = (plan.m, plan.n, plan.k, plan.row_a, plan.row_b)
@@ -281,7 +299,7 @@ class Blas:
         return plan.quick
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
+        self, stream: Untyped, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
     ) -> None:
         """Queue ``out = a @ b`` on addresses of out, a and b; the device is current."""
         handle = self._handle(stream.graph)
@@ -307,11 +325,15 @@ class Blas:
             workspace.memory.block.use(Tag(None, self._mark(stream.raw)))
         elif _compiled is not None and stream.tag is not None and not stream.closed:
             stream.lane = _compiled.Lane(
-                workspace, stream.device.calls, self._local, stream.tag, self._index,
+                workspace,
+                stream.device.calls,
+                self._local,
+                stream.tag,
+                self._index,
                 stream.sm_count_target,
-            )  # fmt: skip
+            )
 
-    def _hint(self, stream: Stream) -> str:
+    def _hint(self, stream: Untyped) -> str:
         """Say what is known to make cuBLAS refuse a product that is right in itself."""
         if self._is_green():
             return (

@@ -10,21 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpuscope import _interrupts
 from gpuscope._optional import require
+from gpuscope._types import Untyped
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
-from gpuscope.device.cuda.driver import CudaObject, check, translated
-from gpuscope.device.raw import (
-    Backend,
-    GrantedPartition,
-    Health,
-    Mark,
-    RawEvent,
-    RawPartition,
-    RawStream,
-    StreamKind,
-)
+from gpuscope.device.cuda.driver import check, translated
+from gpuscope.device.raw import Backend, GrantedPartition, Health
+from gpuscope.device.views import StreamKind
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
 
 _SPIN_NS = 200_000
@@ -33,7 +26,7 @@ _NOT_READY = 600  # cudaErrorNotReady
 _PER_THREAD = 2  # cudaStreamPerThread; 1 is cudaStreamLegacy, and so is 0
 
 
-def _load(index: int) -> tuple[int, CudaObject, CudaObject]:
+def _load(index: int) -> tuple[int, Untyped, Untyped]:
     """Check driver and packages in the order in which their absence is best explained."""
     version = versions.driver_version()
     cupy = versions.import_cupy()
@@ -46,12 +39,12 @@ def _load(index: int) -> tuple[int, CudaObject, CudaObject]:
     if index >= count:
         raise DeviceUnavailable(
             f"there is no device cuda:{index}; there are {count}: "
-            + ", ".join(f"cuda:{one}" for one in range(count))
+            + ", ".join(f"cuda:{known}" for known in range(count))
         )
     return version, cupy, core
 
 
-class CudaContext(Backend):
+class CudaContext(Backend[Untyped, Untyped, Untyped]):
     """One CUDA device: its context, clock, partitions, streams and events.
 
     Parameters
@@ -69,7 +62,7 @@ class CudaContext(Backend):
         self._arrays = arrays
         self._probe_type = probe.SmProbe
         self._blas_type = blas.Blas
-        self._probe: CudaObject = None
+        self._probe: Untyped = None
         self.array_type: type = self._cupy.ndarray
         self.home: object = index
         self._index = index
@@ -85,8 +78,8 @@ class CudaContext(Backend):
             self.capabilities = versions.capabilities(version, pools)
             properties = self._runtime.getDeviceProperties(index)
             sm_count = int(properties["multiProcessorCount"])
-            self._splitter: CudaObject = None
-            self._contexts: CudaObject = None
+            self._splitter: Untyped = None
+            self._contexts: Untyped = None
             if self.capabilities.partitions:
                 resource = self._device.resources.sm
                 self._splitter = (
@@ -143,18 +136,18 @@ class CudaContext(Backend):
 
     def health(self) -> Health:
         """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""
-        found: Health = {}
+        health: Health = {}
         with contextlib.suppress(Exception):  # NVML may be absent or forbidden: then unknown
             system = self._device.to_system_device()
-            found["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
-            found["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
+            health["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
+            health["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
             reasons = system.current_clock_event_reasons
-            found["throttle_reasons"] = tuple(str(reason) for reason in reasons)
+            health["throttle_reasons"] = tuple(str(reason) for reason in reasons)
         with contextlib.suppress(Exception):
             nvml = importlib.import_module("cuda.bindings.nvml")
             handle = nvml.device_get_handle_by_index_v2(self._index)
-            found["power_w"] = nvml.device_get_power_usage(handle) / 1000
-        return found
+            health["power_w"] = nvml.device_get_power_usage(handle) / 1000
+        return health
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:
@@ -169,13 +162,13 @@ class CudaContext(Backend):
             granted: list[GrantedPartition] = self._contexts.make(planned, self._probe)
             return granted
 
-    def context_handle(self, partition: RawPartition) -> int:
+    def context_handle(self, partition: Untyped) -> int:
         """Return the ``CUcontext`` of a partition's green context, or of the device."""
         with self.current():
             home = self._device.context if partition is None else partition.context
             return int(home.handle)
 
-    def close_partition(self, raw: RawPartition) -> None:
+    def close_partition(self, raw: Untyped) -> None:
         """Give a green context back."""
         with self.current():
             self._contexts.close(raw)
@@ -188,8 +181,8 @@ class CudaContext(Backend):
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(
-        self, partition: RawPartition, priority: int, *, blocking: bool = False
-    ) -> tuple[RawStream, int]:
+        self, partition: Untyped, priority: int, *, blocking: bool = False
+    ) -> tuple[Untyped, int]:
         """Make a stream, in a green context if one is given."""
         options = self._core.StreamOptions(nonblocking=not blocking, priority=priority)
         with self.current(), translated("the driver refuses a stream"):
@@ -197,7 +190,7 @@ class CudaContext(Backend):
             stream = home.create_stream(options=options)
         return stream, int(stream.handle)
 
-    def borrow_stream(self, handle: int) -> RawStream:
+    def borrow_stream(self, handle: int) -> Untyped:
         """Wrap somebody else's stream; it is never destroyed by us.
 
         Raises
@@ -217,7 +210,7 @@ class CudaContext(Backend):
                 )
         return stream
 
-    def stream_kind(self, raw: RawStream) -> StreamKind | None:
+    def stream_kind(self, raw: Untyped) -> StreamKind | None:
         """Return a default stream's kind by its handle, another's by its flags.
 
         ``None`` while it is captured: the driver refuses to tell then, and spoils the capture.
@@ -234,7 +227,7 @@ class CudaContext(Backend):
                 return None
             return "non-blocking" if raw.is_nonblocking else "blocking"
 
-    def default_stream(self) -> tuple[RawStream, int]:
+    def default_stream(self) -> tuple[Untyped, int]:
         """Return the per-thread default stream.
 
         Raises
@@ -251,12 +244,12 @@ class CudaContext(Backend):
         stream = self._core.PER_THREAD_DEFAULT_STREAM
         return stream, int(stream.handle)
 
-    def sync_stream(self, raw: RawStream) -> None:
+    def sync_stream(self, raw: Untyped) -> None:
         """Wait on the host for a stream."""
         with self.current(), translated("waiting for a stream failed"):
             raw.sync()
 
-    def stream_done(self, raw: RawStream) -> bool:
+    def stream_done(self, raw: Untyped) -> bool:
         """Whether a stream is idle."""
         with self.current(), translated("the stream cannot be asked"):
             status = self._runtime.streamQuery(int(raw.handle))
@@ -301,7 +294,7 @@ class CudaContext(Backend):
             event.close()
 
     # -- events -----------------------------------------------------------------------
-    def make_event(self, *, timing: bool) -> RawEvent:
+    def make_event(self, *, timing: bool) -> Untyped:
         """Make an event."""
         options = self._with_timing if timing else self._without_timing
         if self._is_current():
@@ -309,7 +302,7 @@ class CudaContext(Backend):
         with self.current():
             return self._device.create_event(options)
 
-    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
+    def record(self, event: Untyped, stream: Untyped, correlation: int) -> None:
         """Record an event on a stream."""
         if self._recorded(event, stream):
             return
@@ -322,12 +315,12 @@ class CudaContext(Backend):
         except Exception as error:  # translated would cost every record
             raise GpuscopeError(f"an event cannot be recorded: {error}") from error
 
-    def wait(self, stream: RawStream, event: RawEvent) -> None:
+    def wait(self, stream: Untyped, event: Untyped) -> None:
         """Make a stream wait for an event."""
         with self.current(), translated("a stream cannot wait for the event"):
             stream.wait(event)
 
-    def sync_event(self, event: RawEvent) -> None:
+    def sync_event(self, event: Untyped) -> None:
         """Wait on the host for an event."""
         with translated("waiting for an event failed"):
             event.sync()
@@ -336,12 +329,12 @@ class CudaContext(Backend):
         """Let this thread ask and wait for events in the block, whoever captures a stream."""
         return versions.relaxed_capture()
 
-    def event_done(self, event: RawEvent) -> bool:
+    def event_done(self, event: Untyped) -> bool:
         """Whether an event's latest record is done."""
         with translated("the event cannot be asked"):
             return bool(event.is_done)
 
-    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
+    def elapsed_ns(self, start: Untyped, end: Untyped) -> int:
         """Return ns between two events; CUDA gives a float of ms."""
         try:  # translated would cost every launch that is recorded by events
             elapsed_ms: float = end - start
@@ -349,7 +342,7 @@ class CudaContext(Backend):
         except Exception as error:
             raise GpuscopeError(f"the time between two events cannot be read: {error}") from error
 
-    def mark(self, stream: RawStream) -> Mark:
+    def mark(self, stream: Untyped) -> Untyped:
         """Record an event; refused on a stream that another library captures."""
         with self.current(), translated("a stream cannot be marked"):
             if self._runtime.streamIsCapturing(int(stream.handle)):
@@ -358,6 +351,6 @@ class CudaContext(Backend):
             self.record(mark, stream, 0)
             return mark
 
-    def close_event(self, raw: RawEvent) -> None:
+    def close_event(self, raw: Untyped) -> None:
         """Destroy an event."""
         raw.close()

@@ -11,15 +11,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
+from gpuscope._types import Untyped
 from gpuscope.device.api import Capabilities, DeviceInfo
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
 
-CudaObject: TypeAlias = Any
-"""A module or object of CuPy, cuda.core or cuda.bindings, which tell no types."""
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
 HETEROGENEOUS_SPLIT = 13010
@@ -57,15 +56,15 @@ def check_cupy_wheels() -> None:
     MissingDependency
         Names the wheels that were found and what to do.
     """
-    found = [wheel for wheel in _CUPY_WHEELS if installed(wheel)]
-    if len(found) > 1:
+    wheels = [wheel for wheel in _CUPY_WHEELS if installed(wheel)]
+    if len(wheels) > 1:
         raise MissingDependency(
-            f"{' and '.join(found)} are installed together and overwrite each other's files: "
-            f"run pip uninstall {' '.join(found)}, then {how_to_install('cuda12', 'cuda13')}"
+            f"{' and '.join(wheels)} are installed together and overwrite each other's files: "
+            f"run pip uninstall {' '.join(wheels)}, then {how_to_install('cuda12', 'cuda13')}"
         )
 
 
-def import_cupy() -> CudaObject:
+def import_cupy() -> Untyped:
     """Import CuPy, after the check for two wheels."""
     check_cupy_wheels()
     return require("cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device")
@@ -123,11 +122,11 @@ def wait_for_current_context() -> None:
 
 def address_of(function: str) -> int:
     """Return where a function of the driver's library is."""
-    found = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), function), ctypes.c_void_p).value
-    return found or 0
+    address = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), function), ctypes.c_void_p).value
+    return address or 0
 
 
-def recording(core: CudaObject) -> Callable[[CudaObject, CudaObject], bool]:
+def recording(core: Untyped) -> Callable[[Untyped, Untyped], bool]:
     """Return what records an event of cuda.core in a stream; false where it does not.
 
     It does in C, for all but default streams, whatever device is current.
@@ -136,7 +135,7 @@ def recording(core: CudaObject) -> Callable[[CudaObject, CudaObject], bool]:
     if fastpath is None or not all(isinstance(kind, type) for kind in types):
         return lambda *_: False
     fastpath.serve_events(*types, address_of("cuEventRecord"))
-    record: Callable[[CudaObject, CudaObject], bool] = fastpath.record
+    record: Callable[[Untyped, Untyped], bool] = fastpath.record
     return record
 
 
@@ -146,8 +145,8 @@ def driver_release() -> str | None:
         text = Path("/proc/driver/nvidia/version").read_text("utf-8")
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)\s", text)
-    return found.group(1) if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)\s", text)
+    return match.group(1) if match else None
 
 
 def driver_text(version: int) -> str:
@@ -181,20 +180,25 @@ def info_of(index: int) -> DeviceInfo:
         raise GpuscopeError(f"the driver does not describe GPU {index}")
     sm_count, major, minor = (value.value for value in values)
     return DeviceInfo(
-        key=f"cuda:{index}", kind="cuda", index=index, name=name.value.decode(errors="replace"),
-        uuid=str(uuid.UUID(bytes=number.raw)), sm_count=sm_count,
-        compute_capability=(major, minor), memory_bytes=memory.value,
+        key=f"cuda:{index}",
+        kind="cuda",
+        index=index,
+        name=name.value.decode(errors="replace"),
+        uuid=str(uuid.UUID(bytes=number.raw)),
+        sm_count=sm_count,
+        compute_capability=(major, minor),
+        memory_bytes=memory.value,
         driver=driver_text(version.value),
-    )  # fmt: skip
+    )
 
 
 def gpus() -> list[DeviceInfo]:
     """Describe each GPU that this process may use; none where there is no usable driver."""
-    found: list[DeviceInfo] = []
+    infos: list[DeviceInfo] = []
     with contextlib.suppress(GpuscopeError):  # of the first that does not exist, too
         driver_version()  # initialises the driver
-        found.extend(info_of(index) for index in itertools.count())
-    return found
+        infos.extend(info_of(index) for index in itertools.count())
+    return infos
 
 
 def check_driver(version: int, runtime: int) -> None:
@@ -221,27 +225,27 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
     pools
         Whether the device has stream-ordered memory pools.
     """
-    found = f"driver CUDA {version_text(version)} was found"
+    newest = f"driver CUDA {version_text(version)} was found"
     reasons = {}
     path: str | None = "heterogeneous split"
     if version < HETEROGENEOUS_SPLIT:
         path = "composed quanta"
         reasons["arbitrary_split"] = (
             f"groups of different sizes need a driver with CUDA "
-            f"{version_text(HETEROGENEOUS_SPLIT)} or newer; {found}"
+            f"{version_text(HETEROGENEOUS_SPLIT)} or newer; {newest}"
         )
     if version < GREEN_CONTEXTS:
         path = None
         reasons["partitions"] = (
             f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; "
-            f"{found}"
+            f"{newest}"
         )
     if not pools:
         reasons["stream_ordered_memory"] = "the device reports no memory pools"
     if version < STREAM_ORDERED_MEMORY:
         reasons["stream_ordered_memory"] = (
             f"memory pools need a driver with CUDA {version_text(STREAM_ORDERED_MEMORY)} or "
-            f"newer; {found}"
+            f"newer; {newest}"
         )
     return Capabilities(
         streams=True,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpuscope._types import Untyped
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
-from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
 
@@ -19,10 +19,10 @@ _contexts = itertools.count(2)
 class Probe(Protocol):
     """What finds out about the SMs behind a stream."""
 
-    def sm_ids(self, streams: Sequence[CudaObject], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    def sm_ids(self, streams: Sequence[Untyped], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the SM ids behind each stream."""
 
-    def cluster_sm_count(self, stream: CudaObject, sm_count: int) -> int:
+    def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
         """Return on how many SMs clusters fit."""
 
 
@@ -40,7 +40,7 @@ class ComposedQuanta:
         The device's SM resource (``cuda.core.SMResource``).
     """
 
-    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
+    def __init__(self, core: Untyped, resource: Untyped) -> None:
         size = int(resource.min_partition_size)
         self._groups, self._rest = _most_groups(core, resource, size)
         size = int(self._groups[0].sm_count)
@@ -50,11 +50,11 @@ class ComposedQuanta:
     def check(self, plan: CarvePlan) -> None:
         """Grant every plan: its parts are there."""
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Return the resources of each partition."""
         return [
-            [self._rest if part == REMAINDER else self._groups[part] for part in one.parts]
-            for one in planned
+            [self._rest if part == REMAINDER else self._groups[part] for part in partition.parts]
+            for partition in planned
         ]
 
 
@@ -66,13 +66,13 @@ class HeterogeneousSplit:
     be given the same SMs: it is refused. Only what a carving left over can be had later.
     """
 
-    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
+    def __init__(self, core: Untyped, resource: Untyped) -> None:
         self._core = core
         self._resource = resource
         step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
-        self._left: tuple[frozenset[int], CudaObject] | None = None
+        self._left: tuple[frozenset[int], Untyped] | None = None
 
     def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
         return self.layout.parts.difference(*(partition.parts for partition in planned))
@@ -92,7 +92,7 @@ class HeterogeneousSplit:
                 "this driver splits the whole GPU at once, so nothing can be carved beside live "
                 "partitions: close them and carve everything together"
             )
-        if any(one.shares_with for one in plan.partitions):
+        if any(partition.shares_with for partition in plan.partitions):
             raise InvalidPartition(
                 "allow_shared: this driver splits the whole GPU at once and cannot be told which "
                 "SMs to share: close the live partitions first"
@@ -101,23 +101,25 @@ class HeterogeneousSplit:
 
     def _split(
         self, planned: Sequence[PlannedPartition], *, dry_run: bool
-    ) -> tuple[list[CudaObject], CudaObject]:
+    ) -> tuple[list[Untyped], Untyped]:
         """Return a group for each partition, and what is left over."""
         counted = list(planned)
         taker = None
         if not self._left_over(planned):
             # Its count need not be a multiple of the alignment, which a group's must be.
-            taker = next((one for one in planned if REMAINDER in one.parts), None)
-            counted = [one for one in planned if one is not taker]
+            taker = next((partition for partition in planned if REMAINDER in partition.parts), None)
+            counted = [partition for partition in planned if partition is not taker]
         groups, rest = [], self._resource
         if counted:
             options = self._core.SMResourceOptions(
-                count=[one.sm_count for one in counted], backfill=True
+                count=[partition.sm_count for partition in counted], backfill=True
             )
             try:
                 found, rest = self._resource.split(options, dry_run=dry_run)
             except Exception as error:
-                asked = ", ".join(f"{one.name}: {one.sm_count}" for one in counted)
+                asked = ", ".join(
+                    f"{partition.name}: {partition.sm_count}" for partition in counted
+                )
                 raise InvalidPartition(
                     f"the driver refuses to split into {asked} ({error})"
                 ) from error
@@ -129,9 +131,11 @@ class HeterogeneousSplit:
 
     def _is_left(self, planned: Sequence[PlannedPartition]) -> bool:
         """Whether exactly what the latest split left over is asked for."""
-        return self._left is not None and [set(one.parts) for one in planned] == [self._left[0]]
+        return self._left is not None and [set(partition.parts) for partition in planned] == [
+            self._left[0]
+        ]
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Split, and return the resource of each partition."""
         if self._left is not None and self._is_left(planned):
             _check_granted(planned, [int(self._left[1].sm_count)])
@@ -141,9 +145,7 @@ class HeterogeneousSplit:
         return [[group] for group in groups]
 
 
-def _most_groups(
-    core: CudaObject, resource: CudaObject, size: int
-) -> tuple[list[CudaObject], CudaObject]:
+def _most_groups(core: Untyped, resource: Untyped, size: int) -> tuple[list[Untyped], Untyped]:
     """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
     refusal: object = "it grants none"
     for count in range(int(resource.sm_count) // size, 0, -1):
@@ -163,11 +165,11 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
             f"{len(planned)} partitions were planned, but the driver grants {len(granted)}: ask "
             "for fewer"
         )
-    for one, count in zip(planned, granted, strict=True):
-        if one.sm_count != count:
+    for partition, count in zip(planned, granted, strict=True):
+        if partition.sm_count != count:
             raise InvalidPartition(
-                f"partition {one.name!r}: {one.sm_count} SMs were planned, but the driver grants "
-                f"{count}: ask for {count}, or pass rounding='up'"
+                f"partition {partition.name!r}: {partition.sm_count} SMs were planned, but the "
+                f"driver grants {count}: ask for {count}, or pass rounding='up'"
             )
 
 
@@ -175,7 +177,7 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
 class GreenContext:
     """A green context and the parts it was made of."""
 
-    context: CudaObject
+    context: Untyped
     parts: tuple[int, ...]
 
 
@@ -198,13 +200,13 @@ class GreenContexts:
     """
 
     def __init__(
-        self, core: CudaObject, device: CudaObject, splitter: ComposedQuanta | HeterogeneousSplit
+        self, core: Untyped, device: Untyped, splitter: ComposedQuanta | HeterogeneousSplit
     ) -> None:
         self._core = core
         self._device = device
         self._splitter = splitter
         self._reuses = isinstance(splitter, ComposedQuanta)
-        self._spare: dict[tuple[int, ...], list[CudaObject]] = {}
+        self._spare: dict[tuple[int, ...], list[Untyped]] = {}
 
     def make(self, planned: Sequence[PlannedPartition], probe: Probe) -> list[GrantedPartition]:
         """Make one green context for each planned partition and find its SM ids.
@@ -218,12 +220,14 @@ class GreenContexts:
         """
         made: list[GreenContext] = []
         with contextlib.ExitStack() as undo:
-            for one, resources in zip(planned, self._splitter.resources(planned), strict=True):
-                made.append(GreenContext(self._take(one, resources), one.parts))
+            for partition, resources in zip(
+                planned, self._splitter.resources(planned), strict=True
+            ):
+                made.append(GreenContext(self._take(partition, resources), partition.parts))
                 undo.callback(made[-1].context.close)
-            contexts = [one.context for one in made]
+            contexts = [partition.context for partition in made]
             _check_granted(planned, [int(context.resources.sm.sm_count) for context in contexts])
-            counts = [one.sm_count for one in planned]
+            counts = [partition.sm_count for partition in planned]
             with contextlib.ExitStack() as probed:
                 streams = []
                 for context in contexts:
@@ -237,11 +241,11 @@ class GreenContexts:
                 ]
             undo.pop_all()
         return [
-            GrantedPartition(green, one.sm_count, sms, next(_contexts), target)
-            for green, one, sms, target in zip(made, planned, ids, targets, strict=True)
+            GrantedPartition(green, partition.sm_count, sms, next(_contexts), target)
+            for green, partition, sms, target in zip(made, planned, ids, targets, strict=True)
         ]
 
-    def _take(self, one: PlannedPartition, resources: list[CudaObject]) -> CudaObject:
+    def _take(self, one: PlannedPartition, resources: list[Untyped]) -> Untyped:
         if spare := self._spare.get(one.parts):
             return spare.pop()
         try:

@@ -8,8 +8,8 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 
+from gpuscope._types import Untyped
 from gpuscope.device.cuda.arrays import cupy
-from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.errors import InvalidPartition
 
 # Every block takes all the shared memory of an SM, so no two share one, and none leaves
@@ -52,7 +52,7 @@ class SmProbe:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise InvalidPartition(f"the SM probe cannot be prepared ({status.name})")
 
-    def cluster_sm_count(self, stream: CudaObject, sm_count: int) -> int:
+    def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
         """Return on how many of a stream's SMs clusters of four blocks fit at the same time.
 
         One block an SM, as GEMM libraries launch them. Devices without clusters use every SM.
@@ -63,7 +63,7 @@ class SmProbe:
         fitting = self._kernel.occupancy.max_active_clusters(config, stream=stream) * _CLUSTER
         return min(int(fitting), sm_count)
 
-    def sm_ids(self, streams: Sequence[CudaObject], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    def sm_ids(self, streams: Sequence[Untyped], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the sorted SM ids behind each stream, all probed at the same time.
 
         Raises
@@ -87,8 +87,12 @@ class SmProbe:
             if timed_out or arrived != count or len(distinct) != count:
                 raise InvalidPartition(
                     f"{count} SMs were granted, but {len(distinct)} were seen to run work at the "
-                    "same time" + ("; other work may hold them: wait for it, then carve again"
-                    if timed_out else ": this driver does not confine work as it says")
-                )  # fmt: skip
+                    "same time"
+                    + (
+                        "; other work may hold them: wait for it, then carve again"
+                        if timed_out
+                        else ": this driver does not confine work as it says"
+                    )
+                )
             found.append(distinct)
         return found

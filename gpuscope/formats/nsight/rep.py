@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from gpuscope import _nsys
-from gpuscope._types import Array
+from gpuscope._types import Array, Untyped
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.formats.progress import Step
 from gpuscope.formats.tracks import OPEN, layout, names, nested, times
@@ -35,8 +35,6 @@ BACKEND = "NSYS_WRITER_BACKEND"
 """Variable that names nsys's library behind the writer."""
 DOMAIN = "gpuscope"
 
-_Writing: TypeAlias = Any
-"""A session, stream or domain of nsys's writer, which has no types."""
 _ROWS = 10_000
 _INSTANTS = ("mark", "event", "counter")
 
@@ -127,7 +125,7 @@ def _failing(target: Path) -> Iterator[None]:
         raise ExportError(f"nsys's writer could not write {target.name!r}: {error}") from error
 
 
-def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
+def _send(session: Untyped, trace: Trace, base_ns: int, step: Step) -> int:
     """Write every row, stream by stream; returns how many ranges and marks that were.
 
     A mark at the first row says what of the trace is missing.
@@ -174,7 +172,7 @@ def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
 
 
 def _send_rows(
-    stream: _Writing, domain: _Writing, spans: pa.Table, starts: Array, ends: Array
+    stream: Untyped, domain: Untyped, spans: pa.Table, starts: Array, ends: Array
 ) -> int:
     samples = 0
     needed = ("id", "kind", "name", "category", "color", "range_style", "value")

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Known, Places
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Rows, freeze
-from gpuscope.record.source import Completeness
+from gpuscope.record.source import Completeness, Ended
 from gpuscope.trace import schema
 
 if TYPE_CHECKING:
@@ -123,15 +122,20 @@ class Reader:
 
     def __init__(self, facts: Facts, ask: Ask) -> None:
         self.places = Known({})
-        self.found = found = Completeness()
+        self.found = completeness = Completeness()
         self._records = Records(
-            _Asking(facts.version, ask), facts.which, found, text=lambda at: ask("text", at, 0)
+            _Asking(facts.version, ask),
+            facts.which,
+            completeness,
+            text=lambda at: ask("text", at, 0),
         )
         self._records.first, self._records.noted = facts.first, facts.noted
         self._records.ranges.arrive = True
         self._which = facts.which
         self._next = 1
-        self._links = Links(self._records, self.places, SelectionLog(), found, all_calls=False)
+        self._links = Links(
+            self._records, self.places, SelectionLog(), completeness, all_calls=False
+        )
 
     def learn(self, places: Known) -> None:
         """Take what is known of streams and partitions by now."""
@@ -164,10 +168,10 @@ class Reader:
         drain(rows)
         if over:
             self._links.drain_syncs(rows)
-        own = calls.rows(self._next, partitions)
-        if own:
-            self._next += len(own)
-            rows.batches.append(freeze(own, []))
+        ended = calls.rows(self._next, partitions)
+        if ended:
+            self._next += len(ended)
+            rows.batches.append(freeze(ended, []))
         return Batch(
             schema.concat([batch.spans for batch in rows.batches], schema.SPAN_TYPES),
             schema.concat([batch.edges for batch in rows.batches], schema.EDGE_TYPES),

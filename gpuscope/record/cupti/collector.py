@@ -38,9 +38,15 @@ _PREPARED = 3
 """Buffers whose pages are there before CUPTI asks, so that no launch waits for the kernel."""
 
 KINDS = (
-    layout.KERNEL, layout.MEMCPY, layout.MEMSET, layout.PEER_COPY, layout.CONTEXT, layout.STREAM,
-    layout.MARKER, layout.MARKER_DATA,
-)  # fmt: skip
+    layout.KERNEL,
+    layout.MEMCPY,
+    layout.MEMSET,
+    layout.PEER_COPY,
+    layout.CONTEXT,
+    layout.STREAM,
+    layout.MARKER,
+    layout.MARKER_DATA,
+)
 """Recorded always. Kernels of graphs are recorded each: records of whole graphs
 (GRAPH_TRACE) crash a process whose graphs were instantiated before they were enabled
 (libcupti 13.0, driver 580)."""
@@ -52,8 +58,10 @@ _API_KINDS: Mapping[str, tuple[int, ...]] = {
 }
 """What API calls to record → kinds, from little to much."""
 _DOMAINS: Mapping[str, tuple[int, ...]] = {
-    "none": (), "runtime": (RUNTIME_API,), "launches": (RUNTIME_API, DRIVER_API),
-}  # fmt: skip
+    "none": (),
+    "runtime": (RUNTIME_API,),
+    "launches": (RUNTIME_API, DRIVER_API),
+}
 """What launches to note → whose."""
 
 Sink = Callable[[int, Array], None]
@@ -185,12 +193,14 @@ class Collector:
         rank = list(_API_KINDS)
         wanted = [apis for _, _, apis in self._owners.values()]
         if self.notes_launches:
-            noted = max((one for one in wanted if one != "all"), key=rank.index, default="none")
+            noted = max(
+                (detail for detail in wanted if detail != "all"), key=rank.index, default="none"
+            )
             if noted != self._noted:
                 self._noted = "unknown"  # should it fail half-way
                 self.library.note_launches(self._subscription, *_DOMAINS[noted])
                 self._noted = noted
-            wanted = [one for one in wanted if one == "all"]
+            wanted = [detail for detail in wanted if detail == "all"]
         apis = max(wanted, key=rank.index, default="none")
         if apis == self._apis:
             return

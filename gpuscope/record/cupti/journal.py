@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from gpuscope.errors import GpuscopeError, TraceFormatError
-from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.afar import Facts, Reader
 from gpuscope.record.cupti.library import DRIVER_API, LAST_CALLBACK, RUNTIME_API, text_at
 from gpuscope.record.cupti.places import Known, Places
 from gpuscope.record.rows import Batch
+from gpuscope.record.source import Ended
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -88,9 +88,7 @@ class Journal:
         name = collector.library.callback_name
         domains = {
             domain: {
-                number: found
-                for number in range(1, LAST_CALLBACK)
-                if (found := name(domain, number))
+                number: text for number in range(1, LAST_CALLBACK) if (text := name(domain, number))
             }
             for domain in (DRIVER_API, RUNTIME_API)
         }
@@ -307,24 +305,26 @@ class JournalReader:
 
     def _facts(self, left: Mapping[str, int]) -> TraceMetadata:
         """Return what the recording told of itself, and what reading found and left out."""
-        told, reader = self._metadata, self._reader
+        metadata, reader = self._metadata, self._reader
         if reader is None:
-            return told
-        counts = {**told.counts, **{f"{what} left out": count for what, count in left.items()}}
+            return metadata
+        counts = {**metadata.counts, **{f"{what} left out": count for what, count in left.items()}}
         for name, count in reader.found.counts.items():
             counts[name] = counts.get(name, 0) + count
         met = {str(number): facts for number, facts in reader.places.streams.items()}
-        notes = [*told.notes, *reader.found.notes]
+        notes = [*metadata.notes, *reader.found.notes]
         if self._missing:
             notes.append(
                 f"{self._missing} buffers of records could not be written to "
                 f"{self.path.name!r} and are missing"
             )
         return msgspec.structs.replace(
-            told,
+            metadata,
             counts=counts,
-            streams={**met, **told.streams},
+            streams={**met, **metadata.streams},
             notes=tuple(notes),
-            complete=told.complete and reader.found.complete and not (left or self._missing),
-            windows_ns=tuple((began, max(began, self.written_ns)) for began, _ in told.windows_ns),
+            complete=metadata.complete and reader.found.complete and not (left or self._missing),
+            windows_ns=tuple(
+                (began, max(began, self.written_ns)) for began, _ in metadata.windows_ns
+            ),
         )

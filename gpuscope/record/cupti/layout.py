@@ -51,67 +51,137 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
 """Kind → (first version, bytes) in ascending order."""
 
 _API = {
-    "callback": (4, "u4"), "start": (8, "u8"), "end": (16, "u8"), "process": (24, "u4"),
-    "thread": (28, "u4"), "correlation": (32, "u4"), "returned": (36, "u4"),
-}  # fmt: skip
+    "callback": (4, "u4"),
+    "start": (8, "u8"),
+    "end": (16, "u8"),
+    "process": (24, "u4"),
+    "thread": (28, "u4"),
+    "correlation": (32, "u4"),
+    "returned": (36, "u4"),
+}
 
 FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     KERNEL: {
-        "registers": (6, "u2"), "start": (16, "u8"), "end": (24, "u8"), "device": (40, "u4"),
-        "context": (44, "u4"), "stream": (48, "u4"),
-        "grid_x": (52, "u4"), "grid_y": (56, "u4"), "grid_z": (60, "u4"),
-        "block_x": (64, "u4"), "block_y": (68, "u4"), "block_z": (72, "u4"),
-        "static_shared": (76, "u4"), "dynamic_shared": (80, "u4"), "local_memory": (84, "u4"),
-        "correlation": (92, "u4"), "name": (104, "u8"), "queued": (120, "u8"),
-        "submitted": (128, "u8"), "graph_node": (144, "u8"), "graph": (156, "u4"),
+        "registers": (6, "u2"),
+        "start": (16, "u8"),
+        "end": (24, "u8"),
+        "device": (40, "u4"),
+        "context": (44, "u4"),
+        "stream": (48, "u4"),
+        "grid_x": (52, "u4"),
+        "grid_y": (56, "u4"),
+        "grid_z": (60, "u4"),
+        "block_x": (64, "u4"),
+        "block_y": (68, "u4"),
+        "block_z": (72, "u4"),
+        "static_shared": (76, "u4"),
+        "dynamic_shared": (80, "u4"),
+        "local_memory": (84, "u4"),
+        "correlation": (92, "u4"),
+        "name": (104, "u8"),
+        "queued": (120, "u8"),
+        "submitted": (128, "u8"),
+        "graph_node": (144, "u8"),
+        "graph": (156, "u4"),
         "channel": (168, "u4"),
-        "cluster_x": (176, "u4"), "cluster_y": (180, "u4"), "cluster_z": (184, "u4"),
+        "cluster_x": (176, "u4"),
+        "cluster_y": (180, "u4"),
+        "cluster_z": (184, "u4"),
     },
     MEMCPY: {
-        "copy_kind": (4, "u1"), "src_kind": (5, "u1"), "dst_kind": (6, "u1"), "bytes": (8, "u8"),
-        "start": (16, "u8"), "end": (24, "u8"), "device": (32, "u4"), "context": (36, "u4"),
-        "stream": (40, "u4"), "correlation": (44, "u4"), "graph_node": (64, "u8"),
-        "graph": (72, "u4"), "channel": (76, "u4"),
+        "copy_kind": (4, "u1"),
+        "src_kind": (5, "u1"),
+        "dst_kind": (6, "u1"),
+        "bytes": (8, "u8"),
+        "start": (16, "u8"),
+        "end": (24, "u8"),
+        "device": (32, "u4"),
+        "context": (36, "u4"),
+        "stream": (40, "u4"),
+        "correlation": (44, "u4"),
+        "graph_node": (64, "u8"),
+        "graph": (72, "u4"),
+        "channel": (76, "u4"),
     },
     MEMSET: {
-        "value": (4, "u4"), "bytes": (8, "u8"), "start": (16, "u8"), "end": (24, "u8"),
-        "device": (32, "u4"), "context": (36, "u4"), "stream": (40, "u4"),
-        "correlation": (44, "u4"), "dst_kind": (50, "u2"), "graph_node": (64, "u8"),
-        "graph": (72, "u4"), "channel": (76, "u4"),
+        "value": (4, "u4"),
+        "bytes": (8, "u8"),
+        "start": (16, "u8"),
+        "end": (24, "u8"),
+        "device": (32, "u4"),
+        "context": (36, "u4"),
+        "stream": (40, "u4"),
+        "correlation": (44, "u4"),
+        "dst_kind": (50, "u2"),
+        "graph_node": (64, "u8"),
+        "graph": (72, "u4"),
+        "channel": (76, "u4"),
     },
     PEER_COPY: {
-        "copy_kind": (4, "u1"), "src_kind": (5, "u1"), "dst_kind": (6, "u1"), "bytes": (8, "u8"),
-        "start": (16, "u8"), "end": (24, "u8"), "device": (32, "u4"), "context": (36, "u4"),
-        "stream": (40, "u4"), "correlation": (60, "u4"), "graph_node": (72, "u8"),
-        "graph": (80, "u4"), "channel": (84, "u4"),
+        "copy_kind": (4, "u1"),
+        "src_kind": (5, "u1"),
+        "dst_kind": (6, "u1"),
+        "bytes": (8, "u8"),
+        "start": (16, "u8"),
+        "end": (24, "u8"),
+        "device": (32, "u4"),
+        "context": (36, "u4"),
+        "stream": (40, "u4"),
+        "correlation": (60, "u4"),
+        "graph_node": (72, "u8"),
+        "graph": (80, "u4"),
+        "channel": (84, "u4"),
     },
     DRIVER: _API,
     RUNTIME: _API,
     NOTED_DRIVER: _API,
     NOTED_RUNTIME: _API,
     CONTEXT: {
-        "context": (4, "u4"), "device": (8, "u4"), "parent": (16, "u4"), "is_green": (20, "u1"),
+        "context": (4, "u4"),
+        "device": (8, "u4"),
+        "parent": (16, "u4"),
+        "is_green": (20, "u1"),
         "sm_count": (22, "u2"),
     },
     STREAM: {
-        "context": (4, "u4"), "stream": (8, "u4"), "priority": (12, "u4"), "flag": (16, "u4"),
+        "context": (4, "u4"),
+        "stream": (8, "u4"),
+        "priority": (12, "u4"),
+        "flag": (16, "u4"),
     },
     MARKER: {
-        "flags": (4, "u4"), "time": (8, "u8"), "marker": (16, "u4"), "process": (24, "u4"),
-        "thread": (28, "u4"), "name": (40, "u8"), "domain": (48, "u8"),
+        "flags": (4, "u4"),
+        "time": (8, "u8"),
+        "marker": (16, "u4"),
+        "process": (24, "u4"),
+        "thread": (28, "u4"),
+        "name": (40, "u8"),
+        "domain": (48, "u8"),
     },
     MARKER_DATA: {
-        "flags": (4, "u4"), "marker": (8, "u4"), "payload_kind": (12, "u4"),
-        "payload": (16, "u8"), "color": (24, "u4"), "category": (28, "u4"),
+        "flags": (4, "u4"),
+        "marker": (8, "u4"),
+        "payload_kind": (12, "u4"),
+        "payload": (16, "u8"),
+        "color": (24, "u4"),
+        "category": (28, "u4"),
     },
     SYNCHRONIZATION: {
-        "type": (4, "u4"), "start": (8, "u8"), "end": (16, "u8"), "correlation": (24, "u4"),
-        "context": (28, "u4"), "stream": (32, "u4"), "sync": (40, "u8"),
+        "type": (4, "u4"),
+        "start": (8, "u8"),
+        "end": (16, "u8"),
+        "correlation": (24, "u4"),
+        "context": (28, "u4"),
+        "stream": (32, "u4"),
+        "sync": (40, "u8"),
     },
     CUDA_EVENT: {
-        "correlation": (4, "u4"), "context": (8, "u4"), "stream": (12, "u4"), "sync": (48, "u8"),
+        "correlation": (4, "u4"),
+        "context": (8, "u4"),
+        "stream": (12, "u4"),
+        "sync": (48, "u8"),
     },
-}  # fmt: skip
+}
 """Kind → field → (offset in bytes, NumPy type): the fields that traces use."""
 
 
@@ -198,7 +268,7 @@ def find_records(buffer: Array, sizes: Mapping[int, int]) -> Found:
             for kind in set(seen):
                 pieces.setdefault(kind, []).append(where[what == kind])
         position = after
-    offsets = {kind: np.sort(np.concatenate(found)) * 4 for kind, found in pieces.items()}
+    offsets = {kind: np.sort(np.concatenate(places)) * 4 for kind, places in pieces.items()}
     return Found(offsets, len(buffer) - position * 4, unread_kind)
 
 
@@ -324,8 +394,8 @@ def texts_and_devices(buffer: Array, sizes: Mapping[int, int]) -> tuple[set[int]
             numbers = np.flatnonzero(np.unpackbits(devices.view(np.uint8), bitorder="little"))
             return set(room[:count].tolist()), set(numbers.tolist())
     offsets = find_records(buffer, sizes).offsets
-    found: tuple[set[int], set[int]] = set(), set()
-    for values, names in zip(found, (_TEXTS, _DEVICES), strict=True):
+    kinds: tuple[set[int], set[int]] = set(), set()
+    for values, names in zip(kinds, (_TEXTS, _DEVICES), strict=True):
         for kind, name in names:
             if kind in offsets:
                 at, code = FIELDS[kind][name]
@@ -333,7 +403,7 @@ def texts_and_devices(buffer: Array, sizes: Mapping[int, int]) -> tuple[set[int]
                 whole = buffer[: len(buffer) // width * width].view(code)
                 column = pa.array(whole[(offsets[kind] + at) // width])
                 values.update(column.unique().to_pylist())
-    return found[0] - {0}, found[1]
+    return kinds[0] - {0}, kinds[1]
 
 
 def _fields_for_c(sizes: Mapping[int, int]) -> Array:

@@ -257,7 +257,7 @@ class Links:
         if not candidates:
             return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        place = joins.innermost(
+        innermost = joins.innermost(
             apis["thread"],
             middle,
             np.array([call.thread for call in candidates], np.int64),
@@ -265,9 +265,9 @@ class Links:
             np.array([call.end_ns or call.start_ns for call in candidates], np.int64),
         )
         number_of = np.array([*recent, *[NONE] * len(held)], np.int64)
-        inside = np.flatnonzero(place >= len(recent))
+        inside = np.flatnonzero(innermost >= len(recent))
         inside = inside[np.argsort(apis["start"][inside], kind="stable")]
-        new, first = np.unique(place[inside], return_index=True)
+        new, first = np.unique(innermost[inside], return_index=True)
         times = (apis[name][inside[first]].tolist() for name in ("start", "end", "correlation"))
         for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
             call, row = held[at - len(recent)]
@@ -275,7 +275,7 @@ class Links:
             number_of[at] = self._next_linked
             self._linked[self._next_linked] = call
             self._next_linked += 1
-        apis["call"] = np.where(place >= 0, number_of[np.maximum(place, 0)], NONE)
+        apis["call"] = np.where(innermost >= 0, number_of[np.maximum(innermost, 0)], NONE)
         self._recent = number_of[number_of >= 0].tolist()[-_RECENT:]
         return {at - len(recent) for at in new.tolist()}
 
@@ -306,12 +306,14 @@ class Links:
         batches = []
         for calls in self._launching(apis):
             at = joins.match(work["correlation"], calls["correlation"])
-            found = at >= 0
-            if found.any():
-                mine = work if found.all() else tables.select(work, found)
-                batches.append(self._work_batch(mine, calls, at[found]))
-                calls["awaited"][at[found][mine["graph"] == 0]] = False  # a graph's comes in parts
-                work = tables.select(work, ~found)
+            matched = at >= 0
+            if matched.any():
+                of_launches = work if matched.all() else tables.select(work, matched)
+                batches.append(self._work_batch(of_launches, calls, at[matched]))
+                calls["awaited"][at[matched][of_launches["graph"] == 0]] = (
+                    False  # a graph's comes in parts
+                )
+                work = tables.select(work, ~matched)
             if not len(work["start"]):
                 return batches
         waits = np.full(len(work["start"]), not rows.over)
@@ -381,8 +383,8 @@ class Links:
         correlations = np.array([call.correlation for call in calls], np.int64)
         firsts = firsts[new] if len(new) else firsts
         rows[firsts] = work_row(correlations[which[firsts]])
-        told = work["end"] >= self._since_ns  # of the others nobody asks
-        unsure = int(((selected == UNSURE) & (which == NONE) & told).sum())
+        recent = work["end"] >= self._since_ns  # of the others nobody asks
+        unsure = int(((selected == UNSURE) & (which == NONE) & recent).sum())
         if unsure:
             self._found.add("in_shared_tasks", unsure)
         columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
@@ -424,5 +426,5 @@ def _first_pieces(work: Columns, which: Ints) -> Ints:
 def _stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
     """Return the amounts that calls state, each at the first of its call's pieces of work."""
     stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
-    own = np.where(which >= 0, stated[which], NONE)
-    return np.where(is_first | (own == NONE), own, 0)
+    is_stated = np.where(which >= 0, stated[which], NONE)
+    return np.where(is_first | (is_stated == NONE), is_stated, 0)

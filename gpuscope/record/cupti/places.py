@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Ints, Untyped
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.device.handles import raw_handle
-from gpuscope.device.partition import Partition
+from gpuscope.device.handles import HasCudaStream, raw_handle
+from gpuscope.device.owner import Owner
 from gpuscope.device.stream import Stream
+from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
-from gpuscope.record.cupti.library import Library
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.facts import info_facts, stream_facts
 from gpuscope.record.rows import partition_name
@@ -107,7 +108,7 @@ class Known:
         if isinstance(stream, Stream):
             return partition_name(stream)
         try:
-            return self._partition_of_handle.get(raw_handle(stream))
+            return self._partition_of_handle.get(raw_handle(cast("HasCudaStream | int", stream)))
         except Exception:  # noqa: BLE001 - a foreign stream that is gone
             return None
 
@@ -161,10 +162,10 @@ class Known:
         text_codes = np.full(len(codes), NONE, np.int64)
         for number, context in enumerate(contexts):  # it may have been carved again
             names = self._names.get(context, [])
-            mine = codes == number
+            of_number = codes == number
             begins = np.array([since for since, _ in names], np.int64)
-            at = np.searchsorted(begins, launched[mine], "right") - 1
-            text_codes[mine] = np.where(at >= 0, len(texts) + at, NONE)
+            at = np.searchsorted(begins, launched[of_number], "right") - 1
+            text_codes[of_number] = np.where(at >= 0, len(texts) + at, NONE)
             texts += [name for _, name in names]
         return arrow.text_column(text_codes, texts)
 
@@ -189,17 +190,17 @@ class Places(Known):
         Name of a partition → CUPTI's number of its context.
     """
 
-    def __init__(self, devices: tuple[Device, ...], library: Library) -> None:
+    def __init__(self, devices: tuple[Device, ...], library: Untyped) -> None:
         super().__init__({})
         self._devices: list[Device] = []
         for device in devices:
             self.add(device)
         self._library = library
         self.devices: dict[str, DeviceFacts] = {}
-        self.partitions: dict[str, Partition] = {}
+        self.partitions: dict[str, PartitionView] = {}
         self.contexts: dict[str, int] = {}
         self._learned_streams: set[tuple[str, int, int]] = set()
-        self._learned_partitions: dict[int, Partition] = {}
+        self._learned_partitions: dict[int, PartitionView] = {}
 
     def add(self, device: Device) -> None:
         """Learn of a device too that was opened since."""
@@ -218,7 +219,7 @@ class Places(Known):
         return self._uuids[index]
 
     # -- while it records -------------------------------------------------------------
-    def meet(self, call: Call, stream: Stream) -> None:
+    def meet(self, call: Call, stream: StreamView[object]) -> None:
         """Look at a stream of a call while it is alive."""
         if not stream.closed:
             thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
@@ -248,10 +249,10 @@ class Places(Known):
         if partition is not None:
             self._learn_partition(partition)
 
-    def _learn_partition(self, partition: Partition) -> None:
+    def _learn_partition(self, partition: PartitionView) -> None:
         if id(partition) in self._learned_partitions or partition.closed:
             return
-        handle = partition.device.backend.context_handle(partition.raw)
+        handle = cast("Owner", partition.device).backend.context_handle(partition.raw)
         number = self._library.context_id(handle)
         names = self._names.setdefault(number, [])
         names.append((time.time_ns() if names else 0, partition.name))

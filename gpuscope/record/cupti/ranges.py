@@ -82,11 +82,11 @@ class Ranges:
         self._numbers += count
         every = new if self._open is None else tables.join_columns([self._open, new])
         at = joins.match(markers["marker"][ends], every["marker"])
-        found = at >= 0
-        every["last"][at[found]] = markers["time"][ends][found].astype(np.int64)
-        every["end_thread"][at[found]] = markers["thread"][ends][found]
+        matched = at >= 0
+        every["last"][at[matched]] = markers["time"][ends][matched].astype(np.int64)
+        every["end_thread"][at[matched]] = markers["thread"][ends][matched]
         # Records of two threads come in two buffers, the later one first perhaps.
-        self._early_ends = [tables.select(markers, ends[~found])]
+        self._early_ends = [tables.select(markers, ends[~matched])]
         self._open = every
 
     def around(self, threads: Array, times: Array) -> Array:
@@ -174,15 +174,19 @@ class Ranges:
         numbered = there & (picked["category"] != 0)
         if numbered.any():
             numbers = zip(numbered, picked["category"], now["domain"], strict=True)
-            columns["category"] = arrow.texts([
-                nvtx.category_name(self._text(int(domain)), int(number)) if known else None
-                for known, number, domain in numbers
-            ])  # fmt: skip
-        told = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
-        if told.any():
-            payloads = zip(told, picked["payload_kind"], picked["payload"], strict=True)
-            columns["payload"] = arrow.texts([
-                tables.payload_text(int(kind), int(raw)) if known else None
-                for known, kind, raw in payloads
-            ])  # fmt: skip
+            columns["category"] = arrow.texts(
+                [
+                    nvtx.category_name(self._text(int(domain)), int(number)) if known else None
+                    for known, number, domain in numbers
+                ]
+            )
+        has_payload = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
+        if has_payload.any():
+            payloads = zip(has_payload, picked["payload_kind"], picked["payload"], strict=True)
+            columns["payload"] = arrow.texts(
+                [
+                    tables.payload_text(int(kind), int(raw)) if known else None
+                    for known, kind, raw in payloads
+                ]
+            )
         return columns

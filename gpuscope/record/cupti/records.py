@@ -88,9 +88,9 @@ class Canaries:
     def arrive(self, start: int, stop: int) -> None:
         """Take the record of the next one, from start to stop in ns; it ran inside that."""
         number, self.arrived = self.arrived, self.arrived + 1
-        flight, place = divmod(number, FLIGHT)
-        sent = flight * (FLIGHT - 1) + place
-        if place == FLIGHT - 1 or sent >= len(self._sent):
+        flight, index = divmod(number, FLIGHT)
+        sent = flight * (FLIGHT - 1) + index
+        if index == FLIGHT - 1 or sent >= len(self._sent):
             return
         begin, end = self._sent[sent]
         half = max(0, (stop - start) - (end - begin)) // 2
@@ -113,7 +113,7 @@ class Flights:
         """Take the records of canaries, a mask of ``work``."""
         numbers = (work["config"][:, 0], work["device"], work["correlation"])
         for tag, device, correlation in zip(
-            *(one[canaries].tolist() for one in numbers), strict=True
+            *(column[canaries].tolist() for column in numbers), strict=True
         ):
             self._correlations.setdefault((tag, device), []).append(correlation)
 
@@ -226,9 +226,9 @@ class Records:
 
     def keep(self) -> Callable[[], None]:
         """Return what undoes all that reading changes next."""
-        own = keep(self, "work", "apis", "syncs", "count", "left_out")
+        restore = keep(self, "work", "apis", "syncs", "count", "left_out")
         of_canaries = (canaries.keep() for canaries in self.canaries)
-        return together(own, self.ranges.keep(), self._flights.keep(), *of_canaries)
+        return together(restore, self.ranges.keep(), self._flights.keep(), *of_canaries)
 
     # -- from bytes -------------------------------------------------------------------
     def read(self, raw: Array) -> set[int]:
@@ -266,10 +266,13 @@ class Records:
         codes, distinct = arrow.coded(numbers)
         name_of = self._library.callback_name
         return codes, [
-            (bool(number % 2), name_of(RUNTIME_API if number % 2 else DRIVER_API, number // 2)
-             or f"call {number // 2}")
+            (
+                bool(number % 2),
+                name_of(RUNTIME_API if number % 2 else DRIVER_API, number // 2)
+                or f"call {number // 2}",
+            )
             for number in distinct
-        ]  # fmt: skip
+        ]
 
     def launches(self, apis: Columns) -> Array:
         """Whether each API call queued work, as far as its name tells."""
@@ -300,10 +303,12 @@ class Records:
         if not canaries.any():
             return work
         self._flights.note(work, canaries)
-        for own in self.canaries:
-            mine = canaries & (work["config"][:, 0] == own.tag) & (work["device"] == own.device)
-            for row in np.flatnonzero(mine).tolist():
-                own.arrive(int(work["start"][row]), int(work["end"][row]))
+        for canary in self.canaries:
+            of_canary = (
+                canaries & (work["config"][:, 0] == canary.tag) & (work["device"] == canary.device)
+            )
+            for row in np.flatnonzero(of_canary).tolist():
+                canary.arrive(int(work["start"][row]), int(work["end"][row]))
         return tables.select(work, ~canaries)
 
     # -- what is the recording's own --------------------------------------------------
@@ -353,7 +358,7 @@ class Records:
         """Leave out what was launched before the recording, and what recordings did."""
         if columns is None:
             return None
-        own = tables.select(columns, columns["correlation"] > self.first)
-        own = self._flights.without(own, apis)
-        self.left_out += len(columns["start"]) - len(own["start"])
-        return own
+        new = tables.select(columns, columns["correlation"] > self.first)
+        new = self._flights.without(new, apis)
+        self.left_out += len(columns["start"]) - len(new["start"])
+        return new

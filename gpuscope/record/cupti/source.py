@@ -15,6 +15,7 @@ from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.handles import raw_handle
 from gpuscope.device.stream import Stream
+from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
@@ -74,9 +75,12 @@ class CuptiSource(Source):
         self._order = Order() if options.hazards else None
         self._records = Records(library, self._which, self._found, order=self._order)
         self._links = Links(
-            self._records, self._places, self._selections, self._found,
+            self._records,
+            self._places,
+            self._selections,
+            self._found,
             all_calls=self._which != "runtime",
-        )  # fmt: skip
+        )
         self._tag = 1 + next(_tags) % _TAGS
         self._tap: BufferTap | None = None
         self._journal: Journal | None = None
@@ -233,25 +237,25 @@ class CuptiSource(Source):
         return there()
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
-        found = self._found
+        completeness = self._found
         refused = self._collector.refused - self._before[1]
-        found.add("dropped", self._collector.dropped - self._before[0])
-        dropped = found.counts["dropped"]
+        completeness.add("dropped", self._collector.dropped - self._before[0])
+        dropped = completeness.counts["dropped"]
         if taken_over:
-            found.lost(
+            completeness.lost(
                 "another CUPTI client took the recording over while it ran: the last canary "
                 "kernels left no record, and what ran since then may be missing"
             )
         if refused:
-            found.lost(
+            completeness.lost(
                 f"the memory limit of {self._limit} bytes was reached {refused} times: "
                 f"{dropped} records were dropped; raise memory_limit, or read "
                 "batches() while recording"
             )
         elif dropped:
-            found.lost(f"CUPTI dropped {dropped} records")
+            completeness.lost(f"CUPTI dropped {dropped} records")
         if not wait and self._records.canaries:
-            found.notes.append(
+            completeness.notes.append(
                 "stopped without waiting: whether every record arrived was not verified"
             )
 
@@ -288,7 +292,7 @@ class CuptiSource(Source):
         return self._order.between(self._places.streams_of) if self._order is not None else None
 
     # -- what is told while it runs ---------------------------------------------------
-    def meet(self, call: Call, stream: Stream) -> None:
+    def meet(self, call: Call, stream: StreamView[object]) -> None:
         """Find CUPTI's numbers for the stream."""
         self._places.meet(call, stream)
 
@@ -328,8 +332,8 @@ class CuptiSource(Source):
 
     def _for_readers(self) -> Facts:
         """Return what another process must know to read the buffers."""
-        own = self._records
-        return Facts(self._collector.library.version, self._which, own.first, own.noted)
+        records = self._records
+        return Facts(self._collector.library.version, self._which, records.first, records.noted)
 
     def _there(self, records: Array | Stored) -> Array:
         """Return a buffer that waits, from where it does."""
@@ -398,16 +402,16 @@ class CuptiSource(Source):
 
     def _check(self) -> None:
         """See that every record that was read is told, and that work has an end."""
-        found, unfinished = self._found, self._links.unfinished
+        completeness, unfinished = self._found, self._links.unfinished
         if unfinished:
-            found.counts["unfinished"] = unfinished
+            completeness.counts["unfinished"] = unfinished
             if self._waited:
-                found.lost(f"{unfinished} pieces of work have no end")
-        count, left_out, told = self._records.count, self._records.left_out, self._links.told
-        lost = count - told - left_out
+                completeness.lost(f"{unfinished} pieces of work have no end")
+        count, left_out, linked = self._records.count, self._records.left_out, self._links.told
+        lost = count - linked - left_out
         if lost:
-            found.add("dropped", abs(lost))
-            found.lost(
+            completeness.add("dropped", abs(lost))
+            completeness.lost(
                 f"{count} records were read, {left_out} of them not the "
-                f"recording's own, but {told} are told"
+                f"recording's own, but {linked} are told"
             )

@@ -25,15 +25,51 @@ Column: TypeAlias = "Array | pa.Array | None"
 
 KERNEL, COPY, SET = 0, 1, 2
 _WORK_KINDS = ("kernel", "memcpy", "memset")
-_COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
-               "PtoP")  # fmt: skip
-_MEMORY_KINDS = ("unknown", "pageable", "pinned", "device", "array", "managed", "device static",
-                 "managed static")  # fmt: skip
-_SYNC_KINDS = ("unknown", "event synchronize", "stream wait event", "stream synchronize",
-               "context synchronize")  # fmt: skip
+_COPY_KINDS = (
+    "unknown",
+    "HtoD",
+    "DtoH",
+    "HtoA",
+    "AtoH",
+    "AtoA",
+    "AtoD",
+    "DtoA",
+    "DtoD",
+    "HtoH",
+    "PtoP",
+)
+_MEMORY_KINDS = (
+    "unknown",
+    "pageable",
+    "pinned",
+    "device",
+    "array",
+    "managed",
+    "device static",
+    "managed static",
+)
+_SYNC_KINDS = (
+    "unknown",
+    "event synchronize",
+    "stream wait event",
+    "stream synchronize",
+    "context synchronize",
+)
 
-_CONFIG = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "cluster_x", "cluster_y",
-           "cluster_z", "registers", "static_shared", "dynamic_shared")  # fmt: skip
+_CONFIG = (
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "cluster_x",
+    "cluster_y",
+    "cluster_z",
+    "registers",
+    "static_shared",
+    "dynamic_shared",
+)
 _SHARED = ("start", "end", "device", "context", "stream", "correlation", "graph", "graph_node")
 _WORK_TYPES = {
     **dict.fromkeys(("start", "end", "graph_node", "name", "bytes"), np.uint64),
@@ -58,23 +94,25 @@ def work_of(records: Mapping[int, Columns]) -> Columns | None:
     """Return kernels, copies and memsets of a buffer in one set of columns."""
     parts = []
     for kind, work in (
-        (layout.KERNEL, KERNEL), (layout.MEMCPY, COPY), (layout.PEER_COPY, COPY),
+        (layout.KERNEL, KERNEL),
+        (layout.MEMCPY, COPY),
+        (layout.PEER_COPY, COPY),
         (layout.MEMSET, SET),
-    ):  # fmt: skip
+    ):
         if kind not in records:
             continue
-        found = records[kind]
-        count = len(found["start"])
-        part: Columns = {name: found[name] for name in _SHARED}
+        raw = records[kind]
+        count = len(raw["start"])
+        part: Columns = {name: raw[name] for name in _SHARED}
         part["work"] = np.full(count, work, np.uint8)
         for name in ("name", "bytes", "copy_kind", "src_kind", "dst_kind"):
-            values = found.get(name)
+            values = raw.get(name)
             kind_of = _WORK_TYPES[name]
             part[name] = np.zeros(count, kind_of) if values is None else values.astype(kind_of)
         config = np.zeros((count, len(_CONFIG)), np.uint32)
         if kind == layout.KERNEL:
             for column, name in enumerate(_CONFIG):
-                config[:, column] = found[name]
+                config[:, column] = raw[name]
         part["config"] = config
         parts.append(part)
     return join_columns(parts) if parts else None
@@ -120,10 +158,11 @@ def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Colum
         "process": apis["process"].astype(np.int64),
         "thread": apis["thread"].astype(np.int64),
         "correlation": apis["correlation"].astype(np.int64),
-        "status": arrow.text_column(
-            np.where(failed, 0, NONE), ["failed"]) if failed.any() else None,
+        "status": arrow.text_column(np.where(failed, 0, NONE), ["failed"])
+        if failed.any()
+        else None,
         "source": arrow.constant("cupti", count),
-    }  # fmt: skip
+    }
 
 
 def config_column(config: Array, work: Array) -> pa.Array:
@@ -179,9 +218,10 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
         "correlation": work["correlation"].astype(np.int64),
         "launch_config": config_column(work["config"], kind),
         "status": arrow.text_column(np.where(end == 0, 0, NONE), ["not finished"])
-        if (end == 0).any() else None,
+        if (end == 0).any()
+        else None,
         "source": arrow.constant("cupti", count),
-    }  # fmt: skip
+    }
     if moved.any():
         columns["nbytes"] = arrow.nullable(work["bytes"], ~moved)
         columns["copy_kind"] = arrow.text_column(np.where(copies, copy_kinds, NONE), _COPY_KINDS)

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import numpy as np
 
+from gpuscope._types import Untyped
+from gpuscope.device.api import NativeArray
 from gpuscope.device.device import Device
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.experiments.profiling import profile
 from gpuscope.search.scale_out import Team
@@ -219,9 +221,12 @@ def _run(
     case: _Case, operands: Operands, stream: Stream, name: str, expected_ns: float, *, told: bool
 ) -> int:
     """Call once to load what is needed, once to time it on the host, then the repeats."""
-    device, (m, n, k) = stream.device, case.shape
+    device, (m, n, k) = cast("Device", stream.device), case.shape
     target: SmCountTarget = "auto" if told else None
-    a, b = operands[0][: m * k].reshape((m, k)), operands[1][: k * n].reshape((k, n))
+    flat_a: Untyped
+    flat_b: Untyped
+    flat_a, flat_b, *_ = operands
+    a, b = flat_a[: m * k].reshape((m, k)), flat_b[: k * n].reshape((k, n))
     out = device.empty((m, n), case.dtype)
     with Gemm(device, m=m, n=n, k=k, dtype=case.dtype, name=name, sm_count_target=target) as handle:
         handle.execute(a, b, out, stream=stream)

@@ -7,18 +7,19 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuscope._checks import given
 from gpuscope._types import Array, DType
+from gpuscope.device.api import Shape
 from gpuscope.device.arrays import fitted
 from gpuscope.device.calls import Call
-from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
-from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
-from gpuscope.device.stream import Stream
+from gpuscope.device.memory import Block, Pinned, Pool, Tag, no_host_memory, pinned_block
+from gpuscope.device.raw import Memory, Places
+from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, InvalidOperand
 from gpuscope.simulator.engine.host import Pace, SimHost
 from gpuscope.simulator.engine.memory import Buffer, Drawn, SimArray, Version, Write, c_steps
@@ -38,9 +39,11 @@ class SimMemory(SimHost):
         super().__init__(profile, pace=pace, jitter=jitter)
         self._scratch: dict[tuple[int, int], list[Memory]] = {}
         self._reserved = 0
-        self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
-        self._pinned = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
-        self._free: dict[Need, list[RawMemory]] = {}
+        marks = self.mark, self._passed, self._wait_for_mark
+        self._memory = Pool(self._take, self._give, *marks)
+        self._pinned = Pool(self._take_pinned, self._give_pinned, *marks)
+        self._free: dict[tuple[int, DType], list[Buffer]] = {}
+        self._free_pinned: dict[int, list[Array]] = {}
         self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._taken_bytes = 0  # as if nothing had been freed since they were last counted
         self.home: object = self
@@ -48,28 +51,31 @@ class SimMemory(SimHost):
         self.assigning: Assigning = lambda *_: nullcontext()
 
     # -- arrays -----------------------------------------------------------------------
-    def _take(self, need: tuple[int, DType] | int) -> RawMemory:
-        """Take a buffer of so many elements, or page-locked bytes: what was last given first."""
+    def _take(self, need: tuple[int, DType]) -> Buffer:
+        """Take a buffer of so many elements: what was last given first."""
         free = self._free.get(need)
         if free:
             return free.pop()
-        if isinstance(need, int):
-            try:
-                return np.empty(need, np.uint8)
-            except (MemoryError, ValueError) as error:
-                raise no_host_memory(need, error) from error
         with self._lock:
             buffer = Buffer(*need)
             self._require_room(buffer.nbytes)
             self._buffers.add(buffer)
         return buffer
 
+    def _take_pinned(self, nbytes: int) -> Array:
+        free = self._free_pinned.get(nbytes)
+        if free:
+            return free.pop()
+        try:
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError) as error:
+            raise no_host_memory(nbytes, error) from error
+
     def _require_room(self, nbytes: int) -> None:
         """Raise unless the GPU has room for more; counts what is held only where it must."""
         most = self.info.memory_bytes
         if self._taken_bytes + nbytes > most:
-            for need in [need for need in self._free if not isinstance(need, int)]:
-                del self._free[need]
+            self._free.clear()
             gc.collect()
             self._taken_bytes = sum(buffer.nbytes for buffer in self._buffers)
         if self._taken_bytes + nbytes > most:
@@ -80,14 +86,14 @@ class SimMemory(SimHost):
             )
         self._taken_bytes += nbytes
 
-    def _give(self, memory: RawMemory) -> None:
-        if isinstance(memory, Buffer):
-            memory.clear()
-            self._free.setdefault((memory.size, memory.dtype), []).append(memory)
-        else:
-            self._free.setdefault(memory.size, []).append(memory)
+    def _give(self, memory: Buffer) -> None:
+        memory.clear()
+        self._free.setdefault((memory.size, memory.dtype), []).append(memory)
 
-    def use(self, stream: Stream, values: Sequence[object]) -> None:
+    def _give_pinned(self, memory: Array) -> None:
+        self._free_pinned.setdefault(memory.size, []).append(memory)
+
+    def use(self, stream: StreamView[SimStream], values: Sequence[object]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
         self._tag(stream.tag or Tag(None, self.mark(stream.raw)), values)
 
@@ -125,8 +131,8 @@ class SimMemory(SimHost):
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
             kept = np.array(() if isinstance(value, SimArray) else value, dtype)
-            found = value.shape if isinstance(value, SimArray) else kept.shape
-            fits = np.broadcast_shapes(found, shape) == shape
+            given_shape = value.shape if isinstance(value, SimArray) else kept.shape
+            fits = np.broadcast_shapes(given_shape, shape) == shape
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:
@@ -163,7 +169,7 @@ class SimMemory(SimHost):
         return (out.owner, a.owner, b.owner), (out.address, a.address, b.address), (out, a, b)
 
     # -- scratch and page-locked memory -----------------------------------------------
-    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+    def allocate(self, nbytes: int, stream: StreamView[SimStream] | None) -> Memory:
         """Take bytes; memory given back on a stream is taken again by that stream first."""
         with self._lock:
             if stream is None:
@@ -176,7 +182,9 @@ class SimMemory(SimHost):
             self._reserved += nbytes
         return Memory(self.empty((nbytes,), np.dtype(np.uint8)), None, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+    def free(
+        self, memory: Memory, stream: StreamView[SimStream] | None, *, idle: bool = False
+    ) -> None:
         """Give bytes back; without a stream the device finishes first."""
         with self._lock:
             if stream is None:
@@ -198,7 +206,11 @@ class SimMemory(SimHost):
 
     # -- copies -----------------------------------------------------------------------
     def copy(
-        self, stream: SimStream, destination: NativeArray, source: NativeArray, correlation: int
+        self,
+        stream: SimStream,
+        destination: SimArray | Array,
+        source: SimArray | Array,
+        correlation: int,
     ) -> None:
         """Queue a copy; the engine of its direction carries it, and the host one in host memory.
 
@@ -237,13 +249,21 @@ class SimMemory(SimHost):
                 self._wait_for(op)
 
 
-def _unheld(array: NativeArray) -> NativeArray:
+def _unheld(array: SimArray | Array) -> SimArray | Array:
     """Return an array as work sees it: it keeps no memory from being given out."""
-    return array.bare if isinstance(array, SimArray) else by_address(array)
+    if isinstance(array, SimArray):
+        return array.bare
+    block = cast("Block[Array] | None", pinned_block(array))
+    if block is None:
+        return array
+    offset = array.ctypes.data - block.raw.ctypes.data
+    return np.ndarray(array.shape, array.dtype, block.raw, offset, array.strides)
 
 
 def computed(
-    destination: NativeArray, sources: tuple[NativeArray, ...], compute: Callable[..., Array]
+    destination: SimArray | Array,
+    sources: Sequence[SimArray | Array],
+    compute: Callable[..., Array],
 ) -> Effect:
     """Return an effect that writes what is computed of the values of when the work starts.
 
@@ -268,8 +288,9 @@ def computed(
             destination,
             fitted(
                 values(*(source.view_of(version.value()) for source, version in bound)),
-                destination.shape, destination.dtype,
+                destination.shape,
+                destination.dtype,
             ),
-        )  # fmt: skip
+        )
 
     return start

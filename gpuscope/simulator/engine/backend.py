@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.api import Kernel, KernelCost, KernelModel, launch_config
+from gpuscope.device.api import Kernel, KernelArgs, KernelCost, KernelModel, launch_config
 from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.event import Event
-from gpuscope.device.graph import Graph
-from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operands, StreamKind
-from gpuscope.device.stream import Stream
+from gpuscope.device.raw import GrantedPartition, MatmulPlan
+from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 from gpuscope.simulator.engine.allocation import SimMemory, computed
 from gpuscope.simulator.engine.capture import Capture, refusal
@@ -73,22 +71,22 @@ class SimBackend(SimMemory):
                 holding = len(ids)
                 if REMAINDER in partition.parts:
                     holding -= self.layout.remainder_sm_count
-                told = sm_count_to_tell(len(ids), holding)
+                target = sm_count_to_tell(len(ids), holding)
                 context = next(self._contexts)
                 made.append(
-                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, told)
+                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, target)
                 )
             return made
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(
-        self, partition: SimPartition | None, priority: int, *, blocking: bool = False
+        self, partition: object, priority: int, *, blocking: bool = False
     ) -> tuple[SimStream, int]:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
             self._pay(self._cost["create_stream_call_ns"])
             handle = next(_handles)
-            sms, context = partition or (self._all_sms, None)
+            sms, context = cast("SimPartition | None", partition) or (self._all_sms, None)
             stream = SimStream(handle, sms, priority, context=context, blocking=blocking)
             self._streams[handle] = stream
             if blocking:
@@ -232,39 +230,42 @@ class SimBackend(SimMemory):
             return times_ns[1] - times_ns[0]
 
     # -- graphs -----------------------------------------------------------------------
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamView[SimStream]) -> None:
         """Let what is queued on ``stream`` from now on become a graph."""
         with self._lock:
-            raw: SimStream = stream.raw
+            raw = stream.raw
             if raw is self.engine.legacy or raw.capture is not None:
                 raise refusal("the stream cannot be captured", "StreamCaptureUnsupported")
             capture = Capture(raw, self.process_and_thread()[1])
             self._captures = [*(other for other in self._captures if other.is_on), capture]
             raw.capture = capture
 
-    def end_capture(self, stream: Stream) -> SimGraph:
+    def end_capture(self, stream: StreamView[SimStream]) -> SimGraph:
         """End it; returns the graph."""
         with self._lock:
-            capture: Capture | None = stream.raw.capture
+            capture = stream.raw.capture
             if capture is None:
                 raise refusal("the capture failed", "IllegalState")
             return capture.end(stream.raw)
 
-    def launch_graph(self, graph: SimGraph, stream: SimStream, correlation: int) -> None:
+    def launch_graph(self, graph: object, stream: SimStream, correlation: int) -> None:
         """Queue a graph: it follows its own launch before, wherever that was."""
         with self._lock:
             if stream.capture is not None:
                 raise stream.capture.refuse("the graph cannot be launched")
-            self._queue(GraphOp(stream, 0, correlation, graph), GRAPH_LAUNCH_CALL_NS)
+            self._queue(
+                GraphOp(stream, 0, correlation, cast("SimGraph", graph)), GRAPH_LAUNCH_CALL_NS
+            )
 
-    def graph_is_empty(self, graph: SimGraph) -> bool:
+    def graph_is_empty(self, graph: object) -> bool:
         """Whether nothing was captured."""
-        return not graph.nodes
+        return not cast("SimGraph", graph).nodes
 
-    def close_graph(self, graph: SimGraph) -> None:
+    def close_graph(self, graph: object) -> None:
         """Wait for its latest launch."""
-        if graph.last is not None:
-            self._wait_for_mark((graph.last,))
+        last = cast("SimGraph", graph).last
+        if last is not None:
+            self._wait_for_mark((last,))
 
     # -- kernels and host functions -----------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
@@ -297,18 +298,24 @@ class SimBackend(SimMemory):
                 )
         with self._lock:
             cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
-            target = model.writes(args)
+            target = cast("SimArray | None", model.writes(args))
             effect = together = None
             if target is not None and model.compute is not None and model.joint is not None:
                 joint = model.joint(args)
                 assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
-                (source,) = model.reads(args)
+                (source,) = cast("Sequence[SimArray]", model.reads(args))
                 together = Together(
-                    joint, joint.ranks.place, target, source, model.compute, cost.block_ns,
+                    joint,
+                    joint.ranks.place,
+                    target,
+                    source,
+                    model.compute,
+                    cost.block_ns,
                     self._latest,
-                )  # fmt: skip
+                )
             elif target is not None and model.compute is not None:
-                effect = computed(target, tuple(model.reads(args)), model.compute)
+                sources = cast("Sequence[SimArray | Array]", model.reads(args))
+                effect = computed(target, sources, model.compute)
             call_ns = self._cost["launch_call_ns"]
             config = model.launch_config
             config = launch_config(grid, block) if config is None else config
@@ -318,17 +325,17 @@ class SimBackend(SimMemory):
 
     def matmul(
         self,
-        stream: Stream,
+        stream: StreamView[SimStream],
         plan: MatmulPlan,
-        operands: Operands,
+        operands: object,
         sm_count: int,
         correlation: int,
-        event: Event | None = None,
+        event: EventView[SimEvent] | None = None,
     ) -> None:
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
-        out, a, b = operands
+        out, a, b = cast("tuple[SimArray, SimArray, SimArray]", operands)
         with self._lock:
-            raw: SimStream = stream.raw
+            raw = stream.raw
             call_ns = self._cost["gemm_call_ns"]
             sms = raw.sms.bit_count()
             if plan.k:
@@ -340,7 +347,9 @@ class SimBackend(SimMemory):
         if event is not None:
             self.record(event.raw, raw, 0)
 
-    def rearrange(self, stream: Stream, into: SimArray, array: SimArray, correlation: int) -> None:
+    def rearrange(
+        self, stream: StreamView[SimStream], into: SimArray, array: SimArray, correlation: int
+    ) -> None:
         """Queue a copy into C order."""
         with self._lock:
             cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
@@ -352,7 +361,7 @@ class SimBackend(SimMemory):
         stream: SimStream,
         function: Callable[[], None],
         correlation: int,
-        graph: Graph | None,
+        graph: GraphView | None,
     ) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
         name = getattr(function, "__name__", "host function")

@@ -30,7 +30,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpuscope import _interrupts
-from gpuscope.device.calls import Activity, Release
+from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.ops import (
     FULL,
@@ -411,15 +411,15 @@ class Engine:
             level = None
             if asked > self._bandwidth:
                 level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
-            own: dict[WaveOp, int] = {}
+            pressures: dict[WaveOp, int] = {}
             for wave in self._sharing:
-                own[wave.op] = own.get(wave.op, 0) + wave.op.pressure * wave.count
-            pressure, shared = sum(own.values()), False
+                pressures[wave.op] = pressures.get(wave.op, 0) + wave.op.pressure * wave.count
+            pressure, shared = sum(pressures.values()), False
             for wave in self._sharing:
                 op = wave.op
                 speed = clock if op.power else FULL
                 if op.stall:
-                    others = min(1.0, (pressure - own[op]) / self._bandwidth)
+                    others = min(1.0, (pressure - pressures[op]) / self._bandwidth)
                     speed = int(speed / (1 + op.stall * others))
                 speed = min(speed, speed_at(level, op.rate))
                 shared |= speed < FULL
@@ -446,7 +446,7 @@ class Engine:
     def _fail(self, op: Op, error: Exception) -> None:
         """Keep what a piece of work raised for who waits for it; what follows it goes on."""
         op.failure = Failure(error, op.failure)
-        self.failures = [one for one in self.failures if not one.told] + [op.failure]
+        self.failures = [failure for failure in self.failures if not failure.told] + [op.failure]
 
     def _finish(self, op: Op) -> None:
         op.done_ns = self.now_ns
@@ -474,15 +474,23 @@ class Engine:
             after = op.owner.graph.nodes[op.node][1]
         sink(
             Activity(
-                op.kind, op.name, op.correlation, op.queued_ns, op.start_ns, self.now_ns,
-                op.stream.waited if held else (), op.node, op.stream.context, tuple(after),
+                op.kind,
+                op.name,
+                op.correlation,
+                op.queued_ns,
+                op.start_ns,
+                self.now_ns,
+                op.stream.waited if held else (),
+                op.node,
+                op.stream.context,
+                tuple(after),
                 op.released_by if isinstance(op, KernelOp) else (),
                 tuple(op.held or ()) if isinstance(op, KernelOp) else (),
                 op.engine if isinstance(op, CopyOp) else None,
                 op.nbytes if isinstance(op, CopyOp) else None,
                 op.launch_config if isinstance(op, KernelOp) else None,
             )
-        )  # fmt: skip
+        )
 
 
 def _note_done(op: Op, before: Op, done_ns: int) -> None:
@@ -507,13 +515,13 @@ def _releases(
     op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
 ) -> tuple[Release, ...]:
     """Return who released the SMs that ``op`` took at an instant, each once."""
-    found: dict[Release, None] = {}
+    releases: dict[Release, None] = {}
     for sms, other in released:
         if sms & taken:
             later = _turn(other) > _turn(op)
             ahead = later and other.stream.priority < op.stream.priority
-            found[Release(other.correlation, other.node, ahead)] = None
-    return tuple(found)
+            releases[Release(other.correlation, other.node, ahead)] = None
+    return tuple(releases)
 
 
 def fair_level(bandwidth: int, asked: Iterable[tuple[int, int]]) -> int | None:

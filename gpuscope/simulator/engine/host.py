@@ -11,14 +11,14 @@ from typing import Literal
 
 from gpuscope import _interrupts
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
-from gpuscope.device.calls import Activity
+from gpuscope.device.api import Activity, Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.raw import Backend
 from gpuscope.errors import InvalidOperand, StreamError
 from gpuscope.simulator.engine.capture import Capture, refusal
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.jitter import Jitter
-from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimStream
+from gpuscope.simulator.engine.memory import SimArray
+from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimEvent, SimStream
 from gpuscope.simulator.engine.together import Together
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 from gpuscope.simulator.profiles.profile import Profile
@@ -32,7 +32,7 @@ _MOST_WAVES = 1 << 21
 _PACE_SLACK_NS = 2_000_000
 
 
-class SimHost(Backend):
+class SimHost(Backend[SimStream, SimEvent, SimArray]):
     """The virtual host: its clock, what calls cost it, and its waits for the engine.
 
     Parameters
@@ -160,11 +160,22 @@ class SimHost(Backend):
                 "to do"
             )
         op = KernelOp(
-            stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
-            cost.tiles, stall=cost.stall, traffic=cost.traffic, gap_ns=cost.gap_ns,
+            stream,
+            0,
+            correlation,
+            name,
+            effect,
+            cost.blocks,
+            cost.block_ns,
+            cost.nbytes,
+            cost.tiles,
+            stall=cost.stall,
+            traffic=cost.traffic,
+            gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
-            together=together, launch_config=config,
-        )  # fmt: skip
+            together=together,
+            launch_config=config,
+        )
         self._jitter.draw()
         self._queue(op, call_ns)
         self._pay(self._cost["return_call_ns"])
@@ -178,8 +189,10 @@ class SimHost(Backend):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        mine = [capture for capture in self._captures if capture.is_on and capture.thread == thread]
-        refused = [capture.refuse(what) for capture in mine]
+        captures = [
+            capture for capture in self._captures if capture.is_on and capture.thread == thread
+        ]
+        refused = [capture.refuse(what) for capture in captures]
         if refused:
             raise refused[0]
 

@@ -12,19 +12,16 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuscope._types import Array, DType
+from gpuscope.device.api import Shape
 from gpuscope.device.arrays import fitted
 from gpuscope.device.memory import Block
-from gpuscope.device.raw import Shape
 from gpuscope.errors import InvalidOperand
-
-if TYPE_CHECKING:
-    from gpuscope.simulator.engine.allocation import SimMemory
 
 Index: TypeAlias = "EllipsisType | int | slice | tuple[int | slice, ...]"
 
@@ -117,6 +114,13 @@ class Buffer:
         self.version = Version(lambda: np.zeros(size, dtype))
 
 
+class Owner(Protocol):
+    """The simulated GPU that made an array."""
+
+    def assign(self, array: SimArray, value: npt.ArrayLike | SimArray) -> None:
+        """Queue a kernel that writes ``value``."""
+
+
 class SimArray:
     """An array in simulated device memory, or a view of one.
 
@@ -141,19 +145,30 @@ class SimArray:
     """
 
     __slots__ = (
-        "_bare", "address", "block", "buffer", "dtype", "is_whole", "nbytes", "offset", "owner",
-        "shape", "size", "steps", "strides",
-    )  # fmt: skip
+        "_bare",
+        "address",
+        "block",
+        "buffer",
+        "dtype",
+        "is_whole",
+        "nbytes",
+        "offset",
+        "owner",
+        "shape",
+        "size",
+        "steps",
+        "strides",
+    )
 
     def __init__(
         self,
-        owner: SimMemory,
+        owner: Owner,
         buffer: Buffer,
         shape: Shape,
         steps: Shape,
         offset: int = 0,
         dtype: DType | None = None,
-        block: Block | None = None,
+        block: Block[Buffer] | None = None,
     ) -> None:
         self.owner = owner
         self.buffer = buffer

@@ -5,19 +5,48 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
-from gpuscope.device.calls import Release
-
-if TYPE_CHECKING:
-    from gpuscope.simulator.engine.capture import Capture
-    from gpuscope.simulator.engine.together import Together
+from gpuscope.device.api import Release
+from gpuscope.errors import StreamError
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
 
 FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
+
+
+class Capturing(Protocol):
+    """What is being captured: see :class:`~gpuscope.simulator.engine.capture.Capture`."""
+
+    def add(self, op: Op) -> None:
+        """Take work that was queued on one of its streams."""
+
+    def record(self, event: SimEvent, stream: SimStream) -> None:
+        """Record an event at a stream's place in the graph."""
+
+    def join(self, stream: SimStream, event: SimEvent) -> None:
+        """Let what a stream queues next follow an event of this capture."""
+
+    def end(self, stream: SimStream) -> SimGraph:
+        """End it where it began; returns its graph."""
+
+    def invalidate(self) -> None:
+        """Let its end fail: something in it was refused."""
+
+    def refuse(self, what: str, reason: str = ...) -> StreamError:
+        """Return the error of a call that a capture forbids, and that spoils it."""
+
+
+class Meeting(Protocol):
+    """What a collective's launch has in common with that on other ranks."""
+
+    def begin(self, now_ns: int) -> Callable[[], None]:
+        """Tell the other ranks; returns what writes the result at the end."""
+
+    def end_ns(self, start_ns: int, now_ns: int) -> int:
+        """Return until when it lasts at least, on all ranks."""
 
 
 class Failure:
@@ -65,7 +94,7 @@ class SimEvent:
     """
 
     record: Record | None = None
-    captured: tuple[Capture, frozenset[int]] | None = None
+    captured: tuple[Capturing, frozenset[int]] | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -199,7 +228,7 @@ class KernelOp(WaveOp):
     kind = "kernel"
 
     tiles: int = 0
-    together: Together | None = field(default=None, kw_only=True)
+    together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
     running: dict[Wave, None] | None = field(default=None, init=False)
@@ -391,7 +420,7 @@ class SimStream:
     last: Op | None = field(default=None, init=False)
     done: int = field(default=0, init=False)
     waited: tuple[int, ...] = field(default=(), init=False)
-    capture: Capture | None = field(default=None, init=False)
+    capture: Capturing | None = field(default=None, init=False)
 
     @property
     def depth(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -72,13 +73,13 @@ class Together:
         group, sequence = self._joint.key
         inputs = [self._version(value) for value in self._place.brought(self._joint.key)]
         self._latest[group] = sequence, inputs
-        mine = Result(group, sequence, self._joint.ranks.rank)
+        result = Result(group, sequence, self._joint.ranks.rank)
         out, buffer = self._destination, self._destination.buffer
 
         def whole(*values: Array) -> Array:
-            return out.flat(fitted(self._compute(mine.rank, *values), out.shape, out.dtype))
+            return out.flat(fitted(self._compute(result.rank, *values), out.shape, out.dtype))
 
-        buffer.version = Version(whole, inputs, mine)
+        buffer.version = Version(whole, inputs, result)
 
     def _version(self, value: Brought) -> Version:
         """Return what a rank brought as a version of this process."""
@@ -87,5 +88,5 @@ class Together:
         if isinstance(value, Result):
             _, inputs = self._latest[value.group]
             return Version(partial(self._compute, value.rank), inputs)
-        array: Array = value
+        array = cast("Array", value)
         return Version(lambda: array)

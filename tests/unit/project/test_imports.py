@@ -99,3 +99,37 @@ def test_public_names_show_in_dir() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         gpuscope.no_such_name  # noqa: B018
+
+
+# -- knots ---------------------------------------------------------------------------------
+def modules_that_each_knows() -> dict[str, set[str]]:
+    """Return for each module which modules it imports anywhere, also for type checkers alone.
+
+    An ``__init__`` only names what its room offers, lazily.
+    """
+    root = Path(gpuscope.__file__).parent
+    files = {
+        ".".join(("gpuscope", *path.relative_to(root).with_suffix("").parts)): path
+        for path in root.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    known: dict[str, set[str]] = {}
+    for module, path in files.items():
+        lines = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        imported = {
+            name
+            for line in lines
+            if isinstance(line, ast.ImportFrom)
+            for alias in line.names
+            for name in (line.module or "", f"{line.module}.{alias.name}")
+        }
+        known[module] = (imported & set(files)) - {module}
+    return known
+
+
+def test_no_modules_know_each_other():
+    left = modules_that_each_knows()
+    while ready := [module for module, known in left.items() if not known & set(left)]:
+        for module in ready:
+            del left[module]
+    assert not left, f"among these are some that know each other: {sorted(left)}"

@@ -16,7 +16,7 @@ from stand_in_torch import SCHEMAS, Schema
 
 import gpuscope as gs
 from gpuscope.device.accesses import accesses_of, of_arrays
-from gpuscope.device.graph import Captured, Node
+from gpuscope.device.captured import Captured, Node
 from gpuscope.races import confirming, operators
 from gpuscope.races.hazard_log import Streams, queue_of
 from gpuscope.races.hazard_notes import Work

@@ -10,7 +10,7 @@ import stand_in_cupy
 from stand_in_cupy import PROTOCOL, Device, ElementwiseKernel, RawKernel, ReductionKernel, Stream
 
 from gpuscope.device.calls import calling_for_us
-from gpuscope.device.graph import Captured
+from gpuscope.device.captured import Captured
 from gpuscope.races.hazard_log import HazardLog
 from gpuscope.races.hazard_notes import Queue
 from gpuscope.races.libraries import watching_libraries

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import open_device
-from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.calls import Activity
+from gpuscope.device.api import Activity, KernelCost, KernelModel
 from gpuscope.errors import GpuscopeError, InvalidOperand, StreamError
 from gpuscope.simulator.engine.backend import SimBackend
 from gpuscope.simulator.engine.engine import Engine, fair_level, speed_at

@@ -49,9 +49,9 @@ def linked_rows(edges: pa.Table, ids: Ints, *kinds: str) -> tuple[Ints, Ints]:
         Row → its id.
     """
     code, known = codes(edges.column("kind"))
-    chosen = edges.filter(pa.array(np.array([kind in kinds for kind in known], bool)[code]))
+    chosen = np.flatnonzero(np.array([kind in kinds for kind in known], bool)[code])
     source, target = (
-        match(np.asarray(chosen.column(name), np.int64), ids) for name in ("from", "to")
+        match(np.asarray(edges.column(name), np.int64)[chosen], ids) for name in ("from", "to")
     )
     there = (source >= 0) & (target >= 0)
     return source[there], target[there]

@@ -60,8 +60,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep the figures there")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     gpu = gs.open_device(args.device)
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     gs.run(EXPERIMENT, gpu)
     began = time.monotonic()
     gs.run(EXPERIMENT, gpu)

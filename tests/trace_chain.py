@@ -87,7 +87,7 @@ def drawn(trace, names, *, whole=True):
     window = state.first_view(trace)
     state.neighbour(window, 1, 0)
     state.named("k")
-    compose_frame(state.snapshot(window, following=False), None).words()
+    compose_frame(state.snapshot(window, following=False), None)
 
 
 def exported(trace, folder, *, whole=True):

@@ -133,7 +133,8 @@ def _refuse_all_use(device: Device) -> None:
 
     kind = type(device.backend)
     for name in dir(kind):
-        if not name.startswith("_") and callable(getattr(kind, name)):
+        is_use = not name.startswith("_") and name != "home_of"  # which tells whose an array is
+        if is_use and callable(getattr(kind, name)):
             setattr(device.backend, name, refuse)
 
 

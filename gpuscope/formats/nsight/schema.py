@@ -8,7 +8,7 @@ for handles, thread blocks, counters and host functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args, get_type_hints
 
 import pyarrow as pa
 
@@ -76,8 +76,8 @@ TABLES = {
     "META_DATA_CAPTURE": "name:TEXT value:TEXT",
     "EXPORT_META_DATA": "name:TEXT value:TEXT",
     HAZARDS: " ".join(
-        name if "_Whole" in kind else f"{name}:TEXT"
-        for name, kind in HazardFact.__annotations__.items()
+        name if int in (kind, *get_args(kind)) else f"{name}:TEXT"
+        for name, kind in get_type_hints(HazardFact).items()
     ),
     METADATA: "name:TEXT value:TEXT",
 }

@@ -69,10 +69,10 @@ test:
 	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	@test '$(UI)' = no || scripts/chromium.sh
 	@test '$(READERS)' = no || scripts/readers.sh
-	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist loadfile \
+	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop) \
 		$$(test '$(COVERAGE)' = no || echo --cov --cov-report=)
-	@test '$(UI)' = no || $(PY) -m pytest -m ui
+	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
 	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
 
 test-base:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import gc
+import itertools
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -169,6 +174,57 @@ def places(program: Callable[[], Any], *rooms: str) -> Iterator[Place]:
                 yield Place(file, line, number)
     finally:
         gc.unfreeze()
+
+
+class Moment:
+    """Sends this process Ctrl-C at one of the moments at which Python looks for it.
+
+    These are the starts of Python's functions and the returns of C's. At the other events of a
+    profile function it looks for none, and what is raised there skips the frame's handlers.
+
+    Attributes
+    ----------
+    passed
+        How many there were.
+    """
+
+    def __init__(self, number: int = -1) -> None:
+        self.passed = 0
+        self._number = number
+
+    def __enter__(self) -> Moment:
+        # Who starts a program in the background may have it ignore Ctrl-C.
+        self._handler = signal.signal(signal.SIGINT, _interrupts.on_interrupt)
+        sys.setprofile(self._pass)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        try:
+            time.sleep(0)  # a Ctrl-C that is on its way arrives here at the latest
+            _interrupts.deliver()
+        finally:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def _pass(self, _: object, event: str, __: object) -> None:
+        if event not in ("call", "c_return"):
+            return
+        self.passed += 1
+        if self.passed == self._number:
+            sys.setprofile(None)
+            _thread.interrupt_main()
+
+
+def at_every_moment(act: Callable[[], Any]) -> Iterator[None]:
+    """Interrupt ``act`` at one moment after another, until it has no more; yields after each."""
+    act()
+    for number in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt), Moment(number) as moment:
+            act()
+        yield
+        if moment.passed < number:
+            assert number > 20
+            return
 
 
 # -- runs that are interrupted ---------------------------------------------------------------

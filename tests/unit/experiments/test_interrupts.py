@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import gc
-import itertools
 import random
-import signal
+import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ import pytest
 from interrupting import (
     CARVED,
     Interrupt,
+    Moment,
     experiment,
     gemm,
     kernels_of,
@@ -30,9 +28,7 @@ from interrupting import (
 )
 
 import gpuscope as gs
-from gpuscope import _interrupts
 from gpuscope._text import clean
-from gpuscope.device import caller, registry
 from gpuscope.device.device import Device
 from gpuscope.record import recorder, rows
 from gpuscope.trace import Trace
@@ -341,57 +337,6 @@ def test_interrupts_of_a_recording_keep_every_row_once():
         try_everywhere(program, ("record",), after)
 
 
-class Moment:
-    """Sends this process Ctrl-C at one of the moments at which Python looks for it.
-
-    These are the starts of Python's functions and the returns of C's. At the other events of a
-    profile function it looks for none, and what is raised there skips the frame's handlers.
-
-    Attributes
-    ----------
-    passed
-        How many there were.
-    """
-
-    def __init__(self, number: int = -1) -> None:
-        self.passed = 0
-        self._number = number
-
-    def __enter__(self) -> Moment:
-        # Who starts a program in the background may have it ignore Ctrl-C.
-        self._handler = signal.signal(signal.SIGINT, _interrupts.on_interrupt)
-        sys.setprofile(self._pass)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        try:
-            time.sleep(0)  # a Ctrl-C that is on its way arrives here at the latest
-            _interrupts.deliver()
-        finally:
-            signal.signal(signal.SIGINT, self._handler)
-
-    def _pass(self, _: object, event: str, __: object) -> None:
-        if event not in ("call", "c_return"):
-            return
-        self.passed += 1
-        if self.passed == self._number:
-            sys.setprofile(None)
-            _thread.interrupt_main()
-
-
-def at_every_moment(act: Callable[[], Any]) -> Iterator[None]:
-    """Interrupt ``act`` at one moment after another, until it has no more; yields after each."""
-    act()
-    for number in itertools.count(1):
-        with contextlib.suppress(KeyboardInterrupt), Moment(number) as moment:
-            act()
-        yield
-        if moment.passed < number:
-            assert number > 20
-            return
-
-
 @pytest.mark.parametrize("at", [None, 1])
 def test_an_interrupt_leaves_who_traced_before(at: int | None):
     before, called = sys.gettrace(), []
@@ -406,37 +351,13 @@ def test_an_interrupt_leaves_who_traced_before(at: int | None):
     assert called[-1] == "<lambda>"
 
 
-def test_an_interrupted_launch_leaves_no_stream_current():
-    gpu = new_gpu()
-    kernel = gs.learn.spin_kernel(gpu)
-    with gpu.create_stream() as stream:
-        for _ in at_every_moment(lambda: stream.launch(kernel, 1_000, grid=1, block=32)):
-            assert caller.peek_current_stream(gpu.identity) is None
-            gpu.synchronize()
-
-
-def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
-    @gs.workloads.workload
-    def nothing(context: Any) -> None:
-        del context
-
-    gpu = new_gpu()
-    streams: list[Any] = []
-    with nothing(gpu) as handle, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-
-        def act() -> None:
-            with gpu.create_stream() as stream:
-                streams.append(stream)
-                handle.execute(stream=stream)
-
-        for _ in at_every_moment(act):
-            assert caller.innermost_guard() is None
-            assert caller.peek_current_stream(gpu.identity) is None
-            while streams:
-                streams.pop().close()
-            assert registry.borrowing.open == ()
-            assert not [s for s in gpu.streams if s.name != "per-thread default"]
+@pytest.mark.parametrize("program", ["a launch", "a workload"])
+def test_an_interrupt_at_any_moment_leaves_no_stream_current(program: str):
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "moments.py", program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 from types import FunctionType, ModuleType
 
@@ -12,11 +13,12 @@ import pyarrow as pa
 import pytest
 from fake_cupti import COPY, World
 from interrupting import Interrupt
+from patience import PATIENCE_S
 
 import gpuscope as gs
 from gpuscope._checks import length_ns
 from gpuscope.device.device import Device
-from gpuscope.record import events, recorder, rows, sources
+from gpuscope.record import events, recorder, rows, sources, window
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.cupti import links
 from gpuscope.record.cupti import ranges as cupti_ranges
@@ -466,24 +468,24 @@ def test_an_exception_at_any_line_of_reading_cupti_loses_nothing_of_the_window(m
 
 
 def test_what_a_thread_reads_meanwhile_is_read_later_where_that_fails(monkeypatch):
+    monkeypatch.setattr(window, "_LONGEST_S", 0.001)  # between two readings of the thread
     world = World(monkeypatch)
     with world.device.create_stream() as stream:
-        recording = world.recording(keep_ns=round(KEEP_S * 1e9))
-        read, failed = recording._collect_alone, itertools.count()
+        recording = world.recording(keep_ns=3_600 * 10**9)
+        read, failed = recording._collect_alone, threading.Event()
 
         def fail(*, over):
             if not over:
-                next(failed)
+                failed.set()
                 raise MemoryError
             return read(over=over)
 
         monkeypatch.setattr(recording, "_collect_alone", fail)
         recording.start()
         world.launch(stream)
-        time.sleep(KEEP_S)
+        assert failed.wait(PATIENCE_S)
         world.launch(stream, "last")
         recording.stop()
-    assert next(failed) > 0
     assert len(recording.trace.where(kind="kernel", name="last")) == 1
     assert any("MemoryError" in note for note in recording.trace.metadata.notes)
 

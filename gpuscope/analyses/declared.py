@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuscope._checks import given
+from gpuscope._checks import door, given
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.telling.finding import Finding
@@ -88,6 +88,7 @@ class Analysis:
             if not callable(function) and (function is not None or field == "judge"):
                 raise InvalidArgument(f"{field} is a function, not {given(function)}")
 
+    @door(trace=Trace)
     def ask(self, trace: Trace) -> Result | str:
         """Return the result; or why there is none, which is empty where that goes without saying.
 
@@ -104,6 +105,7 @@ class Analysis:
         except AnalysisFailed as error:
             return str(error)
 
+    @door(trace=Trace)
     def found_in(self, trace: Trace) -> tuple[Finding, ...]:
         """Return its findings; of one that fails, that."""
         try:
@@ -112,6 +114,7 @@ class Analysis:
         except AnalysisFailed as error:
             return (error.finding,)
 
+    @door(trace=Trace)
     def card_of(self, trace: Trace) -> tuple[Finding, ...]:
         """Return what its card shows; nothing where it has none."""
         result = self.ask(trace) if self.card else ""

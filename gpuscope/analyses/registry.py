@@ -83,6 +83,7 @@ def findings(trace: Trace) -> FindingsResult:
     return ranked(trace, [*of_missing_rows(trace), *found])
 
 
+@door(trace=Trace)
 def cards(trace: Trace) -> Iterator[tuple[str, tuple[Finding, ...]]]:
     """Yield title and findings of the cards that analyses declare of a trace."""
     for analysis in known_analyses():

@@ -45,7 +45,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
-        to_html(("", finding) for finding in findings(trace).findings),
+        to_html(findings(trace).findings),
         *page.broken(),
         *_timelines(trace),
         *(part for known in known_analyses() for part in page.section(known, traces)),

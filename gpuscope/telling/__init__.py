@@ -8,7 +8,6 @@ from gpuscope import _lazy
 from gpuscope.telling.comparison import compared as compared
 from gpuscope.telling.comparison import outcome as outcome
 from gpuscope.telling.described import describe_settings as describe_settings
-from gpuscope.telling.described import describe_workload as describe_workload
 from gpuscope.telling.explanation import Explanation as Explanation
 from gpuscope.telling.explanation import explain as explain
 from gpuscope.telling.finding import Finding as Finding

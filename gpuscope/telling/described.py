@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuscope._checks import door
 from gpuscope.telling.rules import names_listed
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -91,6 +92,7 @@ def _bytes(number: int) -> str:
     return f"{number} bytes"
 
 
+@door(run=Run)
 def describe_settings(run: Run) -> dict[str, str]:
     """Say in one line what each setting of a run is: who ran on which SMs, and what else differs.
 

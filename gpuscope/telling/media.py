@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from gpuscope._checks import door, require_kind
 from gpuscope._text import clean, safe, shown
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.rules import RULES, fill
@@ -17,6 +18,7 @@ _LONGEST = 500
 """Characters of a name in a card."""
 
 
+@door("finding", "about")
 def to_text(finding: Finding, about: str = "") -> str:
     """Return a finding for a terminal, what to do in a second line; on each, foreign text is clean.
 
@@ -35,22 +37,22 @@ def to_text(finding: Finding, about: str = "") -> str:
     return f"{text}\n→ {clean(finding.advice)}" if finding.advice else text
 
 
-def to_html(findings: Iterable[tuple[str, Finding]]) -> str:
+def to_html(findings: Sequence[Finding | tuple[str, Finding]]) -> str:
     """Return findings as a list, with what to do about each; nothing of none.
 
     Parameters
     ----------
     findings
-        The settings that a finding is about, or nothing, and the finding.
+        Each by itself, or with the settings that it is about before it.
 
     Examples
     --------
     >>> import gpuscope as gs
-    >>> "<li class=" in gs.telling.to_html([("", gs.telling.Finding("confined.uncarved", "note"))])
+    >>> "<li class=" in gs.telling.to_html([gs.telling.Finding("confined.uncarved", "note")])
     True
     """
     lines = []
-    for about, finding in findings:
+    for about, finding in _with_settings(findings):
         prefix = f"<b>{safe(about)}:</b> " if about else ""
         advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
         text = f"{prefix}{unbroken(finding.text)}{advice}"
@@ -71,24 +73,30 @@ def unbroken(text: object) -> str:
     return re.sub(r"(?<=\d) (?=%|→|[nµm]?s\b)", "\N{NO-BREAK SPACE}", safe(text))
 
 
-def to_markdown(findings: Iterable[tuple[str, Finding]]) -> str:
+def to_markdown(findings: Sequence[Finding | tuple[str, Finding]]) -> str:
     """Return findings as a list in Markdown, for a comment on a change or a summary of CI.
+
+    Parameters
+    ----------
+    findings
+        Each by itself, or with the settings that it is about before it.
 
     Examples
     --------
     >>> import gpuscope as gs
     >>> mend = gs.telling.Mend("b.wait(a.record())")
-    >>> print(gs.telling.to_markdown([("", gs.telling.Finding("mine", "error", mend=mend))]))
+    >>> print(gs.telling.to_markdown([gs.telling.Finding("mine", "error", mend=mend)]))
     - **error** mine.
       → b.wait(a.record())
     """
     lines = []
-    for about, finding in findings:
+    for about, finding in _with_settings(findings):
         text = to_text(finding, about).replace("\n", "\n  ")
         lines.append(f"- **{finding.severity}** {_MARKUP.sub(_ESCAPED, text)}")
     return "\n".join(lines)
 
 
+@door("finding")
 def to_json(finding: Finding) -> dict[str, Any]:
     """Return a finding for programs: its data, and its words.
 
@@ -101,3 +109,14 @@ def to_json(finding: Finding) -> dict[str, Any]:
     """
     facts: dict[str, Any] = msgspec.to_builtins(finding)
     return {**facts, "text": finding.text, "advice": finding.advice}
+
+
+def _with_settings(findings: Sequence[Finding | tuple[str, Finding]]) -> list[tuple[str, Finding]]:
+    require_kind("findings", findings, list, tuple)
+    pairs = []
+    for number, entry in enumerate(findings):
+        about, finding = entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry)
+        require_kind(f"findings[{number}]", finding, Finding)
+        require_kind(f"the settings of findings[{number}]", about, str)
+        pairs.append((about, finding))
+    return pairs

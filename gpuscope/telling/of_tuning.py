@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope._text import clean, format_value
 from gpuscope.analysis.race import CLOSE
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
@@ -44,6 +45,7 @@ def tuned_words(result: Tuning) -> TunedWords:
     return TunedWords(*map(clean, (tuned(result).clause, bill, measured(result).clause, errors)))
 
 
+@door(result=Tuning)
 def tuned(result: Tuning) -> Finding:
     """Return which setting is best, or why none is.
 

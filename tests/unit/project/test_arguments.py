@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, figures, learn, report, telling
+from gpuscope import analyses, analysis, figures, learn, report, telling
 from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
@@ -254,6 +254,8 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
     }  # fmt: skip
     predicted = gs.experiments.predict(EXPERIMENT)
+    finding = telling.findings(trace).findings[0]
+    gaps_declared = next(known for known in analyses.known_analyses() if known.name == "gaps")
     kernels = [int(number) for number in trace.where(kind="kernel").array("id")[:2]]
     driven: dict[str, Any] = {"device": gpu, "viewer": None, "stop": None}
     pair = {name: {"kind": "spin", "duration_us": 10, "partition": name} for name in ("p", "q")}
@@ -307,6 +309,17 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "telling.findings_by_setting": (telling.findings_by_setting, {"traces": run}),
         "telling.confinement_verdict": (telling.confinement_verdict, {"trace": trace}),
         "telling.outcome": (telling.outcome, {"run": run}),
+        "telling.compared": (telling.compared, {"run": run}),
+        "telling.describe_settings": (telling.describe_settings, {"run": run}),
+        "telling.to_text": (telling.to_text, {"finding": finding, "about": ""}),
+        "telling.to_html": (telling.to_html, {"findings": [finding]}),
+        "telling.to_markdown": (telling.to_markdown, {"findings": [finding]}),
+        "telling.to_json": (telling.to_json, {"finding": finding}),
+        "telling.tuned": (telling.tuned, {"result": tuned}),
+        "analyses.cards": (analyses.cards, {"trace": trace}),
+        "Analysis.ask": (gaps_declared.ask, {"trace": trace}),
+        "Analysis.found_in": (gaps_declared.found_in, {"trace": trace}),
+        "Analysis.card_of": (gaps_declared.card_of, {"trace": trace}),
         "figures.collectives": (figures.collectives, {
             "result": swept, "collective": "w", "beside": None,
         }),
@@ -549,7 +562,7 @@ def check(targets: dict[str, Target]) -> None:
 # -- that none is missing -------------------------------------------------------------------
 ROOMS = (
     "", ".analysis", ".device", ".experiments", ".figures", ".formats", ".learn", ".report", ".search",
-    ".simulator", ".trace", ".widgets", ".workloads",
+    ".simulator", ".telling", ".analyses", ".trace", ".widgets", ".workloads",
 )  # fmt: skip
 INSIDE = "gpuscope calls it, or a class derived from it does"
 EXEMPT = {
@@ -576,6 +589,7 @@ EXEMPT = {
     "Handle": "a base class",
     "Handle.execute": "a base class",
     "Workload": "the decorator makes them",
+    "TunedWords": INSIDE,
     "Stream.hold": INSIDE,
     "Stream.join": INSIDE,
     "Stream.take_number": INSIDE,

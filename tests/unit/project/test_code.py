@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
     "": 3_542,
-    "analyses": 181,
+    "analyses": 185,
     "analysis": 4_144,
     "cli": 1_247,
     "device": 5_982,
@@ -30,7 +30,7 @@ ROOMS = {
     "report": 776,
     "search": 1_950,
     "simulator": 5_992,
-    "telling": 1_168,
+    "telling": 1_183,
     "timeline": 4_150,
     "trace": 2_479,
     "widgets": 4_880,

@@ -35,8 +35,8 @@ _EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": []
 _SETTLED = ("type", "orientation")
 _WHOLE = {"_widget_data", "_widget_layout"}
 """What a page that opens needs; a frame is sent by another property."""
-_MOVES = 30
-"""Of the moves that the page was told to make, how many it may not have told of yet."""
+_MOVES = 600
+"""Of the ranges that the page was told to show, how many it may not have told of yet: some 10 s."""
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
 
 
@@ -197,9 +197,11 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 # To be told of its orientation, Plotly would choose the axes' ranges by itself.
                 how = {key: value for key, value in look.items() if key not in _SETTLED}
                 traces[self._slots[bar_class]] = {**how, **there}
+            news = self._news("layout", layout)
+            if "xaxis.range" in news:  # the page tells of it when it puts ticks there
+                self._moves.append(list(news["xaxis.range"]))
             self._change(
-                {number: self._news(number, wanted) for number, wanted in traces.items()},
-                self._news("layout", layout),
+                {number: self._news(number, wanted) for number, wanted in traces.items()}, news
             )
 
     def _news(self, of: int | str, wanted: Properties) -> Properties:

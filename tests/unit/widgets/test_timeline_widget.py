@@ -799,6 +799,21 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
     timeline.close()
 
 
+def test_a_range_that_the_page_was_told_to_show_is_no_move_of_the_users(gpu):
+    """Where the page puts ticks, Plotly tells of the range that the kernel had sent before."""
+    timeline = gs.Timeline()
+    with gs.profile(gpu) as recording:
+        timeline.watch(recording)
+        settle(timeline)
+        told = list(timeline.figure.layout.xaxis.range)
+        low, high = timeline.window_ns
+        drag_to(timeline, *told)
+        assert timeline.follow
+        assert timeline.window_ns == (low, high)
+        timeline.finish()
+    timeline.close()
+
+
 def test_panning_back_stands_still_and_follow_goes_on(gpu):
     timeline = gs.Timeline(followed_ns=200_000)
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import example_plugin
 import pytest
 from hypothesis import settings
 
@@ -66,3 +68,42 @@ def pytest_sessionstart() -> None:
                 os.register_at_fork(
                     before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
                 )
+
+
+@pytest.fixture
+def anew():
+    """Look for other packages anew before the test and behind it."""
+    example_plugin.forget()
+    yield
+    example_plugin.forget()
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch, anew):
+    """Make the example's package visible."""
+    for entry in example_plugin.make_visible(tmp_path / "installed"):
+        monkeypatch.syspath_prepend(entry)
+    yield
+    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def other_package(tmp_path, monkeypatch, anew):
+    """Make a package of one module visible that names what is in it in a group of entry points."""
+
+    def declare(name: str, group: str, entries: str, module: str, text: str) -> list[str]:
+        package = tmp_path / name
+        package.mkdir()
+        (package / "pyproject.toml").write_text(
+            f'[project]\nname = "{name}-package"\nversion = "1"\n'
+            f'[project.entry-points."{group}"]\n{entries}'
+        )
+        (package / f"{module}.py").write_text(text)
+        paths = example_plugin.make_visible(tmp_path / "installed", package)
+        for path in paths:
+            monkeypatch.syspath_prepend(path)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return paths
+
+    return declare

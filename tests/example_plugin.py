@@ -23,3 +23,18 @@ def make_visible(folder: Path, package: Path = FOLDER) -> list[str]:
         )
     )
     return [str(folder), str(package)]
+
+
+def forget() -> None:
+    """Let every registry look anew for what packages declare."""
+    from gpuscope import analyses, formats
+    from gpuscope.device.families import FAMILIES
+    from gpuscope.record.observers import OBSERVERS
+    from gpuscope.search.forecasters import FORECASTERS
+    from gpuscope.workloads import registry
+
+    analyses.forget_plugins()
+    formats.forget_plugins()
+    registry.forget_kinds()
+    for plugins in (FAMILIES, OBSERVERS, FORECASTERS):
+        plugins.forget()

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 
-import example_plugin
 import pytest
 from report_pages import figures_of, without_plotly
 
@@ -31,37 +30,12 @@ def declare(**fields):
 
 
 @pytest.fixture
-def anew():
-    """Look for packages anew before the test and behind it."""
-    analyses.forget_plugins()
-    yield
-    analyses.forget_plugins()
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch, anew):
-    for entry in example_plugin.make_visible(tmp_path / "installed"):
-        monkeypatch.syspath_prepend(entry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def odd(tmp_path, monkeypatch, anew):
+def odd(other_package):
     """Make a package visible that declares ``ODD`` by this expression; or names it otherwise."""
 
     def declare(expression: str, *, entry: str = 'odd = "odd_analysis:ODD"') -> None:
-        package = tmp_path / "odd"
-        package.mkdir()
-        (package / "pyproject.toml").write_text(
-            '[project]\nname = "odd-package"\nversion = "1"\n'
-            f'[project.entry-points."gpuscope.analyses"]\n{entry}'
-        )
-        (package / "odd_analysis.py").write_text(f"{BROKEN}\nODD = {expression}")
-        for path in example_plugin.make_visible(tmp_path / "installed", package):
-            monkeypatch.syspath_prepend(path)
-        monkeypatch.delitem(sys.modules, "odd_analysis", raising=False)
+        text = f"{BROKEN}\nODD = {expression}"
+        other_package("odd", "gpuscope.analyses", entry, "odd_analysis", text)
 
     return declare
 

@@ -35,37 +35,12 @@ def declare(suffix, **how): return Format(name="Odd", suffixes=(suffix,), descri
 
 
 @pytest.fixture
-def anew():
-    """Look for packages anew before the test and behind it."""
-    registry.forget_plugins()
-    yield
-    registry.forget_plugins()
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch, anew):
-    for entry in example_plugin.make_visible(tmp_path / "installed"):
-        monkeypatch.syspath_prepend(entry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def odd(tmp_path, monkeypatch, anew):
+def odd(other_package):
     """Make a package visible that declares ``Odd`` by this expression; or names it otherwise."""
 
     def declare(expression: str, *, entry: str = 'odd = "odd_format:ODD"') -> None:
-        package = tmp_path / "odd"
-        package.mkdir()
-        (package / "pyproject.toml").write_text(
-            '[project]\nname = "odd-package"\nversion = "1"\n'
-            f'[project.entry-points."gpuscope.formats"]\n{entry}'
-        )
-        (package / "odd_format.py").write_text(f"{BROKEN}\nODD = {expression}")
-        for path in example_plugin.make_visible(tmp_path / "installed", package):
-            monkeypatch.syspath_prepend(path)
-        monkeypatch.delitem(sys.modules, "odd_format", raising=False)
+        text = f"{BROKEN}\nODD = {expression}"
+        other_package("odd", "gpuscope.formats", entry, "odd_format", text)
 
     return declare
 

@@ -23,41 +23,12 @@ REGISTRIES = (FAMILIES, OBSERVERS, FORECASTERS)
 
 
 @pytest.fixture
-def anew():
-    """Look for packages anew before the test and behind it."""
-    for registry in REGISTRIES:
-        registry.forget()
-    yield
-    for registry in REGISTRIES:
-        registry.forget()
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch, anew):
-    for entry in example_plugin.make_visible(tmp_path / "installed"):
-        monkeypatch.syspath_prepend(entry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def broken(tmp_path, monkeypatch, anew):
+def broken(other_package):
     """Make a package visible that declares this in a group, in its module ``broken_plugin``."""
 
     def declare(group: str, name: str, expression: str) -> list[str]:
-        package = tmp_path / "broken"
-        package.mkdir()
-        (package / "pyproject.toml").write_text(
-            '[project]\nname = "broken-package"\nversion = "1"\n'
-            f'[project.entry-points."{group}"]\n{name} = "broken_plugin:VALUE"'
-        )
-        (package / "broken_plugin.py").write_text(f"VALUE = {expression}")
-        paths = example_plugin.make_visible(tmp_path / "installed", package)
-        for path in paths:
-            monkeypatch.syspath_prepend(path)
-        monkeypatch.delitem(sys.modules, "broken_plugin", raising=False)
-        return paths
+        entry, text = f'{name} = "broken_plugin:VALUE"', f"VALUE = {expression}"
+        return other_package("broken", group, entry, "broken_plugin", text)
 
     return declare
 

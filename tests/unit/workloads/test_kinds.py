@@ -29,37 +29,6 @@ IMPORT = "from typing import Literal\nfrom gpuscope.workloads import WorkloadSpe
 GEMM = {"kind": "gemm", "m": 8, "n": 8, "k": 8, "stream": "s"}
 
 
-@pytest.fixture
-def forgotten():
-    """Look for packages anew before the test and behind it."""
-    registry.forget_kinds()
-    yield
-    registry.forget_kinds()
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch, forgotten):
-    for entry in example_plugin.make_visible(tmp_path / "installed"):
-        monkeypatch.syspath_prepend(entry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
-        del sys.modules[name]
-
-
-def entry_point(folder: Path, monkeypatch, entries: str, module: str) -> None:
-    """Make a package visible with these entries and this one module, ``broken``."""
-    package = folder / "package"
-    package.mkdir(parents=True)
-    (package / "pyproject.toml").write_text(
-        '[project]\nname = "broken-package"\nversion = "1"\n'
-        f'[project.entry-points."gpuscope.workloads"]\n{entries}'
-    )
-    (package / "broken.py").write_text(module)
-    for entry in example_plugin.make_visible(folder / "installed", package):
-        monkeypatch.syspath_prepend(entry)
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
-
-
 def described(**fields) -> gs.experiments.Experiment:
     return gs.experiments.Experiment.from_dict(
         {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": fields}}
@@ -152,9 +121,9 @@ def test_a_plugins_kind_is_in_the_command_line(tmp_path):
     ],
 )
 def test_a_broken_package_is_named_and_takes_nothing_down(
-    tmp_path, monkeypatch, forgotten, module, what
+    tmp_path, monkeypatch, other_package, module, what
 ):
-    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', module)
+    other_package("broken", "gpuscope.workloads", 'odd = "broken:Odd"', "broken", module)
     assert described(**GEMM).workloads["w"].m == 8
     with pytest.raises(InvalidExperiment) as refused:
         described(**{**GEMM, "kind": "odd"})
@@ -169,8 +138,8 @@ def test_a_broken_package_is_named_and_takes_nothing_down(
     assert what in broken
 
 
-def test_a_kind_is_imported_only_where_it_is_named(tmp_path, monkeypatch, forgotten):
-    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', "Odd = 3")
+def test_a_kind_is_imported_only_where_it_is_named(tmp_path, monkeypatch, other_package):
+    other_package("broken", "gpuscope.workloads", 'odd = "broken:Odd"', "broken", "Odd = 3")
     spin = {"kind": "spin", "blocks": 1, "duration_us": 5, "stream": "s"}
     gs.run(described(**spin), gs.open_device("sim:h200", quiet=True))
     for unknown in ("spim", "od", None, 3):
@@ -188,7 +157,7 @@ MALFORMED = ["[group]\nno value\n", "\xff\xfe", "[gpuscope.workloads]\nodd = not
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_entry_points_of_a_package_break_nothing(
-    plugin, tmp_path, monkeypatch, forgotten, text
+    plugin, tmp_path, monkeypatch, other_package, text
 ):
     installed = tmp_path / "other" / "odd_package-1.dist-info"
     installed.mkdir(parents=True)
@@ -203,13 +172,13 @@ def test_malformed_entry_points_of_a_package_break_nothing(
     assert "Mend or uninstall the package" in words
 
 
-def test_a_kind_of_ours_cannot_be_replaced(tmp_path, monkeypatch, forgotten):
-    entry_point(tmp_path, monkeypatch, 'gemm = "broken:Odd"', "Odd = 3")
+def test_a_kind_of_ours_cannot_be_replaced(tmp_path, monkeypatch, other_package):
+    other_package("broken", "gpuscope.workloads", 'gemm = "broken:Odd"', "broken", "Odd = 3")
     assert gs.workloads.kinds()["gemm"] is registry.BUILT_IN["gemm"]
     assert "gpuscope has a kind of that name" in registry.broken_kinds()[0]
 
 
-def test_kinds_may_share_a_fields_name(tmp_path, monkeypatch, forgotten):
+def test_kinds_may_share_a_fields_name(tmp_path, monkeypatch, other_package):
     module = f"""
 {IMPORT}from pydantic import Field
 class Odd(WorkloadSpec):
@@ -221,7 +190,7 @@ class Odd(WorkloadSpec):
     several: list[int] = [1]
     def make(self, *_, **__): pass
 """
-    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', module)
+    other_package("broken", "gpuscope.workloads", 'odd = "broken:Odd"', "broken", module)
     table = gs.widgets.WorkloadTable(streams=["s"])
     fields = {field["name"]: field for field in table.fields}
     assert table.workloads["workload 1"].m == 1024

@@ -112,8 +112,7 @@ def _texts(scene: Scene, pixels: Array) -> Array:
 
 def legend_name(how: Look) -> str:
     """Return what a legend calls a class."""
-    name = escape(how.name)
-    return f"<b>{OUTSIDE}</b>{name.removeprefix(OUTSIDE)}" if how.escaped else name
+    return escape(how.name).replace(OUTSIDE, f"<b>{OUTSIDE}</b>", int(how.escaped))
 
 
 def bar_look(how: Look, unit: str) -> Properties:

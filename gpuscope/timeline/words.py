@@ -71,18 +71,19 @@ def _short(text: str, limit: int) -> str:
     return escaped if 2 * len(escaped.encode()) <= 3 * limit else _escaped(text, limit // 3)
 
 
-def _emphasised(line: str) -> str:
-    escaped = escape(line)
-    return f"<br><b>{escaped}</b>" if line.startswith(OUTSIDE) else f"<br>{escaped}"
+def _emphasised(line: tuple[str, bool]) -> str:
+    text, stands_out = line
+    return f"<br><b>{escape(text)}</b>" if stands_out else f"<br>{escape(text)}"
 
 
-def tails(scene: Scene) -> tuple[list[list[str]], Array]:
+def tails(scene: Scene) -> tuple[list[list[tuple[str, bool]]], Array]:
     """Return what tooltips say of stream, intention and status, and which of it each span has.
 
     Returns
     -------
     tuple
-        Lines of plain text, of which many spans have the same; bar → number of its own.
+        Lines of plain text, each with whether it stands out, of which many spans have the same;
+        bar → number of its own.
     """
     tracks, rows = scene.tracks, scene.rows
     columns = ("partition", "intended_partition", "stream", "status", "source")
@@ -99,19 +100,19 @@ def tails(scene: Scene) -> tuple[list[list[str]], Array]:
     return lines, number
 
 
-def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[str]:
+def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str, bool]]:
     partition, intended, stream, status, source = values
-    lines = []
+    lines: list[tuple[str, bool]] = []
     if stream is not None or bar_class.partition is not None:
         known = clean(tracks.names.stream_name(stream), 60)
-        lines.append(known if "stream" in known else f"stream {known}")
+        lines.append((known if "stream" in known else f"stream {known}", False))
     if intended is not None and intended != partition:
-        escaped = f"{OUTSIDE}: " if bar_class.escaped else ""
-        lines.append(f"{escaped}intended for partition {clean(intended, 40)}")
+        where = f"{OUTSIDE}: " * bar_class.escaped + f"intended for partition {clean(intended, 40)}"
+        lines.append((where, bar_class.escaped))
     if status is not None:
-        lines.append(f"status {clean(status, 60)}")
+        lines.append((f"status {clean(status, 60)}", False))
     if len(tracks.classes[bar_class]) != 1:
-        lines.append(f"source: {clean(source, 40)}")
+        lines.append((f"source: {clean(source, 40)}", False))
     return lines
 
 

@@ -198,8 +198,8 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 how = {key: value for key, value in look.items() if key not in _SETTLED}
                 traces[self._slots[bar_class]] = {**how, **there}
             news = self._news("layout", layout)
-            if "xaxis.range" in news:  # the page tells of it when it puts ticks there
-                self._moves.append(list(news["xaxis.range"]))
+            # The page tells of a range that it shows when it puts ticks there.
+            self._moves += [list(news[name]) for name in news if name == "xaxis.range"]
             self._change(
                 {number: self._news(number, wanted) for number, wanted in traces.items()}, news
             )

@@ -563,8 +563,8 @@ function paintTiles(model, root, tell) {
     const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
     tip.hidden = !words;
     if (!words) return;
-    tip.replaceChildren(...words.lines.map((line, n) =>
-      make(n && !line.startsWith("ESCAPED") ? "div" : "strong", {}, line)));
+    const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
+    tip.replaceChildren(...pairs.map(([text, standsOut]) => make(standsOut ? "strong" : "div", {}, text)));
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);

@@ -118,7 +118,7 @@ def test_a_tile_has_columns_and_the_spans_where_they_are_wide(shown):
     names = [fine["names"][code] for code in columns["name"]]
     assert names == [f"k{row % 7}" for row in columns["row"]]
     assert (columns["place"] == columns["row"] % 3).all()
-    assert fine["tails"][columns["tail"][0]] == [f"stream {1 + columns['row'][0] % 3}"]
+    assert fine["tails"][columns["tail"][0]] == [(f"stream {1 + columns['row'][0] % 3}", False)]
 
 
 def test_an_open_span_ends_at_infinity_and_knows_it(shown):
@@ -222,7 +222,7 @@ def test_every_escape_is_marked_in_the_column_of_its_start(shown):
     near = tiles.tile(snapshot_of(timeline), (5_000 + 1_230_000, 5_000 + 1_240_000))
     spans = read(near)
     at = spans["row"].tolist().index(1235)
-    assert near["tails"][spans["tail"][at]][1] == "ESCAPED: intended for partition a"
+    assert near["tails"][spans["tail"][at]][1] == ("ESCAPED: intended for partition a", True)
     figure = gs.figures.timeline(timeline._trace)
     (escapes,) = [one for one in figure.data if one.name == "escapes"]
     assert sum(escapes.customdata) == 2

@@ -93,9 +93,9 @@ def check_traces(folder: Path) -> None:
 
 
 def check_refusals() -> None:
-    for name in ("Timeline", "Dashboard", "learn"):
-        words = refused(lambda name=name: getattr(gs, name))
-        assert f"gpuscope.{name} needs the package" in words, words
+    for room, name in ((gs, "Timeline"), (gs, "Dashboard"), (gs.learn, "Lesson")):
+        words = refused(lambda room=room, name=name: getattr(room, name))
+        assert f"{room.__name__}.{name} needs the package" in words, words
         assert "'.[notebook]'" in words, words
     experiment = gs.experiments.Experiment.from_dict(EXPERIMENT)
     assert "'.[cli]'" in refused(experiment.to_toml)

@@ -62,18 +62,28 @@ check:
 
 test:
 	@$(SETUP) test
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/lint-imports
-	.venv/bin/mypy --config-file= --ignore-missing-imports --check-untyped-defs $(LENIENT) benchmarks/*.py scripts/*.py
-	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-	@test '$(UI)' = no || scripts/chromium.sh
-	@test '$(READERS)' = no || scripts/readers.sh
+	@$(MAKE) --no-print-directory -j style types types-of-scripts other-programs
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop) \
 		$$(test '$(COVERAGE)' = no || echo --cov --cov-report=)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
 	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
+
+style:
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+
+types:
+	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+types-of-scripts:
+	.venv/bin/mypy --config-file= --ignore-missing-imports --check-untyped-defs --cache-dir .mypy_cache/scripts \
+		$(LENIENT) benchmarks/*.py scripts/*.py
+
+other-programs:
+	@test '$(UI)' = no || scripts/chromium.sh
+	@test '$(READERS)' = no || scripts/readers.sh
 
 test-base:
 	@$(SETUP) --folder .cache/base base

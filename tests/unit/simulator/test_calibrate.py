@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -50,6 +51,7 @@ from gpuscope.simulator.profiles.profile import Profile
 H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.simulator.profiles") / "h200.json").read_text("utf-8")
 FEW = 48
+COPY_RATE = "device_copy_bytes_per_us"
 
 
 def micros(profile: Profile, row: dict, sms: int, told: int = 0) -> float:
@@ -91,6 +93,16 @@ def calibrated(h200_measured, tmp_path_factory):
     return calibration.fit(h200_measured, path, measured_s=1.0)
 
 
+@pytest.fixture
+def gemms_above_all(monkeypatch):
+    """Take the times of copies from the profile, and the host's of one sample: both take long."""
+    transfers = {way: list(times) for way, times in H200.file.transfers}
+    monkeypatch.setattr(host, "transfers", lambda *_args: transfers)
+    rate = {COPY_RATE: H200.constants[COPY_RATE]}
+    monkeypatch.setattr(host, "copy_rate", lambda *_args: rate)
+    monkeypatch.setattr(host, "launches", functools.cache(host.launches))
+
+
 # -- the whole way -----------------------------------------------------------------------
 
 
@@ -98,7 +110,7 @@ def test_host_costs_are_found_again(calibrated):
     found = calibrated.profile.constants.model_dump()
     for name, value in H200.constants.items():
         # A large copy goes at the rate of the largest one that was measured.
-        within = 0.02 if name == "device_copy_bytes_per_us" else 0.001
+        within = 0.02 if name == COPY_RATE else 0.001
         assert found[name] == pytest.approx(value, rel=within), name
 
 
@@ -195,6 +207,7 @@ def other_gpu(tmp_path, **device):
 
 
 @pytest.mark.no_cover
+@pytest.mark.usefixtures("gemms_above_all")
 def test_without_green_contexts_everything_is_measured_on_all_sms(tmp_path):
     whole = {"quantum_sm_count": 72, "quanta": 1, "remainder_sm_count": 0}
     gpu = other_gpu(tmp_path, **whole)
@@ -219,6 +232,7 @@ def test_without_green_contexts_everything_is_measured_on_all_sms(tmp_path):
 
 
 @pytest.mark.no_cover
+@pytest.mark.usefixtures("gemms_above_all")
 def test_without_bfloat16_the_times_of_float16_stand_in(tmp_path):
     found = measured(other_gpu(tmp_path, compute_capability=[7, 5]), 40)
     assert any("no bfloat16" in note for note in found.notes)
@@ -230,6 +244,7 @@ def test_without_bfloat16_the_times_of_float16_stand_in(tmp_path):
 
 
 @pytest.mark.no_cover
+@pytest.mark.usefixtures("gemms_above_all")
 def test_a_small_gpu_is_measured_with_small_shapes(tmp_path):
     memory_bytes = 2 << 30
     found = measured(other_gpu(tmp_path, memory_bytes=memory_bytes), 40)
@@ -238,6 +253,7 @@ def test_a_small_gpu_is_measured_with_small_shapes(tmp_path):
     assert {kind(row) for row in found.gemm} == set(KINDS)
 
 
+@pytest.mark.usefixtures("gemms_above_all")
 def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path):
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     done = []
@@ -307,7 +323,7 @@ def test_an_incomplete_recording_is_refused(monkeypatch, measure):
 
 
 @pytest.fixture
-def as_cuda(monkeypatch):
+def as_cuda(monkeypatch, gemms_above_all):
     """Return a simulated GPU that passes for a CUDA device with CUPTI; few shapes."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     was, gpu.info = gpu.info, dataclasses.replace(gpu.info, kind="cuda")

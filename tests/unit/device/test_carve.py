@@ -403,6 +403,7 @@ def check_nearest(layout: SmLayout, asked: tuple[int, ...], ways: np.ndarray) ->
     assert distance == np.abs(ways - asked).sum(axis=1).min(), (asked, granted)
 
 
+@pytest.mark.no_cover
 def test_every_pair_of_counts_snaps_to_the_nearest_that_go_together():
     ways = grantable_together(H200, 2)
     for asked in itertools.combinations_with_replacement(range(1, 141), 2):

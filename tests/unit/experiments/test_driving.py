@@ -188,6 +188,7 @@ def test_requests_are_served_by_two_threads(mine, cpu):
     assert not ours()
 
 
+@pytest.mark.no_cover
 def test_interrupts_at_each_line_end_all_threads_and_keep_the_data(mine, cpu):
     rooms = ("experiments/driving.py", "experiments/runner.py")
     before = sys.getswitchinterval()

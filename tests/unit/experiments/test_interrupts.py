@@ -142,6 +142,7 @@ def work(gpu: Device) -> tuple[Any, list[int]]:
         return (gpu.to_host(second).tolist(), pinned.tolist(), pageable.tolist()), called
 
 
+@pytest.mark.no_cover
 def test_interrupts_in_the_engine_leave_the_device_as_it_was():
     right = work(new_gpu())
 
@@ -230,6 +231,7 @@ def nothing_is_left(gpu: Device) -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.no_cover
 def test_interrupts_of_a_run_keep_what_was_recorded():
     counts: list[Launches] = []
 
@@ -311,6 +313,7 @@ def record_work(gpu: Device) -> Trace:
 recordings: list[gs.Recording] = []
 
 
+@pytest.mark.no_cover
 def test_interrupts_of_a_recording_keep_every_row_once():
     told: list[Told] = []
 
@@ -360,6 +363,7 @@ def test_an_interrupt_at_any_moment_leaves_no_stream_current(program: str):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.no_cover
 def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():
     gs.run(CARVED_ALONE, new_gpu())  # imports what it needs
     gc.collect()  # what other tests left passes no moments from now on
@@ -386,6 +390,7 @@ def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():
     assert ended["stopped"] > 100, ended
 
 
+@pytest.mark.no_cover
 def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
     values = {"workloads.w.duration_us": [10, 20]}
     whole = kernels_of(gs.run(POINT, new_gpu()))
@@ -415,6 +420,7 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
         try_everywhere(program, tuple(f"search/{name}.py" for name in modules), after)
 
 
+@pytest.mark.no_cover
 def test_interrupts_of_a_tuning_keep_what_was_measured():
     values = {"workloads.w.duration_us": [10, 20]}
     whole = kernels_of(gs.run(POINT, new_gpu()))

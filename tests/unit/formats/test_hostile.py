@@ -158,6 +158,7 @@ CELLS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.no_cover
 @composed
 @given(st.data())
 def test_reports_with_any_value_anywhere(seeds, folder, data):
@@ -198,6 +199,7 @@ ARGUMENTS = ("device", "stream", "correlation", "grid", "block", "bytes", "graph
              "launch_config", "payload", "value", "queued_ns", "target_stream")  # fmt: skip
 
 
+@pytest.mark.no_cover
 @composed
 @given(st.data())
 def test_chrome_traces_with_any_value_anywhere(folder, data):
@@ -234,6 +236,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.no_cover
 @composed
 @given(st.data())
 def test_parquet_with_any_value_anywhere(folder, data):
@@ -456,6 +459,7 @@ def bombs(folder):
     yield "a name and a grid of its own in each event", folder / "kineto.json"
 
 
+@pytest.mark.no_cover
 def test_memory_while_loading_is_bounded_by_the_limits(tmp_path):
     over = {}
     for what, path in bombs(tmp_path):

@@ -435,6 +435,7 @@ def test_memory_of_a_long_recording_with_cupti_is_bounded(monkeypatch, launch_id
     assert recording.trace.metadata.complete
 
 
+@pytest.mark.no_cover
 def test_an_exception_at_any_line_of_reading_cupti_loses_nothing_of_the_window(monkeypatch):
     world = World(monkeypatch)
     monkeypatch.setattr(links, "LATE", 4)

@@ -644,6 +644,7 @@ def cluster():
         yield made
 
 
+@pytest.mark.no_cover
 def test_a_thousand_points_on_dask_whose_workers_are_killed_at_random(
     cluster, tmp_path, monkeypatch
 ):

@@ -741,6 +741,7 @@ def test_foreign_names_are_harmless():
 # -- the example --------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 def test_the_example_can_be_swept_and_drawn(gpu):
     plan = gs.experiments.Experiment.from_file(EXAMPLES / "choose_a_partition.toml").to_dict()
     assert sum(w["repeats"] for w in plan["workloads"].values() if not w["background"]) >= 1000
@@ -756,6 +757,7 @@ def test_the_example_can_be_swept_and_drawn(gpu):
     assert series(figure, "no partition, p50").y[0] > max(carved.y)
 
 
+@pytest.mark.no_cover
 def test_the_example_as_it_is_takes_less_than_30_simulated_seconds(gpu):
     before_ns = gpu.now_ns()
     result = gs.search.sweep(EXAMPLES / "choose_a_partition.toml", {"partitions.small": [16]}, gpu)

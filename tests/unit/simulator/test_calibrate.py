@@ -253,6 +253,7 @@ def test_a_small_gpu_is_measured_with_small_shapes(tmp_path):
     assert {kind(row) for row in found.gemm} == set(KINDS)
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("gemms_above_all")
 def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path):
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
@@ -342,6 +343,7 @@ def as_cuda(monkeypatch, gemms_above_all):
     return gpu
 
 
+@pytest.mark.no_cover
 def test_calibrate_measures_fits_and_writes(as_cuda, tmp_path):
     told = []
     path = tmp_path / "mine.json"

@@ -759,6 +759,7 @@ class ByBlocks:
             block[1] -= FULL if level is None or rate <= level else max(1, FULL * level // rate)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_the_engine_agrees_with_a_simulation_by_blocks(program):
@@ -1455,6 +1456,7 @@ def test_a_product_that_does_not_fit_is_refused(gpu):
         gs.Gemm(gpu, m=400_000, n=400_000, k=400_000).execute()
 
 
+@pytest.mark.no_cover
 def test_memory_that_was_let_go_of_can_be_taken_again(gpu):
     half = gpu.info.memory_bytes // 2
     first, second = gpu.empty(half, "uint8"), gpu.empty(half, "uint8")

@@ -130,6 +130,7 @@ def can_be_shifted(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> 
     return False
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150, deadline=None)
 @given(worlds())
 def test_the_true_offset_is_within_the_stated_error(world):
@@ -331,6 +332,7 @@ def steps(rng, count, jitter_ns):
     return kernels
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("is_one_clock", [True, False])
 def test_a_shift_is_found_or_refused_and_never_wrong(is_one_clock):
     rng = np.random.default_rng(5)

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,36 @@ _CLASSES = {"jupyterlab": "LabApp", "notebook": "JupyterNotebookApp"}
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab."""
+    """A running JupyterLab, and a folder of notebooks that it shows."""
 
     url: str
     token: str
     folder: Path
+    within: str = ""
+    """The folder's path in the one that the server shows."""
     app: str = "jupyterlab"
 
     def page(self, notebook: str) -> str:
         workspace = secrets.token_hex(4)
-        place = f"lab/workspaces/{workspace}/tree" if self.app == "jupyterlab" else "notebooks"
-        return f"{self.url}/{place}/{notebook}?token={self.token}"
+        view = f"lab/workspaces/{workspace}/tree" if self.app == "jupyterlab" else "notebooks"
+        return f"{self.url}/{view}/{self.within}{notebook}?token={self.token}"
+
+    def subfolder(self, name: str) -> Lab:
+        """Make a folder in this one, and return it with its server."""
+        folder = self.folder / name
+        folder.mkdir()
+        return replace(self, folder=folder, within=f"{self.within}{name}/")
+
+    def end_kernels(self) -> None:
+        """End every notebook's kernel."""
+        for session in json.loads(self._ask("GET", "")):
+            self._ask("DELETE", f"/{session['id']}")
+
+    def _ask(self, method: str, path: str) -> bytes:
+        address = f"{self.url}/api/sessions{path}?token={self.token}"
+        request = urllib.request.Request(address, method=method)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
+            return bytes(answer.read())
 
 
 @contextlib.contextmanager
@@ -109,10 +128,10 @@ def running_lab(tmp_path: Path, notebooks: Path, app: str = "jupyterlab") -> Ite
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, cwd=notebooks, env={**os.environ, **own}
         )
-    found = Lab(f"http://127.0.0.1:{port}", token, notebooks, app)
+    lab = Lab(f"http://127.0.0.1:{port}", token, notebooks, app=app)
     try:
-        _wait_until_up(found, process, log)
-        yield found
+        _wait_until_up(lab, process, log)
+        yield lab
     finally:
         process.terminate()
         try:

@@ -123,12 +123,12 @@ class Learner:
 
 
 @pytest.fixture
-def learner(lab, browser_page, request):
+def learner(lab_of_ours, browser_page, request):
     said: list[str] = []
     browser_page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     browser_page.on("pageerror", lambda error: said.append(f"error: {error}"))
     RESULTS.mkdir(exist_ok=True)
-    yield Learner(browser_page, lab, request.param)
+    yield Learner(browser_page, lab_of_ours, request.param)
     browser_page.screenshot(path=RESULTS / f"{request.param[:2]}-lesson-last.png")
     errors = [line for line in said if line.startswith("error")]
     assert not errors, "\n".join(errors)

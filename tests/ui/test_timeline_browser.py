@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -90,35 +91,35 @@ pytestmark = pytest.mark.ui
 
 
 @pytest.fixture
-def open_notebook(tmp_path, browser_page):
+def open_notebook(request, tmp_path, browser_page):
     """Open a notebook of these cells; yields the page, and what it logged."""
-    labs = []
+    with contextlib.ExitStack() as servers:
 
-    def open_(*cells, dark=False):
-        folder = tmp_path / "notebooks"
-        folder.mkdir()
-        book = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells],
-            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-        )
-        nbformat.write(book, folder / "timeline.ipynb")
-        if dark:
+        def in_the_dark():
             file = tmp_path / "settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
             file.parent.mkdir(parents=True)
             file.write_text(json.dumps({"theme": "JupyterLab Dark"}))
-        running = running_lab(tmp_path, folder)
-        lab = running.__enter__()
-        labs.append(running)
-        page = browser_page
-        page.goto(lab.page("timeline.ipynb"))
-        page.wait_for_function(IDLE)
-        page.evaluate(LISTEN)
-        page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
-        return page
+            folder = tmp_path / "notebooks"
+            folder.mkdir()
+            return servers.enter_context(running_lab(tmp_path, folder))
 
-    yield open_
-    for running in labs:
-        running.__exit__(None, None, None)
+        def open_(*cells, dark=False):
+            lab = in_the_dark() if dark else request.getfixturevalue("lab")
+            book = nbformat.v4.new_notebook(
+                cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells],
+                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+            )
+            nbformat.write(book, lab.folder / "timeline.ipynb")
+            page = browser_page
+            page.goto(lab.page("timeline.ipynb"))
+            page.wait_for_function(IDLE)
+            page.evaluate(LISTEN)
+            page.evaluate(
+                "() => window.jupyterapp.commands.execute('application:toggle-left-area')"
+            )
+            return page
+
+        yield open_
 
 
 @pytest.fixture
@@ -461,7 +462,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
 
 
 def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
-    open_notebook, tmp_path, console, shot
+    open_notebook, lab, console, shot
 ):
     page = open_notebook("import gpuscope as gs", LIVE, "timeline = None")
     run_all(page)
@@ -488,7 +489,7 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     assert page.evaluate(BUSY), "it was answered after the cell"
     follow.click()
     page.locator(f"{ROOM} button[aria-pressed=true]", has_text="Follow").wait_for()
-    (tmp_path / "notebooks" / "enough").touch()
+    (lab.folder / "enough").touch()
     page.wait_for_function(f"() => !({BUSY})()")
     follow.wait_for(state="hidden")
     page.wait_for_function(

@@ -53,7 +53,7 @@ MISTAKES = (KeyError, IndexError, AttributeError, NameError, ZeroDivisionError, 
 PATIENT = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large,
            HealthCheck.large_base_example)  # fmt: skip
 mutated = settings(max_examples=MUTATIONS, deadline=None, suppress_health_check=PATIENT)
-composed = settings(mutated, max_examples=max(500, MUTATIONS // 5))
+composed = settings(mutated, max_examples=max(200, MUTATIONS // 5))
 """Inputs that take longer to make than to read."""
 
 

@@ -88,7 +88,7 @@ def test_who_knows_is_told_so(name):
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_who_is_wrong_is_told_so_and_why(name):
+def test_who_is_wrong_is_told_so_and_why_and_gets_hints(name):
     key = KEYS[name]
     played = play(name, answers=key.wrong, changed=key.failed)
     for result in played.results.values():
@@ -107,13 +107,10 @@ def test_who_is_wrong_is_told_so_and_why(name):
         if hasattr(value, "hint"):
             assert value.found, value
             assert value.hint, value
+    hints_do_not_give_the_answer_away(name, key, played.names["lesson"])
 
 
-@pytest.mark.parametrize("name", LESSONS)
-def test_hints_do_not_give_the_answer_away(name):
-    key = KEYS[name]
-    played = play(name, answers=key.wrong, changed=key.failed)
-    lesson = played.names["lesson"]
+def hints_do_not_give_the_answer_away(name, key, lesson):
     for asked, what in asked_in(name).items():
         if what == "quiz":
             question = lesson.questions[asked]

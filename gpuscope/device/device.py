@@ -17,7 +17,7 @@ from gpuscope.device import caller, carve
 from gpuscope.device.accesses import of_arrays, pointers_of
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel, NativeArray
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
-from gpuscope.device.calls import CallLog
+from gpuscope.device.call_log import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy.typing as npt
 
 from gpuscope.device.api import Capabilities, DeviceInfo, NativeArray
-from gpuscope.device.calls import CallLog
+from gpuscope.device.call_log import CallLog
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.raw import AnyBackend
 from gpuscope.device.registry import Registry

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.device.accesses import Accessing, accesses_of, of_arrays
-from gpuscope.device.calls import of_function
+from gpuscope.device.calls import of_thread
 
 _SHAPES = {
     "shape",
@@ -168,7 +168,7 @@ class PinnedArray(np.ndarray[Any, Any]):
             [value for value in _flat(values) if isinstance(value, np.ndarray)]
             for values in (read(), written())
         )
-        accesses, run = of_arrays(reads, writes), of_function.run
+        accesses, run = of_arrays(reads, writes), of_thread.run
         if run is not None:
             run.accesses += accesses_of(accesses)
         elif accesses:

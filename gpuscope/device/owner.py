@@ -34,6 +34,9 @@ class Owner(Protocol):
     def find_stream(self, handle: int) -> StreamView[object] | None:
         """Return the open stream with this raw handle."""
 
+    def create_stream(self, *, name: str | None = ...) -> StreamView[object]:
+        """Create a stream on the whole GPU."""
+
     def wrap_stream(self, stream: AnyStream) -> StreamView[object]:
         """Wrap a foreign stream."""
 

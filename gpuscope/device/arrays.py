@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -114,31 +113,3 @@ def require_array(
         raise InvalidOperand(
             f"{name} is on another device than {device.info.key}: copy it there first"
         )
-
-
-class Holding(Protocol):
-    """A stream that holds arrays."""
-
-    @property
-    def device(self) -> Owner:
-        """Its device."""
-
-    def hold(self, *arrays: object) -> None:
-        """Keep arrays until the work queued in this stream is done."""
-
-
-@contextlib.contextmanager
-def holding_arrays(stream: Holding) -> Iterator[None]:
-    """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
-
-    For a stream that is not ours; on one of ours an array is held as soon as it is made.
-    """
-    of_thread = stream.device.registry.of_thread
-    before = of_thread.made
-    made: list[NativeArray] = []
-    of_thread.made = made
-    try:
-        yield
-    finally:
-        of_thread.made = before
-        stream.hold(*made)

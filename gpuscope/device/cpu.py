@@ -17,14 +17,7 @@ import numpy as np
 
 from gpuscope import _interrupts
 from gpuscope._types import Array, DType
-from gpuscope.device.api import (
-    Activity,
-    Capabilities,
-    DeviceInfo,
-    Kernel,
-    KernelModel,
-    Shape,
-)
+from gpuscope.device.api import Activity, Capabilities, DeviceInfo, Kernel, KernelModel, Shape
 from gpuscope.device.arrays import fitted
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
@@ -76,7 +69,7 @@ class CpuBackend(Backend[None, CpuEvent, CpuArray]):
                 "newer, or sim:h200",
                 "compile_source": "a CPU device runs no CUDA source: give the kernel a model, or "
                 "open a CUDA device",
-            },
+            }
         )
         self._reserved = 0
         self._sink: Callable[[Activity], None] | None = None

@@ -242,7 +242,7 @@ class Device(Unique):
             stream = self.find_stream(handle)
             if stream is None:
                 stream = Stream(self, raw, handle, name="per-thread default", owned=False)
-                self.registry.add_default_stream(stream, handle)
+                self.registry.add_stream(stream, handle, is_default=True)
         self.registry.of_thread.default = stream  # it lives as long as a thread that used it
         return stream
 

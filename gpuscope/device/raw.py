@@ -186,10 +186,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
         return
 
     def context_handle(self, partition: object) -> int:
-        """Return the driver's handle of a partition's context, for ``None`` of the device's.
-
-        0 where there is no driver.
-        """
+        """Return the driver's handle of a partition's context or the device's; 0 if none."""
         return 0
 
     def make_stream(
@@ -268,8 +265,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def allocate(self, nbytes: int, stream: StreamView[_Stream] | None) -> Memory:
         """Take scratch memory, nbytes > 0: in the order of ``stream``, or, for ``None``, now.
 
-        Memory that no stream is named for is handed out after the device has finished
-        everything.
+        For ``None`` it is handed out after the device has finished everything.
         """
 
     def free(
@@ -361,8 +357,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def adopt(self, value: object, *, write: bool = False) -> _Array | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
 
-        What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``. To ``write``, it
-        must not be read-only.
+        It has ``shape``, ``dtype``, ``ndim`` and ``strides``; to ``write``, it is not read-only.
         """
 
     def follow(self, stream: _Stream, value: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -291,6 +292,22 @@ def make_stream(
     stream = Stream(device, raw, handle, name=name, partition=partition, priority=priority)
     device.registry.add_stream(stream, handle)
     return stream
+
+
+@contextlib.contextmanager
+def holding_arrays(stream: Stream) -> Iterator[None]:
+    """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
+
+    For a stream that is not ours; on one of ours an array is held as soon as it is made.
+    """
+    of_thread = stream.device.registry.of_thread
+    made: list[NativeArray] = []
+    before, of_thread.made = of_thread.made, made
+    try:
+        yield
+    finally:
+        of_thread.made = before
+        stream.hold(*made)
 
 
 def _intended(stream: Stream) -> StreamView[object]:

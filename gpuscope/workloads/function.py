@@ -14,7 +14,6 @@ from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device import caller, handles
 from gpuscope.device.api import Activity, NativeArray
 from gpuscope.device.arena import Arena
-from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.calls import CallFacts
 from gpuscope.device.device import Device, device_for
@@ -22,7 +21,7 @@ from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
-from gpuscope.device.stream import Stream
+from gpuscope.device.stream import Stream, holding_arrays
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work, stated_facts
 from gpuscope.workloads.declared import Declared, check_declared, check_function, inside, name_of

@@ -26,14 +26,7 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
-from gpuscope.workloads.context import (
-    NOTHING,
-    Completion,
-    Context,
-    Passed,
-    Work,
-    of_thread,
-)
+from gpuscope.workloads.context import NOTHING, Completion, Context, Passed, Work, of_thread
 
 __all__ = ["Completion", "Handle"]
 

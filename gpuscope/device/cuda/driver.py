@@ -17,7 +17,7 @@ from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
 from gpuscope._types import Untyped
 from gpuscope.device.api import Capabilities, DeviceInfo
-from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
+from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency, StreamError
 
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
@@ -105,14 +105,21 @@ def driver_version() -> int:
     return int(version)
 
 
-def launch_host_function(stream: int, called: object) -> int:
-    """Queue ``called``, a ``HOST_FUNCTION``, on a stream; returns the driver's status.
+def launch_host_function(stream: int, called: object) -> None:
+    """Queue ``called``, a ``HOST_FUNCTION``, on a stream.
 
     By the driver's library itself: CuPy and cuda-bindings free what they hand over when the
     function has run once, and a graph runs it again.
+
+    Raises
+    ------
+    StreamError
+        The driver refuses.
     """
     library = ctypes.CDLL("libcuda.so.1")
-    return int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None))
+    if status := int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None)):
+        reason = importlib.import_module("cuda.bindings.driver").CUresult(status).name
+        raise StreamError(f"the driver refuses a host function ({reason})")
 
 
 def wait_for_current_context() -> None:
@@ -304,3 +311,23 @@ def translated(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise GpuscopeError(f"{what}: {error}") from error
+
+
+def scratch_pool(core: Untyped, device: Untyped) -> Untyped:
+    """Make a stream-ordered pool that never couples streams behind the caller's back.
+
+    CUDA's own pools reuse memory opportunistically and insert dependencies between
+    streams; this one follows the dependencies that events make, and nothing else, and
+    gives no memory back to the system.
+    """
+    driver = importlib.import_module("cuda.bindings.driver")
+    attribute = driver.CUmemPool_attribute
+    pool = core.DeviceMemoryResource(device, core.DeviceMemoryResourceOptions())
+    for name, value in (
+        (attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        (attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(2**64 - 1)),
+    ):
+        check(driver.cuMemPoolSetAttribute(pool.handle, name, value), "set up a memory pool")
+    return pool

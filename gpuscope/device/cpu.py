@@ -21,8 +21,9 @@ from gpuscope.device.api import Activity, Capabilities, DeviceInfo, Kernel, Kern
 from gpuscope.device.arrays import fitted
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import no_host_memory
-from gpuscope.device.raw import Backend, MatmulPlan, Memory, Places
+from gpuscope.device.raw import Backend, Memory, Places
 from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand
 

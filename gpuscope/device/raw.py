@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 from gpuscope._threads import thread_number
@@ -27,6 +27,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 
 Places = tuple[tuple[object, object, object], tuple[int, int, int], object]
@@ -81,58 +82,6 @@ class GrantedPartition:
     sm_ids: tuple[int, ...]
     context: int
     sm_count_target: int
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulPlan:
-    """A checked ``out[m, n] = a[m, k] @ b[k, n]`` of one dtype, ``out`` in C order.
-
-    Attributes
-    ----------
-    transpose_a, transpose_b
-        Whether an input is column-major, that is, a transposed view.
-    row_a, row_b
-        Leading dimensions in elements.
-    copy_a, copy_b
-        Whether an input's strides are neither, so that it is copied first.
-    bytes_out, bytes_a, bytes_b
-        From an operand's lowest byte to the one after its highest.
-    below_a, below_b
-        Bytes below an input's first element: a reversed view has some.
-    copies
-        Whether any input is copied.
-    name
-        Of the kernel in traces.
-    quick
-        What the backend that took note of it launches it by.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    transpose_a: bool
-    row_a: int
-    copy_a: bool
-    transpose_b: bool
-    row_b: int
-    copy_b: bool
-    bytes_out: int
-    bytes_a: int
-    bytes_b: int
-    below_a: int
-    below_b: int
-    copies: bool
-    name: str = field(init=False)
-    quick: object = field(init=False, default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
-
-    @property
-    def flop_count(self) -> int:
-        """Floating-point operations: a multiply and an add for each of m · n · k."""
-        return 2 * self.m * self.n * self.k
 
 
 class Backend(Protocol[_Stream, _Event, _Array]):

@@ -144,8 +144,8 @@ class Work:
     operands: Passed
     result: object = None
     keep: tuple[NativeArray, ...] = ()
-    uploads: Sequence[Upload] = ()
-    downloads: Sequence[Download] = ()
+    uploads: list[Upload] = field(default_factory=list)
+    downloads: list[Download] = field(default_factory=list)
     follows: Sequence[NativeArray] = ()
 
 

@@ -25,8 +25,9 @@ from gpuscope.device import handles
 from gpuscope.device.api import Kernel, KernelModel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import AnyBackend, MatmulPlan
+from gpuscope.device.raw import AnyBackend
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed
@@ -143,16 +144,12 @@ class TracedGemm(Gemm):
     def _fits(self, plan: MatmulPlan) -> bool:
         if not super()._fits(plan):
             return False
-        if (
-            plan.copies
-            or (plan.transpose_a or plan.row_a != plan.k)
-            or (plan.transpose_b or plan.row_b != plan.n)
-        ):
-            name = "a" if plan.copy_a or plan.transpose_a or plan.row_a != plan.k else "b"
-            raise InvalidOperand(
-                f"{name} is not C-contiguous, and a TracedGemm takes nothing else: give a whole "
-                "array, or use a Gemm"
-            )
+        for name, layout, row in (("a", plan.a, plan.k), ("b", plan.b, plan.n)):
+            if layout.is_copied or layout.is_transposed or layout.row != row:
+                raise InvalidOperand(
+                    f"{name} is not C-contiguous, and a TracedGemm takes nothing else: give a "
+                    "whole array, or use a Gemm"
+                )
         return True
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
@@ -163,7 +160,7 @@ class TracedGemm(Gemm):
             self._kernel, out, a, b, plan.m, plan.n, plan.k,
             _NOWHERE if records is None else records,
             grid=grid, block=_THREADS, flop_count=plan.flop_count,
-            nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b, blocks=records,
+            nbytes=plan.nbytes, blocks=records,
         )  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
 from gpuscope.device.cuda.driver import translated
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.pinned import PinnedArray
-from gpuscope.device.raw import MatmulPlan, Memory, Places
+from gpuscope.device.raw import Memory, Places
 from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, GpuscopeError, InvalidOperand, StreamError
 

@@ -18,8 +18,8 @@ from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import DeviceMemory, cupy
 from gpuscope.device.cuda.driver import address_of
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import Tag
-from gpuscope.device.raw import MatmulPlan
 from gpuscope.device.stream import Stream
 from gpuscope.device.views import GraphView
 from gpuscope.errors import GpuscopeError, StreamError
@@ -291,10 +291,11 @@ class Blas:
     def _product(self, plan: MatmulPlan) -> Untyped:
         """Return what cuBLAS is told of a product, made at its first use."""
         if plan.quick is None:
-            sizes = (plan.m, plan.n, plan.k, plan.row_a, plan.row_b)
-            extent = (plan.bytes_out, plan.bytes_a, plan.bytes_b, plan.below_a, plan.below_b)
-            transposed = (plan.transpose_a, plan.transpose_b)
-            product = _gemms.Product((*transposed, *sizes), _CODES[plan.dtype], extent)
+            a, b = plan.a, plan.b
+            transposed, rows = (a.is_transposed, b.is_transposed), (a.row, b.row)
+            sizes = (*transposed, plan.m, plan.n, plan.k, *rows)
+            extent = (plan.bytes_out, a.nbytes, b.nbytes, a.below, b.below)
+            product = _gemms.Product(sizes, _CODES[plan.dtype], extent)
             object.__setattr__(plan, "quick", product)  # frozen for everybody else
         return plan.quick
 

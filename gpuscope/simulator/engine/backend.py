@@ -13,7 +13,8 @@ from gpuscope._types import Array
 from gpuscope.device.api import Kernel, KernelArgs, KernelCost, KernelModel, launch_config
 from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.raw import GrantedPartition, MatmulPlan
+from gpuscope.device.matmul import MatmulPlan
+from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 from gpuscope.simulator.engine.allocation import SimMemory, computed

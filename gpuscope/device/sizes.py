@@ -16,7 +16,7 @@ from gpuscope.errors import InvalidPartition
 Rounding = Literal["exact", "up", "down", "nearest"]
 """What to do with a size that a GPU cannot give exactly; ``"exact"`` refuses it."""
 REST = "rest"
-_EXPECTED = (
+EXPECTED = (
     "should be a whole number of SMs from 1, a percentage such as '25%' (above 0%, at most 100%), "
     "or 'rest'"
 )
@@ -64,7 +64,7 @@ class Size:
             number = int(value)
             if 0 < number < _MOST:
                 return cls(number)
-        raise InvalidPartition(f"{_EXPECTED}, but found {given(value)}")
+        raise InvalidPartition(f"{EXPECTED}, but found {given(value)}")
 
     @property
     def is_rest(self) -> bool:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TypeVar, cast
 
 from gpuscope import _optional
-from gpuscope._checks import given, require_kind
+from gpuscope._checks import door, given
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device, device_for
 from gpuscope.device.handles import AnyStream
@@ -83,6 +83,7 @@ class TorchModule(FunctionHandle[_R]):
     True
     """
 
+    @door("graph", "owner")
     def __init__(
         self,
         module: Callable[..., _R],
@@ -96,8 +97,6 @@ class TorchModule(FunctionHandle[_R]):
     ) -> None:
         if not callable(module):
             raise InvalidOperand(f"module is {given(module)}; a torch.nn.Module is needed")
-        require_kind("graph", graph, bool)
-        require_kind("owner", owner, Device, Partition, None)
         if owner is None:
             owner = _home(module, inputs)
         device = device_for(owner)

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gpuscope.errors import InvalidExperiment
-from gpuscope.workloads.spec import RARE, WorkloadSpec
+from gpuscope.workloads.spec import RARE, WorkloadSpec, has_default
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
@@ -141,7 +141,7 @@ class RequestsSpec(WorkloadSpec):
     @model_validator(mode="after")
     def _launches_nothing(self) -> Self:
         for name in ("background", "guard", "max_queued", "waits_on", "warmup"):
-            if not self.has_default(name):
+            if not has_default(self, name):
                 raise ValueError(
                     f"requests launch nothing themselves: leave out {name}, or state it of "
                     f"{self.prefill!r} and {self.decode!r}"

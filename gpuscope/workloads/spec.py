@@ -53,14 +53,16 @@ class ExtendedModel(Model):
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         described: dict[str, object] = handler(self)
-        for name in filter(self.has_default, self._later):
-            described.pop(name, None)
+        for name in self._later:
+            if has_default(self, name):
+                described.pop(name, None)
         return described
 
-    def has_default(self, name: str) -> bool:
-        """Whether a field has its default value."""
-        default = type(self).model_fields[name].get_default(call_default_factory=True)
-        return bool(getattr(self, name) == default)
+
+def has_default(model: BaseModel, name: str) -> bool:
+    """Whether a field of a model has its default value."""
+    default = type(model).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(model, name) == default)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from gpuscope import _interrupts
@@ -38,7 +39,7 @@ def take_scratch(device: Owner, nbytes: int) -> Scratch:
             return context.scratch(nbytes)
     size = checked_size(device, nbytes)
     memory = allocate(device, size, None) if size else None
-    return Scratch(device, size, None, memory, lambda given: give_back(device, given, None))
+    return Scratch(device, size, None, memory, partial(give_back, device, stream=None))
 
 
 class Scratch(Closing):
@@ -75,9 +76,8 @@ class Scratch(Closing):
         self._device = device
         self._memory = memory
         self._give_back = give_back
-        self._array: NativeArray | None = (
-            device.empty(0, "uint8") if memory is None else memory.array
-        )
+        self._array: NativeArray | None
+        self._array = device.empty(0, "uint8") if memory is None else memory.array
         self.nbytes = nbytes
         self.stream = stream
 
@@ -246,20 +246,15 @@ class WorkloadContext(Unique):
         if not size:
             return Scratch(device, 0, ordered, None, self._return)
         if tag is self._stream:
-            scratch = Scratch(device, size, ordered, self._take(size), self._return)
+            memory, back = self._take(size), self._return
         else:
             if self._stream.capturing or (tag is not None and tag.capturing):
                 raise StreamError(
                     "a stream is being captured, so scratch for another stream cannot be taken "
                     "now: take it before the capture begins, with the device's scratch()"
                 )
-            scratch = Scratch(
-                device,
-                size,
-                ordered,
-                allocate(device, size, tag),
-                lambda memory: give_back(device, memory, tag),
-            )
+            memory, back = allocate(device, size, tag), partial(give_back, device, stream=tag)
+        scratch = Scratch(device, size, ordered, memory, back)
         self._taken.append(scratch)
         return scratch
 
@@ -269,9 +264,9 @@ class WorkloadContext(Unique):
         if stream is None or stream is of_call:
             return of_call
         if isinstance(stream, Stream):
-            known = self.device.wrap_stream(stream)
-            known.require_open()
-            return of_call if known.handle == of_call.handle else known
+            stream = self.device.wrap_stream(stream)
+            stream.require_open()
+            return of_call if stream.handle == of_call.handle else stream
         if isinstance(stream, bool) or not (
             isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
         ):
@@ -281,20 +276,18 @@ class WorkloadContext(Unique):
         handle = raw_handle(stream)
         if handle == of_call.handle:
             return of_call
-        found = self._known.get(handle)
-        if found is None or found.closed:
+        known = self._known.get(handle)
+        if known is None or known.closed:
             self._known.pop(handle, None)
-            found = self.device.find_stream(handle)
-            if found is not None:
-                self._known[handle] = found
-        return found
+            if (known := self.device.find_stream(handle)) is not None:
+                self._known[handle] = known
+        return known
 
     def _take(self, size: int) -> Memory:
         """Take memory of the call's own stream: what is spare, else from the device."""
-        for index, memory in enumerate(self._spare):
-            if memory.nbytes == size:
-                del self._spare[index]
-                break
+        memory = next((spare for spare in self._spare if spare.nbytes == size), None)
+        if memory is not None:
+            self._spare.remove(memory)
         else:
             if self._stream.capturing:
                 raise StreamError(

@@ -316,14 +316,13 @@ def _is_on_cuda(value: object) -> bool:
     """Whether an array of any library says that a CUDA device holds it."""
     from gpuscope.device.cuda import dlpack  # noqa: PLC0415 - only foreign arrays need it
 
-    return dlpack.device_of(value)[0] in dlpack.ON_CUDA or hasattr(
-        value, "__cuda_array_interface__"
-    )
+    is_told = hasattr(value, "__cuda_array_interface__")
+    return is_told or dlpack.device_of(value)[0] in dlpack.ON_CUDA
 
 
 def _cuda_device_of(array: Untyped) -> Device:
-    device = _cuda.get(array.data.device_id)
-    return device if device is not None else _open_cuda(array.data.device_id)
+    index = array.data.device_id
+    return _cuda.get(index) or _open_cuda(index)
 
 
 def _holder_of(array: NativeArray) -> Device:

@@ -15,6 +15,7 @@ from gpuscope.device.accesses import Access, Accessing, of_arrays, ranges
 from gpuscope.device.api import NativeArray
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.arrays import adopted
+from gpuscope.device.calls import CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.handles import AnyStream
@@ -148,10 +149,8 @@ def place(
 
 def _extent(array: NativeArray, address: int) -> Array:
     """Describe to NumPy where an array lies. Nobody reads that memory."""
-    facts = {
-        "version": 3, "data": (address, True), "shape": array.shape, "strides": array.strides,
-        "typestr": f"|V{array.dtype.itemsize}",
-    }  # fmt: skip
+    facts = {"version": 3, "data": (address, True), "typestr": f"|V{array.dtype.itemsize}"}
+    facts |= {"shape": array.shape, "strides": array.strides}
     return np.asarray(SimpleNamespace(__array_interface__=facts))
 
 
@@ -194,19 +193,17 @@ def _matmul(
     placed: tuple[Addresses, PlacedOperands],
     sm_count: int,
 ) -> None:
-    addresses, operands = placed
-    if not device.calls.observers:
-        device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
-        return
-    call = device.calls.begin(
-        "launch", plan.name, stream, stream, flop_count=plan.flop_count,
-        nbytes=plan.nbytes,
-        accesses=of_product(plan, addresses) if device.calls.watchers else None,
-    )  # fmt: skip
+    (addresses, operands), calls, call = placed, device.calls, None
+    if calls.observers:
+        facts: CallFacts = {"flop_count": plan.flop_count, "nbytes": plan.nbytes}
+        facts["accesses"] = of_product(plan, addresses) if calls.watchers else None
+        call = calls.begin("launch", plan.name, stream, stream, **facts)
+    number = calls.next_correlation() if call is None else call.correlation
     try:
-        device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
+        device.backend.matmul(stream, plan, operands, sm_count, number)
     finally:
-        device.calls.end(call)
+        if call is not None:
+            calls.end(call)
 
 
 def queue_product(
@@ -237,9 +234,8 @@ def _product_of_copies(
     What the stream cannot order, a graph or a stream that is not ours, gets arrays instead.
     """
     out, a, b = arrays
-    ordered = (
-        device.capabilities.stream_ordered_memory and stream.tag is not None and not stream.graph
-    )
+    is_ours = stream.tag is not None and stream.graph is None
+    ordered = device.capabilities.stream_ordered_memory and is_ours
     taken: list[Memory] = []
     try:
         if plan.a.is_copied:
@@ -265,10 +261,9 @@ def _copied(
         taken.append(memory)
         bytes_taken: Untyped = memory.array
         copy = bytes_taken.view(array.dtype).reshape(array.shape)
-    accesses = of_arrays([array], [copy]) if device.calls.watchers else None
-    with device.calls.observed(
-        "launch", "rearrange", stream, stream, nbytes=2 * array.nbytes, accesses=accesses
-    ) as call:
+    facts: CallFacts = {"nbytes": 2 * array.nbytes}
+    facts["accesses"] = of_arrays([array], [copy]) if device.calls.watchers else None
+    with device.calls.observed("launch", "rearrange", stream, stream, **facts) as call:
         device.backend.rearrange(stream, copy, array, call.correlation)
     return copy
 
@@ -320,18 +315,17 @@ def mm_out(
     if queued(out, a, b, stream):
         return out
     device = device_of(out, "out")
-    target, operands_given = out, (out, a, b)
-    key = key_of(out, a, b)
+    operands, key = (out, a, b), key_of(out, a, b)
+    follows: tuple[NativeArray, ...] = ()
     plan = PLANS.get(key) if key is not None else None
-    is_new = plan is None
-    if plan is None:
-        (target, a, b), plan = check(device, out, a, b, key)
-    placed = place(device, plan, target, a, b)
+    if plan is None:  # arrays of other libraries are checked each time
+        follows = operands
+        operands, plan = check(device, out, a, b, key)
+    placed = place(device, plan, *operands)
     chosen, selected = device.choose_stream(stream)
-    if is_new:  # arrays of other libraries are checked each time
-        for value in operands_given:
-            device.backend.follow(chosen.raw, value)
-    queue_product(device, chosen, plan, placed, (target, a, b), chosen.sm_count_target)
+    for value in follows:
+        device.backend.follow(chosen.raw, value)
+    queue_product(device, chosen, plan, placed, operands, chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out

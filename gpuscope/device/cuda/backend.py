@@ -354,7 +354,7 @@ class CudaBackend(CudaContext):
         addresses: Untyped = operands
         done = self._blas.queued(stream, plan, addresses, sm_count, handle) if plan.bytes_out else 1
         if not done:
-            with contextlib.nullcontext() if self._is_current() else self.current():
+            with self.at_home():
                 self._blas.matmul(stream, plan, addresses, sm_count)
         if event is not None and done < 2:
             self.record(event.raw, stream.raw, 0)

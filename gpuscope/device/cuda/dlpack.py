@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from gpuscope._types import DType
+from gpuscope.device.accesses import c_strides
 
 CUDA, CUDA_MANAGED = 2, 13
 """Kinds of memory in ``DLDeviceType``."""
@@ -153,7 +154,7 @@ def exported(
 ) -> Exported:
     """Describe shared memory; without strides it is in C order."""
     if strides is None:
-        strides = _strides(shape, dtype.itemsize)
+        strides = c_strides(shape, dtype.itemsize)
     nbytes = 0
     if 0 not in shape:
         steps = zip(shape, strides, strict=True)
@@ -170,12 +171,3 @@ def _dtype(code: int, bits: int, lanes: int) -> DType:
     if dtype.itemsize * 8 != bits:
         raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits")
     return dtype
-
-
-def _strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Strides of a C-ordered array, in bytes."""
-    strides = []
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -232,33 +232,26 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
     pools
         Whether the device has stream-ordered memory pools.
     """
-    newest = f"driver CUDA {version_text(version)} was found"
     reasons = {}
-    path: str | None = "heterogeneous split"
-    if version < HETEROGENEOUS_SPLIT:
-        path = "composed quanta"
-        reasons["arbitrary_split"] = (
-            f"groups of different sizes need a driver with CUDA "
-            f"{version_text(HETEROGENEOUS_SPLIT)} or newer; {newest}"
-        )
-    if version < GREEN_CONTEXTS:
-        path = None
-        reasons["partitions"] = (
-            f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; "
-            f"{newest}"
-        )
+
+    def lack(capability: str, what: str, needed: int) -> None:
+        if version < needed:
+            reasons[capability] = (
+                f"{what} need a driver with CUDA {version_text(needed)} or newer; driver CUDA "
+                f"{version_text(version)} was found"
+            )
+
+    lack("arbitrary_split", "groups of different sizes", HETEROGENEOUS_SPLIT)
+    lack("partitions", "green contexts", GREEN_CONTEXTS)
     if not pools:
         reasons["stream_ordered_memory"] = "the device reports no memory pools"
-    if version < STREAM_ORDERED_MEMORY:
-        reasons["stream_ordered_memory"] = (
-            f"memory pools need a driver with CUDA {version_text(STREAM_ORDERED_MEMORY)} or "
-            f"newer; {newest}"
-        )
+    lack("stream_ordered_memory", "memory pools", STREAM_ORDERED_MEMORY)
+    path = "composed quanta" if "arbitrary_split" in reasons else "heterogeneous split"
     return Capabilities(
         streams=True,
-        partitions=version >= GREEN_CONTEXTS,
-        partition_path=path,
-        arbitrary_split=version >= HETEROGENEOUS_SPLIT,
+        partitions="partitions" not in reasons,
+        partition_path=None if "partitions" in reasons else path,
+        arbitrary_split="arbitrary_split" not in reasons,
         stream_ordered_memory="stream_ordered_memory" not in reasons,
         compile_source=True,
         graphs=True,

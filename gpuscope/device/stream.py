@@ -115,10 +115,17 @@ class Stream(StreamLife):
             currents[key] = self
             call = None
             if calls.observers:
-                facts: CallFacts = {"flop_count": flop_count, "nbytes": nbytes, "blocks": blocks}
-                facts["launch_config"] = launch_config(grid, block)
-                facts["accesses"] = of_launch(kernel, args) if calls.watchers else None
-                call = calls.begin("launch", kernel.name, self, _intended(self), **facts)
+                call = calls.begin(
+                    "launch",
+                    kernel.name,
+                    self,
+                    _intended(self),
+                    flop_count=flop_count,
+                    nbytes=nbytes,
+                    blocks=blocks,
+                    accesses=of_launch(kernel, args) if calls.watchers else None,
+                    launch_config=launch_config(grid, block),
+                )
             number = calls.next_correlation() if call is None else call.correlation
             try:
                 self._backend.launch(raw, kernel, grid, block, args, number)

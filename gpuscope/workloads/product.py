@@ -195,9 +195,17 @@ def _matmul(
 ) -> None:
     (addresses, operands), calls, call = placed, device.calls, None
     if calls.observers:
-        facts: CallFacts = {"flop_count": plan.flop_count, "nbytes": plan.nbytes}
-        facts["accesses"] = of_product(plan, addresses) if calls.watchers else None
-        call = calls.begin("launch", plan.name, stream, stream, **facts)
+        accesses = of_product(plan, addresses) if calls.watchers else None
+        flop_count, nbytes = plan.flop_count, plan.nbytes
+        call = calls.begin(
+            "launch",
+            plan.name,
+            stream,
+            stream,
+            flop_count=flop_count,
+            nbytes=nbytes,
+            accesses=accesses,
+        )
     number = calls.next_correlation() if call is None else call.correlation
     try:
         device.backend.matmul(stream, plan, operands, sm_count, number)

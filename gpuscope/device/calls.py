@@ -198,36 +198,19 @@ class Execution(Call, eq=False, gc=False):
 
     def around(self) -> list[Call]:
         """Return the wait that saw its end, if one did, and the handle's call."""
-        parent, workload = (self.outer.correlation, self.outer.name) if self.outer else (None, None)
-        handle = Call(
-            "handle",
-            self.workload or "",
-            self.device_key,
-            self.parent or 0,
-            self.thread,
-            self.start_ns,
-            self.stream,
-            self.intended,
-            end_ns=self.seen_ns,
-            parent=parent,
-            workload=workload,
-        )
+        begun = (self.device_key, self.parent or 0, self.thread, self.start_ns)
+        handle = Call("handle", self.workload or "", *begun, self.stream, self.intended)
+        handle.end_ns = self.seen_ns
+        if self.outer is not None:
+            handle.parent, handle.workload = self.outer.correlation, self.outer.name
         return [handle] if self.waited_ns is None else [self.wait(), handle]
 
     def wait(self) -> Call:
         """Return the wait for its event."""
-        return Call(
-            "sync",
-            "event.synchronize",
-            self.device_key,
-            self.wait_number,
-            self.wait_thread,
-            self.waited_ns or 0,
-            None,
-            None,
-            event=self.event,
-            end_ns=self.seen_ns,
-        )
+        begun = (self.device_key, self.wait_number, self.wait_thread, self.waited_ns or 0)
+        wait = Call("sync", "event.synchronize", *begun, None, None, event=self.event)
+        wait.end_ns = self.seen_ns
+        return wait
 
 
 Noted: TypeAlias = "Call | EventView[object] | int | str"

@@ -148,13 +148,9 @@ class Device(Unique):
             This device or driver cannot carve.
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
+        layout, held = self.layout, self.registry.held_parts(without=instead_of)
         plan = carve.plan_carve(
-            self.backend.layout,
-            sizes,
-            rounding=rounding,
-            held=self.registry.held_parts(without=instead_of),
-            allow_shared=allow_shared,
-            keep=keep,
+            layout, sizes, rounding=rounding, held=held, allow_shared=allow_shared, keep=keep
         )
         self.backend.check_plan(plan)
         return plan

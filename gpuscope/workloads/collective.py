@@ -181,19 +181,16 @@ class Collective(FunctionHandle[NativeArray]):
         bus_bytes = self.facts.bus_bytes
         words = f"{kind} of {nbytes:,} bytes of {element.name}"
         name = _NCCL_NAMES[kind].format(_NCCL_TYPES[element.name])
-        self._kernel = device.compile(
-            "",
-            f"ncclDevKernel_{name}",
-            model=KernelModel(
-                lambda profile, _grid, _args, sm_count: profile.collective_cost(
-                    bus_bytes, world_size, sm_count
-                ),
-                reads=lambda args: [args[1]],
-                writes=lambda args: args[0],
-                compute=functools.partial(_left, kind, world_size, element),
-                joint=lambda args: Joint(ranks, (group, args[2]), words),
+        model = KernelModel(
+            lambda profile, _grid, _args, sm_count: profile.collective_cost(
+                bus_bytes, world_size, sm_count
             ),
+            reads=lambda args: [args[1]],
+            writes=lambda args: args[0],
+            compute=functools.partial(_left, kind, world_size, element),
+            joint=lambda args: Joint(ranks, (group, args[2]), words),
         )
+        self._kernel = device.compile("", f"ncclDevKernel_{name}", model=model)
         times_ns = ranks.place.gather(f"group {group!r}", ranks.rank, device.now_ns())
         device.backend.wait_until_ns(max(cast("list[int]", times_ns)))
         return self._launch_simulated

@@ -145,13 +145,8 @@ class Gemm(Handle):
         if sm_count_target is not None and not (
             isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):
-            sm_count_target = count(
-                "sm_count_target, if not 'auto' or None,",
-                sm_count_target,
-                least=1,
-                most=LARGEST,
-                error=InvalidOperand,
-            )
+            what = "sm_count_target, if not 'auto' or None,"
+            count(what, sm_count_target, least=1, most=LARGEST, error=InvalidOperand)
         self._seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
         require_kind("name", name, str, None)
         self.dtype = element_type(dtype).name

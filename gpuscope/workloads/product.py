@@ -196,14 +196,13 @@ def _matmul(
     (addresses, operands), calls, call = placed, device.calls, None
     if calls.observers:
         accesses = of_product(plan, addresses) if calls.watchers else None
-        flop_count, nbytes = plan.flop_count, plan.nbytes
         call = calls.begin(
             "launch",
             plan.name,
             stream,
             stream,
-            flop_count=flop_count,
-            nbytes=nbytes,
+            flop_count=plan.flop_count,
+            nbytes=plan.nbytes,
             accesses=accesses,
         )
     number = calls.next_correlation() if call is None else call.correlation

@@ -127,17 +127,16 @@ class TracedGemm(Gemm):
                 f"{capability[0]}.{capability[1]} was found. A Gemm is possible, without block "
                 "records"
             )
-        self._kernel = device.compile(
-            source(_COMMON, "traced_gemm.cu"), "traced_gemm",
-            model=KernelModel(
-                lambda profile, _grid, args, sm_count: profile.gemm_cost(
-                    args[3], args[4], args[5], "float16", sm_count, 0
-                ),
-                reads=lambda args: args[1:3],
-                writes=lambda args: args[0],
-                compute=_product,
+        model = KernelModel(
+            lambda profile, _grid, args, sm_count: profile.gemm_cost(
+                args[3], args[4], args[5], "float16", sm_count, 0
             ),
-        )  # fmt: skip
+            reads=lambda args: args[1:3],
+            writes=lambda args: args[0],
+            compute=_product,
+        )
+        text = source(_COMMON, "traced_gemm.cu")
+        self._kernel = device.compile(text, "traced_gemm", model=model)
         # What Gemm calls where nobody observes; it must not refer to this handle.
         self._matmul = functools.partial(_launch_unseen, device.backend, self._kernel)
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from gpuscope import _interrupts
 from gpuscope._optional import require
 from gpuscope._types import Untyped
-from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
@@ -76,8 +75,7 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
         with self.current():
             pools = bool(self._device.properties.memory_pools_supported)
             self.capabilities = versions.capabilities(version, pools)
-            properties = self._runtime.getDeviceProperties(index)
-            sm_count = int(properties["multiProcessorCount"])
+            self.info = versions.info_of(index)
             self._splitter: Untyped = None
             self._contexts: Untyped = None
             if self.capabilities.partitions:
@@ -85,20 +83,9 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
                 split = partition.HeterogeneousSplit if at_once else partition.ComposedQuanta
                 self._splitter = split(self._core, self._device.resources.sm)
                 self._contexts = partition.GreenContexts(self._core, self._device, self._splitter)
-        self.layout: SmLayout = (
-            self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
-        )
-        self.info = DeviceInfo(
-            key=f"cuda:{index}",
-            kind="cuda",
-            index=index,
-            name=properties["name"].decode(),
-            uuid=self._device.uuid,
-            sm_count=sm_count,
-            compute_capability=(int(properties["major"]), int(properties["minor"])),
-            memory_bytes=int(properties["totalGlobalMem"]),
-            driver=versions.driver_text(version),
-        )
+        self.layout: SmLayout = SmLayout(self.info.sm_count, 1, 0)
+        if self._splitter is not None:
+            self.layout = self._splitter.layout
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

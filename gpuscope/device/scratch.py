@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -24,7 +24,7 @@ from gpuscope.device.owner import Owner
 from gpuscope.device.raw import Memory
 from gpuscope.device.registry import borrowing
 from gpuscope.device.stream import Stream
-from gpuscope.device.unique import Closing, Unique, warn_unclosed
+from gpuscope.device.unique import Closing, Unique, call_all, warn_unclosed
 from gpuscope.device.views import StreamView
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
@@ -325,28 +325,18 @@ class WorkloadContext(Unique):
         borrowing.open = contexts[:-1]
         self._state = "over"
         self._known.clear()
-        failed: list[GpuscopeError] = []
-        for scratch in self._taken:
-            with _collected(failed):
-                scratch.close()
+
+        def give_unused() -> None:
+            used = self._used
+            unused = [memory for memory in self._spare if memory not in used]
+            if self._arena is not None and (error is None or self._stream.capturing):
+                unused = self._arena.end(self._stream, used, unused)
+            else:
+                unused += used
+            self._used, self._spare = [], []
+            call_all(partial(give_back, self.device, memory, self._stream) for memory in unused)
+
+        # The block's own error is the one to tell.
+        with contextlib.nullcontext() if error is None else contextlib.suppress(GpuscopeError):
+            call_all([*(scratch.close for scratch in self._taken), give_unused])
         self._taken.clear()
-        used, self._used = self._used, []
-        unused = [memory for memory in self._spare if memory not in used]
-        self._spare = []
-        if self._arena is not None and (error is None or self._stream.capturing):
-            unused = self._arena.end(self._stream, used, unused)
-        else:
-            unused += used
-        for memory in unused:
-            with _collected(failed):
-                give_back(self.device, memory, self._stream)
-        if failed and error is None:
-            raise failed[0]
-
-
-@contextlib.contextmanager
-def _collected(failed: list[GpuscopeError]) -> Iterator[None]:
-    try:
-        yield
-    except GpuscopeError as error:
-        failed.append(error)

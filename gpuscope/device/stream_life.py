@@ -60,10 +60,6 @@ class StreamLife(Closing, EventQueue):
         self.closed = False  # last: a destructor closes nothing that is not complete
 
     # -- life -------------------------------------------------------------------------
-    def take_number(self, number: int) -> None:
-        """Take the number in traces of the stream whose place it takes; before it is used."""
-        self.id = number
-
     @property
     def handle(self) -> int:
         """The raw ``cudaStream_t`` as an integer."""

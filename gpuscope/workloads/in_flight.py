@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 
 from gpuscope._fork import free_in_children
 from gpuscope.device.device import Device
+from gpuscope.device.unique import call_all
 from gpuscope.errors import StreamError
 from gpuscope.workloads.context import Completion, Context, of_thread
 
@@ -52,14 +54,7 @@ class InFlight:
         """
         if self._inside:
             self._refuse_inside("waits for its own handle")
-        first: BaseException | None = None
-        for context in self._contexts:
-            try:
-                self._settle(context)
-            except BaseException as error:  # noqa: BLE001 - the others are waited for all the same
-                first = first or error
-        if first is not None:
-            raise first
+        call_all(functools.partial(self._settle, context) for context in self._contexts)
 
     def _settle(self, context: Context) -> None:
         """Wait for a context's call, without the lock; its mark clears even if that fails."""

@@ -213,10 +213,6 @@ class Blas:
         """Free the workspace of a stream that is idle and about to be destroyed."""
         self._workspaces.pop(handle, None)
 
-    def _new_workspace(self, stream: int) -> Untyped:
-        memory = self._take(WORKSPACE_BYTES)
-        return _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, stream)
-
     def _workspace(self, graph: GraphView | None, handle: int) -> Untyped:
         """Return a stream's workspace; of a graph its own, as it may run beside the stream."""
         kept: Untyped = self._workspaces if graph is None else graph.workspaces
@@ -225,7 +221,9 @@ class Blas:
             kept, key = vars(self._local), "workspace"
         workspace: Untyped = kept.get(key)
         if workspace is None:
-            workspace = kept.setdefault(key, self._new_workspace(handle))
+            memory = self._take(WORKSPACE_BYTES)
+            made = _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, handle)
+            workspace = kept.setdefault(key, made)
         return workspace
 
     def _handle(self, graph: GraphView | None = None) -> Untyped:

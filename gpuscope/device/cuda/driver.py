@@ -156,12 +156,6 @@ def driver_release() -> str | None:
     return match.group(1) if match else None
 
 
-def driver_text(version: int) -> str:
-    """Describe the driver: its release, where that is known, and its CUDA version."""
-    release = driver_release()
-    return f"driver {f'{release}, ' if release else ''}CUDA {version_text(version)}"
-
-
 def info_of(index: int) -> DeviceInfo:
     """Describe a GPU by the driver's library alone; whoever calls has initialised it.
 
@@ -186,6 +180,7 @@ def info_of(index: int) -> DeviceInfo:
     if refused:
         raise GpuscopeError(f"the driver does not describe GPU {index}")
     sm_count, major, minor = (value.value for value in values)
+    release = driver_release()
     return DeviceInfo(
         key=f"cuda:{index}",
         kind="cuda",
@@ -195,7 +190,7 @@ def info_of(index: int) -> DeviceInfo:
         sm_count=sm_count,
         compute_capability=(major, minor),
         memory_bytes=memory.value,
-        driver=driver_text(version.value),
+        driver=f"driver {f'{release}, ' if release else ''}CUDA {version_text(version.value)}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -262,6 +262,17 @@ def of_pointers(
         if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "shape"):
             (reads if points_to_const else updates).append(value)
     return of_arrays(reads, (), updates)
+
+
+def inside(value: object) -> Iterator[object]:
+    """Yield what containers, those in them too, hold."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for item in value:
+        yield from inside(item)
 
 
 def of_arrays(

@@ -66,9 +66,6 @@ class Capturable(StreamView[object], Protocol):
     def device(self) -> Owner:
         """Its device."""
 
-    def require_open(self) -> None:
-        """Raise :class:`ClosedError` if it was closed."""
-
     def join(self, graph: Graph) -> None:
         """Become part of a capture."""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.accesses import Accessing, accesses_of, of_arrays
+from gpuscope.device.accesses import Accessing, accesses_of, inside, of_arrays
 from gpuscope.device.calls import of_thread
 
 _SHAPES = {
@@ -70,7 +70,7 @@ _READING = (
 _WRITING = ("fill", "sort", "partition", "put", "setfield")
 
 
-Values = Callable[[], Iterable[Any]]
+Values = Callable[[], tuple[Any, ...]]
 """What is read or written: asked for where somebody wants to know."""
 
 
@@ -165,7 +165,7 @@ class PinnedArray(np.ndarray[Any, Any]):
         if calls is None or not calls.watchers:
             return
         reads, writes = (
-            [value for value in _flat(values) if isinstance(value, np.ndarray)]
+            [value for value in inside(values) if isinstance(value, np.ndarray)]
             for values in (read(), written())
         )
         accesses, run = of_arrays(reads, writes), of_thread.run
@@ -173,14 +173,6 @@ class PinnedArray(np.ndarray[Any, Any]):
             run.accesses += accesses_of(accesses)
         elif accesses:
             calls.tell("host access", f"NumPy's {name}", accesses=accesses)
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 def _plain(value: Any) -> Any:

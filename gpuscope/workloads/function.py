@@ -12,6 +12,7 @@ from typing import Generic, TypeVar, cast, overload
 from gpuscope import _interrupts
 from gpuscope._checks import MappingOf, SeveralOf, door, require_kind
 from gpuscope.device import caller, handles
+from gpuscope.device.accesses import inside
 from gpuscope.device.api import Activity, NativeArray
 from gpuscope.device.arena import Arena
 from gpuscope.device.caller import CallerStreamGuard
@@ -24,7 +25,7 @@ from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream, holding_arrays
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work, stated_facts
-from gpuscope.workloads.declared import Declared, check_declared, check_function, inside, name_of
+from gpuscope.workloads.declared import Declared, check_declared, check_function, name_of
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 
 from gpuscope import _optional
 from gpuscope._checks import door, given
+from gpuscope.device.accesses import inside
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device, device_for
 from gpuscope.device.handles import AnyStream
@@ -19,7 +20,6 @@ from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency, StreamError
 from gpuscope.workloads.context import Context, Passed, Work
-from gpuscope.workloads.declared import inside
 from gpuscope.workloads.function import FunctionHandle
 
 _R = TypeVar("_R")

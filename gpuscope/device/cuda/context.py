@@ -90,10 +90,10 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device current; the one that was current before is restored."""
-        before = int(self._runtime.getDevice())
-        if before == self._index and getattr(self._ready, "done", False):
+        if self._is_current():
             yield
             return
+        before = int(self._get_device())
         self._device.set_current()
         self._ready.done = True
         try:
@@ -104,10 +104,7 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
 
     def _is_current(self) -> bool:
         """Whether this thread can call the device as it stands; the common case."""
-        try:
-            return bool(self._ready.done and self._get_device() == self._index)
-        except AttributeError:
-            return False
+        return getattr(self._ready, "done", False) and bool(self._get_device() == self._index)
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
         """As :meth:`current`, sooner where it is current already."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 
-from gpuscope._types import DType
+from gpuscope._types import DType, Untyped
 from gpuscope.device.accesses import c_strides
 
 CUDA, CUDA_MANAGED = 2, 13
@@ -29,13 +28,6 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 READ_ONLY = 1
 """Flag of DLPack 1.0."""
-
-
-class SupportsDLPack(Protocol):
-    """An array that shares its memory through DLPack."""
-
-    def __dlpack__(self, *, stream: int, max_version: tuple[int, int] = ...) -> object:
-        """Return a capsule."""
 
 
 class _Tensor(ctypes.Structure):
@@ -107,7 +99,7 @@ def device_of(value: object) -> tuple[int, int]:
     return int(kind), int(index)
 
 
-def export(value: SupportsDLPack) -> Exported:
+def export(value: Untyped) -> Exported:
     """Ask ``value`` for its memory, without a copy and without a wait.
 
     Raises

@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
@@ -272,18 +271,7 @@ def relaxed_capture() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(before)
 
 
-class Status(Protocol):
-    """What a call of cuda.bindings returns first."""
-
-    @property
-    def name(self) -> str:
-        """Its name in CUDA."""
-
-    def __int__(self) -> int:
-        """Return its number; 0 is success."""
-
-
-def check(result: tuple[Status, ...], what: str) -> None:
+def check(result: tuple[Untyped, ...], what: str) -> None:
     """Raise unless a call of cuda.bindings succeeded."""
     status = result[0]
     if int(status) != 0:

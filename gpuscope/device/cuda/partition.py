@@ -6,24 +6,17 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpuscope._types import Untyped
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
 
+if TYPE_CHECKING:  # which loads CUDA's libraries
+    from gpuscope.device.cuda.probe import SmProbe
+
 _contexts = itertools.count(2)
-
-
-class Probe(Protocol):
-    """What finds out about the SMs behind a stream."""
-
-    def sm_ids(self, streams: Sequence[Untyped], counts: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the SM ids behind each stream."""
-
-    def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
-        """Return on how many SMs clusters fit."""
 
 
 class ComposedQuanta:
@@ -203,7 +196,7 @@ class GreenContexts:
         self._reuses = isinstance(splitter, ComposedQuanta)
         self._spare: dict[tuple[int, ...], list[Untyped]] = {}
 
-    def make(self, planned: Sequence[PlannedPartition], probe: Probe) -> list[GrantedPartition]:
+    def make(self, planned: Sequence[PlannedPartition], probe: SmProbe) -> list[GrantedPartition]:
         """Make one green context for each planned partition and find its SM ids.
 
         Nothing is left behind if one fails.

@@ -146,7 +146,9 @@ class Gemm(Handle):
             isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):
             what = "sm_count_target, if not 'auto' or None,"
-            count(what, sm_count_target, least=1, most=LARGEST, error=InvalidOperand)
+            sm_count_target = count(
+                what, sm_count_target, least=1, most=LARGEST, error=InvalidOperand
+            )
         self._seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
         require_kind("name", name, str, None)
         self.dtype = element_type(dtype).name

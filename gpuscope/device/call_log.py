@@ -242,9 +242,6 @@ class CallLog:
 
     def wait_for(self, call: Call | None, event: EventView[object], *, alone: bool) -> None:
         """Wait for the event behind a handle's call, ``alone`` or beside others; tell its end."""
-        if call is None:
-            event.synchronize()
-            return
         nesting = self._of_thread.nesting
         if (
             not isinstance(call, Execution)
@@ -252,7 +249,8 @@ class CallLog:
             or nesting.handle is not None
         ):
             event.synchronize()
-            self.see(call)
+            if call is not None:
+                self.see(call)
             return
         call.wait_number = self.next_correlation()
         call.wait_thread = nesting.thread or self._thread(nesting)
@@ -296,17 +294,9 @@ class CallLog:
         finally:
             self.end(call)
 
-    def during(
-        self,
-        kind: str,
-        name: str,
-        stream: StreamView[object] | None = None,
-        **facts: Unpack[CallFacts],
-    ) -> AbstractContextManager[object]:
-        """As :meth:`observed` for a call that needs no number where nobody watches."""
-        if not self.observers:
-            return nullcontext()
-        return self.observed(kind, name, stream, stream, **facts)
+    def during(self, kind: str, name: str) -> AbstractContextManager[object]:
+        """As :meth:`observed`, of no stream, for what needs no number where nobody watches."""
+        return self.observed(kind, name, None, None) if self.observers else nullcontext()
 
     def enter_handle(self, call: Call | None) -> Call | None:
         """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""

@@ -338,5 +338,5 @@ class WorkloadContext(Unique):
 
         # The block's own error is the one to tell.
         with contextlib.nullcontext() if error is None else contextlib.suppress(GpuscopeError):
-            call_all([*(scratch.close for scratch in self._taken), give_unused])
-        self._taken.clear()
+            taken, self._taken = self._taken, []
+            call_all([*(scratch.close for scratch in taken), give_unused])

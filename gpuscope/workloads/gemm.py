@@ -31,6 +31,7 @@ from gpuscope.workloads.product import (
     PLANS,
     Addresses,
     Operands,
+    Placed,
     PlacedOperands,
     check,
     key_of,
@@ -63,24 +64,22 @@ class _GemmContext(Context):
     accesses: tuple[Accessing, ...] | None = None
     """What that reads and writes, once a watcher asked."""
 
-    def take_plan(self, plan: MatmulPlan, placed: tuple[Addresses, PlacedOperands]) -> None:
+    def take_plan(self, plan: MatmulPlan, placed: Placed) -> None:
         """Launch ``plan`` with these operands from now on."""
         self.plan, self.accesses = plan, None
         self.addresses, self.placed = placed
         self.launch = plan.name, plan.flop_count, plan.nbytes
 
-    def forget(self, device: Device) -> None:
+    def forget(self) -> None:
         """Let go of the operands too."""
-        Context.forget(self, device)  # dataclass made this class anew: no bare super()
+        Context.forget(self)  # dataclass made this class anew: no bare super()
         self.a = self.b = self.out = NOTHING
         self.plan = self.placed = self.result = self.accesses = None
 
 
 _Given: TypeAlias = tuple[NativeArray | None, NativeArray | None, NativeArray | None]
 """What is given as a, b and out; ``None``: the handle's own."""
-Checked: TypeAlias = tuple[
-    MatmulPlan, tuple[Addresses, PlacedOperands], NativeArray, NativeArray, NativeArray
-]
+Checked: TypeAlias = tuple[MatmulPlan, Placed, NativeArray, NativeArray, NativeArray]
 """A product's plan, its placed operands, and the arrays out, a and b."""
 
 
@@ -378,7 +377,7 @@ class Gemm(Handle):
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         plan, placed, out, a, b = cast("Checked", operands)
-        queue_product(self.device, stream, plan, placed, (out, a, b), self._sm_count(stream))
+        queue_product(stream, plan, placed, (out, a, b), self._sm_count(stream))
 
     def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
         plan, placed, out, a, b = cast("Checked", work.operands)

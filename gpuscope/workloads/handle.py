@@ -167,7 +167,7 @@ class Handle(InFlight, Closing):
                 self._queue(context, work, chosen, None)
             self._latest = context
             if not selected or work.uploads or work.downloads:
-                completion = context.hand_out(self.device)
+                completion = context.hand_out()
             elif not self._replays and context.completion is None and chosen.owned:
                 self._remember(context, operands, work, chosen)
         if completion is not None:
@@ -227,7 +227,7 @@ class Handle(InFlight, Closing):
 
     def _wait_before_overwriting(self, context: Context) -> None:
         """Wait on the host for a context's call; its mark clears even if that fails."""
-        completion = context.hand_out(self.device)
+        completion = context.hand_out()
         context.in_flight = 0
         context.completion = context.event = None
         if completion is not None:
@@ -341,7 +341,7 @@ class Handle(InFlight, Closing):
         finally:
             with self._lock:  # who asks for a completion meanwhile gets no event that went back
                 for context in self._contexts:
-                    context.forget(self.device)
+                    context.forget()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_closed", True) or _is_finalizing():

@@ -37,12 +37,12 @@ class InFlight:
         """The latest call's completion, or ``None`` before the first."""
         self._refuse_inside("asks for its own handle's completion")
         with self._lock:
-            return self._latest.hand_out(self.device)
+            return self._latest.hand_out()
 
     @property
     def in_flight(self) -> bool:
         """Whether any call is still running, as far as the host can see now."""
-        return any(context.runs(self.device) for context in self._contexts)
+        return any(context.runs() for context in self._contexts)
 
     def wait(self) -> None:
         """Wait on the host for every call in flight, then raise the first error.
@@ -74,7 +74,7 @@ class InFlight:
         finally:
             with self._lock:
                 if failed and context.in_flight == number:
-                    context.hand_out(self.device)  # which has not seen it done
+                    context.hand_out()  # which has not seen it done
                 if context.event is event:
                     context.waits -= 1
                 if context.in_flight == number:

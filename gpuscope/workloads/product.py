@@ -34,6 +34,7 @@ Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
 Addresses: TypeAlias = tuple[int, int, int]
 PlacedOperands: TypeAlias = object
 """What a backend's ``place()`` returns of them for its ``matmul()``."""
+Placed: TypeAlias = tuple[Addresses, PlacedOperands]
 
 queued: Callable[[NativeArray, NativeArray, NativeArray, AnyStream], bool] = (
     fastpath.mm_out if fastpath is not None else lambda *_: False
@@ -120,7 +121,7 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> Layo
 
 def place(
     device: Device, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray
-) -> tuple[Addresses, PlacedOperands]:
+) -> Placed:
     """Check what a plan cannot remember, devices and overlap; returns what matmul takes, too."""
     backend = device.backend
     (home, home_a, home_b), addresses, operands = backend.place(out, a, b)
@@ -186,14 +187,8 @@ def of_product(plan: MatmulPlan, addresses: Addresses) -> tuple[Accessing, ...]:
 
 
 # -- queueing ------------------------------------------------------------------------------
-def _matmul(
-    device: Device,
-    stream: Stream,
-    plan: MatmulPlan,
-    placed: tuple[Addresses, PlacedOperands],
-    sm_count: int,
-) -> None:
-    (addresses, operands), calls, call = placed, device.calls, None
+def _matmul(stream: Stream, plan: MatmulPlan, placed: Placed, sm_count: int) -> None:
+    (addresses, operands), calls, call = placed, stream.device.calls, None
     if calls.observers:
         accesses = of_product(plan, addresses) if calls.watchers else None
         call = calls.begin(
@@ -207,60 +202,52 @@ def _matmul(
         )
     number = calls.next_correlation() if call is None else call.correlation
     try:
-        device.backend.matmul(stream, plan, operands, sm_count, number)
+        stream.device.backend.matmul(stream, plan, operands, sm_count, number)
     finally:
         if call is not None:
             calls.end(call)
 
 
 def queue_product(
-    device: Device,
-    stream: Stream,
-    plan: MatmulPlan,
-    placed: tuple[Addresses, PlacedOperands],
-    arrays: Operands,
-    sm_count: int,
+    stream: Stream, plan: MatmulPlan, placed: Placed, arrays: Operands, sm_count: int
 ) -> None:
     """Queue a product, behind copies of inputs with other strides; holds ``arrays`` for it."""
     if not (plan.m and plan.n):
         return  # no launch: nothing would run
     try:
         if plan.copies:
-            _product_of_copies(device, stream, plan, arrays, sm_count)
+            _product_of_copies(stream, plan, arrays, sm_count)
         else:
-            _matmul(device, stream, plan, placed, sm_count)
+            _matmul(stream, plan, placed, sm_count)
     finally:
         stream.hold(*arrays)
 
 
-def _product_of_copies(
-    device: Device, stream: Stream, plan: MatmulPlan, arrays: Operands, sm_count: int
-) -> None:
+def _product_of_copies(stream: Stream, plan: MatmulPlan, arrays: Operands, sm_count: int) -> None:
     """Copy into scratch of the stream, which is free again behind the product.
 
     What the stream cannot order, a graph or a stream that is not ours, gets arrays instead.
     """
-    out, a, b = arrays
+    device, (out, a, b) = stream.device, arrays
     is_ours = stream.tag is not None and stream.graph is None
     ordered = device.capabilities.stream_ordered_memory and is_ours
     taken: list[Memory] = []
     try:
         if plan.a.is_copied:
-            a = _copied(device, stream, a, taken if ordered else None)
+            a = _copied(stream, a, taken if ordered else None)
         if plan.b.is_copied:
-            b = _copied(device, stream, b, taken if ordered else None)
+            b = _copied(stream, b, taken if ordered else None)
         _, addresses, operands = device.backend.place(out, a, b)
-        _matmul(device, stream, plan, (addresses, operands), sm_count)
+        _matmul(stream, plan, (addresses, operands), sm_count)
     finally:
         stream.hold(a, b)
         for memory in taken:
             give_back(device, memory, stream)
 
 
-def _copied(
-    device: Device, stream: Stream, array: NativeArray, taken: list[Memory] | None
-) -> NativeArray:
+def _copied(stream: Stream, array: NativeArray, taken: list[Memory] | None) -> NativeArray:
     """Queue a copy in C order; its memory is added to ``taken``, or else it is an array's."""
+    device = stream.device
     if taken is None:
         copy = device.backend.empty(array.shape, array.dtype)
     else:
@@ -332,7 +319,7 @@ def mm_out(
     chosen, selected = device.choose_stream(stream)
     for value in follows:
         device.backend.follow(chosen.raw, value)
-    queue_product(device, chosen, plan, placed, operands, chosen.sm_count_target)
+    queue_product(chosen, plan, placed, operands, chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Unpack
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.accesses import Accessing, accesses_of
+from gpuscope.device.accesses import Accessing
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import (
     QUEUES_WORK,
@@ -25,8 +25,8 @@ from gpuscope.device.calls import (
     Observer,
     Recorder,
     Watcher,
+    note_captured,
 )
-from gpuscope.device.captured import Captured, Node
 from gpuscope.device.raw import AnyBackend
 from gpuscope.device.views import EventView, StreamView
 
@@ -319,17 +319,3 @@ class CallLog:
             yield
         finally:
             nesting.meant = None
-
-
-def note_captured(call: Call, captured: Captured) -> None:
-    """Note a call of ours that becomes part of a graph."""
-    stream = call.stream
-    assert stream is not None  # noqa: S101 - one that is captured
-    if call.kind in QUEUES_WORK:
-        accesses = None if call.accesses is None else accesses_of(call.accesses)
-        node = Node(call.name, accesses, (), call.kind == "copy", stream.name)
-        captured.add(stream.handle, node)
-    elif call.kind == "record":
-        captured.record(stream.handle, call.event)
-    elif call.kind == "wait":
-        captured.wait(stream.handle, call.event)

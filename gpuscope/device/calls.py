@@ -11,8 +11,9 @@ from typing import Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from msgspec import Struct
 
-from gpuscope.device.accesses import Access, Accessing
+from gpuscope.device.accesses import Access, Accessing, accesses_of
 from gpuscope.device.api import Activity, NativeArray
+from gpuscope.device.captured import Captured, Node
 from gpuscope.device.views import EventView, GraphView, StreamView
 
 QUEUES_WORK = ("launch", "copy", "host_call")
@@ -257,3 +258,17 @@ class CaptureObserver(Observer, Protocol):
 
     def call_captured(self, call: Call) -> None:
         """Take note of a call that is about to become part of ``call.stream``'s graph."""
+
+
+def note_captured(call: Call, captured: Captured) -> None:
+    """Note a call of ours that becomes part of a graph."""
+    stream = call.stream
+    assert stream is not None  # noqa: S101 - one that is captured
+    if call.kind in QUEUES_WORK:
+        accesses = None if call.accesses is None else accesses_of(call.accesses)
+        node = Node(call.name, accesses, (), call.kind == "copy", stream.name)
+        captured.add(stream.handle, node)
+    elif call.kind == "record":
+        captured.record(stream.handle, call.event)
+    elif call.kind == "wait":
+        captured.wait(stream.handle, call.event)

@@ -14,8 +14,7 @@ from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope._types import Untyped
 from gpuscope.device.accesses import Access, accesses_of
-from gpuscope.device.call_log import note_captured
-from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
+from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted, note_captured
 from gpuscope.device.captured import Captured, Node
 from gpuscope.device.event import Event
 from gpuscope.device.select import open_devices

@@ -69,9 +69,8 @@ class SimBackend(SimMemory):
                 self._pay(self._cost["create_partition_call_ns"])
                 mask = self.layout.sm_mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                holding = len(ids)
-                if REMAINDER in partition.parts:
-                    holding -= self.layout.remainder_sm_count
+                quanta = [part for part in partition.parts if part != REMAINDER]
+                holding = self.layout.sm_count_of(quanta)
                 target = sm_count_to_tell(len(ids), holding)
                 context = next(self._contexts)
                 made.append(

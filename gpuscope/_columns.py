@@ -167,19 +167,17 @@ def readable(
         for column in (*(Column(key, heading(key)) for key in besides), *COMPARED.values(), _ERROR)
         if (full or column.is_brief) and column.key not in hidden
     ]
-    homeless = [
-        row.get("workload") is not None and not is_of_requests(row) and row.get("partition") is None
-        for row in rows
-    ]
     table: list[dict[str, object]] = [{} for _ in rows]
     for column in columns:
-        values = [column.scaled(row.get(column.key)) for row in rows]
-        if column.key == "partition":
-            values = [
-                "whole GPU" if is_homeless else value
-                for value, is_homeless in zip(values, homeless, strict=True)
-            ]
+        values = [_cell(row, column) for row in rows]
         if any(value is not None for value in values):
             for cells, value in zip(table, values, strict=True):
                 cells[column.heading] = value
     return table
+
+
+def _cell(row: Mapping[str, object], column: Column) -> object:
+    has_kernels = row.get("workload") is not None and not is_of_requests(row)
+    if column.key == "partition" and has_kernels and row.get("partition") is None:
+        return "whole GPU"
+    return column.scaled(row.get(column.key))

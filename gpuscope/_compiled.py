@@ -40,11 +40,8 @@ def library(name: str) -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(made))
     except OSError:  # of another machine
         return None
-    return (
-        library
-        if _is_of_these_sources(ctypes.c_uint32.in_dll(library, "source_crc").value)
-        else None
-    )
+    crc = ctypes.c_uint32.in_dll(library, "source_crc").value
+    return library if _is_of_these_sources(crc) else None
 
 
 fastpath, why_not = _load()

@@ -59,8 +59,4 @@ static PyMethodDef functions[] = {
     {NULL},
 };
 
-int
-add_events(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}
+ADD_FUNCTIONS(add_events)

@@ -27,6 +27,16 @@ watch_forks(void)
     pthread_atfork(NULL, NULL, note_child);
 }
 
+PyObject *
+stateful_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    State *state = state_of_type(type);
+    Stateful *self = state == NULL ? NULL : (Stateful *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->state = state;
+    return (PyObject *)self;
+}
+
 void
 plain_dealloc(PyObject *self)
 {

@@ -96,6 +96,15 @@ int add_operands(PyObject *module);
 int add_events(PyObject *module);
 int add_launches(PyObject *module);
 
+/* A unit that adds nothing but its `functions`. */
+#define ADD_FUNCTIONS(add)                                                                         \
+    int add(PyObject *module) { return PyModule_AddFunctions(module, functions); }
+
+/* A type of the module, which Python cannot change. */
+#define TYPE_SPEC(type, object, its_slots, more)                                                   \
+    {.name = "gpuscope._fastpath." type, .basicsize = sizeof(object), .slots = its_slots,          \
+     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | (more)}
+
 /* Add a type to the module, and tell where it is if somebody asks; -1: error. */
 int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **at);
 
@@ -108,6 +117,13 @@ PyObject *guarded_stream(State *state);
 
 int known_traverse(Known *known, visitproc visit, void *arg);
 void known_free(Known *known);
+
+/* An object that begins with the state of its type's module, as those of `Stateful` do. */
+typedef struct {
+    PyObject_HEAD
+    State *state; /* of the module, which the type keeps */
+} Stateful;
+PyObject *stateful_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
 /* Free an object of a type of ours that has nothing more to let go of. */
 void plain_dealloc(PyObject *self);
@@ -124,6 +140,14 @@ state_of_type(PyTypeObject *type)
 {
     PyObject *module = PyType_GetModuleByDef(type, &fastpath_definition);
     return module == NULL ? NULL : PyModule_GetState(module);
+}
+
+/* Of a call whose answer does not matter: 0; -1: error. */
+static inline int
+done(PyObject *answer)
+{
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
 }
 
 /* 1: this is the process that products and events were served in, not a child of it. */

@@ -94,22 +94,18 @@ def check_new(*paths: Path, replace: bool = False) -> None:
         A folder does not exist or cannot be written, or a file is there that may not be replaced.
     """
     for path in paths:
-        _check_new(path, replace=replace)
-
-
-def _check_new(path: Path, *, replace: bool) -> None:
-    with _refusing(path):
-        if _is_stream(path):
-            return
-        target = Path(os.path.realpath(path))
-        if target.exists() and not replace:
-            raise GpuscopeError(
-                f"{path.name!r} is there already and was left as it is: choose another name, or "
-                "say --force to replace it"
-            )
-        folder, lock = _claimed_folder(target.parent, target.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+        with _refusing(path):
+            if _is_stream(path):
+                continue
+            target = Path(os.path.realpath(path))
+            if target.exists() and not replace:
+                raise GpuscopeError(
+                    f"{path.name!r} is there already and was left as it is: choose another name, "
+                    "or say --force to replace it"
+                )
+            folder, lock = _claimed_folder(target.parent, target.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 @contextmanager

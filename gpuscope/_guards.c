@@ -2,26 +2,21 @@
 
 #include "_fastpath.h"
 
+/* Python can set and delete all of them, also while a method here calls Python. */
+#define FIELDS(X)                                                                                  \
+    X(stream, "stream") X(before, "_before") X(bound, "_bound") X(unused, "_unused")               \
+    X(task, "task") X(token, "_token")
+
 typedef struct {
-    PyObject_HEAD
-    State *state; /* of the module, which the type keeps */
-    PyObject *stream;
-    PyObject *before;
-    PyObject *bound;
-    PyObject *unused;
-    PyObject *task;
-    PyObject *token;
+    Stateful base;
+#define FIELD(name, text) PyObject *name;
+    FIELDS(FIELD)
+#undef FIELD
 } Guard;
 
-/* Python can set and delete all of them, also while a method here calls Python. */
 static PyMemberDef guard_members[] = {
-    {"stream", T_OBJECT_EX, offsetof(Guard, stream), 0, NULL},
-    {"_before", T_OBJECT_EX, offsetof(Guard, before), 0, NULL},
-    {"_bound", T_OBJECT_EX, offsetof(Guard, bound), 0, NULL},
-    {"_unused", T_OBJECT_EX, offsetof(Guard, unused), 0, NULL},
-    {"task", T_OBJECT_EX, offsetof(Guard, task), 0, NULL},
-    {"_token", T_OBJECT_EX, offsetof(Guard, token), 0, NULL},
-    {NULL},
+#define MEMBER(name, text) {text, T_OBJECT_EX, offsetof(Guard, name), 0, NULL},
+    FIELDS(MEMBER){NULL},
 };
 
 static int
@@ -74,24 +69,16 @@ static int
 guard_traverse(Guard *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->stream);
-    Py_VISIT(self->before);
-    Py_VISIT(self->bound);
-    Py_VISIT(self->unused);
-    Py_VISIT(self->task);
-    Py_VISIT(self->token);
+#define VISIT(name, text) Py_VISIT(self->name);
+    FIELDS(VISIT)
     return 0;
 }
 
 static int
 guard_clear(Guard *self)
 {
-    Py_CLEAR(self->stream);
-    Py_CLEAR(self->before);
-    Py_CLEAR(self->bound);
-    Py_CLEAR(self->unused);
-    Py_CLEAR(self->task);
-    Py_CLEAR(self->token);
+#define CLEAR(name, text) Py_CLEAR(self->name);
+    FIELDS(CLEAR)
     return 0;
 }
 
@@ -105,21 +92,11 @@ guard_dealloc(Guard *self)
     Py_TRASHCAN_END
 }
 
-static PyObject *
-guard_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    State *state = state_of_type(type);
-    Guard *self = state == NULL ? NULL : (Guard *)type->tp_alloc(type, 0);
-    if (self != NULL)
-        self->state = state;
-    return (PyObject *)self;
-}
-
 static int
 guard_init(Guard *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"stream", "bind", NULL};
-    State *state = self->state;
+    State *state = self->base.state;
     if (!is_served(state))
         return -1;
     PyObject *stream = NULL, *bind = Py_False;
@@ -136,12 +113,8 @@ guard_init(Guard *self, PyObject *args, PyObject *kwargs)
     int known = PySet_Contains(state->accepted, (PyObject *)Py_TYPE(stream));
     if (known < 0)
         return -1;
-    if (!known) {
-        PyObject *checked = PyObject_CallMethodOneArg((PyObject *)self, state->s.check, stream);
-        if (checked == NULL)
-            return -1;
-        Py_DECREF(checked);
-    }
+    if (!known && done(PyObject_CallMethodOneArg((PyObject *)self, state->s.check, stream)) < 0)
+        return -1;
     Py_XSETREF(self->stream, Py_NewRef(stream));
     Py_XSETREF(self->before, Py_NewRef(state->never));
     Py_XSETREF(self->bound, Py_NewRef(bind));
@@ -196,10 +169,8 @@ bind_cupy_alone(State *state, PyObject *stream)
     }
     if (bound != NULL) {
         PyList_SET_ITEM(bound, 0, Py_NewRef(one));
-        PyObject *used = PyObject_CallMethodNoArgs(ours, state->s.use);
-        if (used == NULL)
+        if (done(PyObject_CallMethodNoArgs(ours, state->s.use)) < 0)
             Py_CLEAR(bound);
-        Py_XDECREF(used);
     }
     PyObject *rest[] = {cupy, ours, current, before, restore, one};
     for (size_t i = 0; i < sizeof(rest) / sizeof(*rest); i++)
@@ -240,12 +211,11 @@ unbind(PyObject *bound)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *one;
     for (Py_ssize_t i = 0; (one = bound_at(bound, i)) != NULL; i++) {
-        PyObject *restored = PyObject_CallNoArgs(PyTuple_GET_ITEM(one, 3));
+        int restored = done(PyObject_CallNoArgs(PyTuple_GET_ITEM(one, 3)));
         Py_DECREF(one);
-        Py_XDECREF(restored);
-        if (restored == NULL && type == NULL)
+        if (restored < 0 && type == NULL)
             PyErr_Fetch(&type, &value, &traceback);
-        else if (restored == NULL)
+        else if (restored < 0)
             PyErr_Clear();
     }
     if (type == NULL)
@@ -259,11 +229,7 @@ static int
 tell(State *state, Guard *self, PyObject *method)
 {
     int watched = is_set(state->slot, state->s.watchers);
-    if (watched <= 0)
-        return watched;
-    PyObject *told = PyObject_CallMethodNoArgs((PyObject *)self, method);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    return watched <= 0 ? watched : done(PyObject_CallMethodNoArgs((PyObject *)self, method));
 }
 
 /* Put what binding a stream gives in `_bound`; -1: error, and the guard may be entered again. */
@@ -287,7 +253,7 @@ enter_bound(State *state, Guard *self, PyObject *stream, PyObject *asked)
 static PyObject *
 guard_enter(Guard *self, PyObject *Py_UNUSED(ignored))
 {
-    State *state = self->state;
+    State *state = self->base.state;
     int loop = is_served(state) ? has_loop(state) : -1;
     PyObject *names = loop == 0 ? names_of_thread(state) : NULL;
     if (loop < 0 || (loop == 0 && names == NULL))
@@ -318,7 +284,7 @@ guard_enter(Guard *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 guard_exit(Guard *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
 {
-    State *state = self->state;
+    State *state = self->base.state;
     int loop = is_served(state) ? has_loop(state) : -1;
     PyObject *names = loop == 0 ? names_of_thread(state) : NULL;
     if (loop < 0 || (loop == 0 && names == NULL))
@@ -354,7 +320,7 @@ static PyMethodDef guard_methods[] = {
 
 static PyType_Slot guard_slots[] = {
     {Py_tp_doc, "Guard(stream, *, bind=False)\n--\n\nWhat a CallerStreamGuard does at each launch."},
-    {Py_tp_new, guard_new},
+    {Py_tp_new, stateful_new},
     {Py_tp_init, guard_init},
     {Py_tp_dealloc, guard_dealloc},
     {Py_tp_traverse, guard_traverse},
@@ -364,12 +330,7 @@ static PyType_Slot guard_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec guard_spec = {
-    .name = "gpuscope._fastpath.Guard",
-    .basicsize = sizeof(Guard),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = guard_slots,
-};
+static PyType_Spec guard_spec = TYPE_SPEC("Guard", Guard, guard_slots, Py_TPFLAGS_BASETYPE);
 
 /* serve_guards(slot, asyncio's get_running_loop, bind, type of what it gives) */
 static PyObject *

@@ -100,9 +100,7 @@ def is_deferred(frame: FrameType | None) -> bool:
     The innermost frame of code that is known decides. `contextlib` between two statements of a
     ``with`` defers, too: what it has entered is not yet known to the block.
     """
-    if _of_thread.shields:
-        return True
-    if frame is not None and frame.f_globals.get("__name__") == "contextlib":
+    if _of_thread.shields or (frame and frame.f_globals.get("__name__") == "contextlib"):
         return True
     while frame is not None:
         code = frame.f_code

@@ -306,8 +306,4 @@ static PyMethodDef functions[] = {
     {NULL},
 };
 
-int
-add_launches(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}
+ADD_FUNCTIONS(add_launches)

@@ -25,11 +25,7 @@ _PLACES = {
         "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys",
         "{cuda}/nsight-compute*/host/target-linux-*/nsys",
     ),
-    "ncu": (
-        "{cuda}/bin/ncu",
-        "/opt/nvidia/nsight-compute*/*/ncu",
-        "{cuda}/nsight-compute*/ncu",
-    ),
+    "ncu": ("{cuda}/bin/ncu", "/opt/nvidia/nsight-compute*/*/ncu", "{cuda}/nsight-compute*/ncu"),
 }
 _PACKAGES = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1", "libxcb": "libxcb1"}
 """Beginning of a library's name → Debian's package."""

@@ -432,16 +432,11 @@ mm_out(PyObject *module, PyObject *const *args, Py_ssize_t count)
     }
     Py_XDECREF(lane);
     PyErr_Clear();
-    PyObject *held = Py_None; /* memory that is new to the stream, until the product is done */
+    int held = 0; /* memory that is new to the stream, until the product is done */
     if (queued && is_new)
-        held = PyObject_CallMethodObjArgs(stream, state->s.hold, args[0], args[1], args[2], NULL);
-    else
-        Py_INCREF(held);
+        held = done(PyObject_CallMethodObjArgs(stream, state->s.hold, args[0], args[1], args[2], NULL));
     Py_XDECREF(stream);
-    if (held == NULL)
-        return NULL;
-    Py_DECREF(held);
-    return PyBool_FromLong(queued);
+    return held < 0 ? NULL : PyBool_FromLong(queued);
 }
 
 /* serve_products((array, pointer, memory, stream types), (addresses of cublasSetStream, SetWorkspace,
@@ -486,8 +481,4 @@ static PyMethodDef functions[] = {
     {NULL},
 };
 
-int
-add_operands(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}
+ADD_FUNCTIONS(add_operands)

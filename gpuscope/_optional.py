@@ -10,18 +10,13 @@ from types import ModuleType
 from gpuscope.errors import MissingDependency
 
 _EXTRAS = {
-    "distributed": ("distributed", "dask"),
-    "IPython": ("ipython", "notebook"),
-    "anywidget": ("anywidget", "notebook"),
-    "ipywidgets": ("ipywidgets", "notebook"),
-    "traitlets": ("traitlets", "notebook"),
-    "jupyterlab": ("jupyterlab", "lab"),
-    "nvtx": ("nvtx", "nvtx"),
-    "rich": ("rich", "cli"),
-    "tomli_w": ("tomli-w", "cli"),
-    "typer": ("typer", "cli"),
+    **dict.fromkeys(("IPython", "anywidget", "ipywidgets", "traitlets"), "notebook"),
+    **dict.fromkeys(("rich", "tomli_w", "typer"), "cli"),
+    "distributed": "dask",
+    "jupyterlab": "lab",
+    "nvtx": "nvtx",
 }
-"""Top-level module → its package and the extra that brings it."""
+"""Top-level module → the extra that brings its package, which is named as it is."""
 
 
 def how_to_install(*extras: str) -> str:
@@ -92,9 +87,10 @@ def _missing(
     package: str | None = None,
     install: str | None = None,
 ) -> MissingDependency:
-    known, extra = _EXTRAS.get(module.partition(".")[0], (module, None))
+    top = module.partition(".")[0]
+    extra = _EXTRAS.get(top)
     command = install or (how_to_install(extra) if extra else _CUDA_EXTRAS)
+    package = package or (top.lower().replace("_", "-") if extra else module)
     return MissingDependency(
-        f"{feature} needs the package {package or known}, which cannot be imported ({error}). "
-        f"Run: {command}"
+        f"{feature} needs the package {package}, which cannot be imported ({error}). Run: {command}"
     )

@@ -61,15 +61,13 @@ class Plugins(Generic[_T]):
         """Return what is declared, by name, and why some of it is left out."""
         if self._known is None:
             entries, problems = _declared(self.group)
-            known = dict(self._rooms)
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name in self._rooms:
-                    problems.append(
-                        self._refusal(entry, f"gpuscope has a {self._noun} of that name")
-                    )
-                else:
-                    known[entry.name] = entry
-            self._known = known, problems
+            entries.sort(key=lambda entry: entry.name)
+            taken = f"gpuscope has a {self._noun} of that name"
+            problems += [
+                self._refusal(entry, taken) for entry in entries if entry.name in self._rooms
+            ]
+            others = {entry.name: entry for entry in entries if entry.name not in self._rooms}
+            self._known = {**self._rooms, **others}, problems
         return self._known
 
     def _refusal(self, entry: EntryPoint, why: str) -> str:

@@ -45,12 +45,7 @@ static PyType_Slot product_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec product_spec = {
-    .name = "gpuscope._fastpath.Product",
-    .basicsize = sizeof(Product),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = product_slots,
-};
+static PyType_Spec product_spec = TYPE_SPEC("Product", Product, product_slots, 0);
 
 /* What the GEMMs of one stream compute in, one after the other: a GEMM may be two kernels, the
  * second of which reads what the first left there, so another thread's must not come between. */
@@ -133,12 +128,7 @@ static PyType_Slot workspace_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec workspace_spec = {
-    .name = "gpuscope._fastpath.Workspace",
-    .basicsize = sizeof(Workspace),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = workspace_slots,
-};
+static PyType_Spec workspace_spec = TYPE_SPEC("Workspace", Workspace, workspace_slots, 0);
 
 /* A thread's cuBLAS handle, and what it was told last. */
 struct BlasHandle {
@@ -168,12 +158,7 @@ static PyType_Slot blas_handle_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec blas_handle_spec = {
-    .name = "gpuscope._fastpath.BlasHandle",
-    .basicsize = sizeof(BlasHandle),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = blas_handle_slots,
-};
+static PyType_Spec blas_handle_spec = TYPE_SPEC("BlasHandle", BlasHandle, blas_handle_slots, 0);
 
 static PyObject *
 lane_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
@@ -200,16 +185,15 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     return (PyObject *)self;
 }
 
+#define LANE_KEEPS(X) X(workspace) X(calls) X(local) X(tag) X(handle)
+
 /* No tp_clear: a lane cannot be changed, so every cycle that it is in has something that can. */
 static int
 lane_traverse(Lane *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->workspace);
-    Py_VISIT(self->calls);
-    Py_VISIT(self->local);
-    Py_VISIT(self->tag);
-    Py_VISIT(self->handle);
+#define VISIT(name) Py_VISIT(self->name);
+    LANE_KEEPS(VISIT)
     return 0;
 }
 
@@ -218,11 +202,8 @@ lane_dealloc(Lane *self)
 {
     PyObject_GC_UnTrack(self);
     Py_TRASHCAN_BEGIN(self, lane_dealloc)
-    Py_CLEAR(self->calls);
-    Py_CLEAR(self->local);
-    Py_CLEAR(self->tag);
-    Py_CLEAR(self->workspace);
-    Py_CLEAR(self->handle);
+#define CLEAR(name) Py_CLEAR(self->name);
+    LANE_KEEPS(CLEAR)
     plain_dealloc((PyObject *)self);
     Py_TRASHCAN_END
 }
@@ -235,12 +216,7 @@ static PyType_Slot lane_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec lane_spec = {
-    .name = "gpuscope._fastpath.Lane",
-    .basicsize = sizeof(Lane),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = lane_slots,
-};
+static PyType_Spec lane_spec = TYPE_SPEC("Lane", Lane, lane_slots, 0);
 
 /* Queue a product and record an event behind it, if any; returns cuBLAS's status, -1 where another
  * context than the one asked for is current. The GIL is given up once: to win it back costs more,

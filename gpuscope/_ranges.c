@@ -3,8 +3,7 @@
 #include "_fastpath.h"
 
 typedef struct {
-    PyObject_HEAD
-    State *state;    /* of the module, which the type keeps */
+    Stateful base;
     PyObject *range; /* (text, NVTX attributes, push, pop), of range_of */
     PyObject *open;  /* rows of recordings that are open */
     int pushed;      /* NVTX ranges that are open */
@@ -51,16 +50,6 @@ range_dealloc(Range *self)
     Py_TRASHCAN_END
 }
 
-static PyObject *
-range_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    State *state = state_of_type(type);
-    Range *self = state == NULL ? NULL : (Range *)type->tp_alloc(type, 0);
-    if (self != NULL)
-        self->state = state;
-    return (PyObject *)self;
-}
-
 /* What a name needs to become an NVTX range; a new reference. */
 static PyObject *
 range_of(State *state, Range *self, PyObject *name)
@@ -83,14 +72,14 @@ static int
 range_init(Range *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"name", NULL};
-    if (!is_served(self->state))
+    if (!is_served(self->base.state))
         return -1;
     PyObject *name;
     if (kwargs == NULL && PyTuple_GET_SIZE(args) == 1)
         name = PyTuple_GET_ITEM(args, 0);
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:annotate", names, &name))
         return -1;
-    PyObject *found = range_of(self->state, self, name);
+    PyObject *found = range_of(self->base.state, self, name);
     if (found == NULL)
         return -1;
     if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 4) {
@@ -123,23 +112,18 @@ call_part(Range *self, Py_ssize_t function, Py_ssize_t argument)
 static PyObject *
 range_enter(Range *self, PyObject *Py_UNUSED(ignored))
 {
-    State *state = self->state;
+    State *state = self->base.state;
     int heard = !is_served(state) ? -1 : is_set(state->nvtx_names, state->s.heard);
     if (heard < 0)
         return NULL;
     if (heard) {
-        PyObject *pushed = call_part(self, 2, 1);
-        if (pushed == NULL)
+        if (done(call_part(self, 2, 1)) < 0)
             return NULL;
-        Py_DECREF(pushed);
         self->pushed++;
     }
     int running = is_set(state->recorder_names, state->s.running);
-    if (running > 0) {
-        PyObject *begun = PyObject_CallMethodNoArgs((PyObject *)self, state->s.begin_rows);
-        Py_XDECREF(begun);
-        running = begun == NULL ? -1 : 0;
-    }
+    if (running > 0)
+        running = done(PyObject_CallMethodNoArgs((PyObject *)self, state->s.begin_rows));
     return running < 0 ? NULL : Py_NewRef((PyObject *)self);
 }
 
@@ -162,18 +146,14 @@ range_exit(Range *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(c
     if (open < 0)
         return NULL;
     if (open) {
-        PyObject *name = is_served(self->state) ? self->state->s.end_rows : NULL;
-        PyObject *ended = name == NULL ? NULL : PyObject_CallMethodNoArgs((PyObject *)self, name);
-        if (ended == NULL)
+        PyObject *name = is_served(self->base.state) ? self->base.state->s.end_rows : NULL;
+        if (name == NULL || done(PyObject_CallMethodNoArgs((PyObject *)self, name)) < 0)
             return NULL;
-        Py_DECREF(ended);
     }
     if (self->pushed) {
         self->pushed--;
-        PyObject *popped = call_part(self, 3, -1);
-        if (popped == NULL)
+        if (done(call_part(self, 3, -1)) < 0)
             return NULL;
-        Py_DECREF(popped);
     }
     Py_RETURN_NONE;
 }
@@ -186,7 +166,7 @@ static PyMethodDef range_methods[] = {
 
 static PyType_Slot range_slots[] = {
     {Py_tp_doc, "Range(name)\n--\n\nWhat annotate does at each range."},
-    {Py_tp_new, range_new},
+    {Py_tp_new, stateful_new},
     {Py_tp_init, range_init},
     {Py_tp_dealloc, range_dealloc},
     {Py_tp_traverse, range_traverse},
@@ -196,12 +176,7 @@ static PyType_Slot range_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec range_spec = {
-    .name = "gpuscope._fastpath.Range",
-    .basicsize = sizeof(Range),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = range_slots,
-};
+static PyType_Spec range_spec = TYPE_SPEC("Range", Range, range_slots, Py_TPFLAGS_BASETYPE);
 
 /* serve_ranges(namespaces of record/nvtx.py, record/recorder.py and record/annotate.py) */
 static PyObject *

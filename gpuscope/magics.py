@@ -132,13 +132,8 @@ class GpuscopeMagics(Magics):
             device = self._shell.user_ns.get(options.device)
             if not isinstance(device, Device):
                 raise UsageError(f"--device {options.device!r} names no device that is open here")
-        return profile(
-            device,
-            detail=options.detail,
-            live=options.live,
-            keep=options.keep,
-            hazards=options.hazards,
-        )
+        names = ("detail", "live", "keep", "hazards")
+        return profile(device, **{name: getattr(options, name) for name in names})
 
     def _start(self, options: argparse.Namespace) -> None:
         if self._running is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -122,7 +122,9 @@ def operand_of(value: Untyped, *, reads: bool = True, writes: bool = False) -> O
         return _NOWHERE
     shape, strides, item = tuple(value.shape), value.strides, int(value.dtype.itemsize)
     if callable(strides) or strides is None:  # of other libraries, of which some count elements
-        strides = _strides_of(value, shape, item)
+        offered = getattr(value, "__cuda_array_interface__", None)
+        steps = offered.get("strides") if isinstance(offered, dict) else None
+        strides = steps or c_strides(shape, item)
     elif address == getattr(value, "address", None):
         _AT[type(value)] = attrgetter("address")
     elif type(value).__module__.partition(".")[0] == "cupy":
@@ -154,12 +156,10 @@ def address_of(value: object) -> int | None:
     return int(offered["data"][0] or 0) if isinstance(offered, dict) else None
 
 
-def _strides_of(value: object, shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    offered = getattr(value, "__cuda_array_interface__", None)
-    strides = offered.get("strides") if isinstance(offered, dict) else None
-    if strides is not None:
-        return tuple(strides)
-    return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """Return the strides of an array in C order, in bytes."""
+    sizes = [max(size, 1) for size in shape]
+    return tuple(item * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
 
 def ranges(
@@ -264,6 +264,17 @@ def of_pointers(
     return of_arrays(reads, (), updates)
 
 
+def inside(value: object) -> Iterator[object]:
+    """Yield what containers, those in them too, hold."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for item in value:
+        yield from inside(item)
+
+
 def of_arrays(
     reads: Iterable[object], writes: Iterable[object], updates: Iterable[object] = ()
 ) -> tuple[Operand, ...]:
@@ -280,16 +291,8 @@ def of_copy(source: Untyped, destination: Untyped) -> tuple[Accessing, ...]:
     read_at, write_at = _AT.get(type(source)), _AT.get(type(destination))
     if read_at is None or write_at is None:
         return of_arrays(*[[] if is_pageable(each) else [each] for each in (source, destination)])
-    return (
-        _Copied(
-            source.shape,
-            source.dtype.itemsize,
-            read_at(source),
-            source.strides,
-            write_at(destination),
-            destination.strides,
-        ),
-    )
+    read, written = (read_at(source), source.strides), (write_at(destination), destination.strides)
+    return (_Copied(source.shape, source.dtype.itemsize, *read, *written),)
 
 
 def accesses_of(every: Iterable[Accessing]) -> tuple[Access, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import operator
 import threading
-import weakref
 from typing import SupportsIndex
+from weakref import WeakKeyDictionary
 
-from gpuscope._checks import given
+from gpuscope._checks import count
 from gpuscope._fork import free_in_children
 from gpuscope.device.accesses import of_arrays
 from gpuscope.device.graph import after_capture
@@ -23,18 +22,12 @@ _MOST = 2**63 - 1
 
 def checked_size(device: Owner, nbytes: SupportsIndex) -> int:
     """Return a number of bytes that the device could have, or raise."""
-    try:
-        size = operator.index(nbytes)
-    except TypeError:
-        size = None
-    if size is None or isinstance(nbytes, bool):
-        raise InvalidOperand(f"nbytes is {given(nbytes)}; a whole number of bytes is needed")
+
+    def error(words: str) -> InvalidOperand:
+        return InvalidOperand(f"{words}: that is what {device.info.key} has")
+
     most = min(device.info.memory_bytes, _MOST)
-    if not 0 <= size <= most:
-        raise InvalidOperand(
-            f"nbytes is {given(size)}; 0 to {most} is needed, which is what {device.info.key} has"
-        )
-    return size
+    return count("nbytes", nbytes, most=most, error=error)
 
 
 def allocate(device: Owner, nbytes: int, stream: StreamView[object] | None) -> Memory:
@@ -92,9 +85,7 @@ class Arena:
         self._lock = free_in_children(threading.Lock())
         self._kept: list[Memory] = []
         self._stream: StreamView[object] | None = None
-        self._captured: weakref.WeakKeyDictionary[GraphView, list[Memory]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._captured: WeakKeyDictionary[GraphView, list[Memory]] = WeakKeyDictionary()
         self._closed = False
 
     def begin(self, stream: StreamView[object]) -> list[Memory]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +83,26 @@ def fitted(values: npt.ArrayLike, shape: tuple[int, ...], dtype: DType) -> Array
     return made.reshape(shape)
 
 
+def adopted(device: Owner, value: object, name: str, *, write: bool = False) -> NativeArray:
+    """Return an array of any library as the device's; to ``write``, one that may be written.
+
+    Raises
+    ------
+    InvalidOperand
+        It is none on such a device, or read-only; names the argument.
+    """
+    try:
+        array = device.backend.adopt(value, write=write)
+    except InvalidOperand as error:
+        raise InvalidOperand(f"{name}: {error}") from error
+    if array is None:
+        raise InvalidOperand(
+            f"{name} is {type(value).__name__}, not an array on {device.info.key}: make one with "
+            "the device's asarray() or empty()"
+        )
+    return array
+
+
 def require_array(
     device: Owner, value: object, name: str, *, write: bool = False, on_host: bool = True
 ) -> None:
@@ -99,46 +118,9 @@ def require_array(
         if write and not value.flags.writeable:
             raise InvalidOperand(f"{name} is read-only: give an array that can be written")
         return
-    array = cast("NativeArray | None", value)
-    if type(value) is not backend.array_type:
-        try:
-            array = backend.adopt(value, write=write)
-        except InvalidOperand as error:
-            raise InvalidOperand(f"{name}: {error}") from error
-    if array is None:
-        raise InvalidOperand(
-            f"{name} is {given(value)}, not an array on {device.info.key}: make one with the "
-            "device's asarray() or empty()"
-        )
+    is_ours = type(value) is backend.array_type
+    array = cast("NativeArray", value) if is_ours else adopted(device, value, name, write=write)
     if backend.home_of(array) != backend.home:
         raise InvalidOperand(
             f"{name} is on another device than {device.info.key}: copy it there first"
         )
-
-
-class Holding(Protocol):
-    """A stream that holds arrays."""
-
-    @property
-    def device(self) -> Owner:
-        """Its device."""
-
-    def hold(self, *arrays: object) -> None:
-        """Keep arrays until the work queued in this stream is done."""
-
-
-@contextlib.contextmanager
-def holding_arrays(stream: Holding) -> Iterator[None]:
-    """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
-
-    For a stream that is not ours; on one of ours an array is held as soon as it is made.
-    """
-    of_thread = stream.device.registry.of_thread
-    before = of_thread.made
-    made: list[NativeArray] = []
-    of_thread.made = made
-    try:
-        yield
-    finally:
-        of_thread.made = before
-        stream.hold(*made)

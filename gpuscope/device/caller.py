@@ -24,9 +24,12 @@ from gpuscope._compiled import fastpath as _fastpath
 from gpuscope._fork import free_in_children
 from gpuscope._threads import number_of, thread_number
 from gpuscope.device import handles
-from gpuscope.device.handles import AnyStream, HasCudaStream
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
+
+if TYPE_CHECKING:  # which loads NumPy
+    from gpuscope.device.owner import Owner
 
 _get_running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
@@ -79,23 +82,6 @@ _of_task: ContextVar[CallerStreamGuard | None] = _slot.of_task
 _NEVER, _LEFT = _slot.never, _slot.left
 _accepted: set[type] = _slot.accepted
 """Types whose instances can be selected, as far as they have been seen."""
-
-
-class CurrentStream(HasCudaStream, Protocol):
-    """A stream that a thread's registry owns."""
-
-    current_of: dict[Hashable, AnyStream] | None
-
-
-class MakesStreams(Protocol):
-    """A device that makes a thread's current stream."""
-
-    @property
-    def identity(self) -> Hashable:
-        """Its key in registries."""
-
-    def create_stream(self, *, name: str | None = None) -> CurrentStream:
-        """Create a stream."""
 
 
 class Watcher(Protocol):
@@ -157,13 +143,8 @@ def get_caller_stream() -> AnyStream:
     >>> gs.get_caller_stream() is None
     True
     """
-    loop = _get_running_loop()
-    task = None if loop is None else _current_task(loop)
-    if task is None:
-        guard = _of_thread.guard
-        return None if guard is None else guard.stream
-    guard = _of_task.get()
-    return guard.stream if guard is not None and guard.task is task else None
+    guard = _of_thread.guard if _get_running_loop() is None else innermost_guard()
+    return None if guard is None else guard.stream
 
 
 def innermost_guard() -> CallerStreamGuard | None:
@@ -189,20 +170,6 @@ def thread_has_guard() -> bool:
     return _of_thread.guard is not None
 
 
-def _check_stream(stream: object) -> None:
-    kind = type(stream)
-    if hasattr(kind, "__cuda_stream__"):
-        _accepted.add(kind)
-    elif not hasattr(stream, "__cuda_stream__") and (
-        not isinstance(stream, int) or isinstance(stream, bool)
-    ):
-        raise TypeError(
-            f"CallerStreamGuard takes a gpuscope stream, an object with __cuda_stream__ or an "
-            f"integer handle, not {kind.__name__}. Give it a stream made with create_stream(), or "
-            "its handle."
-        )
-
-
 class _PythonGuard:
     """What ``Guard`` of ``_guards.c`` does, where that is not compiled."""
 
@@ -210,14 +177,11 @@ class _PythonGuard:
 
     def __init__(self, stream: AnyStream, *, bind: bool = False) -> None:
         if type(stream) not in _accepted:
-            self._check(stream)
+            CallerStreamGuard._check(stream)
         self.stream = stream
         self._before: CallerStreamGuard | None = _NEVER
         self._bound: Any = bind  # asked for, or what was bound
         self._unused = True
-
-    def _check(self, stream: object) -> None:
-        raise NotImplementedError
 
 
 _Base = _PythonGuard
@@ -273,8 +237,19 @@ class CallerStreamGuard(_Base, Unique):
 
     __slots__ = ()
 
-    def _check(self, stream: object) -> None:
-        _check_stream(stream)
+    @staticmethod
+    def _check(stream: object) -> None:
+        kind = type(stream)
+        if hasattr(kind, "__cuda_stream__"):
+            _accepted.add(kind)
+        elif not hasattr(stream, "__cuda_stream__") and (
+            not isinstance(stream, int) or isinstance(stream, bool)
+        ):
+            raise TypeError(
+                f"CallerStreamGuard takes a gpuscope stream, an object with __cuda_stream__ or an "
+                f"integer handle, not {kind.__name__}. Give it a stream made with create_stream(), "
+                "or its handle."
+            )
 
     def _enter(self) -> AnyStream:
         try:
@@ -290,10 +265,11 @@ class CallerStreamGuard(_Base, Unique):
                 self._unused = True
                 raise
         loop = _get_running_loop()
-        if loop is not None and (task := _current_task(loop)) is not None:
-            return self._enter_in_task(task)
-        self._before = _of_thread.guard
-        _of_thread.guard = self
+        if loop is None or (task := _current_task(loop)) is None:
+            self._before, _of_thread.guard = _of_thread.guard, self
+        else:
+            self.task: Task | None = task
+            self._before, self._token = _of_task.get(), _of_task.set(self)
         if _slot.watchers:
             self._tell_entered()
         return self.stream
@@ -301,19 +277,14 @@ class CallerStreamGuard(_Base, Unique):
     def _exit(self, *_: object) -> None:
         if _of_thread.guard is not self or _get_running_loop() is not None:
             self._exit_with_care()
-        elif self._bound:
-            bound = self._bound
+            return
+        if bound := self._bound:
             handles.check_bound(bound)
-            _of_thread.guard = self._before
-            self._before = _LEFT
-            if _slot.watchers:
-                self._tell_left()
+        _of_thread.guard, self._before = self._before, _LEFT
+        if _slot.watchers:
+            self._tell_left()
+        if bound:
             handles.unbind(bound)
-        else:
-            _of_thread.guard = self._before
-            self._before = _LEFT
-            if _slot.watchers:
-                self._tell_left()
 
     if _fastpath is None:
         __enter__, __exit__ = _enter, _exit
@@ -326,23 +297,13 @@ class CallerStreamGuard(_Base, Unique):
         for watcher in _slot.watchers:
             watcher.left(self, get_caller_stream())
 
-    def _enter_in_task(self, task: Task) -> AnyStream:
-        self.task: Task | None = task
-        self._before = _of_task.get()
-        self._token = _of_task.set(self)
-        if _slot.watchers:
-            self._tell_entered()
-        return self.stream
-
     def _exit_with_care(self) -> None:
         """Leave a bound one, or in a task, in a callback of a loop or out of order; or refuse."""
         task = _running_task()
         innermost = _of_thread.guard if task is None else _of_task.get()
-        inside = None
-        if innermost is not self:
-            inside = innermost
-            while inside is not None and getattr(inside, "_before", None) is not self:
-                inside = getattr(inside, "_before", None)
+        inside = None if innermost is self else innermost
+        while inside is not None and getattr(inside, "_before", None) is not self:
+            inside = getattr(inside, "_before", None)
         is_here = innermost is self or inside is not None
         if not is_here or (task is not None and self.task is not task):
             raise StreamError(
@@ -399,13 +360,13 @@ def current_streams() -> dict[Hashable, AnyStream]:
     return streams
 
 
-def get_current_stream(device: MakesStreams) -> AnyStream:
+def get_current_stream(device: Owner) -> AnyStream:
     """Return this thread's current stream on a device; creates and registers one if absent.
 
     Parameters
     ----------
     device
-        The device itself: it makes the stream.
+        It makes the stream.
 
     Returns
     -------
@@ -418,19 +379,14 @@ def get_current_stream(device: MakesStreams) -> AnyStream:
     stream = streams.get(key)
     if stream is None or getattr(stream, "device", device) is not device:
         name = f"current of {threading.current_thread().name}"
-        stream = streams[key] = device.create_stream(name=name)
-        stream.current_of = streams
+        streams[key] = made = device.create_stream(name=name)
+        made.current_of = streams
+        return made
     return stream
 
 
 def peek_current_stream(device_key: Hashable) -> AnyStream:
-    """Return this thread's current stream on a device, or ``None``; never creates one.
-
-    Parameters
-    ----------
-    device_key
-        The device's ``identity``.
-    """
+    """Return this thread's current stream by a device's ``identity``, or ``None``; creates none."""
     return current_streams().get(device_key)
 
 

@@ -1,34 +1,19 @@
-"""A device's calls: what observers are told of them, and which call was made inside which.
-
-The way of recording: everything that watches a device subscribes to its :class:`CallLog`.
-
-Long because what a call is, who is told of it and what it is made inside of belong together.
-"""
+"""A device's calls, and who is told of them: what observers see."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import (
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    Unpack,
-    runtime_checkable,
-)
+from typing import Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from msgspec import Struct
 
-from gpuscope._fork import free_in_children
 from gpuscope.device.accesses import Access, Accessing, accesses_of
 from gpuscope.device.api import Activity, NativeArray
 from gpuscope.device.captured import Captured, Node
-from gpuscope.device.raw import AnyBackend
 from gpuscope.device.views import EventView, GraphView, StreamView
 
 QUEUES_WORK = ("launch", "copy", "host_call")
@@ -51,32 +36,32 @@ class HostRun:
     is_over: bool = False
 
 
-class _OfFunction(threading.local):
+class _OfThread(threading.local):
+    """What a thread is in the midst of.
+
+    Attributes
+    ----------
+    run
+        The run of a host function that it is in.
+    calls_for_us
+        Whether what it calls of other libraries is part of a call of ours, and told of.
+    """
+
     run: HostRun | None = None
+    calls_for_us = False
 
 
-of_function = _OfFunction()
-
-
-class _OfBackend(threading.local):
-    is_calling = False
-
-
-of_backend = _OfBackend()
-"""Whether what this thread calls of other libraries is part of a call of ours, and told of."""
+of_thread = _OfThread()
 
 
 @contextlib.contextmanager
 def calling_for_us() -> Iterator[None]:
     """Let nobody tell twice of what the block calls of another library."""
-    before, of_backend.is_calling = of_backend.is_calling, True
+    before, of_thread.calls_for_us = of_thread.calls_for_us, True
     try:
         yield
     finally:
-        of_backend.is_calling = before
-
-
-"""The run of a host function that this thread is in."""
+        of_thread.calls_for_us = before
 
 
 class HostFunction:
@@ -95,12 +80,12 @@ class HostFunction:
 
     def __call__(self) -> None:
         """Run it."""
-        before, run = of_function.run, self.runs.popleft() if self.runs else HostRun()
-        of_function.run = run
+        before, run = of_thread.run, self.runs.popleft() if self.runs else HostRun()
+        of_thread.run = run
         try:
             self.function()
         finally:
-            of_function.run = before
+            of_thread.run = before
             run.is_over = True
 
     def give_up(self, run: HostRun) -> None:
@@ -214,35 +199,19 @@ class Execution(Call, eq=False, gc=False):
 
     def around(self) -> list[Call]:
         """Return the wait that saw its end, if one did, and the handle's call."""
-        key, outer = self.device_key, self.outer
-        handle = Call(
-            "handle",
-            self.workload or "",
-            key,
-            self.parent or 0,
-            self.thread,
-            self.start_ns,
-            self.stream,
-            self.intended,
-            end_ns=self.seen_ns,
-            parent=outer.correlation if outer is not None else None,
-            workload=outer.name if outer is not None else None,
-        )
-        if self.waited_ns is None:
-            return [handle]
-        wait = Call(
-            "sync",
-            "event.synchronize",
-            key,
-            self.wait_number,
-            self.wait_thread,
-            self.waited_ns,
-            None,
-            None,
-            event=self.event,
-            end_ns=self.seen_ns,
-        )
-        return [wait, handle]
+        begun = (self.device_key, self.parent or 0, self.thread, self.start_ns)
+        handle = Call("handle", self.workload or "", *begun, self.stream, self.intended)
+        handle.end_ns = self.seen_ns
+        if self.outer is not None:
+            handle.parent, handle.workload = self.outer.correlation, self.outer.name
+        return [handle] if self.waited_ns is None else [self.wait(), handle]
+
+    def wait(self) -> Call:
+        """Return the wait for its event."""
+        begun = (self.device_key, self.wait_number, self.wait_thread, self.waited_ns or 0)
+        wait = Call("sync", "event.synchronize", *begun, None, None, event=self.event)
+        wait.end_ns = self.seen_ns
+        return wait
 
 
 Noted: TypeAlias = "Call | EventView[object] | int | str"
@@ -289,346 +258,6 @@ class CaptureObserver(Observer, Protocol):
 
     def call_captured(self, call: Call) -> None:
         """Take note of a call that is about to become part of ``call.stream``'s graph."""
-
-
-class _Nesting:
-    """What the calls of a thread are made inside of.
-
-    Attributes
-    ----------
-    thread
-        Number of the thread, once it made a call.
-    handle
-        The call of the handle whose ``execute()`` runs.
-    around
-        A call that launches inside it supersede.
-    meant
-        The stream that the caller means, whatever stream a call names.
-    """
-
-    __slots__ = ("around", "handle", "meant", "thread")
-
-    def __init__(self) -> None:
-        self.thread = 0
-        self.handle: Call | None = None
-        self.around: Call | None = None
-        self.meant: StreamView[object] | None = None
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.nesting = _Nesting()
-
-
-class CallLog:
-    """Numbers a device's calls and tells observers of them.
-
-    Parameters
-    ----------
-    correlations
-        Where numbers come from. Devices that share a clock share their numbers, so that one
-        trace can hold both.
-
-    Attributes
-    ----------
-    observers
-        Who watches the device. Where nobody does, a launch needs a number and nothing else.
-    recorders
-        The observers, where each takes an execution as one note; else empty.
-    watchers
-        What takes the notes of those observers that ask for accesses.
-    next_correlation
-        Returns the next call's number.
-    """
-
-    def __init__(self, backend: AnyBackend, correlations: Iterator[int] | None = None) -> None:
-        self.observers: tuple[Observer, ...] = ()
-        self.recorders: tuple[Recorder, ...] = ()
-        self.watchers: tuple[Callable[[Noted], object], ...] = ()
-        self.next_correlation = (correlations or itertools.count(1)).__next__
-        self._backend = backend
-        self._now_ns, self._key = backend.now_ns, backend.info.key
-        self._lock = free_in_children(threading.RLock())
-        self._of_thread = _OfThread()
-
-    def observe(self, observer: Observer) -> None:
-        """Let ``observer`` watch every call on this device until :meth:`unobserve`."""
-        with self._lock:
-            self._set_observers((*self.observers, observer))
-            self._backend.set_activity_sink(self.report)
-
-    def unobserve(self, observer: Observer) -> None:
-        """Stop telling ``observer``."""
-        with self._lock:
-            self._set_observers(tuple(other for other in self.observers if other is not observer))
-            if not self.observers:
-                self._backend.set_activity_sink(None)
-
-    def _set_observers(self, observers: tuple[Observer, ...]) -> None:
-        recorders = tuple(observer for observer in observers if isinstance(observer, Recorder))
-        self.recorders = recorders if len(recorders) == len(observers) else ()
-        takers = [observer.take_note for observer in observers if isinstance(observer, Watcher)]
-        self.watchers = tuple(take_note for take_note in takers if take_note is not None)
-        self.observers = observers
-
-    def tell(
-        self,
-        kind: str,
-        name: str,
-        stream: StreamView[object] | None = None,
-        *,
-        event: EventView[object] | None = None,
-        graph: GraphView | None = None,
-        accesses: tuple[Accessing, ...] = (),
-    ) -> None:
-        """Tell watchers of what is no call, of this moment.
-
-        ``"seen"``: the host saw that an event, the work of a stream or a graph's latest launch, or
-        else the device's work, is done. ``"freed"``: memory was freed in the order of a stream.
-        ``"given"``: it was given out, in the order of a stream, or else when everything that used
-        it was done. ``"host access"``: the host accessed memory.
-        """
-        if not self.watchers:
-            return
-        nesting = self._of_thread.nesting
-        call = Call(
-            kind,
-            name,
-            self._key,
-            self.next_correlation(),
-            nesting.thread or self._thread(nesting),
-            self._now_ns(),
-            stream,
-            None,
-            event=event,
-            graph=graph,
-            accesses=accesses,
-        )
-        self._note(call)
-
-    def report(self, activity: Activity) -> None:
-        """Tell observers of finished work."""
-        for observer in self.observers:
-            observer.activity(activity)
-
-    def _thread(self, nesting: _Nesting) -> int:
-        nesting.thread = self._backend.process_and_thread()[1]
-        return nesting.thread
-
-    def begin(
-        self,
-        kind: str,
-        name: str,
-        stream: StreamView[object] | None,
-        intended: StreamView[object] | None,
-        **facts: Unpack[CallFacts],
-    ) -> Call:
-        """Tell observers that a call begins; returns its record for :meth:`end`."""
-        nesting = self._of_thread.nesting
-        call = Call(
-            kind,
-            name,
-            self._key,
-            self.next_correlation(),
-            nesting.thread or self._thread(nesting),
-            self._now_ns(),
-            stream,
-            intended,
-            **facts,
-        )
-        if stream is not None:
-            if stream.capturing:
-                if stream.graph is not None:  # it becomes part of it: nothing happens now
-                    for observer in self.observers:
-                        if isinstance(observer, CaptureObserver):
-                            observer.call_captured(call)
-                    note_captured(call, stream.graph.captured)
-                return call
-            if nesting.meant is not None and intended is not None:
-                call.intended = nesting.meant
-        handle = nesting.handle
-        if handle is not None and kind != "setup":
-            call.parent, call.workload = handle.correlation, handle.name
-        if nesting.around is not None and kind == "launch":
-            nesting.around.superseded = True
-        for observer in self.observers:
-            observer.call_begins(call)
-        for take_note in self.watchers:
-            take_note(call)
-        return call
-
-    def end(self, call: Call) -> None:
-        """Tell observers that a call returned."""
-        if call.stream is not None and call.stream.capturing:
-            return
-        call.end_ns = self._now_ns()
-        for observer in self.observers:
-            observer.call_ends(call)
-        if self.watchers and call.accesses is None:
-            if call.kind == "sync":
-                self._note(call.correlation)
-            elif (
-                call.kind in QUEUES_WORK
-                and call.graph is None
-                and not (call.runs or call.superseded)
-            ):
-                self._note(call.name)
-
-    def _note(self, note: Noted) -> None:
-        for take_note in self.watchers:
-            take_note(note)
-
-    def begin_execution(
-        self,
-        handle: str,
-        launch: tuple[str, int, int],
-        stream: StreamView[object],
-        event: EventView[object],
-        accesses: tuple[Accessing, ...] | None,
-    ) -> Execution:
-        """Tell recorders of a handle's call that is one launch; :meth:`end` ends the launch.
-
-        Parameters
-        ----------
-        launch
-            Its name, its floating-point operations, and the bytes that it reads and writes.
-        event
-            What is recorded behind it.
-        accesses
-            What it reads and writes, if a watcher asks.
-        """
-        nesting = self._of_thread.nesting
-        name, flop_count, nbytes = launch
-        number, next_correlation = self.next_correlation(), self.next_correlation
-        execution = Execution(
-            "launch",
-            name,
-            self._key,
-            next_correlation(),
-            nesting.thread or self._thread(nesting),
-            self._now_ns(),
-            stream,
-            nesting.meant or stream,
-            flop_count,
-            nbytes,
-            event=event,
-            parent=number,
-            workload=handle,
-            outer=nesting.handle,
-            accesses=accesses,
-        )
-        if nesting.around is not None:
-            nesting.around.superseded = True
-        for recorder in self.recorders:
-            recorder.execution_begins(execution)
-        for take_note in self.watchers:
-            take_note(execution)
-        return execution
-
-    def wait_for(self, call: Call | None, event: EventView[object], *, alone: bool) -> None:
-        """Wait for the event behind a handle's call, ``alone`` or beside others; tell its end."""
-        if call is None:
-            event.synchronize()
-            return
-        nesting = self._of_thread.nesting
-        if (
-            not isinstance(call, Execution)
-            or not (alone and self.recorders and call.waited_ns is call.seen_ns is None)
-            or nesting.handle is not None
-        ):
-            event.synchronize()
-            self.see(call)
-            return
-        call.wait_number = self.next_correlation()
-        call.wait_thread = nesting.thread or self._thread(nesting)
-        call.waited_ns = self._now_ns()
-        try:
-            self._backend.sync_event(event.usable())
-        except BaseException:
-            self._end_wait(call)
-            raise
-        self.see(call)
-
-    def _end_wait(self, execution: Execution) -> None:
-        """Tell observers of a wait that saw no completion."""
-        call = Call(
-            "sync",
-            "event.synchronize",
-            self._key,
-            execution.wait_number,
-            execution.wait_thread,
-            execution.waited_ns or 0,
-            None,
-            None,
-            event=execution.event,
-        )
-        execution.waited_ns = None
-        for observer in self.observers:
-            observer.call_begins(call)
-        self.end(call)
-
-    def see(self, call: Call) -> None:
-        """Tell observers that the completion of a handle's call was seen; again does nothing."""
-        if not isinstance(call, Execution):
-            if call.end_ns is None:
-                self.end(call)
-        elif call.seen_ns is None:
-            call.seen_ns = self._now_ns()
-            for recorder in self.recorders:
-                recorder.execution_seen(call)
-            if call.event is not None:
-                for take_note in self.watchers:
-                    take_note(call.event)
-
-    @contextlib.contextmanager
-    def observed(
-        self,
-        kind: str,
-        name: str,
-        stream: StreamView[object] | None,
-        intended: StreamView[object] | None,
-        **facts: Unpack[CallFacts],
-    ) -> Iterator[Call]:
-        """Tell observers that a call begins and ends with the block."""
-        call = self.begin(kind, name, stream, intended, **facts)
-        try:
-            yield call
-        finally:
-            self.end(call)
-
-    def during(
-        self,
-        kind: str,
-        name: str,
-        stream: StreamView[object] | None = None,
-        **facts: Unpack[CallFacts],
-    ) -> AbstractContextManager[object]:
-        """As :meth:`observed` for a call that needs no number where nobody watches."""
-        if not self.observers:
-            return nullcontext()
-        return self.observed(kind, name, stream, stream, **facts)
-
-    def enter_handle(self, call: Call | None) -> Call | None:
-        """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""
-        nesting = self._of_thread.nesting
-        before, nesting.handle = nesting.handle, call
-        return before
-
-    def launch_around(self, call: Call | None) -> Call | None:
-        """Let a launch of this thread supersede ``call``; returns the one before."""
-        nesting = self._of_thread.nesting
-        before, nesting.around = nesting.around, call
-        return before
-
-    @contextlib.contextmanager
-    def meant_for(self, stream: StreamView[object]) -> Iterator[None]:
-        """Let this thread's calls count as given to ``stream``, whatever stream they name."""
-        nesting = self._of_thread.nesting
-        nesting.meant = stream
-        try:
-            yield
-        finally:
-            nesting.meant = None
 
 
 def note_captured(call: Call, captured: Captured) -> None:

@@ -9,11 +9,11 @@ remainder of 12, hence 8, 12, 16, 20, 24, …, 132.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias, get_args
 
-from gpuscope._checks import MappingOf, SeveralOf, given, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, door, given
 from gpuscope._text import clean
 from gpuscope.device.sizes import Rounding, Size, Sizes, named_sizes, shown
 from gpuscope.errors import InvalidPartition
@@ -61,29 +61,21 @@ class SmLayout:
 
     def grantable(self) -> list[int]:
         """Every SM count that one partition could have on an otherwise free GPU."""
-        counts = {n * self.quantum_sm_count for n in range(1, self.quanta + 1)}
-        if self.remainder_sm_count:
-            counts |= {
-                self.remainder_sm_count + n * self.quantum_sm_count for n in range(self.quanta + 1)
-            }
-        return sorted(counts)
+        quanta = [number * self.quantum_sm_count for number in range(self.quanta + 1)]
+        return sorted({*quanta, *(self.remainder_sm_count + count for count in quanta)} - {0})
 
     def sm_mask(self, parts: Iterable[int]) -> int:
         """Bit mask of the SMs in a set of parts: the quanta in their order, then the remainder."""
-        mask, width = 0, self.quantum_sm_count
+        mask = 0
         for part in parts:
-            if part == REMAINDER:
-                mask |= ((1 << self.remainder_sm_count) - 1) << (self.quanta * width)
-            else:
-                mask |= ((1 << width) - 1) << (part * width)
+            first = (self.quanta if part == REMAINDER else part) * self.quantum_sm_count
+            mask |= ((1 << self.sm_count_of([part])) - 1) << first
         return mask
 
     def sm_count_of(self, parts: Iterable[int]) -> int:
         """SMs in a set of quanta, :data:`REMAINDER` among them or not."""
-        return sum(
-            self.remainder_sm_count if part == REMAINDER else self.quantum_sm_count
-            for part in parts
-        )
+        counts = {REMAINDER: self.remainder_sm_count}
+        return sum(counts.get(part, self.quantum_sm_count) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ class CarvePlan:
     layout: SmLayout
     partitions: tuple[PlannedPartition, ...]
     remainder_sm_count: int
-    remainder_parts: tuple[int, ...] = field(default=())
+    remainder_parts: tuple[int, ...] = ()
 
     def granted(self) -> dict[str, int]:
         """Partition name → SM count."""
@@ -151,6 +143,12 @@ def sm_count_to_tell(sm_count: int, holding: int) -> int:
     return holding if holding >= _TELL_FROM * sm_count else 0
 
 
+@door(
+    "layout",
+    "allow_shared",
+    held=(MappingOf(SeveralOf(int)), None),
+    keep=(SeveralOf(str), set, frozenset, Mapping, None),
+)
 def plan_carve(
     layout: SmLayout,
     sizes: Sizes,
@@ -193,10 +191,6 @@ def plan_carve(
         raise InvalidPartition(
             f"rounding is {', '.join(map(repr, get_args(Rounding)))}, not {given(rounding)}"
         )
-    require_kind("layout", layout, SmLayout)
-    require_kind("held", held, MappingOf(SeveralOf(int)), None)
-    require_kind("allow_shared", allow_shared, bool)
-    require_kind("keep", keep, SeveralOf(str), set, frozenset, Mapping, None)
     held = held or {}
     taken = {part for parts in held.values() for part in parts}
     # Parts that nobody holds come first, also where sharing is allowed.
@@ -204,23 +198,23 @@ def plan_carve(
     quanta = [part for part in pool if part != REMAINDER]
     request = _Request(layout, named, pool, held)
     available = layout.sm_count_of(pool)
-    too_many = sum(request.counts.values()) > available
-    if too_many and not (rounding == "nearest" and keep is not None):
+    may_be_less = rounding == "nearest" and keep is not None
+    if sum(request.counts.values()) > available and not may_be_less:
         raise InvalidPartition(request.too_many(available))
-    if rounding == "exact":
-        for name, count in request.counts.items():
-            if count not in layout.grantable():
-                words = _nearest(layout, name, named[name]) + request.together()
-                raise InvalidPartition(words, may_round=True)
+    for name, count in request.counts.items() if rounding == "exact" else ():
+        if count not in layout.grantable():
+            words = _nearest(layout, name, named[name]) + request.together()
+            raise InvalidPartition(words, may_round=True)
     split = request.split(rounding, keep or ())
     if split is None:
         raise request.no_set(rounding)
     parts: dict[str, tuple[int, ...]] = {}
-    for name, (with_remainder, quanta_count) in split.items():
-        each = [quanta.pop(0) for _ in range(quanta_count)]
-        parts[name] = tuple(each + ([REMAINDER] if with_remainder else []))
+    for name, (with_remainder, number) in split.items():
+        parts[name] = (*quanta[:number], *([REMAINDER] if with_remainder else ()))
+        quanta = quanta[number:]
     used = {part for each in parts.values() for part in each}
     left = tuple(part for part in pool if part not in used)
+    partitions = []
     for name, size in named.items():
         if size.is_rest:
             if not left:
@@ -230,38 +224,26 @@ def plan_carve(
                     + (f" not held by {', '.join(held)}" if held and not allow_shared else "")
                 )
             parts[name], left = left, ()
-    partitions = tuple(
-        PlannedPartition(
-            name=name,
-            asked=size.plain,
-            sm_count=layout.sm_count_of(parts[name]),
-            parts=parts[name],
-            shares_with=tuple(
-                other for other, theirs in held.items() if set(theirs) & set(parts[name])
-            ),
+        each = parts[name]
+        shared = tuple(other for other, theirs in held.items() if set(theirs) & set(each))
+        partitions.append(
+            PlannedPartition(name, size.plain, layout.sm_count_of(each), each, shared)
         )
-        for name, size in named.items()
-    )
-    return CarvePlan(layout, partitions, layout.sm_count_of(left), left)
-
-
-def _around(layout: SmLayout, count: Fraction) -> str:
-    below = [n for n in layout.grantable() if n < count]
-    above = [n for n in layout.grantable() if n > count]
-    words = [f"{below[-1]} below" if below else "", f"{above[0]} above" if above else ""]
-    return " and ".join(word for word in words if word)
+    return CarvePlan(layout, tuple(partitions), layout.sm_count_of(left), left)
 
 
 def _nearest(layout: SmLayout, name: str, size: Size) -> str:
-    count = size.sm_count(layout.sm_count)
+    count, total = size.sm_count(layout.sm_count), layout.sm_count
+    below = [f"{number} below" for number in layout.grantable() if number < count]
+    above = [f"{number} above" for number in layout.grantable() if number > count]
     makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
         f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
     )
-    ways = "'up', 'down' or 'nearest'" if count > layout.grantable()[0] else "'up' or 'nearest'"
+    nearest = " and ".join([*below[-1:], *above[:1]])
+    ways = "'up', 'down' or 'nearest'" if below else "'up' or 'nearest'"
     return (
-        f"partition {name!r}: this GPU cannot give {size.describe(layout.sm_count)} of its "
-        f"{layout.sm_count} SMs; the nearest counts are {_around(layout, count)} ({makeup}). Ask "
-        f"for one of these, or pass rounding={ways}"
+        f"partition {name!r}: this GPU cannot give {size.describe(total)} of its {total} SMs; the "
+        f"nearest counts are {nearest} ({makeup}). Ask for one of these, or pass rounding={ways}"
     )
 
 
@@ -279,9 +261,7 @@ class _Request:
     def __init__(
         self, layout: SmLayout, named: Mapping[str, Size], pool: Sequence[int], held: _Held
     ) -> None:
-        self.layout = layout
-        self.pool = pool
-        self._held = held
+        self.layout, self.pool, self._held = layout, pool, held
         total = layout.sm_count
         wanted = {name: size for name, size in named.items() if not size.is_rest}
         self.counts = {name: size.sm_count(total) for name, size in wanted.items()}
@@ -312,17 +292,16 @@ class _Request:
                 numbers = _rounded_quanta(layout, counts, rests, rounding)
             if numbers is None or sum(numbers.values()) > quanta:
                 continue
-            granted = {
-                name: rests[name] + numbers[name] * layout.quantum_sm_count for name in counts
-            }
+            size = layout.quantum_sm_count
+            granted = {name: rests[name] + numbers[name] * size for name in counts}
             distance = sum((abs(granted[name] - counts[name]) for name in counts), Fraction(0))
             fewer = -sum(granted.values()) if rounding == "nearest" else 0
             if best is None or (distance, fewer) < best[:2]:
                 split = {name: (name == holder, number) for name, number in numbers.items()}
                 best = (distance, fewer, split)
-        if best is None and keep:
-            return self.split(rounding)
-        return None if best is None else best[2]
+        if best is None:
+            return self.split(rounding) if keep else None
+        return best[2]
 
     def too_many(self, available: int) -> str:
         """Say that more SMs are asked for than are available."""
@@ -358,8 +337,7 @@ class _Request:
         if self._held:
             free += f" (live partitions {', '.join(map(repr, self._held))} hold the others)"
         hint = "it has fewer parts than partitions are asked for"
-        nearest = self._nearest()
-        if nearest:
+        if nearest := self._nearest():
             hint = f"the nearest counts that go together are {nearest}"
         may_round = bool(nearest) and rounding == "exact"
         if may_round:
@@ -391,11 +369,7 @@ def _rounded_quanta(
 
 
 def _nearest_quanta(
-    layout: SmLayout,
-    counts: _Counts,
-    rests: Mapping[str, int],
-    most: int,
-    keep: Collection[str],
+    layout: SmLayout, counts: _Counts, rests: Mapping[str, int], most: int, keep: Collection[str]
 ) -> dict[str, int] | None:
     """Name → number of quanta beside ``rests``, nearest to what is asked.
 

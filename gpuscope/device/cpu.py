@@ -17,19 +17,13 @@ import numpy as np
 
 from gpuscope import _interrupts
 from gpuscope._types import Array, DType
-from gpuscope.device.api import (
-    Activity,
-    Capabilities,
-    DeviceInfo,
-    Kernel,
-    KernelModel,
-    Shape,
-)
+from gpuscope.device.api import Activity, Capabilities, DeviceInfo, Kernel, KernelModel, Shape
 from gpuscope.device.arrays import fitted
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import no_host_memory
-from gpuscope.device.raw import Backend, MatmulPlan, Memory, Places
+from gpuscope.device.raw import Backend, Memory, Places
 from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand
 
@@ -66,17 +60,15 @@ class CpuBackend(Backend[None, CpuEvent, CpuArray]):
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             driver=f"NumPy {np.__version__}",
         )
-        reasons = dict.fromkeys(
-            ("streams", "arbitrary_split", "stream_ordered_memory", "graphs"), _NO_STREAMS
-        )
+        lacking = ("streams", "arbitrary_split", "stream_ordered_memory", "graphs")
         self.capabilities = Capabilities(
             reasons={
-                **reasons,
+                **dict.fromkeys(lacking, _NO_STREAMS),
                 "partitions": "a CPU has no SMs: open a CUDA device with a driver of CUDA 12.4 or "
                 "newer, or sim:h200",
                 "compile_source": "a CPU device runs no CUDA source: give the kernel a model, or "
                 "open a CUDA device",
-            },
+            }
         )
         self._reserved = 0
         self._sink: Callable[[Activity], None] | None = None
@@ -253,9 +245,8 @@ class CpuBackend(Backend[None, CpuEvent, CpuArray]):
         """
         if not out.flags.writeable:
             raise InvalidOperand("out is read-only: give an array that can be written")
-        arrays = (out, a, b)
-        first, second, third = (array.ctypes.data for array in arrays)
-        return (self.home,) * 3, (first, second, third), arrays
+        at = (out.ctypes.data, a.ctypes.data, b.ctypes.data)
+        return (self.home,) * 3, at, (out, a, b)
 
     def rearrange(
         self, stream: StreamView[None], into: CpuArray, array: CpuArray, correlation: int

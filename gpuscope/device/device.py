@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope import _interrupts
-from gpuscope._checks import count, given, require_kind
+from gpuscope._checks import SeveralOf, count, door, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
 from gpuscope.device.accesses import of_arrays, pointers_of
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel, NativeArray
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
-from gpuscope.device.calls import CallLog
+from gpuscope.device.call_log import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle
@@ -31,11 +31,6 @@ from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Unique, close_all
 from gpuscope.errors import InvalidOperand, StreamError
-
-opened: dict[Callable[[Device], object], None] = {}
-"""Told of each device that this process opens, when it is open."""
-holders: list[Callable[[], object]] = []
-"""Let go of devices that they alone hold, for who counts those that are open."""
 
 
 class Device(Unique):
@@ -115,15 +110,15 @@ class Device(Unique):
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Its open streams, in order of creation."""
-        known = cast("list[Stream]", self.registry.streams)
-        live = [stream for stream in known if not stream.closed]
-        return tuple(sorted(live, key=lambda stream: stream.id))
+        known = sorted(cast("list[Stream]", self.registry.streams), key=lambda stream: stream.id)
+        return tuple(stream for stream in known if not stream.closed)
 
     @property
     def layout(self) -> SmLayout:
         """The parts into which its driver splits its SMs."""
         return self.backend.layout
 
+    @door(instead_of=(SeveralOf(Partition), set, frozenset, Mapping))
     def plan_carve(
         self,
         sizes: Sizes,
@@ -153,21 +148,9 @@ class Device(Unique):
             This device or driver cannot carve.
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
-        require_kind("allow_shared", allow_shared, bool)
-        collections = (list, tuple, set, frozenset, dict)
-        require_kind("keep", keep, *collections, None)
-        require_kind("instead_of", instead_of, *collections)
-        for name in keep or ():
-            require_kind("a name in keep", name, str)
-        for part in instead_of:
-            require_kind("a partition in instead_of", part, Partition)
+        layout, held = self.layout, self.registry.held_parts(without=instead_of)
         plan = carve.plan_carve(
-            self.backend.layout,
-            sizes,
-            rounding=rounding,
-            held=self.registry.held_parts(without=instead_of),
-            allow_shared=allow_shared,
-            keep=keep,
+            layout, sizes, rounding=rounding, held=held, allow_shared=allow_shared, keep=keep
         )
         self.backend.check_plan(plan)
         return plan
@@ -238,16 +221,10 @@ class Device(Unique):
                 )
             return stream
         handle = checked_handle(stream)
-        known = self.find_stream(handle)
-        if known is not None:
+        if (known := self.find_stream(handle)) is not None:
             return known
-        return Stream(
-            self,
-            self.backend.borrow_stream(handle),
-            handle,
-            name=name or f"stream {handle:#x}",
-            owned=False,
-        )
+        raw = self.backend.borrow_stream(handle)
+        return Stream(self, raw, handle, name=name or f"stream {handle:#x}", owned=False)
 
     def find_stream(self, handle: int) -> Stream | None:
         """Return the open stream with this raw handle, if this device created or wrapped it."""
@@ -257,13 +234,11 @@ class Device(Unique):
     def default_stream(self) -> Stream:
         """Return this thread's default stream."""
         raw, handle = self.backend.default_stream()
-        stream = self.find_stream(handle)
-        if stream is None:
-            with self.registry.lock:
-                stream = self.find_stream(handle)
-                if stream is None:
-                    stream = Stream(self, raw, handle, name="per-thread default", owned=False)
-                    self.registry.add_default_stream(stream, handle)
+        with self.registry.lock:
+            stream = self.find_stream(handle)
+            if stream is None:
+                stream = Stream(self, raw, handle, name="per-thread default", owned=False)
+                self.registry.add_stream(stream, handle, is_default=True)
         self.registry.of_thread.default = stream  # it lives as long as a thread that used it
         return stream
 
@@ -284,9 +259,9 @@ class Device(Unique):
             return stream, True
         return self.wrap_stream(stream), True
 
+    @door("timing")
     def create_event(self, *, timing: bool = True) -> Event:
         """Create an event, not yet recorded."""
-        require_kind("timing", timing, bool)
         return Event(self, timing=timing)
 
     def synchronize(self) -> None:
@@ -320,12 +295,10 @@ class Device(Unique):
         """Let an array count as used on the selected stream: libraries launch there unseen."""
         if self.calls.watchers:  # it was given out when all that used its memory was done
             self.calls.tell("given", "empty", accesses=of_arrays((array,), ()))
-        stream = caller.get_caller_stream()
-        if stream is None:
+        if (stream := caller.get_caller_stream()) is None:
             stream = caller.peek_current_stream(self.identity)
         if isinstance(stream, Stream) and stream.device is self and not stream.closed:
-            made = self.registry.of_thread.made
-            if stream.tag is None and made is not None:
+            if stream.tag is None and (made := self.registry.of_thread.made) is not None:
                 made.append(array)
             else:
                 stream.hold(array)
@@ -347,10 +320,9 @@ class Device(Unique):
 
         Values in another byte order are converted to native order.
         """
+        wanted = None if dtype is None else as_dtype(dtype)
         try:
-            host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
-        except InvalidOperand:
-            raise
+            host = np.asarray(values, dtype=wanted)
         except Exception as error:  # an array of another library may refuse in its own way
             raise InvalidOperand(
                 f"values is {given(values)}, which NumPy cannot read ({error}): give numbers in "
@@ -358,17 +330,16 @@ class Device(Unique):
             ) from error
         host = host.astype(as_dtype(host.dtype.newbyteorder("=")), copy=False)
         with self.calls.during("setup", "asarray"):
-            array = self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
-            return self._selected_holds(array)
+            host = np.ascontiguousarray(host).reshape(host.shape)
+            return self._selected_holds(self.backend.asarray(host))
 
     def random(
         self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32", *, seed: int = 0
     ) -> NativeArray:
         """Return an array of uniform values in [-0.5, 0.5), and wait until it is filled."""
-        seed = count("seed", seed, error=InvalidOperand)
         array = self.empty(shape, dtype)
         with self.calls.during("setup", "random"):
-            self.backend.fill_random(array, seed)
+            self.backend.fill_random(array, count("seed", seed, error=InvalidOperand))
         return array
 
     def scratch(self, nbytes: int) -> Scratch:
@@ -399,6 +370,7 @@ class Device(Unique):
             return self.backend.to_host(array)
 
     # -- kernels ----------------------------------------------------------------------
+    @door("source", "name", "model")
     def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:
         """Compile CUDA C++ ``source`` and return its ``extern "C"`` kernel ``name``.
 
@@ -410,48 +382,15 @@ class Device(Unique):
 
         Raises
         ------
-        InvalidOperand
+        InvalidArgument
             ``source`` or ``name`` is not text, or ``model`` is not a :class:`KernelModel`.
         CapabilityError
             The device cannot run source and no model was given.
         """
-        for what, text in (("source", source), ("name", name)):
-            if not isinstance(text, str):
-                raise InvalidOperand(f"{what} is {given(text)}; a text is needed")
-        if not (model is None or isinstance(model, KernelModel)):
-            raise InvalidOperand(f"model is {given(model)}; a KernelModel or None is needed")
-        kernel = self.backend.compile(source, name, model)
-        return replace(kernel, pointers=pointers_of(source, name))
+        pointers = pointers_of(source, name)
+        return replace(self.backend.compile(source, name, model), pointers=pointers)
 
 
 def device_for(owner: Device | Partition) -> Device:
     """Return a device, or the one that a partition is of."""
     return cast("Device", owner.device) if isinstance(owner, Partition) else owner
-
-
-class UnifiedDevice(Device):
-    """A device on which every choice of stream gives the same one.
-
-    For telling whether streams are to blame: work keeps the order in which it was queued.
-    Memory is not tagged by stream, and partitions are not used.
-    """
-
-    def __init__(self, backend: AnyBackend, *, correlations: Iterator[int] | None = None) -> None:
-        super().__init__(backend, correlations=correlations)
-        why = f"{self.info.key} was opened with unified_stream=True"
-        self.capabilities = replace(
-            self.capabilities,
-            stream_ordered_memory=False,
-            reasons={**self.capabilities.reasons, "stream_ordered_memory": why},
-        )
-        self._unified: Stream | None = None
-
-    def choose_stream(self, stream: AnyStream = None) -> tuple[Stream, bool]:
-        """Return the one stream, and whether any was selected; refuses what all refuse."""
-        chosen, selected = super().choose_stream(stream)
-        if chosen.capturing:
-            return chosen, selected
-        with self.registry.lock:
-            if self._unified is None or self._unified.closed:
-                self._unified = self.create_stream(name="unified")
-            return self._unified, selected

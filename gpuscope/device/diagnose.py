@@ -66,10 +66,8 @@ def check_gpu() -> list[Check]:
 
             device = open_device("cuda:0", quiet=True)
             layout = device.layout
-            layout_words = (
-                f"{device.info.name}, {device.info.sm_count} SMs, {layout.quanta} quanta of "
-            )
-            layout_words += str(layout.quantum_sm_count)
+            quanta = f"{layout.quanta} quanta of {layout.quantum_sm_count}"
+            layout_words = f"{device.info.name}, {device.info.sm_count} SMs, {quanta}"
             checks.append(Check("cuda:0", ok=True, found=layout_words))
             with device.backend.current():
                 free, total = cupy.cuda.runtime.memGetInfo()
@@ -80,15 +78,10 @@ def check_gpu() -> list[Check]:
 def _check_memory(free: int, total: int) -> Check:
     """Check that the GPU has room, in bytes, for the quickstart and the libraries it loads."""
     memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"
-    todo = (
-        ""
-        if free >= NEEDED_BYTES
-        else (
-            f"end what else uses the GPU (nvidia-smi lists it): the quickstart wants "
-            f"{NEEDED_BYTES / 2**30:.0f} GiB"
-        )
-    )
-    return Check("free memory", ok=not todo, found=memory, todo=todo)
+    wanted = f"{NEEDED_BYTES / 2**30:.0f} GiB"
+    todo = f"end what else uses the GPU (nvidia-smi lists it): the quickstart wants {wanted}"
+    ok = free >= NEEDED_BYTES
+    return Check("free memory", ok=ok, found=memory, todo="" if ok else todo)
 
 
 def check_cupti() -> Check:

@@ -57,27 +57,21 @@ class ElementType:
 _FLOAT, _DOUBLE = 68, 70
 """CUBLAS_COMPUTE_32F and CUBLAS_COMPUTE_64F."""
 
-DTYPES: Mapping[str, ElementType] = MappingProxyType(
-    {
-        dtype.name: dtype
-        for dtype in (
-            ElementType("float16", 2, "float32", 2, _FLOAT),
-            ElementType("bfloat16", 2, "float32", 14, _FLOAT),
-            ElementType("float32", 4, "float32", 0, _FLOAT),
-            ElementType("float64", 8, "float64", 1, _DOUBLE),
-        )
-    }
+_TYPES = (
+    ElementType("float16", 2, "float32", 2, _FLOAT),
+    ElementType("bfloat16", 2, "float32", 14, _FLOAT),
+    ElementType("float32", 4, "float32", 0, _FLOAT),
+    ElementType("float64", 8, "float64", 1, _DOUBLE),
 )
+DTYPES: Mapping[str, ElementType] = MappingProxyType({dtype.name: dtype for dtype in _TYPES})
 """Name → element type."""
 
-_OTHER_NAMES: Mapping[str, Dtype] = MappingProxyType(
-    {
-        **dict.fromkeys(("half", "fp16", "f16", "f2", "e"), "float16"),
-        **dict.fromkeys(("bf16", "bfloat", "brainfloat16"), "bfloat16"),
-        **dict.fromkeys(("single", "fp32", "f32", "f4", "f", "tf32"), "float32"),
-        **dict.fromkeys(("double", "fp64", "f64", "f8", "d", "float"), "float64"),
-    }
-)
+_OTHER_NAMES: dict[str, Dtype] = {
+    **dict.fromkeys(("half", "fp16", "f16", "f2", "e"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat", "brainfloat16"), "bfloat16"),
+    **dict.fromkeys(("single", "fp32", "f32", "f4", "f", "tf32"), "float32"),
+    **dict.fromkeys(("double", "fp64", "f64", "f8", "d", "float"), "float64"),
+}
 """What else they go by: suggested, since "float" means other things elsewhere."""
 
 

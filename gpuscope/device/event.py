@@ -112,15 +112,14 @@ class Event(Unique):
 
     def synchronize(self) -> None:
         """Wait on the host until the latest record is done."""
-        raw, calls = self.usable(), self.device.calls
-        if not calls.observers:  # the common case, quickly
-            self._backend.sync_event(raw)
-            return
-        call = calls.begin("sync", "event.synchronize", None, None, event=self)
+        raw, calls, call = self.usable(), self.device.calls, None
+        if calls.observers:
+            call = calls.begin("sync", "event.synchronize", None, None, event=self)
         try:
             self._backend.sync_event(raw)
         finally:
-            calls.end(call)
+            if call is not None:
+                calls.end(call)
         if _interrupts.pending:
             _interrupts.deliver()
 

@@ -66,9 +66,6 @@ class Capturable(StreamView[object], Protocol):
     def device(self) -> Owner:
         """Its device."""
 
-    def require_open(self) -> None:
-        """Raise :class:`ClosedError` if it was closed."""
-
     def join(self, graph: Graph) -> None:
         """Become part of a capture."""
 
@@ -173,12 +170,9 @@ class Graph(Closing):
         self._require_captured()
         chosen, selected = device.choose_stream(stream)
         runs = {node: HostRun() for node in self.functions}
-        with (
-            device.calls.observed(
-                "launch", self.name, chosen, chosen, graph=self, runs=runs
-            ) as call,
-            self._lock,  # its launches follow each other, and so do the events behind them
-        ):
+        observed = device.calls.observed("launch", self.name, chosen, chosen, graph=self, runs=runs)
+        # Its launches follow each other, and so do the events behind them.
+        with observed as call, self._lock:
             self._require_captured()
             for node, run in runs.items():
                 self.functions[node].runs.append(run)

@@ -38,11 +38,8 @@ def checked_handle(stream: AnyStream) -> int:
     StreamError
         It is none of what a guard accepts, or its handle is none that CUDA has.
     """
-    if (
-        stream is None
-        or isinstance(stream, bool)
-        or not (isinstance(stream, int) or hasattr(stream, "__cuda_stream__"))
-    ):
+    is_number = isinstance(stream, int) and not isinstance(stream, bool)
+    if stream is None or not (is_number or hasattr(stream, "__cuda_stream__")):
         raise StreamError(
             f"stream is {given(stream)}: give a stream made with create_stream(), an object "
             "with __cuda_stream__ or an integer handle"

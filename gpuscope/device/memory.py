@@ -195,7 +195,10 @@ class Pool(Generic[_Need, _Memory, _Stream, _Mark]):
             for tag in list(self._waiting):
                 queue = self._waiting[tag]
                 while queue and self._is_over(tag, queue[0][0]):
-                    self._settle(queue.popleft()[1])
+                    memory = queue.popleft()[1]
+                    memory.left -= 1
+                    if not memory.left:
+                        self._give(memory.raw)
                 if not queue:
                     del self._waiting[tag]
 
@@ -223,11 +226,6 @@ class Pool(Generic[_Need, _Memory, _Stream, _Mark]):
             return mark is not None and self._passed(mark)
         return False
 
-    def _settle(self, memory: _Dropped[_Memory]) -> None:
-        memory.left -= 1
-        if not memory.left:
-            self._give(memory.raw)
-
     def _wait_for_dropped(self) -> bool:
         """Wait for what uses memory that nobody holds; whether there was any."""
         with _lock:
@@ -244,12 +242,8 @@ class Pinned:
 
     def __init__(self, block: Block[_Memory], address: int, nbytes: int) -> None:
         self.block: object = block
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
+        of_bytes = {"shape": (nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {"data": (address, False), **of_bytes}
 
     def array(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return it as an array, uninitialised."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy.typing as npt
 
 from gpuscope.device.api import Capabilities, DeviceInfo, NativeArray
-from gpuscope.device.calls import CallLog
+from gpuscope.device.call_log import CallLog
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.raw import AnyBackend
 from gpuscope.device.registry import Registry
@@ -33,6 +33,9 @@ class Owner(Protocol):
 
     def find_stream(self, handle: int) -> StreamView[object] | None:
         """Return the open stream with this raw handle."""
+
+    def create_stream(self, *, name: str | None = ...) -> StreamView[object]:
+        """Create a stream on the whole GPU."""
 
     def wrap_stream(self, stream: AnyStream) -> StreamView[object]:
         """Wrap a foreign stream."""

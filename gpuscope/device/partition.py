@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -270,27 +271,17 @@ class Partitions(Closing, Mapping[str, Partition]):
         return clean(f"Partitions({inside}{', closed' if self.closed else ''})")
 
     def _repr_html_(self) -> str:
-        rows = [
-            {
-                "partition": name,
-                "asked": part.asked,
-                "granted SMs": part.sm_count,
-                "SM ids seen": sm_ranges(part.sm_ids),
-            }
-            for name, part in self.items()
+        columns = ["partition", "asked", "granted SMs", "SM ids seen"]
+        cells = [
+            (name, part.asked, part.sm_count, sm_ranges(part.sm_ids)) for name, part in self.items()
         ]
-        return html_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
+        return html_table(columns, [dict(zip(columns, row, strict=True)) for row in cells])
 
 
 def sm_ranges(ids: tuple[int, ...]) -> str:
     """Write sorted ids as ranges: 0–7, 12."""
-    words: list[str] = []
-    start = previous = None
-    for sm in [*ids, None]:
-        if previous is not None and sm == previous + 1:
-            previous = sm
-            continue
-        if start is not None:
-            words.append(str(start) if start == previous else f"{start}–{previous}")
-        start = previous = sm
+    words = []
+    for _, group in itertools.groupby(enumerate(ids), key=lambda pair: pair[1] - pair[0]):
+        first, *others = [sm for _, sm in group]
+        words.append(f"{first}–{others[-1]}" if others else str(first))
     return ", ".join(words)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.accesses import Accessing, accesses_of, of_arrays
-from gpuscope.device.calls import of_function
+from gpuscope.device.accesses import Accessing, accesses_of, inside, of_arrays
+from gpuscope.device.calls import of_thread
 
 _SHAPES = {
     "shape",
@@ -70,7 +70,7 @@ _READING = (
 _WRITING = ("fill", "sort", "partition", "put", "setfield")
 
 
-Values = Callable[[], Iterable[Any]]
+Values = Callable[[], tuple[Any, ...]]
 """What is read or written: asked for where somebody wants to know."""
 
 
@@ -165,22 +165,14 @@ class PinnedArray(np.ndarray[Any, Any]):
         if calls is None or not calls.watchers:
             return
         reads, writes = (
-            [value for value in _flat(values) if isinstance(value, np.ndarray)]
+            [value for value in inside(values) if isinstance(value, np.ndarray)]
             for values in (read(), written())
         )
-        accesses, run = of_arrays(reads, writes), of_function.run
+        accesses, run = of_arrays(reads, writes), of_thread.run
         if run is not None:
             run.accesses += accesses_of(accesses)
         elif accesses:
             calls.tell("host access", f"NumPy's {name}", accesses=accesses)
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 from gpuscope._threads import thread_number
@@ -27,6 +27,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 
 Places = tuple[tuple[object, object, object], tuple[int, int, int], object]
@@ -83,58 +84,6 @@ class GrantedPartition:
     sm_count_target: int
 
 
-@dataclass(frozen=True, slots=True)
-class MatmulPlan:
-    """A checked ``out[m, n] = a[m, k] @ b[k, n]`` of one dtype, ``out`` in C order.
-
-    Attributes
-    ----------
-    transpose_a, transpose_b
-        Whether an input is column-major, that is, a transposed view.
-    row_a, row_b
-        Leading dimensions in elements.
-    copy_a, copy_b
-        Whether an input's strides are neither, so that it is copied first.
-    bytes_out, bytes_a, bytes_b
-        From an operand's lowest byte to the one after its highest.
-    below_a, below_b
-        Bytes below an input's first element: a reversed view has some.
-    copies
-        Whether any input is copied.
-    name
-        Of the kernel in traces.
-    quick
-        What the backend that took note of it launches it by.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    transpose_a: bool
-    row_a: int
-    copy_a: bool
-    transpose_b: bool
-    row_b: int
-    copy_b: bool
-    bytes_out: int
-    bytes_a: int
-    bytes_b: int
-    below_a: int
-    below_b: int
-    copies: bool
-    name: str = field(init=False)
-    quick: object = field(init=False, default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
-
-    @property
-    def flop_count(self) -> int:
-        """Floating-point operations: a multiply and an add for each of m · n · k."""
-        return 2 * self.m * self.n * self.k
-
-
 class Backend(Protocol[_Stream, _Event, _Array]):
     """What a device must be able to do. Raw handles are the backend's own business.
 
@@ -186,10 +135,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
         return
 
     def context_handle(self, partition: object) -> int:
-        """Return the driver's handle of a partition's context, for ``None`` of the device's.
-
-        0 where there is no driver.
-        """
+        """Return the driver's handle of a partition's context or the device's; 0 if none."""
         return 0
 
     def make_stream(
@@ -268,8 +214,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def allocate(self, nbytes: int, stream: StreamView[_Stream] | None) -> Memory:
         """Take scratch memory, nbytes > 0: in the order of ``stream``, or, for ``None``, now.
 
-        Memory that no stream is named for is handed out after the device has finished
-        everything.
+        For ``None`` it is handed out after the device has finished everything.
         """
 
     def free(
@@ -361,8 +306,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def adopt(self, value: object, *, write: bool = False) -> _Array | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
 
-        What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``. To ``write``, it
-        must not be read-only.
+        It has ``shape``, ``dtype``, ``ndim`` and ``strides``; to ``write``, it is not read-only.
         """
 
     def follow(self, stream: _Stream, value: object) -> None:

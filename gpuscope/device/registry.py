@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Collection
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from gpuscope._fork import free_in_children
 from gpuscope.device.api import NativeArray
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _numbers = itertools.count(1)
 
 
-def alive(registry: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
+def alive(registry: WeakValueDictionary[int, _T]) -> list[_T]:
     """Return what a registry holds now, whatever other threads and the collector do to it."""
     return [item for kept in registry.valuerefs() if (item := kept()) is not None]
 
@@ -90,12 +90,8 @@ class Registry:
         self.next_stream_id = itertools.count(1).__next__
         self.spare_events: list[EventView[object]] = []
         self.of_thread = _OfThread()
-        self._streams: weakref.WeakValueDictionary[int, StreamView[object]] = (
-            weakref.WeakValueDictionary()
-        )
-        self._partitions: weakref.WeakValueDictionary[int, PartitionView] = (
-            weakref.WeakValueDictionary()
-        )
+        self._streams: WeakValueDictionary[int, StreamView[object]] = WeakValueDictionary()
+        self._partitions: WeakValueDictionary[int, PartitionView] = WeakValueDictionary()
 
     # -- streams ----------------------------------------------------------------------
     @property
@@ -103,16 +99,14 @@ class Registry:
         """Those that are known, open or not, in no order."""
         return alive(self._streams)
 
-    def add_stream(self, stream: StreamView[object], handle: int) -> None:
-        """Find a stream by its handle from now on.
+    def add_stream(
+        self, stream: StreamView[object], handle: int, *, is_default: bool = False
+    ) -> None:
+        """Find a stream by its handle from now on, a default stream also by 0.
 
-        Where every handle is 0 no stream is found by it, but each is still closed with the device.
+        Where every handle is 0 no other is found by it, but each is still closed with the device.
         """
-        self._streams[handle or -id(stream)] = stream
-
-    def add_default_stream(self, stream: StreamView[object], handle: int) -> None:
-        """Find a default stream by its handle from now on, also by 0."""
-        self._streams[handle] = stream
+        self._streams[handle if handle or is_default else -id(stream)] = stream
 
     def find_stream(self, handle: int) -> StreamView[object] | None:
         """Return the open stream with this raw handle, if it is known."""
@@ -148,8 +142,6 @@ class Registry:
         held: dict[str, tuple[int, ...]] = {}
         for part in self.partitions:
             if part not in without:
-                name = (
-                    part.name if part.name not in held else f"{part.name} (context {part.context})"
-                )
-                held[name] = part.parts
+                again = f" (context {part.context})" if part.name in held else ""
+                held[part.name + again] = part.parts
         return held

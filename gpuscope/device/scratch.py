@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from gpuscope import _interrupts
@@ -23,7 +24,7 @@ from gpuscope.device.owner import Owner
 from gpuscope.device.raw import Memory
 from gpuscope.device.registry import borrowing
 from gpuscope.device.stream import Stream
-from gpuscope.device.unique import Closing, Unique, warn_unclosed
+from gpuscope.device.unique import Closing, Unique, call_all, warn_unclosed
 from gpuscope.device.views import StreamView
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
@@ -38,7 +39,7 @@ def take_scratch(device: Owner, nbytes: int) -> Scratch:
             return context.scratch(nbytes)
     size = checked_size(device, nbytes)
     memory = allocate(device, size, None) if size else None
-    return Scratch(device, size, None, memory, lambda given: give_back(device, given, None))
+    return Scratch(device, size, None, memory, partial(give_back, device, stream=None))
 
 
 class Scratch(Closing):
@@ -75,9 +76,8 @@ class Scratch(Closing):
         self._device = device
         self._memory = memory
         self._give_back = give_back
-        self._array: NativeArray | None = (
-            device.empty(0, "uint8") if memory is None else memory.array
-        )
+        self._array: NativeArray | None
+        self._array = device.empty(0, "uint8") if memory is None else memory.array
         self.nbytes = nbytes
         self.stream = stream
 
@@ -246,20 +246,15 @@ class WorkloadContext(Unique):
         if not size:
             return Scratch(device, 0, ordered, None, self._return)
         if tag is self._stream:
-            scratch = Scratch(device, size, ordered, self._take(size), self._return)
+            memory, back = self._take(size), self._return
         else:
             if self._stream.capturing or (tag is not None and tag.capturing):
                 raise StreamError(
                     "a stream is being captured, so scratch for another stream cannot be taken "
                     "now: take it before the capture begins, with the device's scratch()"
                 )
-            scratch = Scratch(
-                device,
-                size,
-                ordered,
-                allocate(device, size, tag),
-                lambda memory: give_back(device, memory, tag),
-            )
+            memory, back = allocate(device, size, tag), partial(give_back, device, stream=tag)
+        scratch = Scratch(device, size, ordered, memory, back)
         self._taken.append(scratch)
         return scratch
 
@@ -269,9 +264,9 @@ class WorkloadContext(Unique):
         if stream is None or stream is of_call:
             return of_call
         if isinstance(stream, Stream):
-            known = self.device.wrap_stream(stream)
-            known.require_open()
-            return of_call if known.handle == of_call.handle else known
+            stream = self.device.wrap_stream(stream)
+            stream.require_open()
+            return of_call if stream.handle == of_call.handle else stream
         if isinstance(stream, bool) or not (
             isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
         ):
@@ -281,20 +276,18 @@ class WorkloadContext(Unique):
         handle = raw_handle(stream)
         if handle == of_call.handle:
             return of_call
-        found = self._known.get(handle)
-        if found is None or found.closed:
+        known = self._known.get(handle)
+        if known is None or known.closed:
             self._known.pop(handle, None)
-            found = self.device.find_stream(handle)
-            if found is not None:
-                self._known[handle] = found
-        return found
+            if (known := self.device.find_stream(handle)) is not None:
+                self._known[handle] = known
+        return known
 
     def _take(self, size: int) -> Memory:
         """Take memory of the call's own stream: what is spare, else from the device."""
-        for index, memory in enumerate(self._spare):
-            if memory.nbytes == size:
-                del self._spare[index]
-                break
+        memory = next((spare for spare in self._spare if spare.nbytes == size), None)
+        if memory is not None:
+            self._spare.remove(memory)
         else:
             if self._stream.capturing:
                 raise StreamError(
@@ -332,28 +325,18 @@ class WorkloadContext(Unique):
         borrowing.open = contexts[:-1]
         self._state = "over"
         self._known.clear()
-        failed: list[GpuscopeError] = []
-        for scratch in self._taken:
-            with _collected(failed):
-                scratch.close()
-        self._taken.clear()
-        used, self._used = self._used, []
-        unused = [memory for memory in self._spare if memory not in used]
-        self._spare = []
-        if self._arena is not None and (error is None or self._stream.capturing):
-            unused = self._arena.end(self._stream, used, unused)
-        else:
-            unused += used
-        for memory in unused:
-            with _collected(failed):
-                give_back(self.device, memory, self._stream)
-        if failed and error is None:
-            raise failed[0]
 
+        def give_unused() -> None:
+            used = self._used
+            unused = [memory for memory in self._spare if memory not in used]
+            if self._arena is not None and (error is None or self._stream.capturing):
+                unused = self._arena.end(self._stream, used, unused)
+            else:
+                unused += used
+            self._used, self._spare = [], []
+            call_all(partial(give_back, self.device, memory, self._stream) for memory in unused)
 
-@contextlib.contextmanager
-def _collected(failed: list[GpuscopeError]) -> Iterator[None]:
-    try:
-        yield
-    except GpuscopeError as error:
-        failed.append(error)
+        # The block's own error is the one to tell.
+        with contextlib.nullcontext() if error is None else contextlib.suppress(GpuscopeError):
+            taken, self._taken = self._taken, []
+            call_all([*(scratch.close for scratch in taken), give_unused])

@@ -10,22 +10,29 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NoReturn, cast
 
 from gpuscope import _interrupts
-from gpuscope._checks import given, require_kind
+from gpuscope._checks import door, given
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
 from gpuscope._types import Untyped
 from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Observer
-from gpuscope.device.device import Device, UnifiedDevice, opened
+from gpuscope.device.device import Device
 from gpuscope.device.families import FAMILIES, Pace
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.raw import AnyBackend
 from gpuscope.device.registry import alive
+from gpuscope.device.stream import Stream
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
+opened: dict[Callable[[Device], object], None] = {}
+"""Told of each device that this process opens, when it is open."""
+holders: list[Callable[[], object]] = []
+"""Let go of devices that they alone hold, for who counts those that are open."""
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
 """By their ids."""
 _opening = free_in_children(threading.RLock())
@@ -36,6 +43,35 @@ _cuda_correlations = itertools.count(1)
 _finders: dict[type, Callable[[NativeArray], Device]] = {}
 
 
+class UnifiedDevice(Device):
+    """A device on which every choice of stream gives the same one.
+
+    For telling whether streams are to blame: work keeps the order in which it was queued.
+    Memory is not tagged by stream, and partitions are not used.
+    """
+
+    def __init__(self, backend: AnyBackend, *, correlations: Iterator[int] | None = None) -> None:
+        super().__init__(backend, correlations=correlations)
+        why = f"{self.info.key} was opened with unified_stream=True"
+        self.capabilities = replace(
+            self.capabilities,
+            stream_ordered_memory=False,
+            reasons={**self.capabilities.reasons, "stream_ordered_memory": why},
+        )
+        self._unified: Stream | None = None
+
+    def choose_stream(self, stream: AnyStream = None) -> tuple[Stream, bool]:
+        """Return the one stream, and whether any was selected; refuses what all refuse."""
+        chosen, selected = super().choose_stream(stream)
+        if chosen.capturing:
+            return chosen, selected
+        with self.registry.lock:
+            if self._unified is None or self._unified.closed:
+                self._unified = self.create_stream(name="unified")
+            return self._unified, selected
+
+
+@door("jitter", "unified_stream", "quiet")
 def open_device(
     spec: str = "auto",
     *,
@@ -86,9 +122,6 @@ def open_device(
     """
     if not isinstance(pace, str) or pace not in ("none", "real"):
         raise DeviceUnavailable(f"pace is {given(pace)}; 'none' or 'real' is needed")
-    require_kind("jitter", jitter, bool)
-    require_kind("unified_stream", unified_stream, bool)
-    require_kind("quiet", quiet, bool)
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"spec is {given(spec)}; text such as 'cuda:0' is needed")
     _interrupts.install()
@@ -283,14 +316,13 @@ def _is_on_cuda(value: object) -> bool:
     """Whether an array of any library says that a CUDA device holds it."""
     from gpuscope.device.cuda import dlpack  # noqa: PLC0415 - only foreign arrays need it
 
-    return dlpack.device_of(value)[0] in dlpack.ON_CUDA or hasattr(
-        value, "__cuda_array_interface__"
-    )
+    is_told = hasattr(value, "__cuda_array_interface__")
+    return is_told or dlpack.device_of(value)[0] in dlpack.ON_CUDA
 
 
 def _cuda_device_of(array: Untyped) -> Device:
-    device = _cuda.get(array.data.device_id)
-    return device if device is not None else _open_cuda(array.data.device_id)
+    index = array.data.device_id
+    return _cuda.get(index) or _open_cuda(index)
 
 
 def _holder_of(array: NativeArray) -> Device:

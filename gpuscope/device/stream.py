@@ -1,13 +1,9 @@
-"""Streams: one life cycle, and one way to queue work, for every device.
-
-Long because a stream's life, its work and its order share what decides whether it can be used.
-"""
+"""Streams: one way to queue work, and to order it, for every device."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -18,19 +14,19 @@ from gpuscope.device import caller
 from gpuscope.device.accesses import of_copy, of_launch
 from gpuscope.device.api import Kernel, NativeArray, launch_config
 from gpuscope.device.arrays import require_array
-from gpuscope.device.calls import HostFunction, HostRun
-from gpuscope.device.event import Event, EventQueue, require_event
-from gpuscope.device.graph import Graph, after_capture, capture
-from gpuscope.device.handles import AnyStream
-from gpuscope.device.memory import Tag, is_pageable
+from gpuscope.device.calls import CallFacts, HostFunction, HostRun
+from gpuscope.device.event import Event, require_event
+from gpuscope.device.graph import Graph, capture
+from gpuscope.device.memory import is_pageable
 from gpuscope.device.owner import Owner
-from gpuscope.device.registry import require_not_borrowed
-from gpuscope.device.unique import Closing, warn_unclosed
-from gpuscope.device.views import PartitionView, StreamKind, StreamView
-from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
+from gpuscope.device.stream_life import StreamLife
+from gpuscope.device.views import PartitionView, StreamView
+from gpuscope.errors import InvalidOperand
+
+_GRID, _BLOCK = 2**31 - 1, 1024
 
 
-class Stream(Closing, EventQueue):
+class Stream(StreamLife):
     """A queue of work that runs in order, created by a device or a partition.
 
     Use it in a ``with`` statement: leaving the block waits for the stream's work and destroys the
@@ -64,147 +60,6 @@ class Stream(Closing, EventQueue):
     False
     True
     """
-
-    def __init__(
-        self,
-        device: Owner,
-        raw: object,
-        handle: int,
-        *,
-        name: str | None,
-        partition: PartitionView | None = None,
-        priority: int = 0,
-        owned: bool = True,
-    ) -> None:
-        self.device = device
-        self.raw = raw
-        self.partition = partition
-        self.priority = priority
-        self._kind: StreamKind | None = None
-        self.id = device.registry.next_stream_id()
-        self.name = name if name is not None else f"stream {self.id}"
-        self._handle = handle
-        self.owned = owned
-        self._backend = device.backend
-        self.tag = Tag(raw) if owned else None
-        """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
-        self.cupy_stream: object = None
-        self.torch_stream: object = None
-        """Where a bound guard keeps what CuPy and PyTorch know this stream by."""
-        self.lane: object = None
-        """By what the backend launches products on it, once it has."""
-        self.capturing = False
-        """Whether what is queued now becomes a graph."""
-        self.graph: Graph | None = None
-        """The graph that it is being captured into."""
-        self.current_of: dict[Hashable, AnyStream] | None = None
-        """The current streams of a thread, if this is one of them and they own it."""
-        self.sm_count_target = partition.sm_count_target if partition is not None else 0
-        """SMs that libraries should tune for; 0 means the whole GPU."""
-        self.closed = False  # last: a destructor closes nothing that is not complete
-
-    # -- life -------------------------------------------------------------------------
-    def take_number(self, number: int) -> None:
-        """Take the number in traces of the stream whose place it takes; before it is used."""
-        self.id = number
-
-    @property
-    def handle(self) -> int:
-        """The raw ``cudaStream_t`` as an integer."""
-        self.require_open()
-        return self._handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
-
-    @property
-    def kind(self) -> StreamKind:
-        """How it stands to the legacy default stream; one that cannot be asked: not at all."""
-        if self._kind is None:
-            try:
-                self._kind = "non-blocking" if self.closed else self._backend.stream_kind(self.raw)
-            except GpuscopeError:  # somebody else's, which is gone
-                self._kind = "non-blocking"
-        return self._kind or "non-blocking"  # for as long as it is captured
-
-    @property
-    def blocking(self) -> bool:
-        """Whether it stands in the legacy default stream's barrier."""
-        return self.kind in ("blocking", "per-thread default")
-
-    def require_open(self) -> None:
-        """Raise :class:`ClosedError` if it was closed."""
-        if self.closed:
-            raise ClosedError(
-                f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was "
-                "queued. Create a new stream, or close later"
-            )
-
-    def _usable(self) -> object:
-        self.require_open()
-        return self.raw
-
-    def close(self) -> None:
-        """Wait for the stream's work, then destroy the stream. Idempotent.
-
-        A stream that wraps a foreign handle is released but not destroyed. While this thread
-        captures another stream, waiting and destruction are deferred until the capture has ended.
-
-        Raises
-        ------
-        StreamError
-            It is being captured, or a workload's call on this thread uses it. Nothing is changed.
-        GpuscopeError
-            Its work failed, or the device is lost. The stream is closed nevertheless; its
-            destruction raises nothing.
-        """
-        if self.closed:
-            return
-        require_not_borrowed([self])
-        if self.capturing:
-            raise StreamError(
-                f"stream {self.name!r} is being captured: leave the capture before it is closed"
-            )
-        with self.device.registry.lock:
-            if self.closed:  # of threads that close it at once the first does
-                return
-            self.closed = True
-        self.cupy_stream = self.torch_stream = self.lane = None
-        self.device.registry.forget_stream(self, self._handle)
-        if self.partition is not None:
-            self.partition.release(self)
-        if self.current_of is not None and self.current_of.get(self.device.identity) is self:
-            self.current_of.pop(self.device.identity, None)
-        if self.owned:
-            after_capture(self._destroy)
-
-    def _destroy(self) -> None:
-        mark = None
-        try:
-            self._backend.sync_stream(self.raw)
-            self.device.calls.tell("seen", "stream.close", self)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                mark = self._backend.mark(self.raw)
-            raise
-        finally:
-            if self.tag is not None:
-                self.tag.close(mark)
-            with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
-                self._backend.close_stream(self.raw, self._handle)
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "closed", True) or not self.owned or _is_finalizing():
-            return  # at the interpreter's end what is left goes with the process
-        with _interrupts.no_interrupt(), contextlib.suppress(Exception):  # there is nobody to tell
-            self.close()
-        if self.current_of is None:
-            warn_unclosed(self, f"stream {self.name!r} was never closed: hold it")
-
-    def __repr__(self) -> str:
-        where = f", partition={self.partition.name!r}" if self.partition else ""
-        state = ", closed" if self.closed else ""
-        return f"Stream({self.name!r}, device={self.device.info.key!r}{where}{state})"
 
     # -- work -------------------------------------------------------------------------
     def launch(
@@ -258,28 +113,26 @@ class Stream(Closing, EventQueue):
         previous = currents.get(key)
         try:
             currents[key] = self
-            if not calls.observers:
-                try:
-                    self._backend.launch(raw, kernel, grid, block, args, calls.next_correlation())
-                finally:
-                    self.hold(*args)
-                return
-            call = calls.begin(
-                "launch",
-                kernel.name,
-                self,
-                _intended(self),
-                flop_count=flop_count,
-                nbytes=nbytes,
-                blocks=blocks,
-                accesses=of_launch(kernel, args) if calls.watchers else None,
-                launch_config=launch_config(grid, block),
-            )
+            call = None
+            if calls.observers:
+                call = calls.begin(
+                    "launch",
+                    kernel.name,
+                    self,
+                    _intended(self),
+                    flop_count=flop_count,
+                    nbytes=nbytes,
+                    blocks=blocks,
+                    accesses=of_launch(kernel, args) if calls.watchers else None,
+                    launch_config=launch_config(grid, block),
+                )
+            number = calls.next_correlation() if call is None else call.correlation
             try:
-                self._backend.launch(raw, kernel, grid, block, args, call.correlation)
+                self._backend.launch(raw, kernel, grid, block, args, number)
             finally:
                 self.hold(*args)
-                calls.end(call)
+                if call is not None:
+                    calls.end(call)
         finally:
             if previous is None:
                 currents.pop(key, None)
@@ -305,11 +158,10 @@ class Stream(Closing, EventQueue):
                 f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
                 f"{destination.shape} {destination.dtype}"
             )
-        nbytes, calls = int(source.nbytes), self.device.calls
-        accesses = of_copy(source, destination) if calls.watchers else None
-        with calls.observed(
-            "copy", "copy", self, _intended(self), nbytes=nbytes, accesses=accesses
-        ) as call:
+        calls = self.device.calls
+        facts: CallFacts = {"nbytes": int(source.nbytes)}
+        facts["accesses"] = of_copy(source, destination) if calls.watchers else None
+        with calls.observed("copy", "copy", self, _intended(self), **facts) as call:
             try:
                 self._backend.copy(raw, destination, source, call.correlation)
             finally:
@@ -341,14 +193,8 @@ class Stream(Closing, EventQueue):
         raw = self._usable()
         if not callable(function):
             raise InvalidOperand(f"function is {given(function)}: one without arguments is needed")
-        name = str(getattr(function, "__name__", "host function"))
-        calls = self.device.calls
-        if not calls.watchers:
-            with calls.observed("host_call", name, self, self) as call:
-                self._backend.host_call(raw, function, call.correlation, self.graph)
-            return
-        noting, run = HostFunction(function), HostRun()
-        with calls.observed("host_call", name, self, self, runs={0: run}) as call:
+        noting, run, calls = HostFunction(function), HostRun(), self.device.calls
+        with calls.observed("host_call", noting.__name__, self, self, runs={0: run}) as call:
             if self.graph is None:
                 noting.runs.append(run)
             else:
@@ -381,21 +227,6 @@ class Stream(Closing, EventQueue):
         """
         return capture(self, name)
 
-    def join(self, graph: Graph) -> None:
-        """Become part of a capture; said before the backend begins it."""
-        if self.tag is not None:
-            self.tag.note_capture(capturing=True)
-        graph.streams.append(self)
-        self.capturing = True
-        self.graph = graph
-
-    def leave(self) -> None:
-        """Be no part of a capture any more."""
-        self.capturing = False
-        self.graph = None
-        if self.tag is not None:
-            self.tag.note_capture(capturing=False)
-
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
         """Record ``event``, or a new one, after the queued work, and return it."""
@@ -407,17 +238,15 @@ class Stream(Closing, EventQueue):
             event = Event(device, timing=timing)
         elif type(event) is not Event or event.device is not device:
             require_event(device, event, "event")
-        event.graph = self.graph
-        if not device.calls.observers:
-            event.correlation = device.calls.next_correlation()
-            self._backend.record(event.usable(), raw, event.correlation)
-            return event
-        call = device.calls.begin("record", "event.record", self, self, event=event)
-        event.correlation = call.correlation
+        event.graph, calls, call = self.graph, device.calls, None
+        if calls.observers:
+            call = calls.begin("record", "event.record", self, self, event=event)
+        event.correlation = calls.next_correlation() if call is None else call.correlation
         try:
-            self._backend.record(event.usable(), raw, call.correlation)
+            self._backend.record(event.usable(), raw, event.correlation)
         finally:
-            device.calls.end(call)
+            if call is not None:
+                calls.end(call)
         return event
 
     def wait(self, event: Event) -> None:
@@ -433,56 +262,24 @@ class Stream(Closing, EventQueue):
         device = self.device
         if type(event) is not Event or event.device is not device:
             require_event(device, event, "event", across=True)
-        graph = event.graph
-        if isinstance(graph, Graph) and graph.streams and self.graph is None:
-            target = event.usable()
-            self.join(graph)
-            try:
+        graph, target = event.graph, event.usable()
+        if device.calls.observers and graph is None:
+            recorded = event if event.correlation is not None else None  # else it orders nothing
+            with device.calls.observed("wait", "stream.wait", self, self, event=recorded):
                 self._backend.wait(raw, target)
-            except BaseException:
-                graph.streams.remove(self)
-                self.leave()
-                raise
-            graph.captured.wait(self._handle, event)
             return
-        if not device.calls.observers or graph is not None:  # joining a graph, nothing happens now
-            self._backend.wait(raw, event.usable())
-            if self.graph is not None:
-                self.graph.captured.wait(self._handle, event)
-            return
-        recorded = event if event.correlation is not None else None  # else it orders nothing
-        with device.calls.observed("wait", "stream.wait", self, self, event=recorded):
-            self._backend.wait(raw, event.usable())
-
-    def synchronize(self) -> None:
-        """Wait on the host until everything queued here is done."""
-        raw, calls = self._usable(), self.device.calls
-        if not calls.observers:  # the common case, quickly
-            self._backend.sync_stream(raw)
-            return
-        call = calls.begin("sync", "stream.synchronize", self, self)
+        joined = graph if isinstance(graph, Graph) and graph.streams and not self.graph else None
+        if joined is not None:  # a capture: nothing happens now
+            self.join(joined)
         try:
-            self._backend.sync_stream(raw)
-        finally:
-            calls.end(call)
-        if _interrupts.pending:
-            _interrupts.deliver()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything queued here is done."""
-        done = self._backend.stream_done(self._usable())
-        if done and self.device.calls.watchers:
-            self.device.calls.tell("seen", "stream.is_done", self)
-        return done
-
-    @property
-    def queue_number(self) -> int:
-        """Its handle, also once it is closed; 0 for CUDA's legacy default stream."""
-        return 0 if self.kind == "legacy default" else self._handle
-
-
-_GRID, _BLOCK = 2**31 - 1, 1024
+            self._backend.wait(raw, target)
+        except BaseException:
+            if joined is not None:
+                joined.streams.remove(self)
+                self.leave()
+            raise
+        if self.graph is not None:
+            self.graph.captured.wait(self._handle, event)
 
 
 def make_stream(
@@ -502,6 +299,22 @@ def make_stream(
     stream = Stream(device, raw, handle, name=name, partition=partition, priority=priority)
     device.registry.add_stream(stream, handle)
     return stream
+
+
+@contextlib.contextmanager
+def holding_arrays(stream: Stream) -> Iterator[None]:
+    """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
+
+    For a stream that is not ours; on one of ours an array is held as soon as it is made.
+    """
+    of_thread = stream.device.registry.of_thread
+    made: list[NativeArray] = []
+    before, of_thread.made = of_thread.made, made
+    try:
+        yield
+    finally:
+        of_thread.made = before
+        stream.hold(*made)
 
 
 def _intended(stream: Stream) -> StreamView[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol, Self
 
 
@@ -49,16 +49,21 @@ class Closing(Unique):
         self.close()
 
 
-def close_all(items: Iterable[Closable]) -> None:
-    """Close every item, also when one fails; then raise the first error."""
+def call_all(acts: Iterable[Callable[[], object]]) -> None:
+    """Call each, also when one fails; then raise the first error."""
     first: BaseException | None = None
-    for item in items:
+    for act in acts:
         try:
-            item.close()
-        except BaseException as error:  # noqa: BLE001 - the others must still be closed
+            act()
+        except BaseException as error:  # noqa: BLE001 - the others must still be called
             first = first or error
     if first is not None:
         raise first
+
+
+def close_all(items: Iterable[Closable]) -> None:
+    """Close every item, also when one fails; then raise the first error."""
+    call_all(item.close for item in items)
 
 
 def warn_unclosed(item: object, what: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Literal, Protocol, TypeVar
 
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.captured import Captured
+from gpuscope.device.handles import AnyStream, HasCudaStream
 from gpuscope.device.memory import Tag
 from gpuscope.device.unique import Closable
 
@@ -92,7 +94,7 @@ class GraphView(Protocol):
         """Close what its work uses when it is closed itself."""
 
 
-class StreamView(Protocol[_Raw_co]):
+class StreamView(HasCudaStream, Protocol[_Raw_co]):
     """A stream."""
 
     id: int
@@ -104,6 +106,7 @@ class StreamView(Protocol[_Raw_co]):
     sm_count_target: int
     tag: Tag | None
     lane: object
+    current_of: dict[Hashable, AnyStream] | None
 
     @property
     def raw(self) -> _Raw_co:

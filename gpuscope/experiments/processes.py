@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
-from gpuscope.device import device as devices
+from gpuscope.device import select as devices
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order, process_name
 

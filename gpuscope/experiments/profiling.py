@@ -12,8 +12,8 @@ from gpuscope import _live
 from gpuscope._checks import door, length_ns
 from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
-from gpuscope.device.device import Device, holders
-from gpuscope.device.select import open_devices
+from gpuscope.device.device import Device
+from gpuscope.device.select import holders, open_devices
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
 

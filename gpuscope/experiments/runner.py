@@ -251,7 +251,7 @@ class Runner:
             self._open.append(home.create_stream(name=name, priority=spec.priority, **only_devices))
             stream = streams[name] = self._open[-1]
             # The same stream in every round, as far as the trace is concerned.
-            stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
+            stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
         return streams
 
     def _make_workers(

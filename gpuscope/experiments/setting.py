@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
-from gpuscope.device.sizes import EXPECTED, Rounding, Size
-from gpuscope.errors import InvalidPartition
+from gpuscope.device.sizes import Rounding, Size
 from gpuscope.experiments.refusals import listed, refuse
 from gpuscope.workloads.builtin import CollectiveSpec, SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload
@@ -50,14 +48,7 @@ class StreamSpec(ExtendedModel):
         return self
 
 
-def _plain_size(value: object) -> int | str:
-    try:
-        return Size.parse(value).plain
-    except InvalidPartition:
-        raise PydanticCustomError("size", EXPECTED) from None
-
-
-PartitionSize = Annotated[int | str, PlainValidator(_plain_size)]
+PartitionSize = Annotated[int | str, PlainValidator(lambda value: Size.parse(value).plain)]
 """A :class:`~gpuscope.device.Size` as descriptions write it."""
 
 

@@ -14,7 +14,7 @@ from functools import cache
 
 from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
-from gpuscope.device.calls import of_backend
+from gpuscope.device.calls import of_thread
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.hazard_notes import HostWait, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
@@ -120,7 +120,7 @@ class CuPy:
 
     def _is_told(self) -> bool:
         """Whether what this thread calls now is part of a call that is told of."""
-        return self._of_thread.inside or of_backend.is_calling
+        return self._of_thread.inside or of_thread.calls_for_us
 
     # -- kernels ----------------------------------------------------------------------
     def _elementwise(self, kernel: Untyped, *args: object, **kwargs: object) -> object:
@@ -228,7 +228,7 @@ class CuPy:
             lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
         )
         blocks = args[3] if len(args) > 3 else kwargs.get("blocking", True)
-        if blocks and not of_backend.is_calling:
+        if blocks and not of_thread.calls_for_us:
             self._host_waits(queue=self._queue(stream or self._cupy.cuda.get_current_stream()))
         return result
 

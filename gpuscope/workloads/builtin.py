@@ -21,7 +21,7 @@ from gpuscope import workloads
 from gpuscope.device.dtypes import Dtype, element_type
 from gpuscope.workloads.python_kind import PythonSpec
 from gpuscope.workloads.requests import RequestsSpec
-from gpuscope.workloads.spec import WorkloadSpec
+from gpuscope.workloads.spec import RARE, WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
@@ -36,9 +36,8 @@ and prefill. ``benchmarks/what_if.py --recordings`` makes them."""
 def _in_bytes(value: object) -> object:
     """Read a text such as "256 MiB"; what is none is left to be refused as a number."""
     with suppress(ValidationError):
-        return (
-            int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
-        )
+        if isinstance(value, str):
+            return int(TypeAdapter(ByteSize).validate_python(value))
     return value
 
 
@@ -48,6 +47,7 @@ Bytes = Annotated[
     Field(title="Bytes", description="A number, or with a unit: 256 MiB", examples=[1 << 24]),
     BeforeValidator(_in_bytes),
 ]
+NamedDtype = Annotated[Dtype, BeforeValidator(lambda dtype: element_type(dtype).name)]
 SmCountTarget = Literal["auto", "off"] | PositiveInt
 
 
@@ -58,26 +58,19 @@ class GemmSpec(WorkloadSpec):
     m: Side
     n: Side
     k: Side
-    dtype: Dtype = Field("float16", title="Data type")
+    dtype: NamedDtype = Field("float16", title="Data type")
     sm_count_target: SmCountTarget = Field(
         "auto",
         title="SMs told",
         description="The SM count that cuBLAS is told: auto (the partition's), off, or a count",
-        json_schema_extra={"rare": True},
+        json_schema_extra=RARE,
     )
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _named(cls, dtype: object) -> str:
-        return element_type(dtype).name
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.gemm.Gemm`."""
         target = None if self.sm_count_target == "off" else self.sm_count_target
-        return workloads.Gemm(
-            device, m=self.m, n=self.n, k=self.k, dtype=self.dtype, sm_count_target=target,
-            name=name, seed=seed,
-        )  # fmt: skip
+        sizes = self.model_dump(include={"m", "n", "k", "dtype"})
+        return workloads.Gemm(device, **sizes, sm_count_target=target, name=name, seed=seed)
 
 
 class CopySpec(WorkloadSpec):
@@ -131,12 +124,7 @@ class CollectiveSpec(WorkloadSpec):
     _later = ("guard", "waits_on", "dtype")
 
     nbytes: Bytes
-    dtype: Dtype = Field("float32", title="Data type")
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _named(cls, dtype: object) -> str:
-        return element_type(dtype).name
+    dtype: NamedDtype = Field("float32", title="Data type")
 
     @field_validator("background")
     @classmethod
@@ -222,9 +210,9 @@ class TraceSpec(WorkloadSpec):
 
     kind: Literal["trace"]
     path: str = Field(title="Trace", examples=["model.parquet"])
-    second: str | None = Field(None, title="On fewer SMs", json_schema_extra={"rare": True})
-    of_stream: str | None = Field(None, title="Only of stream", json_schema_extra={"rare": True})
-    graph: bool = Field(default=False, title="As one graph", json_schema_extra={"rare": True})
+    second: str | None = Field(None, title="On fewer SMs", json_schema_extra=RARE)
+    of_stream: str | None = Field(None, title="Only of stream", json_schema_extra=RARE)
+    graph: bool = Field(default=False, title="As one graph", json_schema_extra=RARE)
 
     _later = ("guard", "waits_on", "graph")
 
@@ -233,16 +221,12 @@ class TraceSpec(WorkloadSpec):
         from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
 
         del seed
-        shipped: dict[str, str | Path] = {
-            recording.stem: recording for recording in RECORDINGS.glob("*.parquet")
-        }
-        trace, second = (
-            None if path is None else load_trace(shipped.get(path, path))
-            for path in (self.path, self.second)
-        )
-        assert trace is not None  # noqa: S101 - as its path
+        shipped = {recording.stem: recording for recording in RECORDINGS.glob("*.parquet")}
+        paths = [self.path] if self.second is None else [self.path, self.second]
+        trace, *fewer = [load_trace(shipped.get(path, path)) for path in paths]
+        options = self.model_dump(include={"of_stream", "graph"})
         return workloads.RecordedWork(
-            device, trace, second=second, of_stream=self.of_stream, graph=self.graph, name=name
+            device, trace, second=fewer[0] if fewer else None, name=name, **options
         )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import ModuleType
 from typing import ClassVar, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from gpuscope._checks import count, given, require_kind
+from gpuscope._checks import count, door, given
 from gpuscope._optional import require
 from gpuscope._types import Array, Untyped
 from gpuscope.device.api import Kernel, KernelModel, NativeArray
@@ -101,6 +101,7 @@ class Collective(FunctionHandle[NativeArray]):
     [('reduce', 2)]
     """
 
+    @door("owner", "name", "seed", "ranks")
     def __init__(
         self,
         owner: Device | Partition,
@@ -116,14 +117,15 @@ class Collective(FunctionHandle[NativeArray]):
             known = ", ".join(map(repr, _NCCL_NAMES))
             raise InvalidOperand(f"kind is {given(kind)}; {known} are known")
         nbytes = count("nbytes", nbytes, least=1, most=2**40, error=InvalidOperand)
-        require_kind("owner", owner, Device, Partition)
-        require_kind("name", name, str, None)
-        require_kind("seed", seed, int)
-        require_kind("ranks", ranks, Ranks, None)
         device = device_for(owner)
         ranks = ranks or ranks_of_process()
         if ranks is None or ranks.world_size < 2:
-            _refuse(kind, ranks)
+            lacking = "this program has no ranks" if ranks is None else "it has one"
+            raise CapabilityError(
+                f"{kind} needs two ranks or more, each with a GPU, and {lacking}: name the GPUs in "
+                "the experiment, as in devices = ['cuda:0', 'cuda:1'] (or ['sim:h200', 'sim:h200']"
+                "), or start the program with torchrun"
+            )
         self.ranks = ranks
         self.kind: CollectiveKind = kind
         element, world_size = element_type(dtype), ranks.world_size
@@ -178,21 +180,17 @@ class Collective(FunctionHandle[NativeArray]):
         world_size = ranks.world_size
         bus_bytes = self.facts.bus_bytes
         words = f"{kind} of {nbytes:,} bytes of {element.name}"
-        computing = _Computing(kind, world_size, element)
         name = _NCCL_NAMES[kind].format(_NCCL_TYPES[element.name])
-        self._kernel = device.compile(
-            "",
-            f"ncclDevKernel_{name}",
-            model=KernelModel(
-                lambda profile, _grid, _args, sm_count: profile.collective_cost(
-                    bus_bytes, world_size, sm_count
-                ),
-                reads=lambda args: [args[1]],
-                writes=lambda args: args[0],
-                compute=computing.left,
-                joint=lambda args: Joint(ranks, (group, args[2]), words),
+        model = KernelModel(
+            lambda profile, _grid, _args, sm_count: profile.collective_cost(
+                bus_bytes, world_size, sm_count
             ),
+            reads=lambda args: [args[1]],
+            writes=lambda args: args[0],
+            compute=functools.partial(_left, kind, world_size, element),
+            joint=lambda args: Joint(ranks, (group, args[2]), words),
         )
+        self._kernel = device.compile("", f"ncclDevKernel_{name}", model=model)
         times_ns = ranks.place.gather(f"group {group!r}", ranks.rank, device.now_ns())
         device.backend.wait_until_ns(max(cast("list[int]", times_ns)))
         return self._launch_simulated
@@ -233,15 +231,6 @@ class Collective(FunctionHandle[NativeArray]):
             self._communicator.close()
 
 
-def _refuse(kind: str, ranks: Ranks | None) -> NoReturn:
-    lacking = "this program has no ranks" if ranks is None else "it has one"
-    raise CapabilityError(
-        f"{kind} needs two ranks or more, each with a GPU, and {lacking}: name the GPUs in the "
-        "experiment, as in devices = ['cuda:0', 'cuda:1'] (or ['sim:h200', 'sim:h200']), or start "
-        "the program with torchrun"
-    )
-
-
 def _refuse_graph(name: str) -> NoReturn:
     raise CapabilityError(
         f"{name!r} is a collective, which no graph takes: its calls are numbered, so that those of "
@@ -249,30 +238,20 @@ def _refuse_graph(name: str) -> NoReturn:
     )
 
 
-@dataclass(frozen=True)
-class _Computing:
-    """What a collective computes of what all ranks brought."""
-
-    kind: CollectiveKind
-    world_size: int
-    element: ElementType
-
-    def left(self, rank: int, *values: Array) -> Array:
-        """Return what it leaves on a rank."""
-        part = values[0].size // self.world_size
-        of_rank = slice(rank * part, (rank + 1) * part)
-        if self.kind == "all_gather":
-            return np.concatenate(values)
-        if self.kind == "all_to_all":
-            return np.concatenate([value[of_rank] for value in values])
-        parts = [value[of_rank] for value in values] if self.kind == "reduce_scatter" else values
-        return self._summed(parts)
-
-    def _summed(self, values: Sequence[Array]) -> Array:
-        total = values[0].astype(self.element.accumulator)
-        for value in values[1:]:
-            total += value.astype(self.element.accumulator)
-        return np.asarray(total.astype(self.element.numpy))
+def _left(
+    kind: CollectiveKind, world_size: int, element: ElementType, rank: int, *values: Array
+) -> Array:
+    """Return what a collective leaves on a rank of what all ranks brought."""
+    if kind == "all_gather":
+        return np.concatenate(values)
+    part = values[0].size // world_size
+    parts = [value[rank * part : (rank + 1) * part] for value in values]
+    if kind == "all_to_all":
+        return np.concatenate(parts)
+    operands = parts if kind == "reduce_scatter" else values
+    summed = [value.astype(element.accumulator) for value in operands]
+    total: Array = functools.reduce(np.add, summed)
+    return total.astype(element.numpy)
 
 
 class _Communicator:

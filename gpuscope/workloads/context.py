@@ -11,7 +11,6 @@ from gpuscope._checks import count
 from gpuscope._types import Array
 from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Call, CallFacts
-from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
@@ -63,12 +62,9 @@ class Completion(Unique):
     The call's latency ends when the host first sees it done.
     """
 
-    __slots__ = ("_call", "_device", "_event", "_seen", "_spare")
+    __slots__ = ("_call", "_event", "_seen", "_spare")
 
-    def __init__(
-        self, device: Device, event: Event, call: Call | None, *, seen: bool, spare: bool
-    ) -> None:
-        self._device = device
+    def __init__(self, event: Event, call: Call | None, *, seen: bool, spare: bool) -> None:
         self._event = event
         self._call = call
         self._seen = seen
@@ -106,18 +102,18 @@ class Completion(Unique):
     def settle(self) -> None:
         """Wait as :meth:`wait` does, but not as a call that recordings show."""
         if not self._seen:
-            self._device.backend.sync_event(self._event.usable())
-            self._device.calls.tell("seen", "settle", event=self._event)
+            self._event.device.backend.sync_event(self._event.usable())
+            self._event.device.calls.tell("seen", "settle", event=self._event)
             self._see()
 
     def _see(self) -> None:
         self._seen = True
         if self._call is not None:
-            self._device.calls.see(self._call)
+            self._event.device.calls.see(self._call)
 
     def __del__(self) -> None:
         if getattr(self, "_spare", False):  # an interrupt may have left it half made
-            self._device.registry.give_event(self._event)
+            self._event.device.registry.give_event(self._event)
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +140,8 @@ class Work:
     operands: Passed
     result: object = None
     keep: tuple[NativeArray, ...] = ()
-    uploads: Sequence[Upload] = ()
-    downloads: Sequence[Download] = ()
+    uploads: list[Upload] = field(default_factory=list)
+    downloads: list[Download] = field(default_factory=list)
     follows: Sequence[NativeArray] = ()
 
 
@@ -193,7 +189,7 @@ class Context:
     own: object = None
     staging: dict[str, NativeArray] = field(default_factory=dict)
 
-    def runs(self, device: Device) -> bool:
+    def runs(self) -> bool:
         """Whether its latest call is still running, as far as the host can see now."""
         call = self.call  # first: a later call's event tells of this one, too
         event, completion = self.event, self.completion
@@ -203,7 +199,7 @@ class Context:
             return not completion.is_done
         done = event.is_done
         if done and call is not None:
-            device.calls.see(call)
+            event.device.calls.see(call)
         return not done
 
     def queued(self, number: int, event: Event, call: Call | None) -> None:
@@ -225,18 +221,17 @@ class Context:
         if event is not None and not (completion is not None and completion.seen):
             stream.wait(event)
 
-    def hand_out(self, device: Device) -> Completion | None:
+    def hand_out(self) -> Completion | None:
         """Return the completion of the latest call, with its event; the handle's lock is held."""
         if self.completion is None and self.event is not None:
-            self.completion = Completion(
-                device, self.event, self.call, seen=not self.in_flight, spare=not self.waits
-            )
+            seen, spare = not self.in_flight, not self.waits
+            self.completion = Completion(self.event, self.call, seen=seen, spare=spare)
         return self.completion
 
-    def forget(self, device: Device) -> None:
+    def forget(self) -> None:
         """Let go of everything: the handle is closed."""
         if self.completion is None and self.event is not None and not self.waits:
-            device.registry.give_event(self.event)
+            self.event.device.registry.give_event(self.event)
         self.ready = NOTHING
         self.event = self.completion = self.call = self.stream = self.own = None
         self.staging = {}

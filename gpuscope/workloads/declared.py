@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpuscope._checks import given
-from gpuscope.device.accesses import Operand, of_arrays
+from gpuscope.device.accesses import Operand, inside, of_arrays
 from gpuscope.errors import InvalidOperand
 
 _RUN_LATER = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
@@ -81,17 +81,6 @@ def check_function(function: Callable[..., object]) -> None:
             f"{name_of(function)} has a parameter called stream, which execute(stream=…) "
             "takes for itself: use ctx.stream, or give it another name"
         )
-
-
-def inside(value: object) -> Iterator[object]:
-    """Yield what the containers of a call's arguments hold."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        yield value
-        return
-    for item in value:
-        yield from inside(item)
 
 
 def name_of(function: object) -> str:

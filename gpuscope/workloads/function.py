@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar, cast, overload
 
 from gpuscope import _interrupts
-from gpuscope._checks import MappingOf, SeveralOf, require_kind
+from gpuscope._checks import MappingOf, SeveralOf, door, require_kind
 from gpuscope.device import caller, handles
+from gpuscope.device.accesses import inside
 from gpuscope.device.api import Activity, NativeArray
 from gpuscope.device.arena import Arena
-from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.calls import CallFacts
 from gpuscope.device.device import Device, device_for
@@ -22,10 +22,10 @@ from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
-from gpuscope.device.stream import Stream
+from gpuscope.device.stream import Stream, holding_arrays
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work, stated_facts
-from gpuscope.workloads.declared import Declared, check_declared, check_function, inside, name_of
+from gpuscope.workloads.declared import Declared, check_declared, check_function, name_of
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")
@@ -83,14 +83,12 @@ class Workload(Generic[_R]):
             ``owner`` is neither a device nor a partition, or the function does not take
             such arguments.
         """
-        if flop_count is None:
-            flop_count = self.stated.get("flop_count")
-        if nbytes is None:
-            nbytes = self.stated.get("nbytes")
-        return FunctionHandle(
+        handle = FunctionHandle(
             owner, self.function, name=name, max_in_flight=max_in_flight,
             flop_count=flop_count, nbytes=nbytes, arguments=arguments, accesses=self.accesses,
         )  # fmt: skip
+        handle.stated = {**self.stated, **handle.stated}
+        return handle
 
     def __repr__(self) -> str:
         return f"workload({name_of(self.function)})"
@@ -194,6 +192,7 @@ class FunctionHandle(Handle, Generic[_R]):
     once the run before the capture is done.
     """
 
+    @door("function", "accesses", "name", arguments=(MappingOf(object), None))
     def __init__(
         self,
         owner: Device | Partition,
@@ -211,11 +210,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 f"a workload is made for a device or a partition, not {type(owner).__name__}: "
                 f"{name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
             )
-        require_kind("function", function, Callable)
         stated = stated_facts(flop_count, nbytes)
-        require_kind("accesses", accesses, Declared, None)
-        require_kind("name", name, str, None)
-        require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
         self._function_name = name_of(function)
         self._accesses = accesses
@@ -295,9 +290,8 @@ class FunctionHandle(Handle, Generic[_R]):
             return
         facts: CallFacts = {**self.stated}
         if self._accesses is not None and device.calls.watchers:
-            facts["accesses"] = self._accesses.of(
-                self._function, operands.arguments, operands.keywords
-            )
+            inputs = operands.arguments, operands.keywords
+            facts["accesses"] = self._accesses.of(self._function, *inputs)
         call = device.calls.begin("launch", self._function_name, stream, stream, **facts)
         before = device.calls.launch_around(call)
         try:
@@ -305,12 +299,10 @@ class FunctionHandle(Handle, Generic[_R]):
         finally:
             device.calls.launch_around(before)
             if device.info.kind == "cpu" and not call.superseded:
+                start_ns, end_ns = call.start_ns, device.now_ns()
                 device.calls.report(
-                    Activity(
-                        "kernel", call.name, call.correlation, call.start_ns, call.start_ns,
-                        device.now_ns(),
-                    )
-                )  # fmt: skip
+                    Activity("kernel", call.name, call.correlation, start_ns, start_ns, end_ns)
+                )
             device.calls.end(call)
 
     def _replay(self, context: Context, work: Work, stream: Stream) -> bool:

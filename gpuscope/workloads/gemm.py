@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpuscope import _interrupts
-from gpuscope._checks import count, given, require_kind
+from gpuscope._checks import count, require_kind
 from gpuscope._types import Array, Untyped
 from gpuscope.device.accesses import Accessing
 from gpuscope.device.api import NativeArray
@@ -20,17 +20,18 @@ from gpuscope.device.device import Device
 from gpuscope.device.dtypes import element_type
 from gpuscope.device.event import take_event
 from gpuscope.device.handles import AnyStream
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import MatmulPlan
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, Context, Download, Passed, Upload, Work
+from gpuscope.workloads.context import NOTHING, Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.product import (
     LARGEST,
     PLANS,
     Addresses,
     Operands,
+    Placed,
     PlacedOperands,
     check,
     key_of,
@@ -63,24 +64,22 @@ class _GemmContext(Context):
     accesses: tuple[Accessing, ...] | None = None
     """What that reads and writes, once a watcher asked."""
 
-    def take_plan(self, plan: MatmulPlan, placed: tuple[Addresses, PlacedOperands]) -> None:
+    def take_plan(self, plan: MatmulPlan, placed: Placed) -> None:
         """Launch ``plan`` with these operands from now on."""
         self.plan, self.accesses = plan, None
         self.addresses, self.placed = placed
-        self.launch = plan.name, plan.flop_count, plan.bytes_out + plan.bytes_a + plan.bytes_b
+        self.launch = plan.name, plan.flop_count, plan.nbytes
 
-    def forget(self, device: Device) -> None:
+    def forget(self) -> None:
         """Let go of the operands too."""
-        Context.forget(self, device)  # dataclass made this class anew: no bare super()
+        Context.forget(self)  # dataclass made this class anew: no bare super()
         self.a = self.b = self.out = NOTHING
         self.plan = self.placed = self.result = self.accesses = None
 
 
 _Given: TypeAlias = tuple[NativeArray | None, NativeArray | None, NativeArray | None]
 """What is given as a, b and out; ``None``: the handle's own."""
-Checked: TypeAlias = tuple[
-    MatmulPlan, tuple[Addresses, PlacedOperands], NativeArray, NativeArray, NativeArray
-]
+Checked: TypeAlias = tuple[MatmulPlan, Placed, NativeArray, NativeArray, NativeArray]
 """A product's plan, its placed operands, and the arrays out, a and b."""
 
 
@@ -145,20 +144,17 @@ class Gemm(Handle):
         if sm_count_target is not None and not (
             isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):
-            if isinstance(sm_count_target, bool) or not isinstance(sm_count_target, int):
-                raise InvalidOperand(
-                    "sm_count_target is 'auto', None or a positive count, not "
-                    f"{given(sm_count_target)}"
-                )
-            count("sm_count_target", sm_count_target, least=1, most=LARGEST, error=InvalidOperand)
-        seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
+            what = "sm_count_target, if not 'auto' or None,"
+            sm_count_target = count(
+                what, sm_count_target, least=1, most=LARGEST, error=InvalidOperand
+            )
+        self._seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
         require_kind("name", name, str, None)
         self.dtype = element_type(dtype).name
         name = name or self._usual_name.format(m=m, n=n, k=k, dtype=self.dtype)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         self.m, self.n, self.k = m, n, k
         self._sm_count_target: SmCountTarget = sm_count_target
-        self._seed = seed
         backend = self.device.backend
         self._matmul, self._record = backend.matmul, backend.record
         self._calls = self.device.calls
@@ -297,8 +293,7 @@ class Gemm(Handle):
         out: NativeArray | None,
     ) -> bool:
         """Remember other operands in place of the latest, if their like was checked before."""
-        kind = self.device.backend.array_type
-        if type(out) is not kind or type(a) is not kind or type(b) is not kind:
+        if not type(out) is type(a) is type(b) is self.device.backend.array_type:
             return False
         assert out is not None and a is not None and b is not None  # noqa: S101, PT018 - arrays
         plan = PLANS.get(key_of(out, a, b))
@@ -310,9 +305,7 @@ class Gemm(Handle):
         return True
 
     def _fits(self, plan: MatmulPlan) -> bool:
-        return (
-            plan.m == self.m and plan.n == self.n and plan.k == self.k and plan.dtype == self.dtype
-        )
+        return (plan.m, plan.n, plan.k, plan.dtype) == (self.m, self.n, self.k, self.dtype)
 
     def _prepare(self, context: Context, operands: Passed) -> Work:
         passed = cast("_Given", operands)
@@ -322,26 +315,21 @@ class Gemm(Handle):
                 usual if value is None else value
                 for value, usual in zip(passed, self._own(context), strict=True)
             )
-        result, given = out, (out, a, b)
-        is_ours = isinstance(out, self.device.backend.array_type)  # plans are of all devices
-        plan = PLANS.get(key_of(out, a, b)) if is_ours else None
-        uploads: list[Upload] = []
-        downloads: list[Download] = []
+        kind = self.device.backend.array_type
+        plan = PLANS.get(key_of(out, a, b)) if isinstance(out, kind) else None  # of all devices
+        work = Work(None, out, follows=[each for each in (out, a, b) if type(each) is not kind])
         if plan is None:
-            a = self._staged(context, "a", a, uploads, downloads)
-            b = self._staged(context, "b", b, uploads, downloads)
-            out = self._staged(context, "out", out, uploads, downloads)
+            named = (("a", a), ("b", b), ("out", out))
+            a, b, out = (self._staged(context, name, value, work) for name, value in named)
             (out, a, b), plan = check(self.device, out, a, b, key_of(out, a, b))
         if not self._fits(plan):
             raise InvalidOperand(
                 f"this Gemm is {self.m}x{self.n}x{self.k} {self.dtype}, but out, a and b are "
                 f"{plan.m}x{plan.n}x{plan.k} {plan.dtype}: make a Gemm for these sizes"
             )
-        placed = place(self.device, plan, out, a, b)
-        return Work(
-            (plan, placed, out, a, b), result, (out, a, b), uploads, downloads,
-            [value for value in given if type(value) is not self.device.backend.array_type],
-        )  # fmt: skip
+        work.operands = (plan, place(self.device, plan, out, a, b), out, a, b)
+        work.keep = (out, a, b)
+        return work
 
     def _check_capture(self, context: Context, operands: Passed) -> None:
         passed = cast("_Given", operands)
@@ -357,18 +345,10 @@ class Gemm(Handle):
             )
 
     def _is_on_host(self, value: object) -> TypeGuard[Array]:
-        return isinstance(value, np.ndarray) and not isinstance(
-            value, self.device.backend.array_type
-        )
+        kind = self.device.backend.array_type
+        return isinstance(value, np.ndarray) and not isinstance(value, kind)
 
-    def _staged(
-        self,
-        context: Context,
-        name: str,
-        value: NativeArray,
-        uploads: list[Upload],
-        downloads: list[Download],
-    ) -> NativeArray:
+    def _staged(self, context: Context, name: str, value: NativeArray, work: Work) -> NativeArray:
         """Return the context's array on the device for a NumPy operand, and note its copy."""
         if not self._is_on_host(value):
             return value
@@ -383,12 +363,12 @@ class Gemm(Handle):
             context.staging[name] = self.device.empty(shape, dtype)
         array = context.staging[name]
         if name != "out":
-            uploads.append((array, np.ascontiguousarray(value)))
+            work.uploads.append((array, np.ascontiguousarray(value)))
             return array
         if not value.flags.writeable:
             raise InvalidOperand("out is a read-only NumPy array: give one that can be written")
         buffer = value if value.flags.c_contiguous else np.empty(shape, dtype)
-        downloads.append((value, buffer, array))
+        work.downloads.append((value, buffer, array))
         return array
 
     def _sm_count(self, stream: Stream) -> int:
@@ -396,16 +376,15 @@ class Gemm(Handle):
         return stream.sm_count_target if target == "auto" else target or 0
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
-        plan, placed, *arrays = cast("Checked", operands)
-        out, a, b = arrays
-        queue_product(self.device, stream, plan, placed, (out, a, b), self._sm_count(stream))
+        plan, placed, out, a, b = cast("Checked", operands)
+        queue_product(stream, plan, placed, (out, a, b), self._sm_count(stream))
 
     def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
         plan, placed, out, a, b = cast("Checked", work.operands)
-        kind = self.device.backend.array_type
-        if plan.copies or type(out) is not kind or type(a) is not kind or type(b) is not kind:
+        backend = self.device.backend
+        if plan.copies or not type(out) is type(a) is type(b) is backend.array_type:
             return
-        if not self._noted_at_once and self._matmul == self.device.backend.matmul:
+        if not self._noted_at_once and self._matmul == backend.matmul:
             return  # only its own _launch knows what to launch
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
         context.a, context.b, context.out = cast("_Given", given)

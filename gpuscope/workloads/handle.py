@@ -1,20 +1,14 @@
-"""Reusable handles: prepared once, executed on whatever stream the caller chose.
-
-Long because a call, its completion and its graph share the lock and the context that they leave.
-"""
+"""Reusable handles: prepared once, executed on whatever stream the caller chose."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 from gpuscope import _interrupts
 from gpuscope._checks import count, given, require_kind
-from gpuscope._fork import free_in_children
 from gpuscope.device.api import NativeArray
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.calls import Call, CallFacts
@@ -26,14 +20,8 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
-from gpuscope.workloads.context import (
-    NOTHING,
-    Completion,
-    Context,
-    Passed,
-    Work,
-    of_thread,
-)
+from gpuscope.workloads.context import NOTHING, Completion, Context, Passed, Work, of_thread
+from gpuscope.workloads.in_flight import InFlight
 
 __all__ = ["Completion", "Handle"]
 
@@ -41,7 +29,7 @@ _log = logging.getLogger("gpuscope")
 _CLOSING_FAILED = "waiting for handle %r failed while it was closed"
 
 
-class Handle(Closing):
+class Handle(InFlight, Closing):
     """Base of reusable workloads.
 
     Parameters
@@ -108,81 +96,15 @@ class Handle(Closing):
             )
         if isinstance(owner, Partition):
             owner.require_open()
-        self.device = device_for(owner)
-        self.name = name
+        super().__init__(
+            device_for(owner), name, [self._context_type() for _ in range(max_in_flight)]
+        )
         self.stated: CallFacts = {}  # what a call amounts to
-        self._lock = free_in_children(threading.Lock())
-        self._inside: object = None  # the token of the thread whose call may run others' code
-        self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
-        for index, context in enumerate(self._contexts):
-            context.next = self._contexts[(index + 1) % max_in_flight]
-        self._latest = self._contexts[-1]
         self._replays = False
         self._closed = False
         self._partition = owner if isinstance(owner, Partition) else None
         if self._partition is not None:
             self._partition.adopt(self)
-
-    # -- what is in flight ------------------------------------------------------------
-    @property
-    def max_in_flight(self) -> int:
-        """How many calls may overlap."""
-        return len(self._contexts)
-
-    @property
-    def completion(self) -> Completion | None:
-        """The latest call's completion, or ``None`` before the first."""
-        self._refuse_inside("asks for its own handle's completion")
-        with self._lock:
-            return self._latest.hand_out(self.device)
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether any call is still running, as far as the host can see now."""
-        return any(context.runs(self.device) for context in self._contexts)
-
-    def wait(self) -> None:
-        """Wait on the host for every call in flight, then raise the first error.
-
-        Raises
-        ------
-        StreamError
-            A call of this handle waits for it, or an observer of one.
-        """
-        if self._inside:
-            self._refuse_inside("waits for its own handle")
-        first: BaseException | None = None
-        for context in self._contexts:
-            try:
-                self._settle(context)
-            except BaseException as error:  # noqa: BLE001 - the others are waited for all the same
-                first = first or error
-        if first is not None:
-            raise first
-
-    def _settle(self, context: Context) -> None:
-        """Wait for a context's call, without the lock; its mark clears even if that fails."""
-        with self._lock:
-            number, event, completion = context.in_flight, context.event, context.completion
-            if not number or event is None:
-                return
-            call, alone = context.call, not context.waits
-            context.waits += 1
-        failed = True
-        try:
-            if completion is None:
-                self.device.calls.wait_for(call, event, alone=alone)
-            else:
-                completion.wait()
-            failed = False
-        finally:
-            with self._lock:
-                if failed and context.in_flight == number:
-                    context.hand_out(self.device)  # which has not seen it done
-                if context.event is event:
-                    context.waits -= 1
-                if context.in_flight == number:
-                    context.in_flight = 0
 
     # -- one call ---------------------------------------------------------------------
     def execute(self, *, stream: AnyStream = None) -> object:
@@ -208,29 +130,11 @@ class Handle(Closing):
     def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
         """Cache what a call has checked, so that an identical call skips the checks."""
 
-    def _refuse_inside(self, what: str) -> None:
-        """Refuse what would wait for the lock that this thread holds."""
-        if self._inside is of_thread.token:
-            raise StreamError(
-                f"a call of {self.name!r}, or its observer, {what}: a handle runs one call at a "
-                "time. Do it after the call, or make another handle"
-            )
-
-    @contextlib.contextmanager
-    def _one_call(self) -> Iterator[None]:
-        """Hold the lock for a call that may run a user's function or observers."""
-        with self._lock:
-            self._inside = of_thread.token
-            try:
-                yield
-            finally:
-                self._inside = None
-
     def _execute(self, stream: AnyStream, operands: Passed = None) -> object:
         device = self.device
         completion = None
         self._refuse_inside("calls its own handle")
-        with self._one_call():
+        with self._lock, self._inside_call():
             if self._closed:
                 raise ClosedError(f"handle {self.name!r} is closed: make a new one")
             if self._replays and stream is None and get_caller_stream() is not None:
@@ -263,7 +167,7 @@ class Handle(Closing):
                 self._queue(context, work, chosen, None)
             self._latest = context
             if not selected or work.uploads or work.downloads:
-                completion = context.hand_out(self.device)
+                completion = context.hand_out()
             elif not self._replays and context.completion is None and chosen.owned:
                 self._remember(context, operands, work, chosen)
         if completion is not None:
@@ -323,7 +227,7 @@ class Handle(Closing):
 
     def _wait_before_overwriting(self, context: Context) -> None:
         """Wait on the host for a context's call; its mark clears even if that fails."""
-        completion = context.hand_out(self.device)
+        completion = context.hand_out()
         context.in_flight = 0
         context.completion = context.event = None
         if completion is not None:
@@ -437,7 +341,7 @@ class Handle(Closing):
         finally:
             with self._lock:  # who asks for a completion meanwhile gets no event that went back
                 for context in self._contexts:
-                    context.forget(self.device)
+                    context.forget()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_closed", True) or _is_finalizing():

@@ -14,10 +14,13 @@ from gpuscope._types import Array, Untyped
 from gpuscope.device.accesses import Access, Accessing, of_arrays, ranges
 from gpuscope.device.api import NativeArray
 from gpuscope.device.arena import allocate, give_back
+from gpuscope.device.arrays import adopted
+from gpuscope.device.calls import CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.handles import AnyStream
-from gpuscope.device.raw import MatmulPlan, Memory
+from gpuscope.device.matmul import Layout, MatmulPlan
+from gpuscope.device.raw import Memory
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
@@ -31,6 +34,7 @@ Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
 Addresses: TypeAlias = tuple[int, int, int]
 PlacedOperands: TypeAlias = object
 """What a backend's ``place()`` returns of them for its ``matmul()``."""
+Placed: TypeAlias = tuple[Addresses, PlacedOperands]
 
 queued: Callable[[NativeArray, NativeArray, NativeArray, AnyStream], bool] = (
     fastpath.mm_out if fastpath is not None else lambda *_: False
@@ -52,25 +56,14 @@ def key_of(out: NativeArray, a: NativeArray, b: NativeArray) -> Hashable:
         return None
 
 
-def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
+def check(
     device: Device, out: NativeArray, a: NativeArray, b: NativeArray, key: Hashable
 ) -> tuple[Operands, MatmulPlan]:
     """Check operands in the contract's order; keep the plan if they were ours already."""
     given = (out, a, b)
-    arrays = []
-    for name, value in zip(("out", "a", "b"), given, strict=True):
-        try:
-            array = device.backend.adopt(value, write=name == "out")
-        except InvalidOperand as error:
-            raise InvalidOperand(f"{name}: {error}") from error
-        if array is None:
-            raise InvalidOperand(
-                f"{name} is {type(value).__name__}, not an array on {device.info.key}: make one "
-                "with the device's asarray() or empty()"
-            )
-        arrays.append(array)
-    out, a, b = arrays
-    for name, array in zip(("out", "a", "b"), arrays, strict=True):
+    named = zip(("out", "a", "b"), given, strict=True)
+    out, a, b = (adopted(device, value, name, write=name == "out") for name, value in named)
+    for name, array in (("out", out), ("a", a), ("b", b)):
         if array.ndim != 2:
             raise InvalidOperand(
                 f"{name} has {array.ndim} dimensions (shape {array.shape}); a matrix is needed"
@@ -98,16 +91,8 @@ def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
             f"out is not C-contiguous (strides {out.strides} for shape {out.shape}): give a whole "
             "array, or mm_out into one and copy"
         )
-    transpose_a, row_a, copy_a, span_a = _layout(a.shape, a.strides, item)
-    transpose_b, row_b, copy_b, span_b = _layout(b.shape, b.strides, item)
-    below_a, below_b = _below(a.shape, a.strides), _below(b.shape, b.strides)
-    plan = MatmulPlan(
-        m=m, n=n, k=k, dtype=out.dtype.name,
-        transpose_a=transpose_a, row_a=row_a, copy_a=copy_a,
-        transpose_b=transpose_b, row_b=row_b, copy_b=copy_b,
-        bytes_out=m * n * item, bytes_a=span_a, bytes_b=span_b, below_a=below_a, below_b=below_b,
-        copies=copy_a or copy_b,
-    )  # fmt: skip
+    of_a, of_b = _layout(a.shape, a.strides, item), _layout(b.shape, b.strides, item)
+    plan = MatmulPlan(m, n, k, out.dtype.name, m * n * item, of_a, of_b)
     if key is not None and out is given[0] and a is given[1] and b is given[2]:
         if len(PLANS) >= _PLANS_KEPT:
             PLANS.clear()
@@ -116,35 +101,27 @@ def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
     return (out, a, b), plan
 
 
-def _layout(
-    shape: tuple[int, ...], strides: tuple[int, ...], item: int
-) -> tuple[bool, int, bool, int]:
-    """Transposed or not, leading dimension, whether a copy is needed, bytes from first to last."""
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> Layout:
     (rows, columns), (down, across) = shape, strides
     if rows == 0 or columns == 0:
-        return False, max(columns, 1), False, 0
-    span = (rows - 1) * abs(down) + (columns - 1) * abs(across) + item
+        return Layout(max(columns, 1), 0, 0)
+    nbytes = (rows - 1) * abs(down) + (columns - 1) * abs(across) + item
+    below = (rows - 1) * max(0, -down) + (columns - 1) * max(0, -across)
     if (columns == 1 or across == item) and (
         rows == 1 or (down >= columns * item and down % item == 0)
     ):
-        return False, columns if rows == 1 else down // item, False, span
+        return Layout(columns if rows == 1 else down // item, nbytes, below)
     if (rows == 1 or down == item) and (
         columns == 1 or (across >= rows * item and across % item == 0)
     ):
-        return True, rows if columns == 1 else across // item, False, span
-    return False, columns, True, span
-
-
-def _below(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Bytes of an array below its first element."""
-    if 0 in shape:
-        return 0
-    return sum((size - 1) * -step for size, step in zip(shape, strides, strict=True) if step < 0)
+        row = rows if columns == 1 else across // item
+        return Layout(row, nbytes, below, is_transposed=True)
+    return Layout(columns, nbytes, below, is_copied=True)
 
 
 def place(
     device: Device, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray
-) -> tuple[Addresses, PlacedOperands]:
+) -> Placed:
     """Check what a plan cannot remember, devices and overlap; returns what matmul takes, too."""
     backend = device.backend
     (home, home_a, home_b), addresses, operands = backend.place(out, a, b)
@@ -158,9 +135,9 @@ def place(
             "them: make a handle there, or copy them first"
         )
     last = first + plan.bytes_out
-    low_a, low_b = at_a - plan.below_a, at_b - plan.below_b
-    if (low_a < last and first < low_a + plan.bytes_a) or (
-        low_b < last and first < low_b + plan.bytes_b
+    low_a, low_b = at_a - plan.a.below, at_b - plan.b.below
+    if (low_a < last and first < low_a + plan.a.nbytes) or (
+        low_b < last and first < low_b + plan.b.nbytes
     ):  # their outer bounds do
         for name, array, at in (("a", a, at_a), ("b", b, at_b)):
             if np.shares_memory(_extent(out, first), _extent(array, at)):
@@ -173,10 +150,8 @@ def place(
 
 def _extent(array: NativeArray, address: int) -> Array:
     """Describe to NumPy where an array lies. Nobody reads that memory."""
-    facts = {
-        "version": 3, "data": (address, True), "shape": array.shape, "strides": array.strides,
-        "typestr": f"|V{array.dtype.itemsize}",
-    }  # fmt: skip
+    facts = {"version": 3, "data": (address, True), "typestr": f"|V{array.dtype.itemsize}"}
+    facts |= {"shape": array.shape, "strides": array.strides}
     return np.asarray(SimpleNamespace(__array_interface__=facts))
 
 
@@ -193,17 +168,17 @@ class _Accessed(Struct, gc=False):
         plan = self.plan
         item = plan.bytes_out // (plan.m * plan.n)
         return (
-            *_of_input(self.a, (plan.m, plan.k), plan.row_a, item, transpose=plan.transpose_a),
-            *_of_input(self.b, (plan.k, plan.n), plan.row_b, item, transpose=plan.transpose_b),
+            *_of_input(self.a, (plan.m, plan.k), plan.a, item),
+            *_of_input(self.b, (plan.k, plan.n), plan.b, item),
             Access(self.out, self.out + plan.bytes_out, reads=False, writes=True),
         )
 
 
 def _of_input(
-    address: int, shape: tuple[int, int], row: int, item: int, *, transpose: bool
+    address: int, shape: tuple[int, int], layout: Layout, item: int
 ) -> tuple[Access, ...]:
-    strides = (item, row * item) if transpose else (row * item, item)
-    return ranges(address, shape, strides, item)
+    steps = (item, layout.row * item) if layout.is_transposed else (layout.row * item, item)
+    return ranges(address, shape, steps, item)
 
 
 def of_product(plan: MatmulPlan, addresses: Addresses) -> tuple[Accessing, ...]:
@@ -212,77 +187,67 @@ def of_product(plan: MatmulPlan, addresses: Addresses) -> tuple[Accessing, ...]:
 
 
 # -- queueing ------------------------------------------------------------------------------
-def _matmul(
-    device: Device,
-    stream: Stream,
-    plan: MatmulPlan,
-    placed: tuple[Addresses, PlacedOperands],
-    sm_count: int,
-) -> None:
-    addresses, operands = placed
-    if not device.calls.observers:
-        device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
-        return
-    call = device.calls.begin(
-        "launch", plan.name, stream, stream, flop_count=plan.flop_count,
-        nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
-        accesses=of_product(plan, addresses) if device.calls.watchers else None,
-    )  # fmt: skip
+def _matmul(stream: Stream, plan: MatmulPlan, placed: Placed, sm_count: int) -> None:
+    (addresses, operands), calls, call = placed, stream.device.calls, None
+    if calls.observers:
+        accesses = of_product(plan, addresses) if calls.watchers else None
+        call = calls.begin(
+            "launch",
+            plan.name,
+            stream,
+            stream,
+            flop_count=plan.flop_count,
+            nbytes=plan.nbytes,
+            accesses=accesses,
+        )
+    number = calls.next_correlation() if call is None else call.correlation
     try:
-        device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
+        stream.device.backend.matmul(stream, plan, operands, sm_count, number)
     finally:
-        device.calls.end(call)
+        if call is not None:
+            calls.end(call)
 
 
 def queue_product(
-    device: Device,
-    stream: Stream,
-    plan: MatmulPlan,
-    placed: tuple[Addresses, PlacedOperands],
-    arrays: Operands,
-    sm_count: int,
+    stream: Stream, plan: MatmulPlan, placed: Placed, arrays: Operands, sm_count: int
 ) -> None:
     """Queue a product, behind copies of inputs with other strides; holds ``arrays`` for it."""
     if not (plan.m and plan.n):
         return  # no launch: nothing would run
     try:
         if plan.copies:
-            _product_of_copies(device, stream, plan, arrays, sm_count)
+            _product_of_copies(stream, plan, arrays, sm_count)
         else:
-            _matmul(device, stream, plan, placed, sm_count)
+            _matmul(stream, plan, placed, sm_count)
     finally:
         stream.hold(*arrays)
 
 
-def _product_of_copies(
-    device: Device, stream: Stream, plan: MatmulPlan, arrays: Operands, sm_count: int
-) -> None:
+def _product_of_copies(stream: Stream, plan: MatmulPlan, arrays: Operands, sm_count: int) -> None:
     """Copy into scratch of the stream, which is free again behind the product.
 
     What the stream cannot order, a graph or a stream that is not ours, gets arrays instead.
     """
-    out, a, b = arrays
-    ordered = (
-        device.capabilities.stream_ordered_memory and stream.tag is not None and not stream.graph
-    )
+    device, (out, a, b) = stream.device, arrays
+    is_ours = stream.tag is not None and stream.graph is None
+    ordered = device.capabilities.stream_ordered_memory and is_ours
     taken: list[Memory] = []
     try:
-        if plan.copy_a:
-            a = _copied(device, stream, a, taken if ordered else None)
-        if plan.copy_b:
-            b = _copied(device, stream, b, taken if ordered else None)
+        if plan.a.is_copied:
+            a = _copied(stream, a, taken if ordered else None)
+        if plan.b.is_copied:
+            b = _copied(stream, b, taken if ordered else None)
         _, addresses, operands = device.backend.place(out, a, b)
-        _matmul(device, stream, plan, (addresses, operands), sm_count)
+        _matmul(stream, plan, (addresses, operands), sm_count)
     finally:
         stream.hold(a, b)
         for memory in taken:
             give_back(device, memory, stream)
 
 
-def _copied(
-    device: Device, stream: Stream, array: NativeArray, taken: list[Memory] | None
-) -> NativeArray:
+def _copied(stream: Stream, array: NativeArray, taken: list[Memory] | None) -> NativeArray:
     """Queue a copy in C order; its memory is added to ``taken``, or else it is an array's."""
+    device = stream.device
     if taken is None:
         copy = device.backend.empty(array.shape, array.dtype)
     else:
@@ -290,10 +255,9 @@ def _copied(
         taken.append(memory)
         bytes_taken: Untyped = memory.array
         copy = bytes_taken.view(array.dtype).reshape(array.shape)
-    accesses = of_arrays([array], [copy]) if device.calls.watchers else None
-    with device.calls.observed(
-        "launch", "rearrange", stream, stream, nbytes=2 * array.nbytes, accesses=accesses
-    ) as call:
+    facts: CallFacts = {"nbytes": 2 * array.nbytes}
+    facts["accesses"] = of_arrays([array], [copy]) if device.calls.watchers else None
+    with device.calls.observed("launch", "rearrange", stream, stream, **facts) as call:
         device.backend.rearrange(stream, copy, array, call.correlation)
     return copy
 
@@ -345,18 +309,17 @@ def mm_out(
     if queued(out, a, b, stream):
         return out
     device = device_of(out, "out")
-    target, operands_given = out, (out, a, b)
-    key = key_of(out, a, b)
+    operands, key = (out, a, b), key_of(out, a, b)
+    follows: tuple[NativeArray, ...] = ()
     plan = PLANS.get(key) if key is not None else None
-    is_new = plan is None
-    if plan is None:
-        (target, a, b), plan = check(device, out, a, b, key)
-    placed = place(device, plan, target, a, b)
+    if plan is None:  # arrays of other libraries are checked each time
+        follows = operands
+        operands, plan = check(device, out, a, b, key)
+    placed = place(device, plan, *operands)
     chosen, selected = device.choose_stream(stream)
-    if is_new:  # arrays of other libraries are checked each time
-        for value in operands_given:
-            device.backend.follow(chosen.raw, value)
-    queue_product(device, chosen, plan, placed, (target, a, b), chosen.sm_count_target)
+    for value in follows:
+        device.backend.follow(chosen.raw, value)
+    queue_product(chosen, plan, placed, operands, chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out

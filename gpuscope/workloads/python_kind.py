@@ -12,7 +12,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from gpuscope import workloads
 from gpuscope.errors import GpuscopeError, InvalidExperiment
-from gpuscope.workloads.spec import WorkloadSpec
+from gpuscope.workloads.spec import RARE, WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
@@ -41,8 +41,8 @@ class PythonSpec(WorkloadSpec):
 
     kind: str
     args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
-    flops: Amount = Field(None, title="FLOP a call", json_schema_extra={"rare": True})
-    bytes: Amount = Field(None, title="Bytes a call", json_schema_extra={"rare": True})
+    flops: Amount = Field(None, title="FLOP a call", json_schema_extra=RARE)
+    bytes: Amount = Field(None, title="Bytes a call", json_schema_extra=RARE)
 
     _later = (*WorkloadSpec._later, "flops", "bytes")
 
@@ -145,15 +145,13 @@ class PythonSpec(WorkloadSpec):
         """Import its module, and return the workload, function or class that it names there."""
         try:
             module = importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if self.module == missing or self.module.startswith(f"{missing}."):
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{self.module}.".startswith(f"{missing}."):
                 raise InvalidExperiment(
                     f"{path}: there is no module {missing!r}: install it, or name its folder in "
                     "PYTHONPATH"
                 ) from error
-            raise GpuscopeError(f"{path}: importing {self.module!r} fails: {error}") from error
-        except Exception as error:
             raise GpuscopeError(
                 f"{path}: importing {self.module!r} fails: {type(error).__name__}: {error}"
             ) from error

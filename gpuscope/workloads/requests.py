@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gpuscope.errors import InvalidExperiment
-from gpuscope.workloads.spec import WorkloadSpec
+from gpuscope.workloads.spec import RARE, WorkloadSpec, has_default
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
@@ -124,13 +124,13 @@ class RequestsSpec(WorkloadSpec):
         1,
         title="Prefill calls",
         description="Calls of the prefill workload for one prompt: as tokens out",
-        json_schema_extra={"rare": True},
+        json_schema_extra=RARE,
     )
     times_ms: list[NonNegativeFloat] = Field(
         default_factory=list,
         title="Arrivals (ms)",
         description="Recorded times, where arrivals are back to back",
-        json_schema_extra={"rare": True},
+        json_schema_extra=RARE,
     )
     slo: dict[Literal["ttft_ms", "tbt_ms"], PositiveFloat] = Field(
         default_factory=dict,
@@ -141,9 +141,7 @@ class RequestsSpec(WorkloadSpec):
     @model_validator(mode="after")
     def _launches_nothing(self) -> Self:
         for name in ("background", "guard", "max_queued", "waits_on", "warmup"):
-            if getattr(self, name) != WorkloadSpec.model_fields[name].get_default(
-                call_default_factory=True
-            ):
+            if not has_default(self, name):
                 raise ValueError(
                     f"requests launch nothing themselves: leave out {name}, or state it of "
                     f"{self.prefill!r} and {self.decode!r}"

@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.workloads.handle import Handle
 
 
+RARE: dict[str, JsonValue] = {"rare": True}
+"""Of a field that the dashboard shows behind all others."""
 _TYPES: Mapping[object, Literal["flag", "text"]] = {bool: "flag", str: "text"}
 """Type → the control for it."""
 _LEAST_HZ = 1e-6
@@ -51,11 +54,15 @@ class ExtendedModel(Model):
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         described: dict[str, object] = handler(self)
         for name in self._later:
-            if getattr(self, name) == type(self).model_fields[name].get_default(
-                call_default_factory=True
-            ):
+            if has_default(self, name):
                 described.pop(name, None)
         return described
+
+
+def has_default(model: BaseModel, name: str) -> bool:
+    """Whether a field of a model has its default value."""
+    default = type(model).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(model, name) == default)
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,13 @@ class KindField:
         """Read what a model says of its field."""
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         unit = f" ({extra['unit']})" if "unit" in extra else ""
-        literal = get_origin(info.annotation) is Literal
+        literal, required = get_origin(info.annotation) is Literal, info.is_required()
+        default = info.get_default(call_default_factory=True)
         return cls(
             name=name,
             label=f"{info.title or name}{unit}",
-            start=next(iter(info.examples or [""]))
-            if info.is_required()
-            else info.get_default(call_default_factory=True),
-            required=info.is_required(),
+            start=next(iter(info.examples or [""])) if required else default,
+            required=required,
             choices=get_args(info.annotation) if literal else (),
             type="choice" if literal else _TYPES.get(info.annotation, "number"),
             hint=info.description or "",
@@ -226,9 +232,8 @@ class WorkloadSpec(ExtendedModel):
     @classmethod
     def kind_summary(cls) -> str:
         """Return one sentence on the kind."""
-        return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split()).replace(
-            "``", ""
-        )
+        summary = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
+        return " ".join(summary.split()).replace("``", "")
 
     @classmethod
     def kind_fields(cls) -> list[KindField]:

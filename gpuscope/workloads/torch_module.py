@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import TypeVar, cast
 
 from gpuscope import _optional
-from gpuscope._checks import given, require_kind
+from gpuscope._checks import door, given
+from gpuscope.device.accesses import inside
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device, device_for
 from gpuscope.device.handles import AnyStream
@@ -19,7 +20,6 @@ from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency, StreamError
 from gpuscope.workloads.context import Context, Passed, Work
-from gpuscope.workloads.declared import inside
 from gpuscope.workloads.function import FunctionHandle
 
 _R = TypeVar("_R")
@@ -83,6 +83,7 @@ class TorchModule(FunctionHandle[_R]):
     True
     """
 
+    @door("graph", "owner")
     def __init__(
         self,
         module: Callable[..., _R],
@@ -96,8 +97,6 @@ class TorchModule(FunctionHandle[_R]):
     ) -> None:
         if not callable(module):
             raise InvalidOperand(f"module is {given(module)}; a torch.nn.Module is needed")
-        require_kind("graph", graph, bool)
-        require_kind("owner", owner, Device, Partition, None)
         if owner is None:
             owner = _home(module, inputs)
         device = device_for(owner)

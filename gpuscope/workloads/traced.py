@@ -25,8 +25,9 @@ from gpuscope.device import handles
 from gpuscope.device.api import Kernel, KernelModel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import AnyBackend, MatmulPlan
+from gpuscope.device.raw import AnyBackend
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed
@@ -126,33 +127,28 @@ class TracedGemm(Gemm):
                 f"{capability[0]}.{capability[1]} was found. A Gemm is possible, without block "
                 "records"
             )
-        self._kernel = device.compile(
-            source(_COMMON, "traced_gemm.cu"), "traced_gemm",
-            model=KernelModel(
-                lambda profile, _grid, args, sm_count: profile.gemm_cost(
-                    args[3], args[4], args[5], "float16", sm_count, 0
-                ),
-                reads=lambda args: args[1:3],
-                writes=lambda args: args[0],
-                compute=_product,
+        model = KernelModel(
+            lambda profile, _grid, args, sm_count: profile.gemm_cost(
+                args[3], args[4], args[5], "float16", sm_count, 0
             ),
-        )  # fmt: skip
+            reads=lambda args: args[1:3],
+            writes=lambda args: args[0],
+            compute=_product,
+        )
+        text = source(_COMMON, "traced_gemm.cu")
+        self._kernel = device.compile(text, "traced_gemm", model=model)
         # What Gemm calls where nobody observes; it must not refer to this handle.
         self._matmul = functools.partial(_launch_unseen, device.backend, self._kernel)
 
     def _fits(self, plan: MatmulPlan) -> bool:
         if not super()._fits(plan):
             return False
-        if (
-            plan.copies
-            or (plan.transpose_a or plan.row_a != plan.k)
-            or (plan.transpose_b or plan.row_b != plan.n)
-        ):
-            name = "a" if plan.copy_a or plan.transpose_a or plan.row_a != plan.k else "b"
-            raise InvalidOperand(
-                f"{name} is not C-contiguous, and a TracedGemm takes nothing else: give a whole "
-                "array, or use a Gemm"
-            )
+        for name, layout, row in (("a", plan.a, plan.k), ("b", plan.b, plan.n)):
+            if layout.is_copied or layout.is_transposed or layout.row != row:
+                raise InvalidOperand(
+                    f"{name} is not C-contiguous, and a TracedGemm takes nothing else: give a "
+                    "whole array, or use a Gemm"
+                )
         return True
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
@@ -163,7 +159,7 @@ class TracedGemm(Gemm):
             self._kernel, out, a, b, plan.m, plan.n, plan.k,
             _NOWHERE if records is None else records,
             grid=grid, block=_THREADS, flop_count=plan.flop_count,
-            nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b, blocks=records,
+            nbytes=plan.nbytes, blocks=records,
         )  # fmt: skip
 
 

@@ -163,12 +163,8 @@ def _exported(value: Untyped) -> dlpack.Exported:
 def _view(exported: dlpack.Exported, index: int) -> Untyped:
     """View exported memory as a CuPy array that keeps it alive."""
     memory = cupy.cuda.UnownedMemory(exported.pointer, exported.nbytes, exported.owner, index)
-    return cupy.ndarray(
-        exported.shape,
-        exported.dtype,
-        memptr=cupy.cuda.MemoryPointer(memory, 0),
-        strides=exported.strides,
-    )
+    at = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(exported.shape, exported.dtype, memptr=at, strides=exported.strides)
 
 
 def host_array(value: object) -> Array:

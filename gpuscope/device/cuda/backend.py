@@ -6,7 +6,6 @@ cuda.core launches kernels and makes scratch; arrays are CuPy's, in pools of our
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,11 @@ from gpuscope.device.calls import calling_for_us
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
-from gpuscope.device.cuda.driver import check, translated
+from gpuscope.device.cuda.driver import translated
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.pinned import PinnedArray
-from gpuscope.device.raw import MatmulPlan, Memory, Places
+from gpuscope.device.raw import Memory, Places
 from gpuscope.device.views import EventView, GraphView, StreamView
 from gpuscope.errors import CapabilityError, GpuscopeError, InvalidOperand, StreamError
 
@@ -203,7 +203,7 @@ class CudaBackend(CudaContext):
     def _pool(self) -> Untyped:
         with self._once:
             if self._scratch_pool is None:
-                self._scratch_pool = scratch_pool(self._core, self._device)
+                self._scratch_pool = versions.scratch_pool(self._core, self._device)
             return self._scratch_pool
 
     # -- graphs -----------------------------------------------------------------------
@@ -298,9 +298,7 @@ class CudaBackend(CudaContext):
                 )
             called = versions.HOST_FUNCTION(lambda _: function())
             graph.hold(called)
-            if status := versions.launch_host_function(handle, called):
-                reason = importlib.import_module("cuda.bindings.driver").CUresult(status).name
-                raise StreamError(f"the driver refuses a host function ({reason})")
+            versions.launch_host_function(handle, called)
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
@@ -325,20 +323,17 @@ class CudaBackend(CudaContext):
         """Launch a kernel; arrays become pointers, page-locked ones too, ints 64-bit integers."""
         if kernel.raw is None:
             raise CapabilityError(f"kernel {kernel.name!r} was made for a simulated device")
-        ndarray = self._cupy.ndarray
-        if any(isinstance(arg, ndarray) and arg.data.device_id != self._index for arg in args):
-            raise InvalidOperand(
-                f"an array given to kernel {kernel.name!r} is on another device: copy it to "
-                f"{self.info.key} first"
-            )
-        passed = [
-            arg.data.ptr
-            if isinstance(arg, ndarray)
-            else arg.ctypes.data
-            if isinstance(arg, PinnedArray)
-            else arg
-            for arg in args
-        ]
+        passed: list[object] = []
+        for arg in args:
+            if not isinstance(arg, self._cupy.ndarray):
+                passed.append(arg.ctypes.data if isinstance(arg, PinnedArray) else arg)
+            elif arg.data.device_id == self._index:
+                passed.append(arg.data.ptr)
+            else:
+                raise InvalidOperand(
+                    f"an array given to kernel {kernel.name!r} is on another device: copy it to "
+                    f"{self.info.key} first"
+                )
         config = self._core.LaunchConfig(grid=grid, block=block)
         with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
             self._core.launch(stream, config, kernel.raw, *passed)
@@ -359,7 +354,7 @@ class CudaBackend(CudaContext):
         addresses: Untyped = operands
         done = self._blas.queued(stream, plan, addresses, sm_count, handle) if plan.bytes_out else 1
         if not done:
-            with contextlib.nullcontext() if self._is_current() else self.current():
+            with self.at_home():
                 self._blas.matmul(stream, plan, addresses, sm_count)
         if event is not None and done < 2:
             self.record(event.raw, stream.raw, 0)
@@ -399,29 +394,5 @@ class CudaBackend(CudaContext):
         self, stream: StreamView[Untyped], into: Untyped, array: Untyped, correlation: int
     ) -> None:
         """Queue CuPy's copy kernel."""
-        with (
-            self.current(),
-            calling_for_us(),
-            self._cupy.cuda.Stream.from_external(stream.raw),
-        ):
+        with self.current(), calling_for_us(), self._cupy.cuda.Stream.from_external(stream.raw):
             into[...] = array
-
-
-def scratch_pool(core: Untyped, device: Untyped) -> Untyped:
-    """Make a stream-ordered pool that never couples streams behind the caller's back.
-
-    CUDA's own pools reuse memory opportunistically and insert dependencies between
-    streams; this one follows the dependencies that events make, and nothing else, and
-    gives no memory back to the system.
-    """
-    driver = importlib.import_module("cuda.bindings.driver")
-    attribute = driver.CUmemPool_attribute
-    pool = core.DeviceMemoryResource(device, core.DeviceMemoryResourceOptions())
-    for name, value in (
-        (attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1),
-        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
-        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
-        (attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(2**64 - 1)),
-    ):
-        check(driver.cuMemPoolSetAttribute(pool.handle, name, value), "set up a memory pool")
-    return pool

@@ -18,8 +18,8 @@ from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import DeviceMemory, cupy
 from gpuscope.device.cuda.driver import address_of
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import Tag
-from gpuscope.device.raw import MatmulPlan
 from gpuscope.device.stream import Stream
 from gpuscope.device.views import GraphView
 from gpuscope.errors import GpuscopeError, StreamError
@@ -35,13 +35,9 @@ _PER_THREAD = 2
 _DEFAULT_ALGORITHM = -1
 _SCALARS = {name: np.array([1, 0], dtype.accumulator) for name, dtype in DTYPES.items()}
 _CODES = {
-    name: (
-        dtype.cublas_data,
-        dtype.cublas_compute,
-        _SCALARS[name].ctypes.data,
-        _SCALARS[name].ctypes.data + _SCALARS[name].itemsize,
-    )
-    for name, dtype in DTYPES.items()
+    name: (DTYPES[name].cublas_data, DTYPES[name].cublas_compute, at, at + scalars.itemsize)
+    for name, scalars in _SCALARS.items()
+    for at in [scalars.ctypes.data]
 }
 """Name → what cuBLAS calls it and its products, and where a one and a zero of its sums are."""
 
@@ -137,47 +133,26 @@ class _Gemms:
                 cublas.set_workspace(handle.raw, workspace.ptr, workspace.nbytes)
                 cublas.set_sm_count_target(handle.raw, sm_count)
                 handle.told = wanted
+            inputs = (b, data, row_b, a, data, row_a)
+            result = (out, data, n, compute, _DEFAULT_ALGORITHM)
             with workspace.lock:
                 cublas.gemm_ex(
-                    handle.raw,
-                    transpose_b,
-                    transpose_a,
-                    n,
-                    m,
-                    k,
-                    unit,
-                    b,
-                    data,
-                    row_b,
-                    a,
-                    data,
-                    row_a,
-                    zero,
-                    out,
-                    data,
-                    n,
-                    compute,
-                    _DEFAULT_ALGORITHM,
+                    handle.raw, transpose_b, transpose_a, n, m, k, unit, *inputs, zero, *result
                 )
         except cublas.cuBLASError as error:
             return int(error.status)
         return 0
 
 
-def _function_addresses() -> list[int]:
-    """Return where the functions are that C calls, in its order."""
-    names = ("SetStream_v2", "SetWorkspace_v2", "SetSmCountTarget", "GemmEx")
-    inner = importlib.import_module("nvmath.bindings._internal.cublas")
-    addresses = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
-    return [*addresses, address_of("cuCtxGetCurrent")]
-
-
 def _serve() -> Untyped:
     """Tell the compiled launch path what to call; returns it, or ``None`` for Python alone."""
     if fastpath is None:
         return None
+    names = ("SetStream_v2", "SetWorkspace_v2", "SetSmCountTarget", "GemmEx")  # in C's order
     try:
-        addresses = _function_addresses()
+        inner = importlib.import_module("nvmath.bindings._internal.cublas")
+        addresses = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
+        addresses.append(address_of("cuCtxGetCurrent"))
     except Exception:  # noqa: BLE001 - another nvmath-python; Python's calls say what is missing
         return None
     if not all(addresses):
@@ -238,24 +213,17 @@ class Blas:
         """Free the workspace of a stream that is idle and about to be destroyed."""
         self._workspaces.pop(handle, None)
 
-    def _new_workspace(self, stream: int) -> Untyped:
-        memory = self._take(WORKSPACE_BYTES)
-        return _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, stream)
-
-    def _workspace(self, handle: int) -> Untyped:
-        if handle == _PER_THREAD:  # one handle, but a stream of its own in each thread
-            try:
-                workspace: Untyped = self._local.workspace
-            except AttributeError:
-                workspace = self._local.workspace = self._new_workspace(handle)
-            return workspace
-        return self._workspaces.setdefault(handle, self._new_workspace(handle))
-
-    def _captured_workspace(self, graph: GraphView, handle: int) -> Untyped:
-        """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
-        workspace: Untyped = graph.workspaces.get(handle)
+    def _workspace(self, graph: GraphView | None, handle: int) -> Untyped:
+        """Return a stream's workspace; of a graph its own, as it may run beside the stream."""
+        kept: Untyped = self._workspaces if graph is None else graph.workspaces
+        key: object = handle
+        if graph is None and handle == _PER_THREAD:  # one handle, but each thread has its stream
+            kept, key = vars(self._local), "workspace"
+        workspace: Untyped = kept.get(key)
         if workspace is None:
-            workspace = graph.workspaces.setdefault(handle, self._new_workspace(handle))
+            memory = self._take(WORKSPACE_BYTES)
+            made = _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, handle)
+            workspace = kept.setdefault(key, made)
         return workspace
 
     def _handle(self, graph: GraphView | None = None) -> Untyped:
@@ -291,10 +259,11 @@ class Blas:
     def _product(self, plan: MatmulPlan) -> Untyped:
         """Return what cuBLAS is told of a product, made at its first use."""
         if plan.quick is None:
-            sizes = (plan.m, plan.n, plan.k, plan.row_a, plan.row_b)
-            extent = (plan.bytes_out, plan.bytes_a, plan.bytes_b, plan.below_a, plan.below_b)
-            transposed = (plan.transpose_a, plan.transpose_b)
-            product = _gemms.Product((*transposed, *sizes), _CODES[plan.dtype], extent)
+            a, b = plan.a, plan.b
+            transposed, rows = (a.is_transposed, b.is_transposed), (a.row, b.row)
+            sizes = (*transposed, plan.m, plan.n, plan.k, *rows)
+            extent = (plan.bytes_out, a.nbytes, b.nbytes, a.below, b.below)
+            product = _gemms.Product(sizes, _CODES[plan.dtype], extent)
             object.__setattr__(plan, "quick", product)  # frozen for everybody else
         return plan.quick
 
@@ -304,34 +273,21 @@ class Blas:
         """Queue ``out = a @ b`` on addresses of out, a and b; the device is current."""
         handle = self._handle(stream.graph)
         stream_handle = stream.handle
-        if stream.graph is not None:
-            workspace = self._captured_workspace(stream.graph, stream_handle)
-        else:
-            try:
-                workspace = self._workspaces[stream_handle]
-            except KeyError:
-                workspace = self._workspace(stream_handle)
+        workspace = self._workspace(stream.graph, stream_handle)
         if not plan.k:  # the sum of nothing; cuBLAS leaves out as it was
             cupy.cuda.runtime.memsetAsync(operands[0], 0, plan.bytes_out, stream_handle)
             return
         if status := _multiply(handle, workspace, sm_count, self._product(plan), operands):
             error = cublas.cuBLASError(status)
-            raise GpuscopeError(
-                f"cuBLAS refused {plan.name} ({error}){self._hint(stream)}"
-            ) from error
+            words = f"cuBLAS refused {plan.name} ({error}){self._hint(stream)}"
+            raise GpuscopeError(words) from error
         if stream.graph is not None:
             return
         if stream_handle == _PER_THREAD:  # it may end with its thread
             workspace.memory.block.use(Tag(None, self._mark(stream.raw)))
         elif _compiled is not None and stream.tag is not None and not stream.closed:
-            stream.lane = _compiled.Lane(
-                workspace,
-                stream.device.calls,
-                self._local,
-                stream.tag,
-                self._index,
-                stream.sm_count_target,
-            )
+            where = (stream.tag, self._index, stream.sm_count_target)
+            stream.lane = _compiled.Lane(workspace, stream.device.calls, self._local, *where)
 
     def _hint(self, stream: Untyped) -> str:
         """Say what is known to make cuBLAS refuse a product that is right in itself."""

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from gpuscope import _interrupts
 from gpuscope._optional import require
 from gpuscope._types import Untyped
-from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
@@ -76,40 +75,25 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
         with self.current():
             pools = bool(self._device.properties.memory_pools_supported)
             self.capabilities = versions.capabilities(version, pools)
-            properties = self._runtime.getDeviceProperties(index)
-            sm_count = int(properties["multiProcessorCount"])
+            self.info = versions.info_of(index)
             self._splitter: Untyped = None
             self._contexts: Untyped = None
             if self.capabilities.partitions:
-                resource = self._device.resources.sm
-                self._splitter = (
-                    partition.HeterogeneousSplit(self._core, resource)
-                    if self.capabilities.arbitrary_split
-                    else partition.ComposedQuanta(self._core, resource)
-                )
+                at_once = self.capabilities.arbitrary_split
+                split = partition.HeterogeneousSplit if at_once else partition.ComposedQuanta
+                self._splitter = split(self._core, self._device.resources.sm)
                 self._contexts = partition.GreenContexts(self._core, self._device, self._splitter)
-        self.layout: SmLayout = (
-            self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
-        )
-        self.info = DeviceInfo(
-            key=f"cuda:{index}",
-            kind="cuda",
-            index=index,
-            name=properties["name"].decode(),
-            uuid=self._device.uuid,
-            sm_count=sm_count,
-            compute_capability=(int(properties["major"]), int(properties["minor"])),
-            memory_bytes=int(properties["totalGlobalMem"]),
-            driver=versions.driver_text(version),
-        )
+        self.layout: SmLayout = SmLayout(self.info.sm_count, 1, 0)
+        if self._splitter is not None:
+            self.layout = self._splitter.layout
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device current; the one that was current before is restored."""
-        before = int(self._runtime.getDevice())
-        if before == self._index and getattr(self._ready, "done", False):
+        if self._is_current():
             yield
             return
+        before = int(self._get_device())
         self._device.set_current()
         self._ready.done = True
         try:
@@ -120,10 +104,11 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
 
     def _is_current(self) -> bool:
         """Whether this thread can call the device as it stands; the common case."""
-        try:
-            return bool(self._ready.done and self._get_device() == self._index)
-        except AttributeError:
-            return False
+        return getattr(self._ready, "done", False) and bool(self._get_device() == self._index)
+
+    def at_home(self) -> contextlib.AbstractContextManager[None]:
+        """As :meth:`current`, sooner where it is current already."""
+        return contextlib.nullcontext() if self._is_current() else self.current()
 
     # -- clock ------------------------------------------------------------------------
     def wait_until_ns(self, time_ns: int) -> None:
@@ -286,31 +271,23 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
                         greens[int(green)] = green
             for green in greens.values():
                 with captures.none_open("the end of a recording"):
-                    check(
-                        driver.cuGreenCtxRecordEvent(green, int(event.handle)),
-                        "record an event behind a green context",
-                    )
+                    recorded = driver.cuGreenCtxRecordEvent(green, int(event.handle))
+                check(recorded, "record an event behind a green context")
                 event.sync()
             event.close()
 
     # -- events -----------------------------------------------------------------------
     def make_event(self, *, timing: bool) -> Untyped:
         """Make an event."""
-        options = self._with_timing if timing else self._without_timing
-        if self._is_current():
-            return self._device.create_event(options)
-        with self.current():
-            return self._device.create_event(options)
+        with self.at_home():
+            return self._device.create_event(self._with_timing if timing else self._without_timing)
 
     def record(self, event: Untyped, stream: Untyped, correlation: int) -> None:
         """Record an event on a stream."""
         if self._recorded(event, stream):
             return
         try:
-            if self._is_current():
-                stream.record(event)
-                return
-            with self.current():
+            with self.at_home():
                 stream.record(event)
         except Exception as error:  # translated would cost every record
             raise GpuscopeError(f"an event cannot be recorded: {error}") from error

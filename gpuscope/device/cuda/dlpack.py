@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 
-from gpuscope._types import DType
+from gpuscope._types import DType, Untyped
+from gpuscope.device.accesses import c_strides
 
 CUDA, CUDA_MANAGED = 2, 13
 """Kinds of memory in ``DLDeviceType``."""
@@ -28,13 +28,6 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 READ_ONLY = 1
 """Flag of DLPack 1.0."""
-
-
-class SupportsDLPack(Protocol):
-    """An array that shares its memory through DLPack."""
-
-    def __dlpack__(self, *, stream: int, max_version: tuple[int, int] = ...) -> object:
-        """Return a capsule."""
 
 
 class _Tensor(ctypes.Structure):
@@ -106,7 +99,7 @@ def device_of(value: object) -> tuple[int, int]:
     return int(kind), int(index)
 
 
-def export(value: SupportsDLPack) -> Exported:
+def export(value: Untyped) -> Exported:
     """Ask ``value`` for its memory, without a copy and without a wait.
 
     Raises
@@ -153,7 +146,7 @@ def exported(
 ) -> Exported:
     """Describe shared memory; without strides it is in C order."""
     if strides is None:
-        strides = _strides(shape, dtype.itemsize)
+        strides = c_strides(shape, dtype.itemsize)
     nbytes = 0
     if 0 not in shape:
         steps = zip(shape, strides, strict=True)
@@ -170,12 +163,3 @@ def _dtype(code: int, bits: int, lanes: int) -> DType:
     if dtype.itemsize * 8 != bits:
         raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits")
     return dtype
-
-
-def _strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Strides of a C-ordered array, in bytes."""
-    strides = []
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

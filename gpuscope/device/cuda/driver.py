@@ -11,13 +11,12 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
 from gpuscope._types import Untyped
 from gpuscope.device.api import Capabilities, DeviceInfo
-from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
+from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency, StreamError
 
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
@@ -105,14 +104,21 @@ def driver_version() -> int:
     return int(version)
 
 
-def launch_host_function(stream: int, called: object) -> int:
-    """Queue ``called``, a ``HOST_FUNCTION``, on a stream; returns the driver's status.
+def launch_host_function(stream: int, called: object) -> None:
+    """Queue ``called``, a ``HOST_FUNCTION``, on a stream.
 
     By the driver's library itself: CuPy and cuda-bindings free what they hand over when the
     function has run once, and a graph runs it again.
+
+    Raises
+    ------
+    StreamError
+        The driver refuses.
     """
     library = ctypes.CDLL("libcuda.so.1")
-    return int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None))
+    if status := int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None)):
+        reason = importlib.import_module("cuda.bindings.driver").CUresult(status).name
+        raise StreamError(f"the driver refuses a host function ({reason})")
 
 
 def wait_for_current_context() -> None:
@@ -149,12 +155,6 @@ def driver_release() -> str | None:
     return match.group(1) if match else None
 
 
-def driver_text(version: int) -> str:
-    """Describe the driver: its release, where that is known, and its CUDA version."""
-    release = driver_release()
-    return f"driver {f'{release}, ' if release else ''}CUDA {version_text(version)}"
-
-
 def info_of(index: int) -> DeviceInfo:
     """Describe a GPU by the driver's library alone; whoever calls has initialised it.
 
@@ -179,6 +179,7 @@ def info_of(index: int) -> DeviceInfo:
     if refused:
         raise GpuscopeError(f"the driver does not describe GPU {index}")
     sm_count, major, minor = (value.value for value in values)
+    release = driver_release()
     return DeviceInfo(
         key=f"cuda:{index}",
         kind="cuda",
@@ -188,7 +189,7 @@ def info_of(index: int) -> DeviceInfo:
         sm_count=sm_count,
         compute_capability=(major, minor),
         memory_bytes=memory.value,
-        driver=driver_text(version.value),
+        driver=f"driver {f'{release}, ' if release else ''}CUDA {version_text(version.value)}",
     )
 
 
@@ -225,33 +226,26 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
     pools
         Whether the device has stream-ordered memory pools.
     """
-    newest = f"driver CUDA {version_text(version)} was found"
     reasons = {}
-    path: str | None = "heterogeneous split"
-    if version < HETEROGENEOUS_SPLIT:
-        path = "composed quanta"
-        reasons["arbitrary_split"] = (
-            f"groups of different sizes need a driver with CUDA "
-            f"{version_text(HETEROGENEOUS_SPLIT)} or newer; {newest}"
-        )
-    if version < GREEN_CONTEXTS:
-        path = None
-        reasons["partitions"] = (
-            f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; "
-            f"{newest}"
-        )
+
+    def lack(capability: str, what: str, needed: int) -> None:
+        if version < needed:
+            reasons[capability] = (
+                f"{what} need a driver with CUDA {version_text(needed)} or newer; driver CUDA "
+                f"{version_text(version)} was found"
+            )
+
+    lack("arbitrary_split", "groups of different sizes", HETEROGENEOUS_SPLIT)
+    lack("partitions", "green contexts", GREEN_CONTEXTS)
     if not pools:
         reasons["stream_ordered_memory"] = "the device reports no memory pools"
-    if version < STREAM_ORDERED_MEMORY:
-        reasons["stream_ordered_memory"] = (
-            f"memory pools need a driver with CUDA {version_text(STREAM_ORDERED_MEMORY)} or "
-            f"newer; {newest}"
-        )
+    lack("stream_ordered_memory", "memory pools", STREAM_ORDERED_MEMORY)
+    path = "composed quanta" if "arbitrary_split" in reasons else "heterogeneous split"
     return Capabilities(
         streams=True,
-        partitions=version >= GREEN_CONTEXTS,
-        partition_path=path,
-        arbitrary_split=version >= HETEROGENEOUS_SPLIT,
+        partitions="partitions" not in reasons,
+        partition_path=None if "partitions" in reasons else path,
+        arbitrary_split="arbitrary_split" not in reasons,
         stream_ordered_memory="stream_ordered_memory" not in reasons,
         compile_source=True,
         graphs=True,
@@ -277,18 +271,7 @@ def relaxed_capture() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(before)
 
 
-class Status(Protocol):
-    """What a call of cuda.bindings returns first."""
-
-    @property
-    def name(self) -> str:
-        """Its name in CUDA."""
-
-    def __int__(self) -> int:
-        """Return its number; 0 is success."""
-
-
-def check(result: tuple[Status, ...], what: str) -> None:
+def check(result: tuple[Untyped, ...], what: str) -> None:
     """Raise unless a call of cuda.bindings succeeded."""
     status = result[0]
     if int(status) != 0:
@@ -304,3 +287,23 @@ def translated(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise GpuscopeError(f"{what}: {error}") from error
+
+
+def scratch_pool(core: Untyped, device: Untyped) -> Untyped:
+    """Make a stream-ordered pool that never couples streams behind the caller's back.
+
+    CUDA's own pools reuse memory opportunistically and insert dependencies between
+    streams; this one follows the dependencies that events make, and nothing else, and
+    gives no memory back to the system.
+    """
+    driver = importlib.import_module("cuda.bindings.driver")
+    attribute = driver.CUmemPool_attribute
+    pool = core.DeviceMemoryResource(device, core.DeviceMemoryResourceOptions())
+    for name, value in (
+        (attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        (attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(2**64 - 1)),
+    ):
+        check(driver.cuMemPoolSetAttribute(pool.handle, name, value), "set up a memory pool")
+    return pool

@@ -6,24 +6,17 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpuscope._types import Untyped
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
 
+if TYPE_CHECKING:  # which loads CUDA's libraries
+    from gpuscope.device.cuda.probe import SmProbe
+
 _contexts = itertools.count(2)
-
-
-class Probe(Protocol):
-    """What finds out about the SMs behind a stream."""
-
-    def sm_ids(self, streams: Sequence[Untyped], counts: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the SM ids behind each stream."""
-
-    def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
-        """Return on how many SMs clusters fit."""
 
 
 class ComposedQuanta:
@@ -111,19 +104,15 @@ class HeterogeneousSplit:
             counted = [partition for partition in planned if partition is not taker]
         groups, rest = [], self._resource
         if counted:
-            options = self._core.SMResourceOptions(
-                count=[partition.sm_count for partition in counted], backfill=True
-            )
+            counts = [partition.sm_count for partition in counted]
+            options = self._core.SMResourceOptions(count=counts, backfill=True)
             try:
-                found, rest = self._resource.split(options, dry_run=dry_run)
+                granted, rest = self._resource.split(options, dry_run=dry_run)
             except Exception as error:
-                asked = ", ".join(
-                    f"{partition.name}: {partition.sm_count}" for partition in counted
-                )
-                raise InvalidPartition(
-                    f"the driver refuses to split into {asked} ({error})"
-                ) from error
-            groups = list(found)
+                asked = ", ".join(f"{part.name}: {part.sm_count}" for part in counted)
+                words = f"the driver refuses to split into {asked} ({error})"
+                raise InvalidPartition(words) from error
+            groups = list(granted)
         if taker is not None:
             groups.insert(planned.index(taker), rest)
         _check_granted(planned, [int(group.sm_count) for group in groups])
@@ -131,9 +120,8 @@ class HeterogeneousSplit:
 
     def _is_left(self, planned: Sequence[PlannedPartition]) -> bool:
         """Whether exactly what the latest split left over is asked for."""
-        return self._left is not None and [set(partition.parts) for partition in planned] == [
-            self._left[0]
-        ]
+        wanted = [set(partition.parts) for partition in planned]
+        return self._left is not None and wanted == [self._left[0]]
 
     def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Untyped]]:
         """Split, and return the resource of each partition."""
@@ -208,7 +196,7 @@ class GreenContexts:
         self._reuses = isinstance(splitter, ComposedQuanta)
         self._spare: dict[tuple[int, ...], list[Untyped]] = {}
 
-    def make(self, planned: Sequence[PlannedPartition], probe: Probe) -> list[GrantedPartition]:
+    def make(self, planned: Sequence[PlannedPartition], probe: SmProbe) -> list[GrantedPartition]:
         """Make one green context for each planned partition and find its SM ids.
 
         Nothing is left behind if one fails.
@@ -220,10 +208,9 @@ class GreenContexts:
         """
         made: list[GreenContext] = []
         with contextlib.ExitStack() as undo:
-            for partition, resources in zip(
-                planned, self._splitter.resources(planned), strict=True
-            ):
-                made.append(GreenContext(self._take(partition, resources), partition.parts))
+            resources = self._splitter.resources(planned)
+            for partition, of_partition in zip(planned, resources, strict=True):
+                made.append(GreenContext(self._take(partition, of_partition), partition.parts))
                 undo.callback(made[-1].context.close)
             contexts = [partition.context for partition in made]
             _check_granted(planned, [int(context.resources.sm.sm_count) for context in contexts])
@@ -235,25 +222,23 @@ class GreenContexts:
                     probed.callback(streams[-1].close)
                 ids = probe.sm_ids(streams, counts)
                 pairs = zip(streams, counts, strict=True)
-                targets = [
-                    sm_count_to_tell(count, probe.cluster_sm_count(stream, count))
-                    for stream, count in pairs
-                ]
+                holding = [probe.cluster_sm_count(stream, count) for stream, count in pairs]
             undo.pop_all()
+        targets = map(sm_count_to_tell, counts, holding)
         return [
-            GrantedPartition(green, partition.sm_count, sms, next(_contexts), target)
-            for green, partition, sms, target in zip(made, planned, ids, targets, strict=True)
+            GrantedPartition(green, count, sms, next(_contexts), target)
+            for green, count, sms, target in zip(made, counts, ids, targets, strict=True)
         ]
 
-    def _take(self, one: PlannedPartition, resources: list[Untyped]) -> Untyped:
-        if spare := self._spare.get(one.parts):
+    def _take(self, planned: PlannedPartition, resources: list[Untyped]) -> Untyped:
+        if spare := self._spare.get(planned.parts):
             return spare.pop()
         try:
             return self._device.create_context(self._core.ContextOptions(resources=resources))
         except Exception as error:
             raise InvalidPartition(
-                f"partition {one.name!r}: the driver refuses a green context of {one.sm_count} "
-                f"SMs ({error})"
+                f"partition {planned.name!r}: the driver refuses a green context of "
+                f"{planned.sm_count} SMs ({error})"
             ) from error
 
     def close(self, green: GreenContext) -> None:

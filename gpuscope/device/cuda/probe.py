@@ -81,18 +81,16 @@ class SmProbe:
         for stream in streams:
             stream.sync()
         host = cupy.asnumpy(seen)
-        found = []
+        seen_by: list[tuple[int, ...]] = []
         for count, (arrived, timed_out, *ids) in zip(counts, host.tolist(), strict=True):
             distinct = tuple(sorted(set(ids[:count])))
             if timed_out or arrived != count or len(distinct) != count:
+                why = ": this driver does not confine work as it says"
+                if timed_out:
+                    why = "; other work may hold them: wait for it, then carve again"
                 raise InvalidPartition(
                     f"{count} SMs were granted, but {len(distinct)} were seen to run work at the "
-                    "same time"
-                    + (
-                        "; other work may hold them: wait for it, then carve again"
-                        if timed_out
-                        else ": this driver does not confine work as it says"
-                    )
+                    f"same time{why}"
                 )
-            found.append(distinct)
-        return found
+            seen_by.append(distinct)
+        return seen_by

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpuscope._checks import door
 from gpuscope._libcupti import library_path
-from gpuscope.device.device import Device, UnifiedDevice
-from gpuscope.device.select import open_device
+from gpuscope.device.device import Device
+from gpuscope.device.select import UnifiedDevice, open_device
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
 from gpuscope.search.scale_out import Team, locked, team_of
 from gpuscope.simulator.calibration import errors as judge

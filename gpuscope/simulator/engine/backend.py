@@ -13,7 +13,8 @@ from gpuscope._types import Array
 from gpuscope.device.api import Kernel, KernelArgs, KernelCost, KernelModel, launch_config
 from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.raw import GrantedPartition, MatmulPlan
+from gpuscope.device.matmul import MatmulPlan
+from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 from gpuscope.simulator.engine.allocation import SimMemory, computed
@@ -68,9 +69,8 @@ class SimBackend(SimMemory):
                 self._pay(self._cost["create_partition_call_ns"])
                 mask = self.layout.sm_mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                holding = len(ids)
-                if REMAINDER in partition.parts:
-                    holding -= self.layout.remainder_sm_count
+                quanta = [part for part in partition.parts if part != REMAINDER]
+                holding = self.layout.sm_count_of(quanta)
                 target = sm_count_to_tell(len(ids), holding)
                 context = next(self._contexts)
                 made.append(

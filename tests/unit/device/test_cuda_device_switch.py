@@ -17,6 +17,7 @@ import pytest
 
 import gpuscope as gs
 import gpuscope.device.cuda as package
+from gpuscope.device.api import DeviceInfo
 from gpuscope.device.cuda import backend as cuda
 from gpuscope.device.cuda import context, driver
 from gpuscope.device.device import Device
@@ -116,7 +117,7 @@ class Machine:
             create_stream=self.function("create_stream", self.stream),
             create_event=self.function("create_event", self.event),
             properties=SimpleNamespace(memory_pools_supported=True),
-            resources=SimpleNamespace(sm=SimpleNamespace()), uuid=f"GPU-{index}", arch="90",
+            resources=SimpleNamespace(sm=SimpleNamespace()), arch="90",
         )  # fmt: skip
 
     def core(self):
@@ -138,13 +139,6 @@ class Machine:
         cupy.random.default_rng = self.function("random", MagicMock)
         runtime = cupy.cuda.runtime
         runtime.getDevice = lambda: self.current
-        runtime.getDeviceProperties = self.function(
-            "properties",
-            lambda: {
-                "multiProcessorCount": 132, "name": b"Fake", "major": 9, "minor": 0,
-                "totalGlobalMem": 1 << 37,
-            },
-        )  # fmt: skip
         runtime.deviceSynchronize = self.function("deviceSynchronize")
         runtime.memcpyAsync = self.function("memcpyAsync")
         runtime.streamBeginCapture = self.function("streamBeginCapture")
@@ -163,6 +157,8 @@ def machine(monkeypatch):
     """Put fakes where CudaBackend looks for CuPy, cuda.core and its own modules."""
     machine = Machine()
     monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
+    info = DeviceInfo("cuda:0", "cuda", OURS, "Fake", "GPU-0", 132, (9, 0), 1 << 37, "driver")
+    monkeypatch.setattr(driver, "info_of", machine.function("info", info))
     monkeypatch.setattr(Array, "met", lambda _, name: machine.met(name))
     monkeypatch.setattr(context, "_load", lambda _: (13010, machine.cupy(), machine.core()))
     contexts = SimpleNamespace(
@@ -272,7 +268,7 @@ def test_handle_08_a_device_that_cannot_be_made_current_changes_nothing(machine,
 
 
 @pytest.mark.parametrize("before", [OURS, THEIRS])
-@pytest.mark.parametrize("fails", [None, "properties", "split"])
+@pytest.mark.parametrize("fails", [None, "info", "split"])
 def test_handle_08_opening_a_device_restores(machine, before, fails):
     machine.make_current(before)
     machine.failing = {fails}

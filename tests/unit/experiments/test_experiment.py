@@ -702,7 +702,7 @@ def test_a_function_may_multiply_on_scratch(module):
         ("mine_broken:f", {}, GpuscopeError,
          r"workloads\.w\.kind: importing 'mine_broken' fails: ZeroDivisionError"),
         ("mine_needs:f", {}, GpuscopeError,
-         r"workloads\.w\.kind: importing 'mine_needs' fails: No module named 'not_installed'"),
+         r"workloads\.w\.kind: importing 'mine_needs' fails: ModuleNotFoundError: No module named 'not_installed'"),
     ],
 )  # fmt: skip
 def test_a_function_that_cannot_be_run_is_named_with_its_path(module, reference, args, error, text):

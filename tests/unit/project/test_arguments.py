@@ -592,7 +592,6 @@ EXEMPT = {
     "TunedWords": INSIDE,
     "Stream.hold": INSIDE,
     "Stream.join": INSIDE,
-    "Stream.take_number": INSIDE,
     "Graph.hold": INSIDE,
     "Graph.keep": INSIDE,
     "Partition.adopt": INSIDE,

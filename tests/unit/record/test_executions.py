@@ -14,8 +14,8 @@ from interrupting import Interrupt
 import gpuscope as gs
 from gpuscope.device.calls import Execution
 
-NOTING = ("record/calls.py", "record/ranges.py", "record/activity.py", "device/calls.py")
-HANDLES = ("workloads/gemm.py", "workloads/handle.py")
+NOTING = ("record/calls.py", "record/ranges.py", "record/activity.py", "device/call_log.py")
+HANDLES = ("workloads/gemm.py", "workloads/handle.py", "workloads/in_flight.py")
 
 
 class Watcher:

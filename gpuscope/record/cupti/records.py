@@ -211,7 +211,7 @@ class Records:
     ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)
-        self._which = which
+        self.which = which
         self._found = found
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
@@ -248,7 +248,7 @@ class Records:
             self._add(self.work, self._without_canaries(work))
         if apis is not None:
             self._add(self.apis, self._wanted(apis))
-        if self._which == "all" and layout.SYNCHRONIZATION in records:
+        if self.which == "all" and layout.SYNCHRONIZATION in records:
             self._add(self.syncs, records[layout.SYNCHRONIZATION])
         if self.order is not None:
             self.order.take(records)
@@ -283,13 +283,12 @@ class Records:
 
     def _wanted(self, apis: Columns) -> Columns:
         """Leave out API calls that another recording asked for."""
-        if self._which == "all":
+        if self.which == "all":
             return apis
         codes, names = self.names_of(apis)
         self.captures |= any(is_capture(name) for _, name in names)
         wanted = [
-            is_launch(name)
-            and (self._which == "launches" or (self._which == "runtime" and runtime))
+            is_launch(name) and (self.which == "launches" or (self.which == "runtime" and runtime))
             for runtime, name in names
         ]
         chosen = np.array(wanted, bool)[codes]

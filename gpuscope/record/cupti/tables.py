@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.record.cupti import layout
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
@@ -229,6 +229,22 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
             codes = _known(work[column], _MEMORY_KINDS)
             columns[column] = arrow.text_column(np.where(rows, codes, NONE), _MEMORY_KINDS)
     return columns
+
+
+def first_pieces(work: Columns, which: Ints) -> Ints:
+    """Return the row of each call's first kernel, or else first piece of work, by call."""
+    inside = np.flatnonzero(which >= 0)
+    other = work["work"][inside] != KERNEL
+    inside = inside[np.lexsort((work["correlation"][inside], other))]
+    _, first = np.unique(which[inside], return_index=True)
+    return inside[first]
+
+
+def stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
+    """Return the amounts that calls state, each at the first of its call's pieces of work."""
+    stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
+    is_stated = np.where(which >= 0, stated[which], NONE)
+    return np.where(is_first | (is_stated == NONE), is_stated, 0)
 
 
 # -- NVTX ----------------------------------------------------------------------------------

@@ -11,14 +11,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import (
-    Busy,
-    Groups,
-    Intervals,
-    grouped,
-    kernels,
-    makespan_ns,
-)
+from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.rates import done
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, row_of
 from gpuscope.errors import NotFound
@@ -384,8 +377,7 @@ def summary(trace: Trace) -> SummaryResult:
         for label, count, busy_ns, (median, p99) in columns
     ]
     return SummaryResult(
-        tuple(sorted(rows, key=lambda row: (row.partition, row.stream))),
-        **about(trace),
+        tuple(sorted(rows, key=lambda row: (row.partition, row.stream))), **about(trace)
     )
 
 

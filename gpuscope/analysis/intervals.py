@@ -279,9 +279,7 @@ def makespans_ns(trace: Trace, groups: Groups[Label], starts: Intervals, ends: I
     if not len(first):
         return np.zeros(len(groups), np.int64)
     return Busy.of(
-        group,
-        np.minimum.reduceat(starts[order], bounds),
-        np.maximum.reduceat(ends[order], bounds),
+        group, np.minimum.reduceat(starts[order], bounds), np.maximum.reduceat(ends[order], bounds)
     ).ns
 
 

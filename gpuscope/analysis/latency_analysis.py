@@ -273,9 +273,7 @@ def _groups(
     queueing = groups.sums(np.where(known, queued, 0)).tolist()
     return tuple(
         LaunchLatency(
-            *quantiles,
-            medians[index],
-            queueing[index] / total[index] if total[index] > 0 else None,
+            *quantiles, medians[index], queueing[index] / total[index] if total[index] > 0 else None
         )
         for index, quantiles in enumerate(_quantiles(groups, waited))
     )

@@ -161,11 +161,7 @@ class ProjectionResult(Result):
 
 @door(trace=Trace, name=(str, None), domain=(str, None), whole_graphs=bool)
 def range_projection(
-    trace: Trace,
-    *,
-    name: str | None = None,
-    domain: str | None = None,
-    whole_graphs: bool = True,
+    trace: Trace, *, name: str | None = None, domain: str | None = None, whole_graphs: bool = True
 ) -> ProjectionResult:
     """Project ranges onto the GPU: when the work that they launched ran, and for how long.
 

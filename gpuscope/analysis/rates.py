@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analysis.intervals import (
-    Groups,
-    Label,
-    by_workload,
-    ended_kernels,
-    makespans_ns,
-)
+from gpuscope.analysis.intervals import Groups, Label, by_workload, ended_kernels, makespans_ns
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
@@ -41,10 +35,7 @@ class Done:
     def __add__(self, other: Done) -> Done:
         flop_count, nbytes = (
             None if count is None or added is None else count + added
-            for count, added in (
-                (self.flop_count, other.flop_count),
-                (self.nbytes, other.nbytes),
-            )
+            for count, added in ((self.flop_count, other.flop_count), (self.nbytes, other.nbytes))
         )
         return Done(self.calls + other.calls, flop_count, nbytes, self.span_ns + other.span_ns)
 

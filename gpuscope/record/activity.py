@@ -9,17 +9,8 @@ from collections.abc import Callable
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import (
-    Row,
-    Rows,
-    block_row,
-    call_row,
-    keep,
-    move,
-    node_row,
-    work_columns,
-)
-from gpuscope.record.source import Calibration, DeviceSource
+from gpuscope.record.rows import Row, Rows, block_row, call_row, keep, move, node_row, work_columns
+from gpuscope.record.source import Calibration, Source
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _OF_BLOCK = (
@@ -36,11 +27,11 @@ _OF_BLOCK = (
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
-class ActivitySource(DeviceSource):
+class ActivitySource(Source):
     """Joins what a device says it did with the calls that queued it."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device)
+        self._device = device
         self.name = "simulated" if device.is_simulated else "host"
         if device.is_simulated:  # which tells of host functions, too
             self.timed_kinds |= {"host_call"}

@@ -138,9 +138,9 @@ class ClockFit:
 
     def facts(self) -> dict[str, float]:
         """Return offset, drift over the samples' span and residual, for the metadata."""
-        line = self._line()
         if not self.samples:
-            return {"offset_ns": 0.0, "drift_ns": 0.0, "over_ns": 0.0, "residual_ns": 0.0}
+            return dict.fromkeys(("offset_ns", "drift_ns", "over_ns", "residual_ns"), 0.0)
+        line = self._line()
         begin, end = self.samples[0].unix_ns, self.samples[-1].unix_ns
         return {
             "offset_ns": line.at(begin),
@@ -250,7 +250,7 @@ class EventClock:
 
     def _anchor(self) -> tuple[Event, Sample]:
         """Return the surest of a few anchors, when the device has reached them."""
-        return min((self._reach() for _ in range(_TRIES)), key=lambda one: one[1].half_ns)
+        return min((self._reach() for _ in range(_TRIES)), key=lambda anchor: anchor[1].half_ns)
 
     def _reach(self) -> tuple[Event, Sample]:
         event, sample = self._record()

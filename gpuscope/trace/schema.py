@@ -78,6 +78,15 @@ KINDS = (
 """``host function``: one that a stream called, from its beginning to its end; only simulated
 devices tell. ``graph``: a graph's launch that a foreign recorder took as a whole, from the
 start of its first work to the end of its last."""
+_COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"
+COPY_KINDS = ("unknown", *_COPIES.split())
+"""Directions of copies as CUPTI numbers them, from 0."""
+_MEMORIES = "unknown pageable pinned device array managed device_static managed_static"
+MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
+"""Kinds of memory as CUPTI numbers them, from 0."""
+_WAITS = ("event synchronize", "stream wait event", "stream synchronize", "context synchronize")
+SYNC_KINDS = ("unknown", *_WAITS)
+"""Synchronisations as CUPTI numbers them, from 0."""
 SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}

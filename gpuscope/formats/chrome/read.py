@@ -107,8 +107,7 @@ def _trace(
         "end_ns": arrow.nullable(spans.ends[rows] + spans.base_ns, spans.open[rows]),
         "category": arrow.text_column(where, [category or None for category in spans.categories]),
         "range_style": arrow.text_column(
-            np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE),
-            ["push/pop", "start/end"],
+            np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE), ["push/pop", "start/end"]
         ),
         "payload": _payloads(spans, ranges),
         "source": arrow.constant("chrome", count),

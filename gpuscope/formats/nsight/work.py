@@ -13,17 +13,11 @@ from gpuscope.formats.nsight import schema as nsys
 from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
+from gpuscope.trace.schema import SYNC_KINDS
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
 _NAMES = ("demangledName", "shortName", "mangledName")
-_SYNC_KINDS = (
-    "unknown",
-    "event synchronize",
-    "stream wait event",
-    "stream synchronize",
-    "context synchronize",
-)
 _WAIT = 2
 _PROCESS = ~nsys.ID
 
@@ -182,10 +176,7 @@ def _graph(capture: Capture, table: _Columns) -> Columns:
             "are in no overlap, concurrency or confinement. Record with nsys profile "
             "--cuda-graph-trace=node to see them"
         )
-    return {
-        "name": arrow.worded(graph, "graph {}".format),
-        "graph": arrow.nullable(graph),
-    }
+    return {"name": arrow.worded(graph, "graph {}".format), "graph": arrow.nullable(graph)}
 
 
 TABLES = {
@@ -207,9 +198,8 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
         calls.joins["globalTid"], _call_of(calls, process, table["correlationId"])
     )
     places = capture.places(table)
-    words = capture.words(
-        "ENUM_CUPTI_SYNC_TYPE", "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_", _SYNC_KINDS
-    )
+    prefix = "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_"
+    words = capture.words("ENUM_CUPTI_SYNC_TYPE", prefix, SYNC_KINDS)
     columns = {
         **capture.shared("sync", table),
         "name": arrow.worded(table["syncType"], lambda number: words.get(number, f"sync {number}")),

@@ -11,6 +11,7 @@ import contextlib
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,9 +309,10 @@ class JournalReader:
         metadata, reader = self._metadata, self._reader
         if reader is None:
             return metadata
-        counts = {**metadata.counts, **{f"{what} left out": count for what, count in left.items()}}
-        for name, count in reader.found.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts = Counter(
+            {**metadata.counts, **{f"{what} left out": count for what, count in left.items()}}
+        )
+        counts.update(reader.found.counts)
         met = {str(number): facts for number, facts in reader.places.streams.items()}
         notes = [*metadata.notes, *reader.found.notes]
         if self._missing:
@@ -320,7 +322,7 @@ class JournalReader:
             )
         return msgspec.structs.replace(
             metadata,
-            counts=counts,
+            counts=dict(counts),
             streams={**met, **metadata.streams},
             notes=tuple(notes),
             complete=metadata.complete and reader.found.complete and not (left or self._missing),

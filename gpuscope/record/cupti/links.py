@@ -122,7 +122,6 @@ class Links:
         if len(self._begun) > len(self._linked):
             self._begun = dict.fromkeys(filter(self._linked.__contains__, self._begun))
 
-    # -- batches ----------------------------------------------------------------------
     def drain(self, rows: Rows) -> None:
         """Add what is complete; at the end everything, also what has no partner."""
         ranges = self._records.ranges.rows(over=rows.over)
@@ -239,7 +238,6 @@ class Links:
                 f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
             )
 
-    # -- API calls and ours -----------------------------------------------------------
     def _link(self, apis: Columns, held: list[_Held]) -> set[int]:
         """Find the call of ours that each API call was made in: a number of ``_linked``.
 
@@ -295,7 +293,6 @@ class Links:
         columns["parent"] = arrow.nullable(parents, parents == NONE)
         return Batch(arrow.table(columns, len(apis["start"])))
 
-    # -- work and API calls -----------------------------------------------------------
     def _with_launches(self, work: Columns, apis: Columns, rows: Rows) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
@@ -310,8 +307,7 @@ class Links:
                 work = tables.select(work, ~matched)
             if not len(work["start"]):
                 return batches
-        waits = np.full(len(work["start"]), not rows.over)
-        waits &= work["end"].astype(np.int64) >= rows.wait_since_ns
+        waits = (work["end"].astype(np.int64) >= rows.wait_since_ns) & (not rows.over)
         if not waits.all():
             batches.append(self._work_batch(tables.select(work, ~waits)))
         if waits.any():

@@ -199,11 +199,8 @@ class LaunchLatencyResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per stream, then one per kernel name."""
-        return [
-            {"of": what, **row_of(latency)}
-            for what, group in (("stream", self.streams), ("kernel", self.kernels))
-            for latency in group
-        ]
+        streams = [{"of": "stream", **row_of(latency)} for latency in self.streams]
+        return streams + [{"of": "kernel", **row_of(latency)} for latency in self.kernels]
 
     @property
     def definition(self) -> str:

@@ -167,12 +167,10 @@ class _Recorder:
 
     def _end_all(self) -> list[Device]:
         """End every recording; returns the devices that were recorded."""
-        devices = [
-            device for recording in self._recordings.values() for device in recording.devices
-        ]
-        for number in [*self._recordings]:
+        recordings = [*self._recordings.items()]
+        for number, _ in recordings:
             self._end(number)
-        return devices
+        return [device for _, recording in recordings for device in recording.devices]
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         """End as a signal would have it; this thread may hold what finishing needs."""
@@ -270,12 +268,9 @@ class _Recorder:
             what = "what there was so far was not written"
             with self._lock, self._noting(what):
                 for number, journal in self._journals.items():
-                    recording, known_calls = (
-                        self._recordings[number],
-                        self._told_calls.get(number, 0),
-                    )
+                    recording = self._recordings[number]
                     with self._noting(what):
-                        calls, upto = recording.ended(known_calls)
+                        calls, upto = recording.ended(self._told_calls.get(number, 0))
                         journal.advance(calls, recording.known())
                         self._told_calls[number] = upto
                 others = self._recordings.keys() - self._journals.keys()
@@ -330,16 +325,16 @@ class _Recorder:
     def let_go(self) -> None:
         """Hold no simulated device that the program let go, for who counts those that are open."""
         with self._whole(), self._lock:
-            held = [
-                (number, weakref.ref(device))
+            held = {
+                number: weakref.ref(device)
                 for number, recording in self._recordings.items()
                 for device in recording.devices
                 if device.is_simulated
-            ]
-            for number, _ in held:
+            }
+            for number in held:
                 self._end(number)
             gc.collect()
-            for _, kept in held:
+            for kept in held.values():
                 if (device := kept()) is not None:
                     self.opened(device)
 

@@ -40,12 +40,8 @@ def opened(path: Path, limits: Limits) -> Iterator[Database]:
     be read: an authorizer refuses ATTACH, views, virtual tables and every function but those
     that count and fill in. Loading extensions stays off, as it is by default.
     """
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=True,
-    )
+    address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None)
     try:
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -87,7 +88,7 @@ def scrub(spans: pa.Table) -> pa.Table:
         kept = pa.concat_arrays([_public(part) for part in _parts(coded.dictionary)])
         if not kept.equals(coded.dictionary):
             fresh = pa.DictionaryArray.from_arrays(coded.indices, kept)
-            spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)
+            spans = schema.with_column(spans, name, fresh)
     return spans
 
 
@@ -116,11 +117,7 @@ def public(trace: Trace) -> Trace:
 
     Names of partitions, streams, workloads and settings stay as they are.
     """
-    spans = scrub(trace.spans)
-    hosts = spans.column("host")
-    if not pa.types.is_null(hosts.type):
-        index = spans.schema.get_field_index("host")
-        spans = spans.set_column(index, "host", pa.nulls(len(spans)))
+    spans = schema.with_column(scrub(trace.spans), "host", pa.nulls(len(trace)))
     facts = trace.metadata
     metadata = msgspec.structs.replace(
         facts,

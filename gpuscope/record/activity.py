@@ -116,22 +116,14 @@ class ActivitySource(Source):
     def _add_blocks(self, columns: Row, activity: Activity, rows: Rows) -> None:
         """Add a row for each time that blocks of a kernel held an SM."""
         shared = {name: columns[name] for name in _OF_BLOCK if columns.get(name) is not None}
+        shared |= {"parent": columns["id"], "kind": "block"}
         correlation = activity.correlation
         count = self._blocks.pop(correlation, 0)
         for sms, start_ns, end_ns in activity.held:
             for sm in range(sms.bit_length()):
                 if sms >> sm & 1:
-                    rows.spans.append(
-                        {
-                            **shared,
-                            "id": block_row(correlation, count),
-                            "parent": columns["id"],
-                            "kind": "block",
-                            "start_ns": start_ns,
-                            "end_ns": end_ns,
-                            "sm": sm,
-                        }
-                    )
+                    row = {**shared, "id": block_row(correlation, count), "sm": sm}
+                    rows.spans.append({**row, "start_ns": start_ns, "end_ns": end_ns})
                     count += 1
         if activity.node is not None:  # others of its launch go on from here
             self._blocks[correlation] = count

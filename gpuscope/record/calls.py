@@ -213,37 +213,22 @@ class CallLog:
             and call.parent not in self._told
         ]
         self._told = {call.parent for call in seen}
-        executions = [
-            (
-                call.workload,
-                call.start_ns,
-                call.seen_ns,
-                call.thread,
-                call.waited_ns,
-                call.wait_thread,
-                call.stream.id if call.stream is not None else None,
-            )
-            for call in seen
-        ]
-        others = [
-            (
-                _KINDS.get(call.kind, "api"),
-                call.name,
-                call.start_ns,
-                call.end_ns,
-                call.thread,
-                call.stream.id if call.stream is not None else None,
-                call.name if call.kind == "handle" else call.workload,
-            )
-            for call in new
-            if not (
-                isinstance(call, Execution)
-                or self._is_timed(call)
-                or call.superseded
-                or (call.kind == "record" and call.workload is not None)
-            )
-        ]
-        return Ended(self._process, executions, others), len(self._taken)
+        ended = Ended(self._process, [], [])
+        for seen_call in seen:
+            stream = seen_call.stream.id if seen_call.stream is not None else None
+            times, thread = (seen_call.start_ns, seen_call.seen_ns), seen_call.thread
+            waited = seen_call.waited_ns, seen_call.wait_thread
+            ended.executions.append((seen_call.workload, *times, thread, *waited, stream))
+        for call in new:
+            own_event = call.kind == "record" and call.workload is not None
+            if isinstance(call, Execution) or self._is_timed(call) or call.superseded or own_event:
+                continue
+            stream = call.stream.id if call.stream is not None else None
+            times = call.start_ns, call.end_ns
+            handle = call.name if call.kind == "handle" else call.workload
+            kind = _KINDS.get(call.kind, "api")
+            ended.others.append((kind, call.name, *times, call.thread, stream, handle))
+        return ended, len(self._taken)
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""

@@ -142,12 +142,9 @@ class ClockFit:
             return dict.fromkeys(("offset_ns", "drift_ns", "over_ns", "residual_ns"), 0.0)
         line = self._line()
         begin, end = self.samples[0].unix_ns, self.samples[-1].unix_ns
-        return {
-            "offset_ns": line.at(begin),
-            "drift_ns": line.drift * (end - begin),
-            "over_ns": float(end - begin),
-            "residual_ns": self.residual_ns,
-        }
+        over_ns = float(end - begin)
+        drift = {"drift_ns": line.drift * over_ns, "over_ns": over_ns}
+        return {"offset_ns": line.at(begin), **drift, "residual_ns": self.residual_ns}
 
 
 def steps(readings: list[tuple[int, int]]) -> list[tuple[int, int]]:

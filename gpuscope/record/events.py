@@ -152,14 +152,9 @@ def bounds(
         if not beside:
             latest = max(start, min(latest, begun))
         room = launch.closed - max(done, start + shortest)
-        times.append(
-            {
-                "start_ns": start,
-                "end_ns": launch.closed,
-                "start_uncertainty_ns": latest - start,
-                "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
-            }
-        )
+        early = {"end_uncertainty_ns": min(room, CLOSING_NS) if behind else room}
+        late = {"start_uncertainty_ns": latest - start}
+        times.append({"start_ns": start, "end_ns": launch.closed, **late, **early})
     return times
 
 

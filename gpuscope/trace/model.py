@@ -87,11 +87,9 @@ class Trace:
             ("span", spans, schema.SPAN_TYPES, schema.REQUIRED),
             ("edge", edges, schema.EDGE_TYPES, tuple(schema.EDGE_TYPES)),
         ):
-            unknown = set(columns) - set(types)
-            if unknown:
-                raise InvalidArgument(
-                    f"unknown {what} columns {clean(sorted(map(given, unknown)), 200)}"
-                )
+            if unknown := set(columns) - set(types):
+                names = clean(sorted(map(given, unknown)), 200)
+                raise InvalidArgument(f"unknown {what} columns {names}")
             missing = set(required) - set(columns)
             if missing and columns:
                 raise InvalidArgument(f"missing {what} columns {sorted(missing)}")
@@ -315,8 +313,8 @@ class Trace:
         spans, edges = [], []
         offset = 0
         for trace in traces:
-            spans.append(_shift(trace.spans, ("id", "parent"), offset))
-            edges.append(_shift(trace.edges, ("from", "to"), offset))
+            spans.append(schema.added(trace.spans, offset, "id", "parent"))
+            edges.append(schema.added(trace.edges, offset, "from", "to"))
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
         return Trace(
@@ -366,12 +364,3 @@ class Trace:
             ["kind", "rows"],
             [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()],
         )
-
-
-def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
-    for name in names:
-        column = table.column(name)
-        if offset and not pa.types.is_null(column.type):
-            position = table.schema.get_field_index(name)
-            table = table.set_column(position, name, pc.add(column, offset))
-    return table

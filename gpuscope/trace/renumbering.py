@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,10 +152,9 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         most = [pc.max(spans.column(name)).as_py()] if len(trace) else []
         most += [int(key) for key in metadata.streams] if name == "stream" else []
         taken.next[name] += max((number for number in most if number is not None), default=-1) + 1
-        spans = _added(spans, name, offsets[name])
-    spans = _added(spans, "parent", offsets["id"])
-    for name in ("from", "to"):
-        edges = _added(edges, name, offsets["id"])
+        spans = schema.added(spans, offsets[name], name)
+    spans = schema.added(spans, offsets["id"], "parent")
+    edges = schema.added(edges, offsets["id"], "from", "to")
 
     known = _numbers(spans, "process")
     process = facts.process
@@ -168,14 +167,16 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
             )
         process = next(iter(working or known), facts.rank + 1)
     processes = taken.free([*known | {process}], taken.processes)
-    spans = changed(
+    spans = schema.changed(
         spans, "process", lambda column: _renumbered(column.fill_null(process), processes)
     )
     if pa.types.is_null(spans.column("process").type):
-        spans = _with(spans, "process", pa.array([processes[process]] * len(spans), pa.int64()))
+        spans = schema.with_column(
+            spans, "process", pa.array([processes[process]] * len(spans), pa.int64())
+        )
     threads = taken.free([*_numbers(spans, "thread", "end_thread")], taken.threads)
     for name in ("thread", "end_thread"):
-        spans = changed(spans, name, lambda column: _renumbered(column, threads))
+        spans = schema.changed(spans, name, lambda column: _renumbered(column, threads))
 
     indices = _numbers(spans, "device")
     indices |= {gpu.index for gpu in metadata.devices.values() if gpu.index is not None}
@@ -183,7 +184,7 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         index: taken.device(index, metadata.device(index), simulated=metadata.simulated)
         for index in sorted(indices)
     }
-    spans = changed(spans, "device", lambda column: _renumbered(column, devices))
+    spans = schema.changed(spans, "device", lambda column: _renumbered(column, devices))
     homes = {
         stream.partition: stream.device for stream in metadata.streams.values() if stream.partition
     }
@@ -191,9 +192,9 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     keys = {key: _key(key, gpu, devices) for key, gpu in metadata.devices.items()}
     names = {name: f"{name} · rank {facts.rank}" for name in shared}
     for name in _NAMED:
-        spans = changed(spans, name, lambda column: _renamed(column, names))
+        spans = schema.changed(spans, name, lambda column: _renamed(column, names))
     if facts.host:
-        spans = _with(spans, "host", arrow.constant(facts.host, len(spans)))
+        spans = schema.with_column(spans, "host", arrow.constant(facts.host, len(spans)))
     own_facts = replace(
         metadata,
         devices={
@@ -224,12 +225,8 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         clocks={_clock(key, keys): clock for key, clock in metadata.clocks.items()},
         hazards=_moved_hazards(metadata.hazards, offsets["id"]),
     )
-    facts = replace(
-        facts,
-        process=processes[process],
-        device=keys.get(facts.device or "", facts.device),
-        clock=metadata.clock,
-    )
+    device = keys.get(facts.device or "", facts.device)
+    facts = replace(facts, process=processes[process], device=device, clock=metadata.clock)
     residuals = [
         float(clock.residual_ns or 0)
         for name, clock in metadata.clocks.items()
@@ -237,24 +234,6 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     ]
     slack = int(np.ceil(max(residuals, default=0.0)))
     return Rank(Trace(spans, edges, own_facts), facts, slack)
-
-
-def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, column)
-
-
-def changed(
-    table: pa.Table, name: str, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-) -> pa.Table:
-    """Return the table with a column changed, unless that is all null."""
-    column = table.column(name)
-    if pa.types.is_null(column.type):
-        return table
-    return _with(table, name, change(column))
-
-
-def _added(table: pa.Table, name: str, by: int) -> pa.Table:
-    return changed(table, name, lambda column: pc.add(column, by))
 
 
 def _renumbered(column: pa.ChunkedArray, numbers: Mapping[int, int]) -> pa.ChunkedArray:

@@ -61,14 +61,9 @@ _EVENTS = msgspec.json.Decoder(list[Event])
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+_USED = ("traceEvents", "otherData", "baseTimeNanoseconds", "deviceProperties")
 _KNOWN = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Known",
-        [
-            (name, msgspec.Raw, ABSENT)
-            for name in ("traceEvents", "otherData", "baseTimeNanoseconds", "deviceProperties")
-        ],
-    )
+    msgspec.defstruct("Known", [(name, msgspec.Raw, ABSENT) for name in _USED])
 )
 """Reads what stands beside the events and is used."""
 REST = "(the rest)"

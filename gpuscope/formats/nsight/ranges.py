@@ -52,9 +52,8 @@ def read(capture: Capture) -> Part:
     categories = _names(events, names, _CATEGORY, ("domainId", "category"))
     taken = np.isin(kind, (*_MARK, *_PUSH_POP, *_START_END))
     described = np.isin(kind, (DOMAIN, DOMAIN_END, *_CATEGORY))
-    for number, count in zip(
-        *np.unique(kind[~taken & ~described], return_counts=True), strict=True
-    ):
+    others = np.unique(kind[~taken & ~described], return_counts=True)
+    for number, count in zip(*others, strict=True):
         capture.not_taken[f"rows of {NVTX} of type {number} not taken"] = int(count)
     rest = np.flatnonzero(taken)
     payload = _payloads(capture, events, loose, rest)
@@ -68,16 +67,10 @@ def read(capture: Capture) -> Part:
     rows = capture.rows(len(rest))
     nesting = np.flatnonzero(np.isin(kind, _PUSH_POP))
     nesting_ends = np.where(ends == NONE, _OPEN, capture.times(ends))
-    joined = {
-        "owner": events["globalTid"][nesting],
-        "starts": starts[nesting],
-        "ends": nesting_ends[nesting],
-        "rows": rows[nesting],
-    }
-    around = joins.innermost(
-        events["globalTid"], starts, joined["owner"], joined["starts"], joined["ends"]
-    )
-    around[nesting] = joins.enclosing(joined["owner"], joined["starts"], joined["ends"])
+    held = events["globalTid"][nesting], starts[nesting], nesting_ends[nesting]
+    around = joins.innermost(events["globalTid"], starts, *held)
+    around[nesting] = joins.enclosing(*held)
+    joined = dict(zip(("owner", "starts", "ends", "rows"), (*held, rows[nesting]), strict=True))
     color = events["color"]
     columns = {
         "parent": arrow.nullable(arrow.picked(joined["rows"], around)),
@@ -113,9 +106,8 @@ def _loose(capture: Capture, count: int) -> _Loose:
     columns = zip(*capture.database.rows(NVTX, there), strict=True)
     values = dict(zip(there, map(list, columns), strict=False))
     # A damaged table may have other rows the second time.
-    return {
-        name: values.get(name) if len(values.get(name, ())) == count else None for name in names
-    }
+    whole = {name: column for name, column in values.items() if len(column) == count}
+    return {name: whole.get(name) for name in names}
 
 
 def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[str | None]:
@@ -123,10 +115,8 @@ def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[
     by_number = [capture.string(number) if number != NONE else None for number in numbers.tolist()]
     if texts is None:
         return by_number
-    return [
-        text if isinstance(text, str) else other
-        for text, other in zip(texts, by_number, strict=True)
-    ]
+    both = zip(texts, by_number, strict=True)
+    return [text if isinstance(text, str) else other for text, other in both]
 
 
 def _names(

@@ -123,11 +123,8 @@ def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> Trace
 
 def _tables_left(database: Database) -> dict[str, int]:
     """Return how many rows nobody asked for, by table."""
-    names = [
-        name
-        for name in database.tables
-        if name not in database.asked and not name.startswith(_DESCRIPTIONS)
-    ]
+    others = [name for name in database.tables if name not in database.asked]
+    names = [name for name in others if not name.startswith(_DESCRIPTIONS)]
     rows = {f"rows of {name[:_LONGEST_NAME]} not taken": database.count(name) for name in names}
     return {what: count for what, count in rows.items() if count}
 

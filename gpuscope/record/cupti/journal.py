@@ -320,13 +320,12 @@ class JournalReader:
                 f"{self._missing} buffers of records could not be written to "
                 f"{self.path.name!r} and are missing"
             )
+        windows = ((began, max(began, self.written_ns)) for began, _ in metadata.windows_ns)
         return msgspec.structs.replace(
             metadata,
             counts=dict(counts),
             streams={**met, **metadata.streams},
             notes=tuple(notes),
             complete=metadata.complete and reader.found.complete and not (left or self._missing),
-            windows_ns=tuple(
-                (began, max(began, self.written_ns)) for began, _ in metadata.windows_ns
-            ),
+            windows_ns=tuple(windows),
         )

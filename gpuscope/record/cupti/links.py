@@ -250,14 +250,10 @@ class Links:
         if not candidates:
             return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        innermost = joins.innermost(
-            apis["thread"],
-            middle,
-            *np.array(
-                [(call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates],
-                np.int64,
-            ).T,
-        )
+        lasting = [
+            (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
+        ]
+        innermost = joins.innermost(apis["thread"], middle, *np.array(lasting, np.int64).T)
         number_of = np.array([*recent, *[NONE] * len(held)], np.int64)
         inside = np.flatnonzero(innermost >= len(recent))
         inside = inside[np.argsort(apis["start"][inside], kind="stable")]

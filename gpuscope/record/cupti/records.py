@@ -124,12 +124,8 @@ class Flights:
     @property
     def under_way(self) -> int | None:
         """Correlation of the first canary of the flights that are not over, if there are any."""
-        begun = [
-            sorted(flight)[-(len(flight) % FLIGHT)]
-            for flight in self._correlations.values()
-            if len(flight) % FLIGHT
-        ]
-        return min(begun, default=None)
+        begun = [flight for flight in self._correlations.values() if len(flight) % FLIGHT]
+        return min((sorted(flight)[-(len(flight) % FLIGHT)] for flight in begun), default=None)
 
     def without(self, columns: Columns, apis: Columns | None) -> Columns:
         """Leave out what recordings did themselves: from a flight's first canary to its last.
@@ -264,15 +260,11 @@ class Records:
         """Return row → code and code → whether a call is the runtime's, and its name."""
         numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
         codes, distinct = arrow.coded(numbers)
-        name_of = self._library.callback_name
-        return codes, [
-            (
-                bool(number % 2),
-                name_of(RUNTIME_API if number % 2 else DRIVER_API, number // 2)
-                or f"call {number // 2}",
-            )
-            for number in distinct
-        ]
+        names = []
+        for number, runtime in (divmod(packed, 2) for packed in distinct):
+            name = self._library.callback_name(RUNTIME_API if runtime else DRIVER_API, number)
+            names.append((bool(runtime), name or f"call {number}"))
+        return codes, names
 
     def launches(self, apis: Columns) -> Array:
         """Whether each API call queued work, as far as its name tells."""

@@ -53,12 +53,8 @@ def select(columns: Columns, rows: Array) -> Columns:
 def work_of(records: Mapping[int, Columns]) -> Columns | None:
     """Return kernels, copies and memsets of a buffer in one set of columns."""
     parts = []
-    for kind, work in (
-        (layout.KERNEL, KERNEL),
-        (layout.MEMCPY, COPY),
-        (layout.PEER_COPY, COPY),
-        (layout.MEMSET, SET),
-    ):
+    works = {layout.KERNEL: KERNEL, layout.MEMCPY: COPY, layout.PEER_COPY: COPY, layout.MEMSET: SET}
+    for kind, work in works.items():
         if kind not in records:
             continue
         raw = records[kind]

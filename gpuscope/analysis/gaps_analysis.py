@@ -50,14 +50,11 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
         f"{label} (stream {value})" if shared[label] > 1 else label
         for label, (_, value) in zip(labels, keys, strict=True)
     ]
-    order = sorted(range(len(keys)), key=lambda index: [_sortable(part) for part in keys[index]])
+    sortable = [[(part is not None, 0 if part is None else part) for part in key] for key in keys]
+    order = sorted(range(len(keys)), key=sortable.__getitem__)
     position = np.empty(len(keys), np.int64)
     position[order] = np.arange(len(keys))
     return position[code], [labels[index] for index in order]
-
-
-def _sortable(value: str | int | None) -> tuple[bool, str | int]:
-    return (False, 0) if value is None else (True, value)
 
 
 def _device_name(trace: Trace, number: int | None) -> str:

@@ -233,12 +233,9 @@ def _beside(every: Iterable[Change], change: Change) -> tuple[Change, ...]:
 
 def _is_equal(change: Change, other: Change) -> bool:
     """Whether noise does not tell two changes of one number apart."""
-    is_same = all(
-        getattr(change, name) == getattr(other, name)
-        for name in ("workload", "column", "is_better")
-    )
+    of = attrgetter("workload", "column", "is_better")
     noise = math.log1p(max(change.noise, other.noise))
-    return change is other or (is_same and abs(change.size - other.size) <= noise)
+    return change is other or (of(change) == of(other) and abs(change.size - other.size) <= noise)
 
 
 def _least_kept(every: Iterable[Change], change: Change) -> float:

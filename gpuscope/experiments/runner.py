@@ -211,7 +211,8 @@ class Runner:
         if not self.stop.is_set():
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
             with self._recorded(self.recordings[setting.name], options), _no_collection():
-                self._begin_serving()
+                for serving in self._servings:
+                    serving.begin(self.device.now_ns())
                 began_ns = self.device.now_ns()
                 driving.drive()
             self.before_round()
@@ -271,10 +272,6 @@ class Runner:
                 self._servings.append(serving)
                 feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
         return feeds
-
-    def _begin_serving(self) -> None:
-        for serving in self._servings:
-            serving.begin(self.device.now_ns())
 
     def _note_request(self, workload: str, request: Request) -> None:
         """Record a request that has its last token."""

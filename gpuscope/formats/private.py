@@ -85,7 +85,7 @@ def scrub(spans: pa.Table) -> pa.Table:
         if pa.types.is_null(column.type) or not len(column):
             continue
         coded = column.unify_dictionaries().combine_chunks()
-        kept = pa.concat_arrays([_public(part) for part in _parts(coded.dictionary)])
+        kept = pa.concat_arrays([*_public(coded.dictionary)])
         if not kept.equals(coded.dictionary):
             fresh = pa.DictionaryArray.from_arrays(coded.indices, kept)
             spans = schema.with_column(spans, name, fresh)
@@ -96,19 +96,17 @@ _AT_ONCE = 1 << 20
 """Bytes of texts that are objects of Python's at the same time, and one text more."""
 
 
-def _parts(texts: pa.StringArray) -> Iterator[pa.StringArray]:
+def _public(texts: pa.StringArray) -> Iterator[pa.StringArray]:
+    """Yield the public texts, part by part."""
     ends = np.cumsum(np.asarray(pc.binary_length(texts).fill_null(0)) + 1)
     at = 0
     while at < len(texts):
         start = int(ends[at - 1]) if at else 0
         until = max(int(np.searchsorted(ends, start + _AT_ONCE)), at + 1)
-        yield texts[at:until]
+        part = texts[at:until].to_pylist()
+        kept = [text if text is None else public_text(text) for text in part]
+        yield pa.array(kept, pa.string())
         at = until
-
-
-def _public(texts: pa.StringArray) -> pa.StringArray:
-    kept = [text if text is None else public_text(text) for text in texts.to_pylist()]
-    return pa.array(kept, pa.string())
 
 
 # -- whole traces --------------------------------------------------------------------------
@@ -142,19 +140,15 @@ def _public_experiment(experiment: Mapping[str, object] | None) -> Mapping[str, 
     workloads = (experiment or {}).get("workloads")
     if experiment is None or not isinstance(workloads, Mapping):
         return experiment
-    return {
-        **experiment,
-        "workloads": {key: _public_args(workload) for key, workload in workloads.items()},
-    }
+    public_workloads = {key: _public_args(workload) for key, workload in workloads.items()}
+    return {**experiment, "workloads": public_workloads}
 
 
 def _public_args(workload: object) -> object:
     if not isinstance(workload, Mapping) or not isinstance(workload.get("args"), Mapping):
         return workload
-    plain = {
-        name: public_text(value) if isinstance(value, str) else value
-        for name, value in workload["args"].items()
-    }
+    args = workload["args"].items()
+    plain = {key: public_text(arg) if isinstance(arg, str) else arg for key, arg in args}
     return {**workload, "args": plain}
 
 

@@ -13,17 +13,8 @@ from gpuscope.record.rows import Row, Rows, block_row, call_row, keep, move, nod
 from gpuscope.record.source import Calibration, Source
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
-_OF_BLOCK = (
-    "name",
-    "process",
-    "device",
-    "device_uuid",
-    "partition",
-    "intended_partition",
-    "stream",
-    "category",
-    "source",
-)
+_OF_BLOCK = "name process device device_uuid partition intended_partition stream category source"
+"""Columns of a block's row that are its kernel's."""
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
@@ -115,7 +106,9 @@ class ActivitySource(Source):
 
     def _add_blocks(self, columns: Row, activity: Activity, rows: Rows) -> None:
         """Add a row for each time that blocks of a kernel held an SM."""
-        shared = {name: columns[name] for name in _OF_BLOCK if columns.get(name) is not None}
+        shared = {
+            name: columns[name] for name in _OF_BLOCK.split() if columns.get(name) is not None
+        }
         shared |= {"parent": columns["id"], "kind": "block"}
         correlation = activity.correlation
         count = self._blocks.pop(correlation, 0)

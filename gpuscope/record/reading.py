@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuscope._fork import free_in_children
@@ -44,7 +44,6 @@ class Reading:
     sources: list[Source]
     devices: dict[str, Device]
     span: Span
-    clock: Callable[[], int]
     keep_ns: int | None
     notes: list[str]
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class Reading:
     def _read(self, *, over: bool, since_ns: int) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
         at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
-        rows = Rows(at_once=at_once, over=over, open_since_ns=self.clock(), since_ns=since_ns)
+        rows = Rows(at_once=at_once, over=over, open_since_ns=self.span.clock(), since_ns=since_ns)
         self._all_read = over
         self.ranges.drain(rows)
         self.calls.drain(rows)

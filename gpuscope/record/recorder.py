@@ -47,8 +47,7 @@ _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
 
 running: tuple[RangeLog, ...] = ()
-"""Range logs of the recordings that are on, for
-:func:`~gpuscope.record.annotate.annotate`."""
+"""Range logs of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
 _running_lock = free_in_children(threading.Lock())
 
 
@@ -113,17 +112,9 @@ class Recording:
         self._libraries = contextlib.ExitStack()
         self._notes: list[str] = problems
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
-        self._reading = Reading(
-            self._calls,
-            self.ranges,
-            self.observers,
-            self.sources,
-            {device.info.key: device for device in devices},
-            self._span,
-            clock,
-            self._options.keep_ns,
-            self._notes,
-        )
+        by_key = {device.info.key: device for device in devices}
+        read = (self._calls, self.ranges, self.observers, self.sources)
+        self._reading = Reading(*read, by_key, self._span, self._options.keep_ns, self._notes)
         self._reader: Reader | None = None  # where only the latest rows are kept
         self._trace: Trace | None = None
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
@@ -352,8 +343,7 @@ class Recording:
         partitions = self._calls.partitions.copy()
         received = self._calls.received + self._calls.forgotten + self._calls.open_count
         counts = Counter({"received": received, **self._reading.lost})
-        notes = list(self._notes)
-        begin_ns = self._span.begin_ns
+        notes, begin_ns = list(self._notes), self._span.begin_ns
         if kept is not None and kept.since_ns > begin_ns:
             begin_ns = kept.since_ns
             notes.append(note_of(kept))

@@ -129,7 +129,7 @@ class Span:
     """
 
     def __init__(self, clock: Callable[[], int], steady: Callable[[], int] | None) -> None:
-        self._clock, self._steady = clock, steady
+        self.clock, self._steady = clock, steady
         self._began: tuple[int, int] | None = None
         self._end_ns: int | None = None
 
@@ -168,14 +168,14 @@ class Span:
         """Return since when what ended is kept as of now; 0 where everything is."""
         if keep_ns is None:
             return 0
-        return max(0, min(self.end_ns, self._clock()) - keep_ns)  # a set clock drops nothing early
+        return max(0, min(self.end_ns, self.clock()) - keep_ns)  # a set clock drops nothing early
 
     def step_notes(self) -> list[str]:
         """Return notes on the clock if it was set meanwhile."""
         return step_notes([self._began, self._both()]) if self._began is not None else []
 
     def _both(self) -> tuple[int, int]:
-        now_ns = self._clock()
+        now_ns = self.clock()
         return now_ns, now_ns if self._steady is None else self._steady()
 
 

@@ -18,10 +18,8 @@ from gpuscope.trace.clocks import Line
 from gpuscope.trace.facts import DeviceFacts, HazardFacts, RankFacts
 from gpuscope.trace.model import Trace
 
-_NUMBERED = (
-    "id", "stream", "channel", "correlation", "external_correlation", "graph", "graph_node",
-    "context", "green_context",
-)  # fmt: skip
+_TEXT = "id stream channel correlation external_correlation graph graph_node context green_context"
+_NUMBERED = _TEXT.split()
 """Columns whose numbers are of one process: those of the next rank go on behind."""
 _NAMED = ("partition", "intended_partition")
 _GIVE_IT = "give it its own, as in trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
@@ -95,10 +93,8 @@ def ranked(traces: Sequence[Trace]) -> list[Rank]:
     partitions = Counter(name for trace in traces for name in _partitions(trace))
     shared = {name for name, count in partitions.items() if count > 1}
     taken = _Taken()
-    return [
-        _numbered(traces[number], stated[number][0], taken, shared)
-        for _, number in sorted(first_trace.items())
-    ]
+    order = [first_trace[rank] for rank in sorted(first_trace)]
+    return [_numbered(traces[number], stated[number][0], taken, shared) for number in order]
 
 
 def _partitions(trace: Trace) -> set[str]:
@@ -251,10 +247,8 @@ def _renamed(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array:
 
 def _keyed(names: Mapping[str, str], numbers: Mapping[int, int]) -> dict[str, str]:
     """Return names by their numbers here."""
-    return {
-        str(numbers.get(int(key), key) if key.isdecimal() else key): name
-        for key, name in names.items()
-    }
+    moved = {key: numbers.get(int(key), key) if key.isdecimal() else key for key in names}
+    return {str(moved[key]): name for key, name in names.items()}
 
 
 def _moved(number: int | None, by: int) -> int | None:

@@ -178,11 +178,9 @@ class Capture:
     # -- processes and threads -------------------------------------------------------------
     def thread_columns(self, global_tids: Array) -> Columns:
         """Return process and thread of each row."""
-        none = global_tids == NONE
-        return {
-            "process": arrow.nullable(global_tids >> BITS & ID, none),
-            "thread": arrow.nullable(global_tids & ID, none),
-        }
+        none, process = global_tids == NONE, global_tids >> BITS & ID
+        thread = arrow.nullable(global_tids & ID, none)
+        return {"process": arrow.nullable(process, none), "thread": thread}
 
     def process_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
         """Return the names of the processes that have rows: what else ran is nobody's business."""

@@ -21,18 +21,9 @@ from gpuscope.trace.arrow import NONE
 # NvtxtXyz are the same, imported from text.
 _CATEGORY, _MARK = (nsys.CATEGORY, 64), (nsys.MARK, 65)
 _PUSH_POP, _START_END = (nsys.PUSH_POP, 70), (nsys.START_END, 71)
-_NUMBERS = (
-    "start",
-    "end",
-    "eventType",
-    "category",
-    "color",
-    "globalTid",
-    "endGlobalTid",
-    "textId",
-    "domainId",
-    "jsonTextId",
-)
+_NUMBERS = """
+    start end eventType category color globalTid endGlobalTid textId domainId jsonTextId
+"""
 _VALUES = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
 _OPAQUE = 0xFF000000
 _PROCESS = ~ID
@@ -44,7 +35,7 @@ _Loose: TypeAlias = dict[str, list[Value] | None]
 def read(capture: Capture) -> Part:
     """Return ranges and marks, with their domains, categories, colours and payloads."""
     is_own = capture.is_own  # our marks may have an end, and our names may be empty
-    events = capture.database.integers(NVTX, _NUMBERS)
+    events = capture.database.integers(NVTX, _NUMBERS.split())
     loose = _loose(capture, len(events["start"]))
     kind = events["eventType"]
     names = _texts(capture, events["textId"], loose["text"])

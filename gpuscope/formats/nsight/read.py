@@ -82,20 +82,16 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     edges = arrow.edges([*cuda.launch_edges(work), *cuda.wait_edges(capture, work, syncs)])
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
-    spans = _with_host(spans, capture) if keep_private else scrub(spans)
+    host = capture.host_name()
+    if not keep_private:
+        spans = scrub(spans)
+    elif host is not None:
+        spans = schema.with_column(spans, "host", arrow.constant(host, spans.num_rows))
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
     return schema.concat([table for table in tables if table.num_rows], schema.SPAN_TYPES)
-
-
-def _with_host(spans: pa.Table, capture: Capture) -> pa.Table:
-    host = capture.host_name()
-    if host is None:
-        return spans
-    column = arrow.constant(host, spans.num_rows)
-    return spans.set_column(spans.schema.get_field_index("host"), "host", column)
 
 
 def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:

@@ -178,10 +178,8 @@ class Ids:
     def processes(self) -> dict[int, str | None]:
         """Return the processes that rows name, with their names where these are known."""
         names = self._trace.metadata.process_names
-        return {
-            self._short.get(pid, pid): names.get(str(pid))
-            for pid in np.unique(self._given).tolist()
-        }
+        given = np.unique(self._given).tolist()
+        return {self._short.get(pid, pid): names.get(str(pid)) for pid in given}
 
     def thread_names(self) -> list[tuple[int, str]]:
         """Return serialised threads with their names."""

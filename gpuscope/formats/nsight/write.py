@@ -161,11 +161,8 @@ class _Tables:
         return np.array([numbers.get(value, NOTHING) for value in values], np.int64)[code[rows]]
 
     def times(self, rows: Array) -> dict[str, Array]:
-        ends = self.ends[rows]
-        return {
-            "start": self.starts[rows] - self.base_ns,
-            "end": np.where(ends == NOTHING, NOTHING, ends - self.base_ns),
-        }
+        starts, ends = self.starts[rows] - self.base_ns, self.ends[rows]
+        return {"start": starts, "end": np.where(ends == NOTHING, NOTHING, ends - self.base_ns)}
 
     # -- tables of spans --------------------------------------------------------------
     def chunks(self) -> Iterator[nsys.Chunk]:

@@ -121,7 +121,7 @@ class Reader:
     """
 
     def __init__(self, facts: Facts, ask: Ask) -> None:
-        self.places = Known({})
+        self.places = Known()
         self.found = completeness = Completeness()
         library, text = _Asking(facts.version, ask), partial(ask, "text")
         self._records = Records(library, facts.which, completeness, lambda at: text(at, 0))

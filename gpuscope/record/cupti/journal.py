@@ -182,7 +182,7 @@ class Journal:
 
     def _put_places(self) -> None:
         if self._learned != (learned := self._places.learned):
-            self._put(_PLACES, self._places.packed())
+            self._put(_PLACES, msgspec.msgpack.encode(self._places.copy()))
             self._learned = learned
 
     def close(self, *, remove: bool) -> None:
@@ -241,7 +241,10 @@ class JournalReader:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
             ) from error
-        return self._trace()
+        spans = schema.concat([batch.spans for batch in self._batches], schema.SPAN_TYPES)
+        edges = schema.concat([batch.edges for batch in self._batches], schema.EDGE_TYPES)
+        spans, edges, left = valid.sifted(spans, edges)
+        return Trace(spans, edges, self._facts(left))
 
     def _read_some(self, file: BinaryIO, *, over: bool) -> bool:
         """Make a batch of some frames; returns whether there are more."""
@@ -261,7 +264,7 @@ class JournalReader:
             elif kind == _TEXTS:
                 self._texts |= msgspec.json.decode(payload, type=dict[int, str])
             elif kind == _PLACES and self._reader is not None:
-                self._reader.learn(Known.unpacked(payload))
+                self._reader.learn(msgspec.msgpack.decode(payload, type=Known))
             elif kind == _CALLS:
                 calls = msgspec.msgpack.decode(payload, type=Ended)
                 process = calls.process
@@ -297,12 +300,6 @@ class JournalReader:
         if what == "call":
             return self._names.get(first, {}).get(second, "")
         return self._texts.get(first, "")
-
-    def _trace(self) -> Trace:
-        spans = schema.concat([batch.spans for batch in self._batches], schema.SPAN_TYPES)
-        edges = schema.concat([batch.edges for batch in self._batches], schema.EDGE_TYPES)
-        spans, edges, left = valid.sifted(spans, edges)
-        return Trace(spans, edges, self._facts(left))
 
     def _facts(self, left: Mapping[str, int]) -> TraceMetadata:
         """Return what the recording told of itself, and what reading found and left out."""

@@ -135,20 +135,19 @@ class Flights:
         apis
             API calls, which tell the thread; ``None`` where they are not recorded.
         """
-        drop = np.zeros(len(columns["correlation"]), bool)
+        numbers = columns["correlation"]
+        drop = np.zeros(len(numbers), bool)
         for correlations in self._correlations.values():
             ordered = sorted(correlations)
             for first in range(0, len(ordered), FLIGHT):
                 flight = ordered[first : first + FLIGHT]
-                within = (columns["correlation"] >= flight[0]) & (
-                    columns["correlation"] <= flight[-1]
-                )
+                within = (numbers >= flight[0]) & (numbers <= flight[-1])
                 if not within.any():
                     continue
                 if apis is not None and len(apis["correlation"]):
                     at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
-                        threads = joins.match(columns["correlation"], apis["correlation"])
+                        threads = joins.match(numbers, apis["correlation"])
                         same = apis["thread"][np.maximum(threads, 0)] == apis["thread"][at[0]]
                         within &= same | (threads == NONE)
                 drop |= within
@@ -266,12 +265,15 @@ class Records:
             names.append((bool(runtime), name or f"call {number}"))
         return codes, names
 
-    def launches(self, apis: Columns) -> Array:
+    def launches(self, apis: Columns) -> Bools:
         """Whether each API call queued work, as far as its name tells."""
-        codes, names = self.names_of(apis)
-        launch: Bools = np.array([is_launch(name) for _, name in names], bool)[codes]
-        launch &= apis["returned"] == 0
+        launch: Bools = self._named(apis, is_launch) & (apis["returned"] == 0)
         return launch
+
+    def _named(self, apis: Columns, wanted: Callable[[str], bool]) -> Bools:
+        codes, names = self.names_of(apis)
+        named: Bools = np.array([wanted(name) for _, name in names], bool)[codes]
+        return named
 
     def _wanted(self, apis: Columns) -> Columns:
         """Leave out API calls that another recording asked for."""
@@ -319,8 +321,7 @@ class Records:
         """Whether a graph was launched of which no work was delivered yet."""
         done = {int(number) for part in self.work for number in part["correlation"]}
         for part in self.apis:
-            codes, names = self.names_of(part)
-            graphs = np.array(["GraphLaunch" in name for _, name in names], bool)[codes]
+            graphs = self._named(part, lambda name: "GraphLaunch" in name)
             launched = part["correlation"][graphs & (part["returned"] == 0)].tolist()
             if any(number > self.first and number not in done for number in launched):
                 return True

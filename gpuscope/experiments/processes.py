@@ -225,12 +225,15 @@ class _Recorder:
         self._next, self._recordings[number] = number + 1, recording
         try:
             recording.start()
-            self._keep_journal(number, recording)
+            path = self._folder / f"{self._key}-{number}{JOURNAL}"  # where others find what comes
+            with self._noting("what there is so far is only in memory"):
+                if journal := recording.journal(path):
+                    self._journals[number] = journal
             recording.snapshot()
         except Exception:
             del self._recordings[number]
-            if (journal := self._journals.pop(number, None)) is not None:
-                journal.close(remove=True)
+            if number in self._journals:
+                self._journals.pop(number).close(remove=True)
             raise
         if self._thread is None:
             self._thread = threading.Thread(
@@ -239,13 +242,6 @@ class _Recorder:
             self._thread.start()
             self._tell()
         return recording
-
-    def _keep_journal(self, number: int, recording: Recording) -> None:
-        """Let what comes wait in a file, in which others find it, if it can."""
-        path = self._folder / f"{self._key}-{number}{JOURNAL}"
-        with self._noting("what there is so far is only in memory"):
-            if journal := recording.journal(path):
-                self._journals[number] = journal
 
     @contextlib.contextmanager
     def _noting(self, what: str) -> Iterator[None]:

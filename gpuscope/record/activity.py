@@ -106,9 +106,7 @@ class ActivitySource(Source):
 
     def _add_blocks(self, columns: Row, activity: Activity, rows: Rows) -> None:
         """Add a row for each time that blocks of a kernel held an SM."""
-        shared = {
-            name: columns[name] for name in _OF_BLOCK.split() if columns.get(name) is not None
-        }
+        shared = {name: columns.get(name) for name in _OF_BLOCK.split()}
         shared |= {"parent": columns["id"], "kind": "block"}
         correlation = activity.correlation
         count = self._blocks.pop(correlation, 0)

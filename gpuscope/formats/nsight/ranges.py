@@ -62,7 +62,8 @@ def read(capture: Capture) -> Part:
     around = joins.innermost(events["globalTid"], starts, *held)
     around[nesting] = joins.enclosing(*held)
     joined = dict(zip(("owner", "starts", "ends", "rows"), (*held, rows[nesting]), strict=True))
-    color = events["color"]
+    color, low = events["color"], events["color"] & 0xFFFFFFFF
+    argb = np.where(low >> 24, low, low | _OPAQUE)
     columns = {
         "parent": arrow.nullable(arrow.picked(joined["rows"], around)),
         "kind": arrow.text_column(is_mark.astype(np.int64), ["range", "mark"]),
@@ -73,7 +74,7 @@ def read(capture: Capture) -> Part:
         "end_thread": arrow.nullable(events["endGlobalTid"] & ID, same),
         "domain": _column(events, domains, ("domainId",), "domain {}"),
         "category": _column(events, categories, ("domainId", "category"), "category {}"),
-        "color": pa.array(_argb(color), mask=color <= 0),
+        "color": pa.array(argb.astype(np.uint32), mask=color <= 0),
         "range_style": arrow.text_column(style, ["push/pop", "start/end"]),
         "payload": payload,
         "source": arrow.constant("nsys", len(rest)),
@@ -83,11 +84,6 @@ def read(capture: Capture) -> Part:
 
 def _named(name: str | None, *, is_own: bool) -> str:
     return "(no message)" if name is None or not (name or is_own) else name
-
-
-def _argb(color: Array) -> Array:
-    low = color & 0xFFFFFFFF
-    return np.where(low >> 24, low, low | _OPAQUE).astype(np.uint32)
 
 
 def _loose(capture: Capture, count: int) -> _Loose:

@@ -75,7 +75,9 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     syncs = cuda.read_syncs(capture, calls)
     parts = [ranges, calls, syncs, *work]
     if own_metadata is not None:
-        tables = [*(_own_table(capture, part, own_metadata) for part in parts), _own_rest(capture)]
+        rest = _own_columns(capture, REST, None)  # of rows that Nsight has no table for
+        tables = [_own_table(capture, part, own_metadata) for part in parts]
+        tables.append(arrow.table(rest, len(next(iter(rest.values()), []))))
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), _own_edges(database), own_metadata)
     spans = _joined([part.spans() for part in parts])
@@ -202,12 +204,6 @@ def _own_table(capture: Capture, part: Part, own_metadata: TraceMetadata) -> pa.
         uuids = {facts.index: facts.uuid for facts in own_metadata.devices.values()}
         columns["device_uuid"] = arrow.worded(np.asarray(device.fill_null(NONE)), uuids.get)
     return arrow.table({**columns, "id": part.rows, **ours}, count)
-
-
-def _own_rest(capture: Capture) -> pa.Table:
-    """Return the rows that Nsight has no table for."""
-    columns = _own_columns(capture, REST, None)
-    return arrow.table(columns, len(next(iter(columns.values()), [])))
 
 
 def _own_edges(database: Database) -> pa.Table:

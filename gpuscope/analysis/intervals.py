@@ -17,20 +17,10 @@ from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open
 from gpuscope.trace.joins import latest
+from gpuscope.trace.joins import union as union
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints
-
-
-def union(starts: Intervals, ends: Intervals) -> Intervals:
-    """Merge spans that touch or overlap."""
-    if len(starts) == 0:
-        return np.zeros((0, 2), np.int64)
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    first = np.r_[True, starts[1:] > ends[:-1]]
-    last = np.r_[first[1:], True]
-    return np.stack([starts[first], ends[last]], axis=1)
 
 
 def ended_kernels(trace: Trace) -> Trace:

@@ -299,9 +299,8 @@ class SweepResult(Result):
         if unknown := [name for name in columns if name not in known]:
             raise NotFound(f"there is no column {unknown[0]!r}; there are: {', '.join(known)}")
         if unknown := [name for name in where or () if name not in self.parameters]:
-            raise NotFound(
-                f"{unknown[0]!r} was not varied; there are: {', '.join(self.parameters)}"
-            )
+            varied = ", ".join(self.parameters)
+            raise NotFound(f"{unknown[0]!r} was not varied; there are: {varied}")
         if "speed" not in known:
             return self.points.select(columns, where)
         needed = dict.fromkeys([*columns, "gpu", "workload"])

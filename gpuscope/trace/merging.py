@@ -20,6 +20,7 @@ from gpuscope.trace.clocks import Bound, Line, aligned
 from gpuscope.trace.collectives import Matching, matched, parts
 from gpuscope.trace.combining import RANKS, combined
 from gpuscope.trace.facts import ClockFacts, HazardFacts, RankFacts
+from gpuscope.trace.joins import union
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.renumbering import Rank, ranked
@@ -279,18 +280,11 @@ def _metadata(ranks: Sequence[Rank], notes: Sequence[str], unmatched: int) -> Tr
 
 def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
     """Return the times in which any rank was recorded."""
-    moved = []
+    windows = [np.zeros((0, 2), np.int64)]
     for rank in ranks:
-        for pair in rank.trace.metadata.windows_ns:
-            times_ns = np.array(pair, np.int64)
-            moved.append((times_ns + rank.line.at(times_ns)).clip(min=0).tolist())
-    windows: list[tuple[int, int]] = []
-    for begin, end in sorted(moved):
-        if windows and begin <= windows[-1][1]:
-            windows[-1] = windows[-1][0], max(end, windows[-1][1])
-        else:
-            windows.append((begin, end))
-    return tuple(windows)
+        times_ns = np.array(rank.trace.metadata.windows_ns, np.int64).reshape(-1, 2)
+        windows.append((times_ns + rank.line.at(times_ns)).clip(min=0))
+    return tuple((begin, end) for begin, end in union(*np.concatenate(windows).T).tolist())
 
 
 def _hazards(every: Sequence[HazardFacts | None]) -> HazardFacts | None:

@@ -16,8 +16,8 @@ import numpy as np
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open
-from gpuscope.trace.joins import latest
-from gpuscope.trace.joins import union as union
+from gpuscope.trace.joins import latest, union
+
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints

@@ -17,7 +17,6 @@ from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open
 from gpuscope.trace.joins import latest, union
-
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints

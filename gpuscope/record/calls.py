@@ -285,9 +285,9 @@ class CallLog:
 
     def _is_forgotten(self, call: Call, read: set[int]) -> bool:
         """Whether it is a handle's that was forgotten, which ends all the same."""
-        number = call.parent if isinstance(call, Execution) else call.correlation
         if not isinstance(call, Execution) and call.kind != "handle":
             return False
+        number = call.parent if isinstance(call, Execution) else call.correlation
         if number is None or _seen_ns(call) is None or number < self._forgotten_from:
             return False
         new = number not in read and number not in self._read_before  # two threads may see one end

@@ -66,7 +66,7 @@ class Known:
     def copy(self) -> Known:
         """Return what is known by now, for another process."""
         numbers, facts = self.numbers.copy(), self.facts.copy()
-        # Of one that is being learned the facts may lack.
+        # The facts of a stream that is being learned may not be there yet.
         numbers = {at: ours for at, ours in numbers.items() if ours in facts}
         names = {context: names.copy() for context, names in self.names.copy().items()}
         return Known(self.uuids, {}, self.green.copy(), 0, numbers, facts, names)

@@ -74,8 +74,8 @@ class CuptiSource(Source):
         self._selections = SelectionLog(self._places.learn)
         self._order = Order() if options.hazards else None
         self._records = Records(library, self._which, self._found, order=self._order)
-        told = (self._records, self._places, self._selections, self._found)
-        self._links = Links(*told, all_calls=self._which != "runtime")
+        known = (self._records, self._places, self._selections, self._found)
+        self._links = Links(*known, all_calls=self._which != "runtime")
         self._tag = 1 + next(_tags) % _TAGS
         self._tap: BufferTap | None = None
         self._journal: Journal | None = None

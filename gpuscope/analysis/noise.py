@@ -127,7 +127,9 @@ class Levels:
         prior = min(PRIOR, self.freedom)
         pooled = squares.sum() / self.freedom if self._known else math.inf
         self._free = prior + freedom
-        variance = (prior * pooled + squares) / self._free if self._known else np.inf + freedom
+        variance = np.full(len(freedom), np.inf)
+        if self._known:
+            variance = (prior * pooled + squares) / self._free
         self._variance = variance[of]
 
     def value(self, setting: int) -> float:

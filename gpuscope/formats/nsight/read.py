@@ -84,10 +84,9 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     edges = arrow.edges([*cuda.launch_edges(work), *cuda.wait_edges(capture, work, syncs)])
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
-    host = capture.host_name()
     if not keep_private:
         spans = scrub(spans)
-    elif host is not None:
+    elif (host := capture.host_name()) is not None:
         spans = schema.with_column(spans, "host", arrow.constant(host, spans.num_rows))
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
 

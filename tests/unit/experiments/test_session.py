@@ -524,6 +524,12 @@ def test_wherever_a_run_is_stopped_something_sound_comes_back(sim):
     assert early == [2, 3, 4, 5]
 
 
+def test_a_run_that_is_stopped_before_its_first_kernel_recorded_nothing(sim):
+    """Its recording began and holds ranges, but nothing that a comparison could be of."""
+    with pytest.raises(gs.errors.NothingRecorded):
+        gs.run(short(), sim(), stop=StopAt(5))
+
+
 class StopWhen(threading.Event):
     """An event that is set from a moment of a simulated GPU's time on."""
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Groups, Intervals, merged, stretch_sums
+from gpuscope.analysis.intervals import Groups, Intervals, merged, stretch_sums, union
 from gpuscope.analysis.result import Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
-from gpuscope.trace.joins import union
 from gpuscope.trace.model import Trace
 
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")

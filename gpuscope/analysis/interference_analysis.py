@@ -10,10 +10,9 @@ import numpy as np
 
 from gpuscope._checks import SeveralOf, door
 from gpuscope._types import Bools
-from gpuscope.analysis.intervals import Intervals, ended_kernels, grouped
+from gpuscope.analysis.intervals import Intervals, ended_kernels, grouped, union
 from gpuscope.analysis.result import Result, Row, sentences
 from gpuscope.errors import InvalidArgument, NotFound
-from gpuscope.trace.joins import union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace import joins
 from gpuscope.trace.columns import codes, combined, is_open
-from gpuscope.trace.joins import latest, union
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints
+union = joins.union
 
 
 def ended_kernels(trace: Trace) -> Trace:
@@ -169,7 +170,7 @@ def merged(groups: Groups[Label], starts: Intervals, ends: Intervals) -> tuple[A
     """
     order = np.lexsort((starts, groups.code))
     group, starts, ends = groups.code[order], starts[order], ends[order]
-    last = latest(group, ends)
+    last = joins.latest(group, ends)
     apart = (group[1:] != group[:-1]) | (starts[1:] > ends[last[:-1]])
     opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
     closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1

@@ -10,7 +10,7 @@ from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import Row, Rows, block_row, call_row, keep, move, node_row, work_columns
-from gpuscope.record.source import Calibration, Source
+from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _OF_BLOCK = "name process device device_uuid partition intended_partition stream category source"
@@ -18,11 +18,11 @@ _OF_BLOCK = "name process device device_uuid partition intended_partition stream
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
-class ActivitySource(Source):
+class ActivitySource(DeviceSource):
     """Joins what a device says it did with the calls that queued it."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self.name = "simulated" if device.is_simulated else "host"
         if device.is_simulated:  # which tells of host functions, too
             self.timed_kinds |= {"host_call"}

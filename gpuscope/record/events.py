@@ -23,7 +23,7 @@ from gpuscope.device.event import Event
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.clock import EventClock
 from gpuscope.record.rows import Rows, keep, move, work_columns
-from gpuscope.record.source import Calibration, Source
+from gpuscope.record.source import Calibration, DeviceSource
 
 _TRIES = 31
 _ENOUGH = 2
@@ -192,13 +192,13 @@ def _enveloped(launches: Sequence[Bracketed], since_ns: int) -> list[Bracketed]:
     return [*old.values(), *new]
 
 
-class EventSource(Source):
+class EventSource(DeviceSource):
     """Times launches and copies of one device by events around them."""
 
     name = "events"
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self._clock: EventClock | None = None
         self._record, self._now_ns = device.backend.record, device.backend.now_ns
         self._cost: Calibration = {}

@@ -207,15 +207,12 @@ class Source:
         Whether the column ``correlation`` holds its numbers instead of ours.
     may_lack_work
         Whether work of ours may leave no record, so that edges may lead nowhere.
-    detail
-        As of :class:`Options`.
     """
 
     name: str
     timed_kinds = frozenset({"launch", "copy"})
     rows_at_once = ROWS_AT_ONCE
     compares_clocks = numbers_calls = may_lack_work = False
-    detail: str = "launches"
 
     @property
     def sees_ranges(self) -> bool:
@@ -305,3 +302,23 @@ class Source:
     def facts(self) -> SourceFacts:
         """Return what is known by now beside what the calls tell."""
         return SourceFacts()
+
+
+class DeviceSource(Source):
+    """A source that times one device's calls, each by itself.
+
+    Parameters
+    ----------
+    device
+        The device whose calls it gets.
+
+    Attributes
+    ----------
+    detail
+        As of :class:`Options`.
+    """
+
+    detail = "launches"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Busy, Groups
+from gpuscope.analysis.intervals import Busy, Groups, union
 from gpuscope.trace.columns import chosen
-from gpuscope.trace.joins import union
 
 OPEN_NS = int(np.iinfo(np.int64).max)
 """The end of a span that is still open."""

@@ -12,12 +12,7 @@ from collections.abc import Mapping
 from gpuscope import analysis
 from gpuscope.analyses.declared import Analysis, Figures
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.of_trace import (
-    of_confinement,
-    of_hazards,
-    of_idle_tracks,
-    of_unloaded_calls,
-)
+from gpuscope.telling.of_trace import of_confinement, of_hazards, of_idle_tracks, of_unloaded_calls
 from gpuscope.trace.model import Trace
 
 _MOST_FIGURES = 6

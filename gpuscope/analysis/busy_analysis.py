@@ -11,14 +11,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import (
-    Busy,
-    Groups,
-    Intervals,
-    grouped,
-    kernels,
-    makespan_ns,
-)
+from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.rates import done
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, row_of
 from gpuscope.errors import NotFound
@@ -77,7 +70,8 @@ class OverlapResult(Result):
     gain: float | None
     makespan_ns: int
     left_out: int
-    _all: _All = field(repr=False, compare=False)
+    _all: tuple[dict[str, int], Busy, Busy | None] = field(repr=False, compare=False)
+    """Label → group, and when groups were busy: any pair can be worked out from it."""
     weight = "overlap (ms)"
 
     def __getitem__(self, names: tuple[str, str]) -> float:
@@ -92,24 +86,20 @@ class OverlapResult(Result):
         NotFound
             There is no such pair.
         """
-        every = self._all
-        if a == b or not {a, b} <= every.number.keys():
+        number, busy, tight = self._all
+        if a == b or not {a, b} <= number.keys():
             there = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
             rest = len(self.pairs) + self.left_out - len(there)
             more = f" and {rest:,} more" if rest else ""
             raise NotFound(f"no pair {(a, b)}; there are {there}{more}")
-        chosen = np.array([every.number[name] for name in sorted((a, b))])
-        return next(_pairs(list(every.number), chosen, every.busy, every.tight))
+        chosen = np.array([number[name] for name in sorted((a, b))])
+        return next(_pairs(list(number), chosen, busy, tight))
 
     def _rows(self) -> list[Row]:
         """One row per pair."""
         return [
-            {
-                **row_of(pair),
-                "overlap": pair.fraction,
-                "overlap (tight)": pair.tight_fraction,
-                "gain": self.gain,
-            }
+            row_of(pair)
+            | {"overlap": pair.fraction, "overlap (tight)": pair.tight_fraction, "gain": self.gain}
             for pair in self.pairs
         ]
 
@@ -163,17 +153,10 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     longest = np.argsort(-busy.ns, kind="stable")[:MOST]
     chosen = np.array(sorted(longest.tolist(), key=groups.labels.__getitem__), np.int64)
     number = {label: index for index, label in enumerate(groups.labels)}
-    every = len(groups) * (len(groups) - 1) // 2
     pairs = tuple(_pairs(groups.labels, chosen, busy, tight))
-    return OverlapResult(
-        by,
-        pairs,
-        _gain(finished, makespan),
-        makespan,
-        every - len(pairs),
-        _All(number, busy, tight),
-        **about(trace),
-    )
+    left_out = len(groups) * (len(groups) - 1) // 2 - len(pairs)
+    gain, every = _gain(finished, makespan), (number, busy, tight)
+    return OverlapResult(by, pairs, gain, makespan, left_out, every, **about(trace))
 
 
 def _pairs(
@@ -189,15 +172,6 @@ def _pairs(
         yield PairOverlap(
             labels[a], labels[b], int(busy.ns[a]), int(busy.ns[b]), shared[i][j], tight_fraction
         )
-
-
-@dataclass(frozen=True)
-class _All:
-    """What any pair can be worked out from: label → group, and when groups were busy."""
-
-    number: dict[str, int]
-    busy: Busy
-    tight: Busy | None
 
 
 def _gain(finished: Trace, makespan: int) -> float | None:
@@ -292,11 +266,8 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     level = np.cumsum(np.where(order < len(busy.start), 1, -1))[:-1]
     used, code = np.unique(level, return_inverse=True)
     totals = Groups(code, used.tolist()).sums(np.diff(times[order]))
-    time_ns = {
-        count: ns
-        for count, ns in zip(used.tolist(), totals.tolist(), strict=True)
-        if count > 0 and ns > 0
-    }
+    spent = zip(used.tolist(), totals.tolist(), strict=True)
+    time_ns = {count: ns for count, ns in spent if count > 0 and ns > 0}
     busy_ns = sum(time_ns.values())
     mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0
     return ConcurrencyResult(by, mean, time_ns, **about(trace))
@@ -363,30 +334,15 @@ def summary(trace: Trace) -> SummaryResult:
     finished = kernels(trace)
     starts, ends = finished.array("start_ns"), finished.array("end_ns")
     groups, did = _by_both(finished), done(trace, _by_both)
-    columns = zip(
-        groups.labels,
-        groups.counts.tolist(),
-        Busy.of(groups, starts, ends).ns.tolist(),
-        groups.quantiles(ends - starts, (0.5, 0.99)).tolist(),
-        strict=True,
-    )
-    rows = [
-        SummaryRow(
-            *label,
-            count,
-            busy_ns,
-            median,
-            p99 if count >= P99_NEEDS else None,
-            did[label].calls_per_s,
-            did[label].tflop_per_s,
-            did[label].gb_per_s,
-        )
-        for label, count, busy_ns, (median, p99) in columns
-    ]
-    return SummaryResult(
-        tuple(sorted(rows, key=lambda row: (row.partition, row.stream))),
-        **about(trace),
-    )
+    busy = Busy.of(groups, starts, ends).ns.tolist()
+    quantiles = groups.quantiles(ends - starts, (0.5, 0.99)).tolist()
+    columns = zip(groups.labels, groups.counts.tolist(), busy, quantiles, strict=True)
+    rows = []
+    for label, count, busy_ns, (median, p99) in sorted(columns):
+        rates = did[label].calls_per_s, did[label].tflop_per_s, did[label].gb_per_s
+        known_p99 = p99 if count >= P99_NEEDS else None
+        rows.append(SummaryRow(*label, count, busy_ns, median, known_p99, *rates))
+    return SummaryResult(tuple(rows), **about(trace))
 
 
 def _by_both(spans: Trace) -> Groups[tuple[str, str]]:

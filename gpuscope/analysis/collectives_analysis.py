@@ -209,19 +209,9 @@ def _group(key: _Key, members: Sequence[Collective]) -> CollectiveGroup:
     }
     most = max(sorted(waits), key=lambda rank: waits[rank])
     bus_bytes = CollectiveFacts(kind, 0, group, ranks, nbytes).bus_bytes
-    known = nbytes > 0 and time_ns > 0
-    return CollectiveGroup(
-        group,
-        kind,
-        nbytes or None,
-        ranks,
-        sm_count or None,
-        len(members),
-        time_ns,
-        float(np.median(skews)),
-        float(max(skews)),
-        nbytes / time_ns if known else None,
-        bus_bytes / time_ns if known else None,
-        most,
-        waits[most],
-    )
+    of = group, kind, nbytes or None, ranks, sm_count or None, len(members)
+    times = time_ns, float(np.median(skews)), float(max(skews))
+    rates: tuple[float | None, float | None] = None, None
+    if nbytes > 0 and time_ns > 0:
+        rates = nbytes / time_ns, bus_bytes / time_ns
+    return CollectiveGroup(*of, *times, *rates, most, waits[most])

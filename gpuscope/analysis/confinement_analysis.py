@@ -227,14 +227,11 @@ def confinement(
     groups = Groups(work.target + 1, ["", *work.names])
     owners = escapes.partitions_by_sm(trace)
     position = {name: index for index, name in enumerate(trace.metadata.partitions)}
-    return ConfinementResult(
-        tuple(
-            _partition(trace, name, work, judgement, groups, owners, position)
-            for name in dict.fromkeys([*trace.metadata.partitions, *given])
-        ),
-        tuple(notes),
-        **about(trace),
-    )
+    partitions = [
+        _partition(trace, name, work, judgement, groups, owners, position)
+        for name in dict.fromkeys([*trace.metadata.partitions, *given])
+    ]
+    return ConfinementResult(tuple(partitions), tuple(notes), **about(trace))
 
 
 def _partition(

@@ -48,11 +48,9 @@ class GivenWork:
         self.names: list[str] = values[1:]
         self.target = intended[rows] - 1
         self.place = {name: index for index, name in enumerate(self.names)}
-        self.contexts: dict[str, int] = {
-            name: facts.context
-            for name, facts in trace.metadata.partitions.items()
-            if facts.context is not None
-        }
+        partitions = trace.metadata.partitions.items()
+        known = {name: facts.context for name, facts in partitions}
+        self.contexts = {name: number for name, number in known.items() if number is not None}
         self._by_context = {context: name for name, context in self.contexts.items()}
 
     def number(self, home: str | int) -> int:
@@ -269,13 +267,9 @@ def _blocks(trace: Trace, work: GivenWork, notes: list[str]) -> tuple[Array, Arr
     inside = [index * width + sm_id for index, ids in enumerate(sms) for sm_id in ids]
     is_own = np.isin(target * width + sm, np.array(inside, np.int64))
     there = _devices(trace)
-    is_there = np.array(
-        [
-            [index is None or not there.get(name) or index in there[name] for index in devices]
-            for name in work.names
-        ],
-        bool,
-    ).reshape(-1, len(devices))
+    homes = [there.get(name, {*devices}) for name in work.names]
+    on_device = [[index is None or index in home for index in devices] for home in homes]
+    is_there = np.array(on_device, bool).reshape(-1, len(devices))
     lasted = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
     return kernel, sm, np.maximum(lasted, 1), ~(is_own & is_there[target, device[rows]])
 

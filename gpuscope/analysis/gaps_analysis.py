@@ -50,14 +50,11 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
         f"{label} (stream {value})" if shared[label] > 1 else label
         for label, (_, value) in zip(labels, keys, strict=True)
     ]
-    order = sorted(range(len(keys)), key=lambda index: [_sortable(part) for part in keys[index]])
+    sortable = [[(part is not None, 0 if part is None else part) for part in key] for key in keys]
+    order = sorted(range(len(keys)), key=sortable.__getitem__)
     position = np.empty(len(keys), np.int64)
     position[order] = np.arange(len(keys))
     return position[code], [labels[index] for index in order]
-
-
-def _sortable(value: str | int | None) -> tuple[bool, str | int]:
-    return (False, 0) if value is None else (True, value)
 
 
 def _device_name(trace: Trace, number: int | None) -> str:
@@ -139,16 +136,11 @@ class GapsResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per track."""
-        return [
-            {
-                self.by: track.name,
-                **row_of(track),
-                "longest is between": next(
-                    (f"{gap.before} and {gap.after}" for gap in track.longest), None
-                ),
-            }
-            for track in self.tracks
-        ]
+        rows = []
+        for track in self.tracks:
+            longest = next((f"{gap.before} and {gap.after}" for gap in track.longest), None)
+            rows.append({self.by: track.name, **row_of(track), "longest is between": longest})
+        return rows
 
     @property
     def definition(self) -> str:
@@ -249,6 +241,12 @@ def _tracks(
     name, names = codes(trace.spans.column("name"))
     name, ids = name[rows], trace.array("id")[rows]
 
+    def gap_of(gap: int) -> Gap:
+        ends = before[gap], after[gap]
+        first_name, second_name = (str(names[name[row]]) for row in ends)
+        spans = int(ids[ends[0]]), int(ids[ends[1]])
+        return Gap(int(low[gap]), int(high[gap]), first_name, second_name, spans)
+
     def track_of(index: int, label: str, spans: int) -> TrackGaps:
         order = by_length[first[index] : first[index + 1]]
         median_ns, p90_ns = spread.get(index, (None, None))
@@ -264,16 +262,7 @@ def _tracks(
             p90_ns=p90_ns,
             max_ns=int(lengths[order[0]]) if len(order) else None,
             unlaunched_ns=unlaunched_ns[index] if is_told[index] else None,
-            longest=tuple(
-                Gap(
-                    int(low[gap]),
-                    int(high[gap]),
-                    str(names[name[before[gap]]]),
-                    str(names[name[after[gap]]]),
-                    (int(ids[before[gap]]), int(ids[after[gap]])),
-                )
-                for gap in order[:LONGEST]
-            ),
+            longest=tuple(map(gap_of, order[:LONGEST])),
         )
 
     counts = groups.counts.tolist()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -27,6 +28,7 @@ most 6.4 % (p50) and 22.2 % (p99), where one experiment was measured twice on an
 _NOISE_OF_RATES = 0.06
 """The same of rates: the load of ``examples/quickstart.toml`` does 105 % of its rate alone on the
 simulated GPU: alone it is measured afterwards, when the power cap has begun to slow the GPU."""
+_size = attrgetter("size")
 _Z = 1.96
 """Standard deviations on either side of an interval of 95 %."""
 _FEWEST = 6
@@ -215,10 +217,6 @@ def headline(run: Run) -> Headline | None:
     return Headline(change, _beside(every, change), best)
 
 
-def _size(change: Change) -> float:
-    return change.size
-
-
 def _true(several: Iterable[Change]) -> list[Change]:
     return [each for each in several if not each.within_noise]
 
@@ -235,22 +233,12 @@ def _beside(every: Iterable[Change], change: Change) -> tuple[Change, ...]:
 
 def _is_equal(change: Change, other: Change) -> bool:
     """Whether noise does not tell two changes of one number apart."""
-    if (change.workload, change.column, change.is_better) != (
-        other.workload,
-        other.column,
-        other.is_better,
-    ):
-        return False
-    return change is other or abs(change.size - other.size) <= math.log1p(
-        max(change.noise, other.noise)
-    )
+    of = attrgetter("workload", "column", "is_better")
+    noise = math.log1p(max(change.noise, other.noise))
+    return change is other or (of(change) == of(other) and abs(change.size - other.size) <= noise)
 
 
 def _least_kept(every: Iterable[Change], change: Change) -> float:
     """Return the least factor by which a rate differs in the setting of a change."""
-    factors = [
-        each.after / each.before
-        for each in _between(every, change)
-        if each.column in RATES and each.before
-    ]
-    return min(factors, default=1.0)
+    rates = [each for each in _between(every, change) if each.column in RATES and each.before]
+    return min((each.after / each.before for each in rates), default=1.0)

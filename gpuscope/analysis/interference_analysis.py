@@ -102,17 +102,12 @@ class InterferenceResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per ordered pair."""
-        return [
-            {
-                "a": row["a"],
-                "a on": self.partitions[cell.of],
-                "given b": row["given b"],
-                "b on": self.partitions[cell.given],
-                **row,
-            }
-            for cell in self.cells
-            for row in cell.rows()
-        ]
+        rows = []
+        for cell in self.cells:
+            a, b = self.partitions[cell.of], self.partitions[cell.given]
+            names = {"a": cell.of, "a on": a, "given b": cell.given, "b on": b}
+            rows += [{**names, **row} for row in cell.rows()]
+        return rows
 
     def readable(self) -> tuple[list[Row], str]:
         """Return a matrix: a row for each workload, a column for each that was busy meanwhile."""
@@ -120,11 +115,8 @@ class InterferenceResult(Result):
         for of, partition in self.partitions.items():
             cells = {cell.given: cell for cell in self.cells if cell.of == of}
             alone = next((cell.alone_ns for cell in cells.values()), None)
-            row: Row = {
-                "a": of,
-                "on": partition,
-                "alone (µs)": None if alone is None else alone / 1e3,
-            }
+            alone_us = None if alone is None else alone / 1e3
+            row: Row = {"a": of, "on": partition, "alone (µs)": alone_us}
             for given in self.partitions:
                 value = cells[given].value if given in cells else None
                 words = "–" if value is None else f"{100 * value:+.1f} %"
@@ -237,13 +229,9 @@ def interference(
             for took, solo in zip(met, solos, strict=False)
             if len(took) and len(solo.took) and np.median(solo.took)
         ]
-    missing = incomplete(
-        {
-            f"{what}, round {number}": trace
-            for what, several in (("together", traces), ("alone", alone_traces))
-            for number, trace in enumerate(several, 1)
-        }
-    )
+    labels = {f"together, round {number}": trace for number, trace in enumerate(traces, 1)}
+    labels |= {f"alone, round {number}": trace for number, trace in enumerate(alone_traces, 1)}
+    missing = incomplete(labels)
     return Interference(
         of=of,
         given=given,

@@ -15,22 +15,12 @@ import numpy as np
 
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace import joins
 from gpuscope.trace.columns import codes, combined, is_open
-from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints
-
-
-def union(starts: Intervals, ends: Intervals) -> Intervals:
-    """Merge spans that touch or overlap."""
-    if len(starts) == 0:
-        return np.zeros((0, 2), np.int64)
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    first = np.r_[True, starts[1:] > ends[:-1]]
-    last = np.r_[first[1:], True]
-    return np.stack([starts[first], ends[last]], axis=1)
+union = joins.union
 
 
 def ended_kernels(trace: Trace) -> Trace:
@@ -180,7 +170,7 @@ def merged(groups: Groups[Label], starts: Intervals, ends: Intervals) -> tuple[A
     """
     order = np.lexsort((starts, groups.code))
     group, starts, ends = groups.code[order], starts[order], ends[order]
-    last = latest(group, ends)
+    last = joins.latest(group, ends)
     apart = (group[1:] != group[:-1]) | (starts[1:] > ends[last[:-1]])
     opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
     closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1
@@ -279,9 +269,7 @@ def makespans_ns(trace: Trace, groups: Groups[Label], starts: Intervals, ends: I
     if not len(first):
         return np.zeros(len(groups), np.int64)
     return Busy.of(
-        group,
-        np.minimum.reduceat(starts[order], bounds),
-        np.maximum.reduceat(ends[order], bounds),
+        group, np.minimum.reduceat(starts[order], bounds), np.maximum.reduceat(ends[order], bounds)
     ).ns
 
 

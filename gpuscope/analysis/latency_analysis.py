@@ -199,11 +199,8 @@ class LaunchLatencyResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per stream, then one per kernel name."""
-        return [
-            {"of": what, **row_of(latency)}
-            for what, group in (("stream", self.streams), ("kernel", self.kernels))
-            for latency in group
-        ]
+        streams = [{"of": "stream", **row_of(latency)} for latency in self.streams]
+        return streams + [{"of": "kernel", **row_of(latency)} for latency in self.kernels]
 
     @property
     def definition(self) -> str:
@@ -273,9 +270,7 @@ def _groups(
     queueing = groups.sums(np.where(known, queued, 0)).tolist()
     return tuple(
         LaunchLatency(
-            *quantiles,
-            medians[index],
-            queueing[index] / total[index] if total[index] > 0 else None,
+            *quantiles, medians[index], queueing[index] / total[index] if total[index] > 0 else None
         )
         for index, quantiles in enumerate(_quantiles(groups, waited))
     )

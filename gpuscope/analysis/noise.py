@@ -127,11 +127,10 @@ class Levels:
         prior = min(PRIOR, self.freedom)
         pooled = squares.sum() / self.freedom if self._known else math.inf
         self._free = prior + freedom
-        self._variance = (
-            (prior * pooled + squares) / self._free
-            if self._known
-            else np.full(len(freedom), np.inf)
-        )[of]
+        variance = np.full(len(freedom), np.inf)
+        if self._known:
+            variance = (prior * pooled + squares) / self._free
+        self._variance = variance[of]
 
     def value(self, setting: int) -> float:
         """Return the logarithm of a setting's level, to be compared with those of others."""

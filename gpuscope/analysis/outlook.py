@@ -67,13 +67,8 @@ class Outlook:
         unseen = [number for number in self.places if number not in race.samples]
         beside = [number for number in unseen if self._steps([number], [leader])[0, 0] == 1]
         ends = ends_of(self.places)
-        others = [
-            number
-            for number in unseen
-            if number not in beside
-            and (number in ends or self._is_between(number))
-            and not self._is_out(number, leader)
-        ]
+        inside = [n for n in unseen if n not in beside and (n in ends or self._is_between(n))]
+        others = [number for number in inside if not self._is_out(number, leader)]
         return [*beside, *sorted(others, key=self._promise)]
 
     def rules_out(self, number: int) -> bool:

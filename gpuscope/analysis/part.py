@@ -24,12 +24,7 @@ PartKind: TypeAlias = Literal[
     "unexplained",
 ]
 
-ORDER: tuple[PartKind, ...] = (
-    "stream order",
-    "event wait",
-    "graph order",
-    "legacy default stream",
-)
+ORDER: tuple[PartKind, ...] = ("stream order", "event wait", "graph order", "legacy default stream")
 """Kinds of waiting for other work to end."""
 
 

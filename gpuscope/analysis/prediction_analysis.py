@@ -160,11 +160,8 @@ def prediction(
     for setting in common:
         pair = first[setting], other[setting]
         _check_same(setting, *pair)
-        cut = [
-            name
-            for name, run in (("predicted", predicted), ("measured", measured))
-            if getattr(run, "stopped", False)
-        ]
+        runs = {"predicted": predicted, "measured": measured}
+        cut = [name for name, run in runs.items() if getattr(run, "stopped", False)]
         for trace in pair:
             kernels(trace)  # raises where there is none
         compared, more = _times(setting, *pair, with_makespan=not cut)
@@ -177,12 +174,10 @@ def prediction(
         "; ".join(dict.fromkeys(traces[setting].provenance for setting in common))
         for traces in (first, other)
     ]
+    simulated = any(other[setting].is_simulated for setting in common)
+    missing = incomplete(_labelled(first, other))
     return PredictionResult(
-        tuple(times),
-        tuple(left_out),
-        *provenances,
-        incomplete=incomplete(_labelled(first, other)),
-        is_simulated=any(other[setting].is_simulated for setting in common),
+        tuple(times), tuple(left_out), *provenances, incomplete=missing, is_simulated=simulated
     )
 
 
@@ -239,11 +234,8 @@ def _times(
     where = f" in {setting!r}" if setting else ""
     left_out = [f"{name!r}{where} was not measured" for name in calls if name not in other_calls]
     left_out += [f"{name!r}{where} was not predicted" for name in other_calls if name not in calls]
-    times = [
-        _compared(setting, name, took, other_calls[name])
-        for name, took in calls.items()
-        if name in other_calls
-    ]
+    both = [name for name in calls if name in other_calls]
+    times = [_compared(setting, name, calls[name], other_calls[name]) for name in both]
     if with_makespan and not left_out:
         times.append(_compared(setting, MAKESPAN, _makespan(predicted), _makespan(measured)))
     elif left_out:
@@ -305,13 +297,5 @@ def _compared(setting: str, of: str, predicted: Array, measured: Array) -> Predi
         (float(value) for value in np.quantile(times, [0.1, 0.5, 0.9]))
         for times in (predicted, measured)
     )
-    return PredictedTime(
-        setting,
-        of,
-        len(predicted),
-        len(measured),
-        middle,
-        max(median, 1.0),
-        (low, high),
-        (least, most),
-    )
+    counts, medians = (len(predicted), len(measured)), (middle, max(median, 1.0))
+    return PredictedTime(setting, of, *counts, *medians, (low, high), (least, most))

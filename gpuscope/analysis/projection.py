@@ -135,11 +135,8 @@ class ProjectionResult(Result):
         """One row per name and domain."""
         nothing = {"on GPU (ms)": None, "GPU busy (ms)": None}
         return [
-            {
-                **row_of(projection),
-                "graphs": projection.graphs or None,
-                **({} if projection.launched else nothing),
-            }
+            row_of(projection)
+            | {"graphs": projection.graphs or None, **({} if projection.launched else nothing)}
             for projection in self.names
         ]
 
@@ -161,11 +158,7 @@ class ProjectionResult(Result):
 
 @door(trace=Trace, name=(str, None), domain=(str, None), whole_graphs=bool)
 def range_projection(
-    trace: Trace,
-    *,
-    name: str | None = None,
-    domain: str | None = None,
-    whole_graphs: bool = True,
+    trace: Trace, *, name: str | None = None, domain: str | None = None, whole_graphs: bool = True
 ) -> ProjectionResult:
     """Project ranges onto the GPU: when the work that they launched ran, and for how long.
 
@@ -237,13 +230,8 @@ def range_projection(
         ("graphs", in_graphs, None),
     ):
         table = table.append_column(label, pa.array(values, mask=missing))
-    return ProjectionResult(
-        _by_name(table),
-        table,
-        unmatched=len(rows) - len(work),
-        left_out=0 if whole_graphs else len(graphs),
-        **about(trace),
-    )
+    unmatched, left_out = len(rows) - len(work), 0 if whole_graphs else len(graphs)
+    return ProjectionResult(_by_name(table), table, unmatched, left_out, **about(trace))
 
 
 def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:

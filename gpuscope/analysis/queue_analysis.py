@@ -39,16 +39,10 @@ class QueueDepth(Result):
 
     def _rows(self) -> list[Row]:
         """One row: the smallest, the median and the number of samples."""
-        return [
-            {
-                "kernels of": self.of,
-                "queued at each call of": self.at,
-                "n": len(self.depths),
-                "least": self.minimum,
-                "median": float(np.median(self.depths)),
-                "with nothing queued": self.unloaded,
-            }
-        ]
+        names = {"kernels of": self.of, "queued at each call of": self.at}
+        depths = {"n": len(self.depths), "least": self.minimum}
+        median = float(np.median(self.depths))
+        return [{**names, **depths, "median": median, "with nothing queued": self.unloaded}]
 
 
 @door(trace=Trace, of=str, at=str)
@@ -87,9 +81,7 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     ended = np.sort(ends)
     times = samples.array("start_ns")
     depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
-    return QueueDepth(
-        of, at, tuple(int(depth) for depth in depths), incomplete=trace.metadata.incomplete
-    )
+    return QueueDepth(of, at, tuple(depths.tolist()), incomplete=trace.metadata.incomplete)
 
 
 @dataclass(frozen=True)

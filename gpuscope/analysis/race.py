@@ -310,11 +310,8 @@ class Race:
         if len(self.samples[leader]) < FEWEST:
             # Whom the leader will put out, if it meets the SLO, can wait.
             _, levels, tail = self._standing
-            rivals = [
-                number
-                for number in rivals
-                if not (self.off(number) or self._is_better(levels, leader, number, tail))
-            ]
+            rivals = [number for number in rivals if not self.off(number)]
+            rivals = [n for n in rivals if not self._is_better(levels, leader, n, tail)]
         rivals.sort(key=lambda one: (len(self.samples[one]) >= FEWEST, -self._worth(one)))
         chosen = [*fresh[:width], *rivals[: width - 1]]
         if not chosen and self.meets(leader):

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analysis.intervals import (
-    Groups,
-    Label,
-    by_workload,
-    ended_kernels,
-    makespans_ns,
-)
+from gpuscope.analysis.intervals import Groups, Label, by_workload, ended_kernels, makespans_ns
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
@@ -41,10 +35,7 @@ class Done:
     def __add__(self, other: Done) -> Done:
         flop_count, nbytes = (
             None if count is None or added is None else count + added
-            for count, added in (
-                (self.flop_count, other.flop_count),
-                (self.nbytes, other.nbytes),
-            )
+            for count, added in ((self.flop_count, other.flop_count), (self.nbytes, other.nbytes))
         )
         return Done(self.calls + other.calls, flop_count, nbytes, self.span_ns + other.span_ns)
 
@@ -80,17 +71,12 @@ def done(trace: Trace, group: Callable[[Trace], Groups[Label]]) -> dict[Label, D
     of_kernels, of_calls = group(kernels), group(calls)
     spans_ns = _spans(trace, calls, of_calls) | _spans(trace, kernels, of_kernels)
     flops, moved = _sums(kernels, of_kernels, "flop_count"), _sums(kernels, of_kernels, "nbytes")
-    flops_of_calls, bytes_of_calls = (
-        _sums(calls, of_calls, column) for column in ("flop_count", "nbytes")
-    )
+    moved = {name: nbytes for name, nbytes in moved.items() if not flops.get(name)}
+    flops |= _sums(calls, of_calls, "flop_count")
+    moved |= _sums(calls, of_calls, "nbytes")
     counts = dict(zip(of_calls.labels, of_calls.counts.tolist(), strict=True))
     return {
-        name: Done(
-            counts.get(name, 0),
-            flops_of_calls.get(name, flops.get(name)),
-            bytes_of_calls.get(name, None if flops.get(name) else moved.get(name)),
-            span_ns,
-        )
+        name: Done(counts.get(name, 0), flops.get(name), moved.get(name), span_ns)
         for name, span_ns in spans_ns.items()
     }
 
@@ -115,8 +101,5 @@ def _sums(spans: Trace, groups: Groups[Label], column: str) -> dict[Label, int]:
     """Return the sums of a column, of the groups all of whose rows have a value."""
     values = spans.array(column, fill=-1)
     missing, sums = groups.sums(values < 0).tolist(), groups.sums(np.maximum(values, 0)).tolist()
-    return {
-        name: int(total)
-        for name, absent, total in zip(groups.labels, missing, sums, strict=True)
-        if not absent
-    }
+    known = zip(groups.labels, missing, sums, strict=True)
+    return {name: int(total) for name, absent, total in known if not absent}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 
 from gpuscope._types import Ints
@@ -32,11 +31,8 @@ class RequestParts:
         self._facts: dict[int, RequestFacts] = {}
         self._first_tokens: dict[tuple[str | None, int], list[int]] = defaultdict(list)
         for row in np.flatnonzero(rows.having("kind", ("range",)) & (rows.ends != OPEN)).tolist():
-            try:
-                facts = msgspec.json.decode(rows.text("payload", row) or "", type=RequestFacts)
-            except msgspec.DecodeError:
-                continue  # another range
-            if facts.tokens_ns:
+            facts = RequestFacts.of(rows.text("payload", row))
+            if facts is not None and facts.tokens_ns:
                 self._facts[row] = facts
                 served = rows.text("category", row), int(rows.processes[row])
                 self._first_tokens[served].append(int(rows.starts[row]) + facts.tokens_ns[0])

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from gpuscope._checks import MappingOf, door
@@ -72,11 +71,8 @@ class RequestsResult(Result):
     def _rows(self) -> list[Row]:
         """One row per workload."""
         return [
-            {
-                **row_of(workload),
-                "least of a round": min(workload.rounds),
-                "most": max(workload.rounds),
-            }
+            row_of(workload)
+            | {"least of a round": min(workload.rounds), "most": max(workload.rounds)}
             for workload in self.workloads
         ]
 
@@ -132,11 +128,8 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     every = every.where(~is_open(every))
     rows = every.spans.select(("category", "start_ns", "payload")).to_pylist()
     for row in rows:
-        try:
-            facts = msgspec.json.decode(row["payload"] or "", type=RequestFacts)
-        except msgspec.DecodeError:
-            continue  # another range
-        if facts.tokens_ns:
+        facts = RequestFacts.of(row["payload"])
+        if facts is not None and facts.tokens_ns:
             served.setdefault(row["category"] or "", []).append((row["start_ns"], facts.tokens_ns))
     if not served:
         raise MissingEvidence(
@@ -145,15 +138,9 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
         )
     described = (trace.metadata.experiment or {}).get("workloads", {})
     windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-    return RequestsResult(
-        tuple(
-            _served(
-                name, windows, arrivals, _slo_of(described.get(name, {})) if slo is None else slo
-            )
-            for name, arrivals in served.items()
-        ),
-        **about(trace),
-    )
+    slos = {name: _slo_of(described.get(name, {})) if slo is None else slo for name in served}
+    every_served = (_served(name, windows, served[name], slos[name]) for name in served)
+    return RequestsResult(tuple(every_served), **about(trace))
 
 
 def _slo_of(plan: Description) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -80,9 +81,8 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
         if not did:
             continue
         together = overlap(trace, by="workload") if len(kernels) else None
-        most = (
-            max(together.pairs, key=lambda pair: pair.fraction, default=None) if together else None
-        )
+        pairs = together.pairs if together else ()
+        most = max(pairs, key=attrgetter("fraction"), default=None)
         try:
             seen = {handle.name: handle for handle in latency(trace).handles}
         except MissingEvidence:
@@ -141,12 +141,10 @@ def _home(trace: Trace, workload: str) -> str | None:
 
 def _share(now: Done, alone: SoloFacts) -> float | None:
     """Return a rate over that alone; older traces have it of operations only."""
-    for rate, before in (
-        (now.calls_per_s, alone.whole_gpu_calls_per_s),
-        (now.tflop_per_s, alone.whole_gpu_tflop_per_s),
-    ):
-        if rate and before:
-            return rate / before
+    if now.calls_per_s and alone.whole_gpu_calls_per_s:
+        return now.calls_per_s / alone.whole_gpu_calls_per_s
+    if now.tflop_per_s and alone.whole_gpu_tflop_per_s:
+        return now.tflop_per_s / alone.whole_gpu_tflop_per_s
     return None
 
 
@@ -301,9 +299,8 @@ class SweepResult(Result):
         if unknown := [name for name in columns if name not in known]:
             raise NotFound(f"there is no column {unknown[0]!r}; there are: {', '.join(known)}")
         if unknown := [name for name in where or () if name not in self.parameters]:
-            raise NotFound(
-                f"{unknown[0]!r} was not varied; there are: {', '.join(self.parameters)}"
-            )
+            varied = ", ".join(self.parameters)
+            raise NotFound(f"{unknown[0]!r} was not varied; there are: {varied}")
         if "speed" not in known:
             return self.points.select(columns, where)
         needed = dict.fromkeys([*columns, "gpu", "workload"])

@@ -170,12 +170,8 @@ class SpanRows:
         """
         launch = self.launch_of(row).tolist()
         launch_rows = set(launch)
-        return [
-            self._last_of(before)
-            for node in launch
-            for before in self.linked(node, kind)
-            if before not in launch_rows
-        ]
+        before = [row for node in launch for row in self.linked(node, kind)]
+        return [self._last_of(row) for row in before if row not in launch_rows]
 
     def _last_of(self, row: int) -> int:
         """Return the last of what a call queued to end: of a graph's nodes, of several kernels."""

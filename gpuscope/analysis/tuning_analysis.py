@@ -222,11 +222,8 @@ class Tuning(Result):
         forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
         names = ("setting", "n", objective, *costs, *forecasts, "front")
-        shown = [
-            name
-            for name in (*names, "verdict", "error")
-            if any(row[name] not in (None, "") for row in rows)
-        ]
+        every = (*names, "verdict", "error")
+        shown = [name for name in every if any(row[name] not in (None, "") for row in rows)]
         return [{name: row[name] for name in shown} for row in rows], left_out
 
     @door(setting=TunedSetting)

@@ -168,10 +168,10 @@ class Experiment(ExtendedModel):
                 why = f"it is not UTF-8 text ({error}). Save it as UTF-8"
             raise GpuscopeError(f"cannot read experiment {source.name!r}: {why}") from error
         refusals.check_size(source.name, text)
+        form, loads = ("JSON", json.loads) if source.suffix == ".json" else ("TOML", tomllib.loads)
         try:
-            data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
+            data = loads(text)
         except (ValueError, RecursionError) as error:
-            form = "JSON" if source.suffix == ".json" else "TOML"
             raise InvalidExperiment(f"{source.name!r} is not {form}: {error}") from error
         if not isinstance(data, dict):
             raise InvalidExperiment(f"{source.name!r} holds no table of fields")

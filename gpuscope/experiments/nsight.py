@@ -171,11 +171,8 @@ def profile(
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
         run = (sys.executable, "-c", _PROGRAM, str(description), device)
-        values = {
-            "made": made.with_suffix(""),
-            "launches": launches,
-            "graphs": "node" if graph_nodes else "graph",
-        }
+        graphs, to = "node" if graph_nodes else "graph", made.with_suffix("")
+        values = {"made": to, "launches": launches, "graphs": graphs}
         options = (option.format_map(values) for option in _OPTIONS[tool].split())
         command = (str(executable), *options, *run)
         status, output = _run(command, _environment(keep_private=keep_private), cancel)

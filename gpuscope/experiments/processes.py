@@ -167,12 +167,10 @@ class _Recorder:
 
     def _end_all(self) -> list[Device]:
         """End every recording; returns the devices that were recorded."""
-        devices = [
-            device for recording in self._recordings.values() for device in recording.devices
-        ]
-        for number in [*self._recordings]:
+        recordings = [*self._recordings.items()]
+        for number, _ in recordings:
             self._end(number)
-        return devices
+        return [device for _, recording in recordings for device in recording.devices]
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         """End as a signal would have it; this thread may hold what finishing needs."""
@@ -227,12 +225,15 @@ class _Recorder:
         self._next, self._recordings[number] = number + 1, recording
         try:
             recording.start()
-            self._keep_journal(number, recording)
+            path = self._folder / f"{self._key}-{number}{JOURNAL}"  # where others find what comes
+            with self._noting("what there is so far is only in memory"):
+                if journal := recording.journal(path):
+                    self._journals[number] = journal
             recording.snapshot()
         except Exception:
             del self._recordings[number]
-            if (journal := self._journals.pop(number, None)) is not None:
-                journal.close(remove=True)
+            if number in self._journals:
+                self._journals.pop(number).close(remove=True)
             raise
         if self._thread is None:
             self._thread = threading.Thread(
@@ -241,13 +242,6 @@ class _Recorder:
             self._thread.start()
             self._tell()
         return recording
-
-    def _keep_journal(self, number: int, recording: Recording) -> None:
-        """Let what comes wait in a file, in which others find it, if it can."""
-        path = self._folder / f"{self._key}-{number}{JOURNAL}"
-        with self._noting("what there is so far is only in memory"):
-            if journal := recording.journal(path):
-                self._journals[number] = journal
 
     @contextlib.contextmanager
     def _noting(self, what: str) -> Iterator[None]:
@@ -270,12 +264,9 @@ class _Recorder:
             what = "what there was so far was not written"
             with self._lock, self._noting(what):
                 for number, journal in self._journals.items():
-                    recording, known_calls = (
-                        self._recordings[number],
-                        self._told_calls.get(number, 0),
-                    )
+                    recording = self._recordings[number]
                     with self._noting(what):
-                        calls, upto = recording.ended(known_calls)
+                        calls, upto = recording.ended(self._told_calls.get(number, 0))
                         journal.advance(calls, recording.known())
                         self._told_calls[number] = upto
                 others = self._recordings.keys() - self._journals.keys()
@@ -330,16 +321,16 @@ class _Recorder:
     def let_go(self) -> None:
         """Hold no simulated device that the program let go, for who counts those that are open."""
         with self._whole(), self._lock:
-            held = [
-                (number, weakref.ref(device))
+            held = {
+                number: weakref.ref(device)
                 for number, recording in self._recordings.items()
                 for device in recording.devices
                 if device.is_simulated
-            ]
-            for number, _ in held:
+            }
+            for number in held:
                 self._end(number)
             gc.collect()
-            for _, kept in held:
+            for kept in held.values():
                 if (device := kept()) is not None:
                     self.opened(device)
 

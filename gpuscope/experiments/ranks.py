@@ -130,10 +130,9 @@ def run_on_ranks(
         with closing(Listener(f"{folder}/ranks", "AF_UNIX", authkey=key)) as listener:
             host.serve(listener)
             meeting = _Place(f"{folder}/ranks", key, os.getpid(), _free_port())
+            given = tuple(devices), experiment.to_dict()
             ranks = {
-                pool.submit(
-                    _take_part, meeting, rank, tuple(devices), experiment.to_dict(), jitter=jitter
-                ): rank
+                pool.submit(_take_part, meeting, rank, *given, jitter=jitter): rank
                 for rank in range(len(devices))
             }
             while True:
@@ -209,10 +208,8 @@ def _joined(runs: Sequence[Run]) -> Run:
 
 def _virtual_clock(runs: Sequence[Run]) -> str:
     """Return what names the clock of one simulation, and of no other."""
-    devices = [next(iter(run.values())).metadata.devices for run in runs]
-    facts = json.dumps(
-        [runs[0].experiment, [sorted(rank_devices) for rank_devices in devices]], sort_keys=True
-    )
+    devices = [sorted(next(iter(run.values())).metadata.devices) for run in runs]
+    facts = json.dumps([runs[0].experiment, devices], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
@@ -264,15 +261,9 @@ def _take_part(
         def view(progress: Progress) -> None:
             host.ask("tell", replace(progress, recording=None))
 
-        viewer = view if rank == 0 else None
-        return Runner(
-            experiment,
-            device,
-            viewer,
-            stop,
-            before_round=next_round,
-            ends=ends if ends.every else None,
-        ).run()
+        viewer, asked = view if rank == 0 else None, ends if ends.every else None
+        runner = Runner(experiment, device, viewer, stop, before_round=next_round, ends=asked)
+        return runner.run()
     except GpuscopeError as error:
         return error
     except Exception as error:  # noqa: BLE001 - of a library, which may not unpickle elsewhere
@@ -291,11 +282,9 @@ class _Ends:
     """
 
     def __init__(self, host: Elsewhere, experiment: Experiment) -> None:
-        self.every = {
-            name: max(1, spec.repeats // _ASKS)
-            for name, spec in experiment.workloads.items()
-            if isinstance(spec, CollectiveSpec)
-        }
+        workloads = experiment.workloads.items()
+        specs = {name: spec for name, spec in workloads if isinstance(spec, CollectiveSpec)}
+        self.every = {name: max(1, spec.repeats // _ASKS) for name, spec in specs.items()}
         self.stage = 0
         self._host = host
         self._stop = threading.Event()

@@ -115,14 +115,9 @@ def explain(problems: Mapping[Place, str]) -> str:
 
 _TABLE, _WHOLE, _BOOL = ("should be " + w for w in ("a table", "a whole number", "true or false"))
 _NEEDS = {
-    "dict_type": _TABLE,
-    "model_type": _TABLE,
-    "model_attributes_type": _TABLE,
-    "int_type": _WHOLE,
-    "int_parsing": _WHOLE,
-    "int_from_float": _WHOLE,
-    "bool_type": _BOOL,
-    "bool_parsing": _BOOL,
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), _TABLE),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("bool_type", "bool_parsing"), _BOOL),
     "string_type": "should be a text",
     "string_pattern_mismatch": "should be '#RRGGBB'",
     "missing": "missing; this field is required",

@@ -9,7 +9,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from gpuscope import _interrupts
 from gpuscope.analysis.settings import settings_table, solo_statistics
@@ -62,6 +62,7 @@ class Progress:
 Viewer = Callable[[Progress], None]
 
 
+@dataclass(eq=False)
 class Runner:
     """One run: its handles, its traces so far, its way to stop.
 
@@ -71,41 +72,31 @@ class Runner:
     the foreground whether a workload, which has so many calls left, makes no more.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        device: Device,
-        viewer: Viewer | None,
-        stop: threading.Event,
-        *,
-        records: bool = True,
-        before_round: Callable[[], None] = lambda: None,
-        ends: Callable[[str, int], bool] | None = None,
-    ) -> None:
-        self.experiment = experiment
-        self.device = device
-        self.viewer = viewer
-        self.stop = stop
-        self.records = records
-        self.before_round = before_round
-        self.ends = ends
-        self.settings = experiment.resolve()
-        self.total = foreground_calls(experiment) * len(self.settings)
-        self.done = 0
-        self.recordings: dict[str, list[Recording]] = {
-            setting.name: [] for setting in self.settings
-        }
+    experiment: Experiment
+    device: Device
+    viewer: Viewer | None
+    stop: threading.Event
+    _: KW_ONLY
+    records: bool = True
+    before_round: Callable[[], None] = lambda: None
+    ends: Callable[[str, int], bool] | None = None
+
+    def __post_init__(self) -> None:
+        self.settings = self.experiment.resolve()
+        self.total = foreground_calls(self.experiment) * len(self.settings)
+        self.done = self.round = 0
+        self.recordings: dict[str, list[Recording]] = {each.name: [] for each in self.settings}
         self.alone: dict[tuple[str, str], list[Recording]] = {}
         self.handles: dict[tuple[str, object], Handle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
-        self.round = 0
-        self._open: list[Stream] = []  # of this round, to be closed
-        self._workers: list[Worker] = []  # of this round
-        self._driving: Driving | None = None
-        self._finished = 0  # foreground calls of this round
-        self._servings: list[Serving] = []  # of this round
+        # What follows is of this round; streams and partitions are to be closed.
+        self._open: list[Stream] = []
         self._carved: list[Partitions] = []
+        self._workers: list[Worker] = []
+        self._driving: Driving | None = None
+        self._finished = 0
+        self._servings: list[Serving] = []
 
     def run(self) -> Run:
         """Perform, and return what was recorded, also until an interrupt."""
@@ -126,27 +117,23 @@ class Runner:
         traces = {
             name: self._whole(name, Trace.concat(parts)) for name, parts in kept.items() if parts
         }
-        if not traces:
+        comparison = settings_table(traces)
+        if not traces or (stopped and not comparison.num_rows):  # no kernel ended, and no call
             raise NothingRecorded("the run was stopped before anything was recorded: run it again")
-        return Run(traces, settings_table(traces), self.experiment.to_dict(), stopped)
+        return Run(traces, comparison, self.experiment.to_dict(), stopped)
 
     def _whole(self, setting: str, trace: Trace) -> Trace:
         """Return a setting's trace with what was seen of each workload alone."""
-        driven = self.experiment.driven
-        solo = {
-            name: measured
-            for name, spec in self.experiment.workloads.items()
-            if (
-                measured := solo_statistics(
-                    _traces(self.alone.get((setting, name), [])),
-                    _traces(self.alone.get(("", name), [])),
-                    paced=spec.rate_hz is not None or name in driven,
-                )
+        solo = {}
+        for name, spec in self.experiment.workloads.items():
+            in_place, whole = (
+                _traces(self.alone.get((where, name), [])) for where in (setting, "")
             )
-        }
-        trace = trace.with_metadata(
-            solo=solo, experiment=self.experiment.to_dict(), setting=setting
-        )
+            paced = spec.rate_hz is not None or name in self.experiment.driven
+            if measured := solo_statistics(in_place, whole, paced=paced):
+                solo[name] = measured
+        plan = self.experiment.to_dict()
+        trace = trace.with_metadata(solo=solo, experiment=plan, setting=setting)
         alone = {
             f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
             for (where, workload), recordings in self.alone.items()
@@ -216,19 +203,16 @@ class Runner:
         self.round = number
         self._finished = 0
         self._workers = self._make_workers(setting, self._make_streams(setting), number)
-        self._driving = driving = Driving(
-            self.device,
-            self._workers,
-            self.stop,
-            functools.partial(self._count_finished, setting.name, number),
-            [f"round {number}"],
-            [] if self.records else [setting.name],
-        )
+        tell = functools.partial(self._count_finished, setting.name, number)
+        around = [] if self.records else [setting.name]
+        driven = (self.device, self._workers, self.stop, tell, [f"round {number}"], around)
+        self._driving = driving = Driving(*driven)
         driving.warm_up()
         if not self.stop.is_set():
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
             with self._recorded(self.recordings[setting.name], options), _no_collection():
-                self._begin_serving()
+                for serving in self._servings:
+                    serving.begin(self.device.now_ns())
                 began_ns = self.device.now_ns()
                 driving.drive()
             self.before_round()
@@ -289,21 +273,13 @@ class Runner:
                 feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
         return feeds
 
-    def _begin_serving(self) -> None:
-        for serving in self._servings:
-            serving.begin(self.device.now_ns())
-
     def _note_request(self, workload: str, request: Request) -> None:
         """Record a request that has its last token."""
         if self.recording is None:
             return
-        self.recording.ranges.note(
-            f"request {request.number}",
-            request.arrival_ns,
-            request.tokens_ns[-1],
-            workload,
-            request.facts.to_json(),
-        )
+        name, payload = f"request {request.number}", request.facts.to_json()
+        times_ns = request.arrival_ns, request.tokens_ns[-1]
+        self.recording.ranges.note(name, *times_ns, workload, payload)
 
     @functools.cached_property
     def _legacy(self) -> Stream:
@@ -332,11 +308,8 @@ class Runner:
     def _count_finished(self, setting: str, number: int) -> None:
         """Tell the viewer of foreground calls and requests that finished since."""
         finished = sum(serving.finished for serving in self._servings)
-        finished += sum(
-            worker.finished
-            for worker in self._workers
-            if worker.feed is None and not worker.spec.background
-        )
+        alone = (worker for worker in self._workers if worker.feed is None)
+        finished += sum(worker.finished for worker in alone if not worker.spec.background)
         if finished != self._finished:
             self.done += finished - self._finished
             self._finished = finished
@@ -408,11 +381,8 @@ def _no_collection() -> Iterator[None]:
 def foreground_calls(experiment: Experiment) -> int:
     """Return the foreground calls of a setting, as its progress counts them."""
     driven = experiment.driven
-    return sum(
-        spec.repeats
-        for name, spec in experiment.workloads.items()
-        if not spec.background and name not in driven
-    )
+    specs = [spec for name, spec in experiment.workloads.items() if name not in driven]
+    return sum(spec.repeats for spec in specs if not spec.background)
 
 
 def _traces(recordings: Iterable[Recording]) -> list[Trace]:

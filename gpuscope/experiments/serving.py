@@ -12,28 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 from gpuscope.trace.facts import RequestFacts
 from gpuscope.workloads.requests import RequestsSpec, draw
-
-
-class Feed(Protocol):
-    """Says when a workload's next call is due, and follows its calls in their order."""
-
-    @property
-    def due_ns(self) -> int | None:
-        """When the next call is due; ``None`` until calls that are in flight have ended."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no further call will be due."""
-
-    def take(self) -> None:
-        """Decide for what the call is that is launched next."""
-
-    def ended(self, now_ns: int) -> None:
-        """Take note that the oldest call in flight was seen done."""
 
 
 @dataclass(eq=False)
@@ -144,14 +126,17 @@ class _Prefill:
 
     @property
     def due_ns(self) -> int | None:
+        """When the next call is due; ``None`` until calls that are in flight have ended."""
         arriving = self._of.arriving
         return arriving[0].arrival_ns if arriving else None
 
     @property
     def over(self) -> bool:
+        """Whether no further call will be due."""
         return not self._of.arriving
 
     def take(self) -> None:
+        """Decide for what the call is that is launched next."""
         arriving = self._of.arriving
         request = arriving[0]
         request.chunks -= 1
@@ -160,6 +145,7 @@ class _Prefill:
             arriving.popleft()
 
     def ended(self, now_ns: int) -> None:
+        """Take note that the oldest call in flight was seen done."""
         request, is_last = self._in_flight.popleft()
         if is_last:
             with self._of.lock:
@@ -177,13 +163,16 @@ class _Decode:
 
     @property
     def due_ns(self) -> int | None:
+        """When the next call is due; ``None`` until calls that are in flight have ended."""
         return 0 if self._of.running or self._of.prefilled else None
 
     @property
     def over(self) -> bool:
+        """Whether no further call will be due."""
         return self._of.finished == self._of.planned
 
     def take(self) -> None:
+        """Decide for what the call is that is launched next."""
         of = self._of
         while of.prefilled and len(of.running) < of.batch:
             of.running.append(of.prefilled.popleft())
@@ -193,5 +182,10 @@ class _Decode:
         of.running = [request for request in of.running if request.steps]
 
     def ended(self, now_ns: int) -> None:
+        """Take note that the oldest call in flight was seen done."""
         with self._of.lock:
             self._of.note_tokens(self._in_flight.popleft(), now_ns)
+
+
+Feed: TypeAlias = _Prefill | _Decode
+"""Says when a workload's next call is due, and follows its calls in their order."""

@@ -40,12 +40,8 @@ def opened(path: Path, limits: Limits) -> Iterator[Database]:
     be read: an authorizer refuses ATTACH, views, virtual tables and every function but those
     that count and fill in. Loading extensions stays off, as it is by default.
     """
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=True,
-    )
+    address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None)
     try:
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -94,14 +90,13 @@ class Database:
     ) -> None:
         self._execute = connection.execute
         self.limits = limits
-        self._seconds = 3 + 2 * nbytes / 1e6
-        self._until_s = time.monotonic() + self._seconds
         self._rows = 0
         self._most_rows = nbytes // _LEAST_ROW_BYTES
         self._text_left = min(max(1 << 20, 4 * nbytes), limits.room)
         self.tables: dict[str, dict[str, bool]] = {}
         self.asked: dict[str, set[str]] = {}
-        connection.set_progress_handler(self._is_over, _OPERATIONS)
+        until_s = time.monotonic() + 3 + 2 * nbytes / 1e6
+        connection.set_progress_handler(lambda: time.monotonic() > until_s, _OPERATIONS)
         for name, sql in self._execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
             if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
                 continue
@@ -110,9 +105,6 @@ class Database:
                 plain.add(name)
             if len(self.tables) > _MOST_TABLES:
                 raise TraceFormatError(f"more than {_MOST_TABLES:,} tables: that is no report")
-
-    def _is_over(self) -> bool:
-        return time.monotonic() > self._until_s
 
     def _columns(self, table: str) -> dict[str, bool]:
         """Return the stored columns: one that is computed would run what the file says."""

@@ -126,11 +126,8 @@ class Limits:
 
     def _lowest(self) -> str:
         """Return the limit that lets in the fewest rows."""
-        rows = {
-            "rows": self.rows,
-            "text_bytes": self.text_bytes // ROW_BYTES,
-            "file_bytes": self.file_bytes // ROW_BYTES,
-        }
+        text_rows, file_rows = self.text_bytes // ROW_BYTES, self.file_bytes // ROW_BYTES
+        rows = {"rows": self.rows, "text_bytes": text_rows, "file_bytes": file_rows}
         return min(rows, key=rows.__getitem__)
 
     @staticmethod

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -84,10 +85,10 @@ def scrub(spans: pa.Table) -> pa.Table:
         if pa.types.is_null(column.type) or not len(column):
             continue
         coded = column.unify_dictionaries().combine_chunks()
-        kept = pa.concat_arrays([_public(part) for part in _parts(coded.dictionary)])
+        kept = pa.concat_arrays([*_public(coded.dictionary)])
         if not kept.equals(coded.dictionary):
             fresh = pa.DictionaryArray.from_arrays(coded.indices, kept)
-            spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)
+            spans = schema.with_column(spans, name, fresh)
     return spans
 
 
@@ -95,19 +96,17 @@ _AT_ONCE = 1 << 20
 """Bytes of texts that are objects of Python's at the same time, and one text more."""
 
 
-def _parts(texts: pa.StringArray) -> Iterator[pa.StringArray]:
+def _public(texts: pa.StringArray) -> Iterator[pa.StringArray]:
+    """Yield the public texts, part by part."""
     ends = np.cumsum(np.asarray(pc.binary_length(texts).fill_null(0)) + 1)
     at = 0
     while at < len(texts):
         start = int(ends[at - 1]) if at else 0
         until = max(int(np.searchsorted(ends, start + _AT_ONCE)), at + 1)
-        yield texts[at:until]
+        part = texts[at:until].to_pylist()
+        kept = [text if text is None else public_text(text) for text in part]
+        yield pa.array(kept, pa.string())
         at = until
-
-
-def _public(texts: pa.StringArray) -> pa.StringArray:
-    kept = [text if text is None else public_text(text) for text in texts.to_pylist()]
-    return pa.array(kept, pa.string())
 
 
 # -- whole traces --------------------------------------------------------------------------
@@ -116,11 +115,7 @@ def public(trace: Trace) -> Trace:
 
     Names of partitions, streams, workloads and settings stay as they are.
     """
-    spans = scrub(trace.spans)
-    hosts = spans.column("host")
-    if not pa.types.is_null(hosts.type):
-        index = spans.schema.get_field_index("host")
-        spans = spans.set_column(index, "host", pa.nulls(len(spans)))
+    spans = schema.with_column(scrub(trace.spans), "host", pa.nulls(len(trace)))
     facts = trace.metadata
     metadata = msgspec.structs.replace(
         facts,
@@ -145,19 +140,15 @@ def _public_experiment(experiment: Mapping[str, object] | None) -> Mapping[str, 
     workloads = (experiment or {}).get("workloads")
     if experiment is None or not isinstance(workloads, Mapping):
         return experiment
-    return {
-        **experiment,
-        "workloads": {key: _public_args(workload) for key, workload in workloads.items()},
-    }
+    public_workloads = {key: _public_args(workload) for key, workload in workloads.items()}
+    return {**experiment, "workloads": public_workloads}
 
 
 def _public_args(workload: object) -> object:
     if not isinstance(workload, Mapping) or not isinstance(workload.get("args"), Mapping):
         return workload
-    plain = {
-        name: public_text(value) if isinstance(value, str) else value
-        for name, value in workload["args"].items()
-    }
+    args = workload["args"].items()
+    plain = {key: public_text(arg) if isinstance(arg, str) else arg for key, arg in args}
     return {**workload, "args": plain}
 
 

@@ -76,12 +76,8 @@ def load_trace(
             f"{source.name!r} is no readable trace: truncated, as it has {len(head)} bytes only"
         )
     names = ", ".join(known.label for known in known_formats() if known.read is not None)
-    raise TraceFormatError(
-        with_problems(
-            f"{source.name!r} is no readable trace: its content is none of {names}. Name a trace, "
-            f"or export one as one of these"
-        )
-    )
+    why = f"{source.name!r} is no readable trace: its content is none of {names}"
+    raise TraceFormatError(with_problems(f"{why}. Name a trace, or export one as one of these"))
 
 
 def _recognised(name: str, head: bytes) -> Format | None:

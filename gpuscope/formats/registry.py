@@ -99,13 +99,9 @@ def of_suffix(name: str) -> Format | None:
     for known in BUILT_IN:
         if end in known.suffixes:
             return known
-    owners = {
-        suffix: known
-        for known in known_formats()
-        for suffix in known.suffixes
-        if name.endswith(suffix) and name != suffix
-    }
-    return owners[max(owners, key=len)] if owners else None
+    owners = {suffix: known for known in known_formats() for suffix in known.suffixes}
+    ends = [suffix for suffix in owners if name.endswith(suffix) and name != suffix]
+    return owners[max(ends, key=len)] if ends else None
 
 
 def with_problems(text: str) -> str:
@@ -163,9 +159,8 @@ def table(known: Iterable[Format] = BUILT_IN) -> str:
     >>> print(table().splitlines()[6])
     | `.csv` | CSV | write | The spans as a table, times as whole ns; without edges and metadata. |
     """
-    rows = [
-        f"| {', '.join(f'`{suffix}`' for suffix in one.suffixes)} | {one.label} | {one.ways} | "
-        f"{one.description} |"
-        for one in known
-    ]
+    rows = []
+    for shown in known:
+        ends = ", ".join(f"`{suffix}`" for suffix in shown.suffixes)
+        rows.append(f"| {ends} | {shown.label} | {shown.ways} | {shown.description} |")
     return "\n".join(["| Suffix | Format | gpuscope can | |", "| --- | --- | --- | --- |", *rows])

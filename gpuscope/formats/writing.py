@@ -128,12 +128,8 @@ def writable(target: Path) -> tuple[Format, Callable[[Trace, Path, Step], object
     chosen = registry.of_suffix(target.name)
     if chosen is None or chosen.write is None:
         only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
-        raise ExportError(
-            registry.with_problems(
-                f"{target.name!r} does not say which format{only} it is to have: end its name in "
-                + registry.suffixes("write")
-            )
-        )
+        why = f"{target.name!r} does not say which format{only} it is to have: end its name in "
+        raise ExportError(registry.with_problems(why + registry.suffixes("write")))
     return chosen, chosen.write
 
 

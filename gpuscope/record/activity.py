@@ -9,30 +9,12 @@ from collections.abc import Callable
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import (
-    Row,
-    Rows,
-    block_row,
-    call_row,
-    keep,
-    move,
-    node_row,
-    work_columns,
-)
+from gpuscope.record.rows import Row, Rows, block_row, call_row, keep, move, node_row, work_columns
 from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
-_OF_BLOCK = (
-    "name",
-    "process",
-    "device",
-    "device_uuid",
-    "partition",
-    "intended_partition",
-    "stream",
-    "category",
-    "source",
-)
+_OF_BLOCK = "name process device device_uuid partition intended_partition stream category source"
+"""Columns of a block's row that are its kernel's."""
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
@@ -124,23 +106,15 @@ class ActivitySource(DeviceSource):
 
     def _add_blocks(self, columns: Row, activity: Activity, rows: Rows) -> None:
         """Add a row for each time that blocks of a kernel held an SM."""
-        shared = {name: columns[name] for name in _OF_BLOCK if columns.get(name) is not None}
+        shared = {name: columns.get(name) for name in _OF_BLOCK.split()}
+        shared |= {"parent": columns["id"], "kind": "block"}
         correlation = activity.correlation
         count = self._blocks.pop(correlation, 0)
         for sms, start_ns, end_ns in activity.held:
             for sm in range(sms.bit_length()):
                 if sms >> sm & 1:
-                    rows.spans.append(
-                        {
-                            **shared,
-                            "id": block_row(correlation, count),
-                            "parent": columns["id"],
-                            "kind": "block",
-                            "start_ns": start_ns,
-                            "end_ns": end_ns,
-                            "sm": sm,
-                        }
-                    )
+                    row = {**shared, "id": block_row(correlation, count), "sm": sm}
+                    rows.spans.append({**row, "start_ns": start_ns, "end_ns": end_ns})
                     count += 1
         if activity.node is not None:  # others of its launch go on from here
             self._blocks[correlation] = count

@@ -15,16 +15,7 @@ from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import (
-    Row,
-    Rows,
-    call_row,
-    keep,
-    move,
-    of_call,
-    together,
-    work_columns,
-)
+from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
 from gpuscope.record.source import Ended, Source
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 
@@ -78,8 +69,7 @@ class CallLog:
         self._open: dict[int, Call] = {}
         self._open_handles: dict[int, Call] = {}
         """Apart from the others: a handle whose completion nobody looks for stays."""
-        self._around: dict[int, int] = {}
-        """Call → row of the range around it, if one was."""
+        self._around: dict[int, int] = {}  # call → row of the range around it, if one was
         self._met: set[tuple[str, int, int]] = set()
         """Streams, by device and number, and the threads that used them."""
         self._ended: deque[Call] = deque()
@@ -113,8 +103,7 @@ class CallLog:
         """Have so many ended calls read by who makes one."""
         self._full, self._relieve = full, relieve
 
-    # -- what devices say -------------------------------------------------------------
-    # What is launched waits for these, so they only take note: rows are made when read.
+    # What is launched waits for what devices say, so that is only noted: rows are made when read.
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
         source = self._sources[call.device_key]
@@ -143,8 +132,7 @@ class CallLog:
 
     def _note_range(self, number: int) -> None:
         """Note which range a call of this thread is made in."""
-        row = self._ranges.current()
-        if row is not None:
+        if (row := self._ranges.current()) is not None:
             self._around[number] = row
 
     def _note_places(self, call: Call) -> None:
@@ -203,21 +191,12 @@ class CallLog:
         for partition in partitions:
             self.partitions[partition.name] = partition_facts(partition)
 
-    # -- rows -------------------------------------------------------------------------
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        names = (
-            "_taken",
-            "_read",
-            "received",
-            "blocks",
-            "forgotten",
-            "_forgotten_from",
-            "_forgetting",
-            "_read_before",
-        )
-        return together(keep(self, *names), self._order.keep(), self.blocks.begin_reading())
+        forgotten = keep(self, "forgotten", "_forgotten_from", "_forgetting")
+        read = keep(self, "_taken", "_read", "received", "blocks", "_read_before")
+        return together(forgotten, read, self._order.keep(), self.blocks.begin_reading())
 
     def ended(self, since: int) -> tuple[Ended, int]:
         """Return the calls that ended and are no rows yet, from a number on; and the next number.
@@ -234,37 +213,22 @@ class CallLog:
             and call.parent not in self._told
         ]
         self._told = {call.parent for call in seen}
-        executions = [
-            (
-                call.workload,
-                call.start_ns,
-                call.seen_ns,
-                call.thread,
-                call.waited_ns,
-                call.wait_thread,
-                call.stream.id if call.stream is not None else None,
-            )
-            for call in seen
-        ]
-        others = [
-            (
-                _KINDS.get(call.kind, "api"),
-                call.name,
-                call.start_ns,
-                call.end_ns,
-                call.thread,
-                call.stream.id if call.stream is not None else None,
-                call.name if call.kind == "handle" else call.workload,
-            )
-            for call in new
-            if not (
-                isinstance(call, Execution)
-                or self._is_timed(call)
-                or call.superseded
-                or (call.kind == "record" and call.workload is not None)
-            )
-        ]
-        return Ended(self._process, executions, others), len(self._taken)
+        ended = Ended(self._process, [], [])
+        for seen_call in seen:
+            stream = seen_call.stream.id if seen_call.stream is not None else None
+            times, thread = (seen_call.start_ns, seen_call.seen_ns), seen_call.thread
+            waited = seen_call.waited_ns, seen_call.wait_thread
+            ended.executions.append((seen_call.workload, *times, thread, *waited, stream))
+        for call in new:
+            own_event = call.kind == "record" and call.workload is not None
+            if isinstance(call, Execution) or self._is_timed(call) or call.superseded or own_event:
+                continue
+            stream = call.stream.id if call.stream is not None else None
+            times = call.start_ns, call.end_ns
+            handle = call.name if call.kind == "handle" else call.workload
+            kind = _KINDS.get(call.kind, "api")
+            ended.others.append((kind, call.name, *times, call.thread, stream, handle))
+        return ended, len(self._taken)
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -321,7 +285,9 @@ class CallLog:
 
     def _is_forgotten(self, call: Call, read: set[int]) -> bool:
         """Whether it is a handle's that was forgotten, which ends all the same."""
-        number = _number_of_handle(call)
+        if not isinstance(call, Execution) and call.kind != "handle":
+            return False
+        number = call.parent if isinstance(call, Execution) else call.correlation
         if number is None or _seen_ns(call) is None or number < self._forgotten_from:
             return False
         new = number not in read and number not in self._read_before  # two threads may see one end
@@ -367,9 +333,8 @@ class CallLog:
 
     def add_unfinished(self, call: Call, source: str, rows: Rows) -> None:
         """Add the open row of the work of a call that returned."""
-        work = work_columns(call, self._devices[call.device_key])
         status = {"start_ns": call.end_ns, "status": "not finished", "source": source}
-        rows.spans.append({**work, **status})
+        rows.spans.append({**work_columns(call, self._devices[call.device_key]), **status})
 
     def _is_timed(self, call: Call) -> bool:
         return call.kind in self._sources[call.device_key].timed_kinds
@@ -387,13 +352,12 @@ class CallLog:
         elif call.kind == "wait":
             self._order.wait(call)
         elif call.kind == "sync":
-            row = call_row(call.correlation)
-            rows.edges += [(before, row, "host wait") for before in self._order.behind(call)]
+            waits = self._order.behind(call)
+            rows.edges += [(row, call_row(call.correlation), "host wait") for row in waits]
         rows.spans.append(self._columns(call))
 
     def _columns(self, call: Call) -> Row:
-        device = self._devices[call.device_key]
-        number = call.correlation
+        device, number = self._devices[call.device_key], call.correlation
         parent = self._around.get(number) if call.parent is None else call_row(call.parent)
         states = call.kind == "handle"  # of launches, the rows of their work do
         return {
@@ -414,13 +378,6 @@ class CallLog:
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.kind == "sim" else "host",
         }
-
-
-def _number_of_handle(call: Call) -> int | None:
-    """Return the number of the handle's call that one is or tells of."""
-    if isinstance(call, Execution):
-        return call.parent
-    return call.correlation if call.kind == "handle" else None
 
 
 def _seen_ns(call: Call) -> int | None:

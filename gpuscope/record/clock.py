@@ -129,25 +129,19 @@ class ClockFit:
     @property
     def residual_ns(self) -> float:
         """How far the line can be off among the samples: by their brackets, or beside them."""
-        line = self._line()
-        beside = [
-            abs(sample.offset_ns - line.at(sample.unix_ns)) - sample.half_ns
-            for sample in self.samples
-        ]
+        line, samples = self._line(), self.samples
+        beside = (abs(each.offset_ns - line.at(each.unix_ns)) - each.half_ns for each in samples)
         return float(max([line.bound_ns, *beside]))
 
     def facts(self) -> dict[str, float]:
         """Return offset, drift over the samples' span and residual, for the metadata."""
-        line = self._line()
         if not self.samples:
-            return {"offset_ns": 0.0, "drift_ns": 0.0, "over_ns": 0.0, "residual_ns": 0.0}
+            return dict.fromkeys(("offset_ns", "drift_ns", "over_ns", "residual_ns"), 0.0)
+        line = self._line()
         begin, end = self.samples[0].unix_ns, self.samples[-1].unix_ns
-        return {
-            "offset_ns": line.at(begin),
-            "drift_ns": line.drift * (end - begin),
-            "over_ns": float(end - begin),
-            "residual_ns": self.residual_ns,
-        }
+        over_ns = float(end - begin)
+        drift = {"drift_ns": line.drift * over_ns, "over_ns": over_ns}
+        return {"offset_ns": line.at(begin), **drift, "residual_ns": self.residual_ns}
 
 
 def steps(readings: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -250,7 +244,7 @@ class EventClock:
 
     def _anchor(self) -> tuple[Event, Sample]:
         """Return the surest of a few anchors, when the device has reached them."""
-        return min((self._reach() for _ in range(_TRIES)), key=lambda one: one[1].half_ns)
+        return min((self._reach() for _ in range(_TRIES)), key=lambda anchor: anchor[1].half_ns)
 
     def _reach(self) -> tuple[Event, Sample]:
         event, sample = self._record()

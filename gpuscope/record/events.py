@@ -22,7 +22,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.clock import EventClock
-from gpuscope.record.rows import Row, Rows, keep, move, work_columns
+from gpuscope.record.rows import Rows, keep, move, work_columns
 from gpuscope.record.source import Calibration, DeviceSource
 
 _TRIES = 31
@@ -55,18 +55,6 @@ CLOSING_NS = 3_000
 _FAR = np.iinfo(np.int64).max
 
 
-def _kind_of(call: Call, place: int) -> Hashable:
-    """Return what work is told by that takes equally long in places of one size, or ``None``.
-
-    A product's name has its sizes, and a graph does the same work each time. How long a kernel
-    takes depends on arguments that nobody tells, and a copy on where both sides are.
-    """
-    if call.kind != "launch" or call.launch_config is not None:
-        return None
-    graph = call.graph.id if call.graph is not None else None
-    return call.name, call.nbytes, call.flop_count, graph, place
-
-
 class _Bracket(Struct, eq=False, gc=False):
     call: Call
     before: Event
@@ -80,22 +68,22 @@ class _Bracket(Struct, eq=False, gc=False):
 
     @property
     def kind(self) -> Hashable:
-        """Equal for work that takes equally long; ``None`` where nothing tells."""
-        stream = self.call.stream
-        return _kind_of(self.call, stream.sm_count_target if stream is not None else 0)
+        """Equal for work that takes equally long; ``None`` where nothing tells.
+
+        A product's name has its sizes, and a graph does the same work each time. How long a kernel
+        takes depends on arguments that nobody tells, and a copy on where both sides are.
+        """
+        call, stream = self.call, self.call.stream
+        if call.kind != "launch" or call.launch_config is not None:
+            return None
+        graph = call.graph.id if call.graph is not None else None
+        place = stream.sm_count_target if stream is not None else 0
+        return call.name, call.nbytes, call.flop_count, graph, place
 
     def seen(self, opened: int, closed: int, key: Hashable) -> Bracketed:
         stream = self.call.stream.id if self.call.stream is not None else None
         times = (self.launching_ns, self.launched_ns, self.recorded_ns)
         return Bracketed(opened, closed, *times, key, stream)
-
-
-@dataclass(frozen=True)
-class BracketCost:
-    """What two events around nothing, and around an empty kernel, read on this device, ns."""
-
-    empty_ns: int
-    kernel_ns: int
 
 
 @dataclass(frozen=True)
@@ -164,14 +152,9 @@ def bounds(
         if not beside:
             latest = max(start, min(latest, begun))
         room = launch.closed - max(done, start + shortest)
-        times.append(
-            {
-                "start_ns": start,
-                "end_ns": launch.closed,
-                "start_uncertainty_ns": latest - start,
-                "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
-            }
-        )
+        early = {"end_uncertainty_ns": min(room, CLOSING_NS) if behind else room}
+        late = {"start_uncertainty_ns": latest - start}
+        times.append({"start_ns": start, "end_ns": launch.closed, **late, **early})
     return times
 
 
@@ -218,7 +201,7 @@ class EventSource(DeviceSource):
         super().__init__(device)
         self._clock: EventClock | None = None
         self._record, self._now_ns = device.backend.record, device.backend.now_ns
-        self.cost = BracketCost(0, 0)
+        self._cost: Calibration = {}
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
         self._closed: deque[_Bracket] = deque()
@@ -238,7 +221,7 @@ class EventSource(DeviceSource):
     def start(self) -> None:
         """Open the clock, and measure what brackets cost."""
         self._clock = EventClock(self._device)
-        self.cost = self._measure()
+        self._cost = self._measure()
 
     def _take(self) -> Event:
         try:
@@ -246,8 +229,8 @@ class EventSource(DeviceSource):
         except IndexError:  # none is left, or another thread took the last one
             return Event(self._device)
 
-    def _measure(self) -> BracketCost:
-        """Measure the empty bracket and the bracket of an empty kernel on an idle stream."""
+    def _measure(self) -> Calibration:
+        """Measure two events around nothing, and around an empty kernel, on an idle stream, ns."""
         backend = self._device.backend
         raw, handle = backend.make_stream(None, 0)
         kernel = backend.compile(_EMPTY_SOURCE, "gpuscope_empty", None)
@@ -263,8 +246,8 @@ class EventSource(DeviceSource):
             readings[with_kernel].append(backend.elapsed_ns(before.raw, after.raw))
         backend.close_stream(raw, handle)
         self._spare += [before, after]
-        empty = round(statistics.median(readings[False]))
-        return BracketCost(empty, max(empty, round(statistics.median(readings[True]))))
+        nothing, some = (float(round(statistics.median(each))) for each in readings.values())
+        return {"empty_bracket_ns": nothing, "empty_kernel_bracket_ns": max(nothing, some)}
 
     @property
     def _running_clock(self) -> EventClock:
@@ -345,20 +328,17 @@ class EventSource(DeviceSource):
     def _give_back(self, bracket: _Bracket) -> None:
         self._spare += [event for event in (bracket.before, bracket.after) if event is not None]
 
-    def _is_over(self, bracket: _Bracket) -> bool:
-        assert bracket.after is not None  # noqa: S101 - set before it was queued
-        return self._device.backend.event_done(bracket.after.raw)
-
     def drain(self, rows: Rows) -> None:
         """Turn the brackets that are done into rows."""
         done: list[_Bracket] = []
         still: list[_Bracket] = []
         times: list[tuple[int, int]] = []
+        event_done = self._device.backend.event_done
         with self._device.backend.among_captures():
             for bracket in self._waiting:
                 opened_ns, closed_ns = bracket.opened_ns, bracket.closed_ns
                 if closed_ns is None:
-                    if not self._is_over(bracket):
+                    if bracket.after is None or not event_done(bracket.after.raw):
                         still.append(bracket)
                         continue
                     opened_ns, closed_ns = self._times(bracket)
@@ -380,8 +360,7 @@ class EventSource(DeviceSource):
         for bracket, bounded in zip(done, spans, strict=True):
             rows.cut()
             columns = work_columns(bracket.call, self._device.info)
-            row: Row = {**columns, **bounded, "source": self.name}
-            rows.spans.append(row)
+            rows.spans.append({**columns, **bounded, "source": self.name})
 
     def _times(self, bracket: _Bracket) -> tuple[int, int]:
         """Read when the GPU reached both events, by its clock."""
@@ -405,8 +384,4 @@ class EventSource(DeviceSource):
         for event in self._spare:
             event.close()
         self._spare.clear()
-        costs = {
-            "empty_bracket_ns": float(self.cost.empty_ns),
-            "empty_kernel_bracket_ns": float(self.cost.kernel_ns),
-        }
-        return {self._device.info.key: {**facts, **costs}}
+        return {self._device.info.key: {**facts, **self._cost}}

@@ -23,18 +23,10 @@ from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
 
-_PACKAGES = (
-    "gpuscope",
-    "numpy",
-    "pyarrow",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "cuda-core",
-    "cuda-bindings",
-    "nvmath-python",
-    "nvtx",
-    "cupti-python",
-)
+_PACKAGES = """
+    gpuscope numpy pyarrow cupy-cuda12x cupy-cuda13x cuda-core cuda-bindings nvmath-python nvtx
+    cupti-python
+"""
 
 
 def one_clock(devices: Sequence[Device]) -> str:
@@ -91,7 +83,7 @@ def partition_facts(partition: PartitionView) -> PartitionFacts:
 def versions() -> Mapping[str, str]:
     """Return package → version, of Python and of what matters to a recording."""
     installed = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         try:
             installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

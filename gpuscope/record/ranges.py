@@ -78,22 +78,24 @@ class RangeLog:
         """
         self.thread_names[NO_THREAD] = "requests"
         number = noted_row(next(self._numbers))
-        row: Row = {
+        row = self._row(number, None, name, start_ns, NO_THREAD)
+        row |= {"end_ns": end_ns, "category": category, "payload": payload}
+        self._ended.append((number, row | {"range_style": "start/end", "source": "host"}))
+
+    def _row(self, number: int, parent: int | None, name: str, start_ns: int, thread: int) -> Row:
+        """Return the row of a range that has begun."""
+        return {
             "id": number,
-            "parent": None,
+            "parent": parent,
             "kind": "range",
             "name": name,
             "start_ns": start_ns,
-            "end_ns": end_ns,
             "process": self._process,
-            "thread": NO_THREAD,
+            "thread": thread,
             "domain": "gpuscope",
-            "category": category,
-            "range_style": "start/end",
-            "payload": payload,
-            "source": "host",
+            "range_style": "push/pop",
+            "source": "nvtx",
         }
-        self._ended.append((number, row))
 
     def begin(self, name: str) -> int:
         """Open a range on this thread; returns its row's id."""
@@ -101,18 +103,8 @@ class RangeLog:
         stack = self._stack()
         number = range_row(next(self._numbers))
         thread = self._thread()
-        row: Row = {
-            "id": number,
-            "parent": stack[-1] if stack else None,
-            "kind": "range",
-            "name": name,
-            "start_ns": self._clock(),
-            "process": self._process,
-            "thread": thread,
-            "domain": "gpuscope",
-            "range_style": "push/pop",
-            "source": "nvtx",
-        }
+        parent = stack[-1] if stack else None
+        row = self._row(number, parent, name, self._clock(), thread)
         self.thread_names.setdefault(thread, threading.current_thread().name)
         self._open[number] = row
         stack.append(number)

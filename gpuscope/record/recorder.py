@@ -1,7 +1,4 @@
-"""The recorder: watches devices, collects rows, hands out batches, ends as a Trace.
-
-Long because all of a recording's steps share the state that a failed reading must leave whole.
-"""
+"""The recorder: watches devices, collects rows, hands out batches, ends as a Trace."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,9 +21,7 @@ from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
-from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog
-from gpuscope.record.clock import ClockFit
 from gpuscope.record.facts import (
     clock_name,
     device_facts,
@@ -37,10 +33,11 @@ from gpuscope.record.facts import (
 )
 from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
+from gpuscope.record.reading import Reading
+from gpuscope.record.rows import Batch
 from gpuscope.record.source import Calibration, Ended, Journal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
-from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
+from gpuscope.record.window import FULL, OVERFULL, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
 from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
@@ -50,8 +47,7 @@ _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
 
 running: tuple[RangeLog, ...] = ()
-"""Range logs of the recordings that are on, for
-:func:`~gpuscope.record.annotate.annotate`."""
+"""Range logs of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
 _running_lock = free_in_children(threading.Lock())
 
 
@@ -100,8 +96,7 @@ class Recording:
         self._simulated = one_clock(devices) == "virtual"
         self._on_gpu = any(device.info.kind == "cuda" for device in devices) or not devices
         self.devices = devices
-        self._device_by_key = {device.info.key: device for device in devices}
-        self._clock = devices[0].now_ns if devices else time.time_ns
+        clock = devices[0].now_ns if devices else time.time_ns
         self._process = self._made_in = os.getpid()
         thread: Callable[[], int] = thread_number
         if devices:  # a simulated device's numbers are not the system's
@@ -109,31 +104,22 @@ class Recording:
             self._process, thread = numbers()[0], lambda: numbers()[1]
         self._options = options or Options()
         self.sources: list[Source] = []
-        self._source_of: dict[str, Source] = {}
-        """Device key → what times that device's work."""
-        self.ranges = RangeLog(self._clock, thread, self._process)
+        self._source_of: dict[str, Source] = {}  # by the keys of the devices that they time
+        self.ranges = RangeLog(clock, thread, self._process)
         self.observers, problems = observers_for(self._options)
         note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
         self._libraries = contextlib.ExitStack()
-        self._reading = free_in_children(threading.Lock())
-        """Held by who reads; what follows is the reader's alone."""
-        self._kept = Kept()
-        self._reader: Reader | None = None  # where only the latest rows are kept
-        self._span = Span(self._clock, None if self._simulated else time.monotonic_ns)
-        self._trace: Trace | None = None
-        self._drained = 0
-        self._lost = {"dropped": 0, "unmatched": 0}
         self._notes: list[str] = problems
-        self._rank: RankFacts | None = None
-        """As long as it was known: a process group may be gone before the recording ends."""
-        self._globaltimers: dict[str, ClockFit] = {}
-        self._clocks: dict[int, Mapping[str, Calibration]] = {}
-        """Place of a source that is closed → its clocks."""
-        self._waited = True
-        self._all_read = False
+        self._span = Span(clock, None if self._simulated else time.monotonic_ns)
+        by_key = {device.info.key: device for device in devices}
+        read = (self._calls, self.ranges, self.observers, self.sources)
+        self._reading = Reading(*read, by_key, self._span, self._options.keep_ns, self._notes)
+        self._reader: Reader | None = None  # where only the latest rows are kept
+        self._trace: Trace | None = None
+        self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
+        self._clocks: dict[int, Mapping[str, Calibration]] = {}  # of the sources that are closed
 
-    # -- life -------------------------------------------------------------------------
     def start(self) -> None:
         """Begin to watch.
 
@@ -158,41 +144,27 @@ class Recording:
                 running = (*running, self.ranges)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
-        self._read_regularly()
+        if (keep_ns := self._options.keep_ns) is None:
+            return
+        # On a GPU a thread reads; elsewhere who makes calls, so a simulated program at the same.
+        full = OVERFULL if self._on_gpu else FULL
+        for log in (self._calls, self.ranges):
+            log.relieve_at(full, self._reading.relieve)
+        for observer in self.observers:
+            observer.relieve_at(full, self._reading.relieve)
+        if self._on_gpu:
+            self._reader = Reader(self.batches, keep_ns, self._notes)
+            self._reader.start()
 
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
-        with self._reading:
+        with self._reading.lock:
             for source in self.sources:
                 source.add(device)
                 self._source_of[device.info.key] = source
             self.devices = (*self.devices, device)
-            self._device_by_key[device.info.key] = device
+            self._reading.devices[device.info.key] = device
             self._calls.watch(device)
-
-    def _read_regularly(self) -> None:
-        """Let rows be read again and again where only the latest are kept.
-
-        On a GPU a thread reads; elsewhere who makes calls does, so a simulated program at the same.
-        """
-        if self._options.keep_ns is None:
-            return
-        full = OVERFULL if self._on_gpu else FULL
-        for log in (self._calls, self.ranges):
-            log.relieve_at(full, self._relieve)
-        for observer in self.observers:
-            observer.relieve_at(full, self._relieve)
-        if self._on_gpu:
-            self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
-            self._reader.start()
-
-    def _relieve(self) -> None:
-        """Read, on the launch path, unless somebody else does."""
-        if self._reading.acquire(timeout=PATIENCE_S):
-            try:
-                self._collect_alone(over=False)
-            finally:
-                self._reading.release()
 
     def stop(self, *, wait: bool = True) -> Trace:
         """Stop watching, and return the trace.
@@ -235,56 +207,31 @@ class Recording:
         self._libraries.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
-        with self._reading:  # nobody reads batches meanwhile
+        with self._reading.lock:  # nobody reads batches meanwhile
             for source in self.sources:
                 source.finish(wait=waited)
         if not self._span.is_over:
             self._span.end()
             if not any(source.compares_clocks for source in self.sources):
                 self._notes += self._span.step_notes()
-        self._waited = waited
-        self._compare_globaltimers()
-        kept = self._collect(over=True)
-        self._account(kept)
+        self._reading.waited = waited
+        self._reading.compare_globaltimers(self._source_of)
+        kept = self._reading.collect(over=True)
+        self._reading.account()
         for index, source in enumerate(self.sources):
             if index not in self._clocks:
                 self._clocks[index] = source.close()
         clocks = {name: facts for part in self._clocks.values() for name, facts in part.items()}
-        for key, fit in self._globaltimers.items():
+        for key, fit in self._reading.globaltimers.items():
             clocks.setdefault(f"globaltimer {key}", fit.facts())
         self._trace = self._join(kept, clocks)
-        facts = self._trace.metadata
-        if not facts.complete:
-            warnings.warn(f"the recording is incomplete: {'; '.join(facts.notes)}", stacklevel=3)
-
-    def _account(self, told: Kept) -> None:
-        """Count what is missing: every row that was read is kept, every launch has one."""
-        rows = told.rows_left_out + sum(batch.spans.num_rows for batch in told.batches)
-        unfinished = [call for source in self.sources for call in source.unfinished]
-        missing = [call for call in unfinished if self._waited or call.graph is not None]
-        self._lost = {"dropped": abs(self._drained - rows), "unmatched": len(missing)}
-        if self._drained != rows:
-            self._notes.append(f"{self._drained} rows were read, but {rows} were kept")
-        if missing:
-            self._notes.append(
-                f"{len(missing)} of our launches have no record of their end (the first: "
-                f"{missing[0].name!r})"
-            )
-
-    def _compare_globaltimers(self) -> None:
-        """Find how the clocks stand by which traced kernels told of their thread blocks."""
-        traced = self._calls.blocks.devices
-        if traced and not self._waited:
-            self._notes.append("stopped without waiting: thread blocks were not read")
-            self._calls.blocks = BlockSource()
-            return
-        for key in sorted(traced - self._globaltimers.keys()):
-            device = self._device_by_key[key]
-            self._globaltimers[key] = self._source_of[key].globaltimer(device)
+        if not self._trace.metadata.complete:
+            notes = "; ".join(self._trace.metadata.notes)
+            warnings.warn(f"the recording is incomplete: {notes}", stacklevel=3)
 
     def snapshot(self) -> Trace:
         """Return a trace of what was recorded so far. The recording continues."""
-        return self._trace if self._trace is not None else self._join(self._collect(over=False), {})
+        return self._trace if self._trace is not None else self._join(self._reading.collect(), {})
 
     def _join(self, kept: Kept, clocks: Mapping[str, Calibration]) -> Trace:
         spans = schema.concat([batch.spans for batch in kept.batches], schema.SPAN_TYPES)
@@ -338,7 +285,6 @@ class Recording:
             )
         return self._trace
 
-    # -- reading ----------------------------------------------------------------------
     def batches(self, since: int = 0) -> list[Batch]:
         """Return the batches from number ``since`` on; new rows become one more batch.
 
@@ -346,76 +292,7 @@ class Recording:
         that you have read, and continue behind it. Where only the latest rows are kept, old
         batches are dropped; the first one's number tells how many of them you came too late for.
         """
-        return self._collect(over=False).from_number(since)
-
-    def _collect(self, *, over: bool) -> Kept:
-        """Make batches of what is new; all of it, or where that fails none."""
-        with self._reading:  # keeps batches in order; launches do not wait for it
-            return self._collect_alone(over=over)
-
-    def _collect_alone(self, *, over: bool) -> Kept:
-        """Read, as the only one who does.
-
-        What is read is handed out at one moment, by one assignment, and what is too old goes by
-        it. Before it everything that reading changed can be undone, so that the next reading
-        finds what this one found.
-        """
-        if self._all_read:
-            return self._kept
-        before = self._kept
-        undo = self._begin_reading()
-        try:
-            since_ns = self._span.since_ns(self._options.keep_ns)
-            every = before.with_more(self._read(over=over, since_ns=since_ns))
-            kept = every.since(since_ns)
-            self._calls.blocks.forget(every.batches[: len(every.batches) - len(kept.batches)])
-            self._kept = kept
-        except BaseException:
-            if self._kept is before:
-                undo()
-            raise
-        self._settle()
-        return self._kept
-
-    def _begin_reading(self) -> Callable[[], None]:
-        """Take in what has come; returns what undoes all that reading changes next."""
-        self._settle()
-        return together(
-            self._calls.begin_reading(),
-            self.ranges.begin_reading(),
-            *(source.begin_reading() for source in self.sources),
-            keep(self, "_drained", "_all_read"),
-        )
-
-    def _settle(self) -> None:
-        """Forget what was handed out; done again where it was interrupted."""
-        for source in self.sources:
-            source.settle()
-        self._calls.settle()
-        self.ranges.settle()
-
-    def _read(self, *, over: bool, since_ns: int) -> list[Batch]:
-        """Return batches of what was taken in, at the end also of what is open."""
-        at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
-        rows = Rows(at_once=at_once, over=over, open_since_ns=self._clock(), since_ns=since_ns)
-        self._all_read = over
-        self.ranges.drain(rows)
-        self._calls.drain(rows)
-        for observer in self.observers:
-            observer.read(over=over)
-        for source in self.sources:
-            source.drain(rows)
-        if over and not self._waited:
-            for source in self.sources:
-                for call in source.unfinished:
-                    if call.graph is None:
-                        self._calls.add_unfinished(call, source.name, rows)
-        rows.freeze()
-        if over and self._calls.blocks.devices:
-            rows.batches += self._calls.blocks.read(self._device_by_key, self._globaltimers)
-            self._calls.blocks = BlockSource(self._calls.blocks.left_out)
-        self._drained += rows.count
-        return rows.batches
+        return self._reading.collect().from_number(since)
 
     def tap(self) -> Tap | None:
         """Return what gets all that is recorded, where another process can read it.
@@ -442,7 +319,7 @@ class Recording:
     @property
     def _is_untouched(self) -> bool:
         """Whether one source records, everything is kept, and none of it was read."""
-        kept = self._kept.next or self._options.keep_ns
+        kept = self._reading.kept.next or self._options.keep_ns
         return len(self.sources) == 1 and not kept and not self.is_over
 
     @property
@@ -452,10 +329,9 @@ class Recording:
 
     def ended(self, since: int) -> tuple[Ended, int]:
         """Return our calls that ended and are no rows yet, from a number on; and the next."""
-        with self._reading:
+        with self._reading.lock:
             return self._calls.ended(since)
 
-    # -- metadata ---------------------------------------------------------------------
     def _metadata(
         self,
         clocks: Mapping[str, Calibration],
@@ -465,17 +341,16 @@ class Recording:
     ) -> TraceMetadata:
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
         partitions = self._calls.partitions.copy()
-        streams: dict[int, StreamFacts] = {}
         received = self._calls.received + self._calls.forgotten + self._calls.open_count
-        counts = {"received": received, **self._lost}
-        notes = list(self._notes)
-        begin_ns = self._span.begin_ns
+        counts = Counter({"received": received, **self._reading.lost})
+        notes, begin_ns = list(self._notes), self._span.begin_ns
         if kept is not None and kept.since_ns > begin_ns:
             begin_ns = kept.since_ns
             notes.append(note_of(kept))
-        complete = not any(self._lost.values())
+        complete = not any(self._reading.lost.values())
         every = [source.facts() for source in self.sources]
         devices = {key: facts for of_source in every for key, facts in of_source.devices.items()}
+        streams: dict[int, StreamFacts] = {}
         for facts in every:
             streams.update(facts.streams)
             for name, partition in facts.partitions.items():
@@ -483,15 +358,13 @@ class Recording:
             for name, context in facts.contexts.items():
                 if name in partitions:
                     partitions[name] = replace(partitions[name], context=context)
-            for name, count in facts.completeness.counts.copy().items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(facts.completeness.counts.copy())
             notes += facts.completeness.notes
             complete &= facts.completeness.complete
         streams.update(self._calls.streams.copy())
-        for key, device in self._device_by_key.items():
+        for key, device in self._reading.devices.items():
             devices[key] = device_facts(device, health=health)
-        of_process = rank_facts(self._process, [*devices])
-        self._rank = rank = of_process or self._rank
+        self._rank = rank_facts(self._process, [*devices]) or self._rank
         metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             clock=clock_name(simulated=self._simulated),
@@ -504,11 +377,11 @@ class Recording:
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
-            ranks=() if rank is None else (rank,),
+            ranks=() if self._rank is None else (self._rank,),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),
-            counts=counts,
+            counts=dict(counts),
             complete=complete,
             notes=tuple(dict.fromkeys(notes)),
         )

@@ -102,15 +102,11 @@ class Options:
     hazards: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("source", self.source, ("auto", "cupti", "events")),
-            ("detail", self.detail, ("launches", "full")),
-            ("launch_ids", self.launch_ids, (True, False, "runtime")),
-        ):
-            if value not in allowed:
-                raise GpuscopeError(
-                    f"{name} is {value!r}; it can be {' or '.join(map(str, allowed))}"
-                )
+        choices = {"source": ("auto", "cupti", "events"), "detail": ("launches", "full")}
+        for name, allowed in {**choices, "launch_ids": (True, False, "runtime")}.items():
+            if (value := getattr(self, name)) not in allowed:
+                choice = " or ".join(map(str, allowed))
+                raise GpuscopeError(f"{name} is {value!r}; it can be {choice}")
 
 
 @dataclass

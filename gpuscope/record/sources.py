@@ -36,7 +36,8 @@ def start_sources(
         source.start()
 
     try:
-        if _wants_cupti(options.source, any_gpu=bool(cuda) or not devices):
+        is_there = options.source == "cupti" or importlib.util.find_spec("cupti") is not None
+        if (cuda or not devices) and options.source != "events" and is_there:
             start(CuptiSource(devices, options), cuda)
     except (MissingDependency, CapabilityError) as error:
         if options.source == "cupti":
@@ -51,9 +52,3 @@ def start_sources(
             source.detail = options.detail
             start(source, [key])
     return notes
-
-
-def _wants_cupti(asked: str, *, any_gpu: bool) -> bool:
-    if asked == "events" or not any_gpu:
-        return False
-    return asked == "cupti" or importlib.util.find_spec("cupti") is not None

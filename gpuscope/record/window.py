@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from gpuscope._threads import start
 from gpuscope.record.clock import step_notes
 from gpuscope.record.rows import Batch
-from gpuscope.trace import valid
+from gpuscope.trace import schema, valid
 from gpuscope.trace.facts import KeptFacts
 
 _LONGEST_S = 1.0
@@ -50,10 +50,8 @@ class Kept:
 
     def with_more(self, batches: Sequence[Batch]) -> Kept:
         """Return these and more, which are numbered."""
-        more = [
-            Batch(batch.spans, batch.edges, self.next + index)
-            for index, batch in enumerate(batches)
-        ]
+        numbered = enumerate(batches, self.next)
+        more = [Batch(batch.spans, batch.edges, number) for number, batch in numbered]
         return replace(self, batches=(*self.batches, *more), next=self.next + len(more))
 
     def since(self, since_ns: int) -> Kept:
@@ -81,13 +79,8 @@ class Kept:
         more
             Rows that are left out and were in no batch.
         """
-        since_ns = max(self.since_ns, begin_ns)
-        return KeptFacts(
-            keep_ns=keep_ns,
-            since_ns=since_ns,
-            rows_left_out=self.rows_left_out + more,
-            edges_left_out=self.edges_left_out,
-        )
+        since_ns, rows_left_out = max(self.since_ns, begin_ns), self.rows_left_out + more
+        return KeptFacts(keep_ns, since_ns, rows_left_out, self.edges_left_out)
 
     def from_number(self, number: int) -> list[Batch]:
         """Return the batches from a number on, as far as they are there."""
@@ -109,17 +102,11 @@ def inside(spans: pa.Table, edges: pa.Table, kept: Kept) -> tuple[pa.Table, pa.T
     ids, parents = kept_spans.column("id"), kept_spans.column("parent")
     if parents.null_count < len(parents):
         parents = pc.if_else(pc.is_in(parents, value_set=ids), parents, None)
-        parents = pa.nulls(len(parents)) if parents.null_count == len(parents) else parents
-        kept_spans = kept_spans.set_column(
-            kept_spans.schema.get_field_index("parent"), "parent", parents
-        )
+        kept_spans = schema.with_column(kept_spans, "parent", parents)
     among = valid.between(edges, ids)
     edges_left_out = kept.edges_left_out + edges.num_rows - among.num_rows
-    return (
-        kept_spans,
-        among,
-        replace(kept, rows_left_out=rows_left_out, edges_left_out=edges_left_out),
-    )
+    kept = replace(kept, rows_left_out=rows_left_out, edges_left_out=edges_left_out)
+    return kept_spans, among, kept
 
 
 def note_of(facts: KeptFacts) -> str:
@@ -142,7 +129,7 @@ class Span:
     """
 
     def __init__(self, clock: Callable[[], int], steady: Callable[[], int] | None) -> None:
-        self._clock, self._steady = clock, steady
+        self.clock, self._steady = clock, steady
         self._began: tuple[int, int] | None = None
         self._end_ns: int | None = None
 
@@ -181,14 +168,14 @@ class Span:
         """Return since when what ended is kept as of now; 0 where everything is."""
         if keep_ns is None:
             return 0
-        return max(0, min(self.end_ns, self._clock()) - keep_ns)  # a set clock drops nothing early
+        return max(0, min(self.end_ns, self.clock()) - keep_ns)  # a set clock drops nothing early
 
     def step_notes(self) -> list[str]:
         """Return notes on the clock if it was set meanwhile."""
         return step_notes([self._began, self._both()]) if self._began is not None else []
 
     def _both(self) -> tuple[int, int]:
-        now_ns = self._clock()
+        now_ns = self.clock()
         return now_ns, now_ns if self._steady is None else self._steady()
 
 

@@ -95,13 +95,8 @@ def edges(parts: Sequence[tuple[Array, Array, str]]) -> pa.Table:
     codes = np.repeat([distinct.index(kind) for kind in kinds], [len(part) for part in sources])
     if not len(codes):
         return schema.table({}, schema.EDGE_TYPES)
-    return pa.table(
-        {
-            "from": np.concatenate(sources),
-            "to": np.concatenate(targets),
-            "kind": text_column(codes, distinct),
-        }
-    )
+    ends = {"from": np.concatenate(sources), "to": np.concatenate(targets)}
+    return pa.table({**ends, "kind": text_column(codes, distinct)})
 
 
 def picked(values: Array, at: Array) -> Array:

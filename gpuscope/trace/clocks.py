@@ -239,12 +239,8 @@ def _feasible(above: Array, below: Array, least: float, most: float) -> Array:
     corners = np.array(
         [(-far, -far + least), (far, far + least), (far, far + most), (-far, -far + most)]
     )
-    limits = np.concatenate(
-        [
-            np.column_stack([1 - above[:, 0], above[:, 0], above[:, 1]]),
-            np.column_stack([below[:, 0] - 1, -below[:, 0], below[:, 1]]),
-        ]
-    )
+    ahead = np.column_stack([1 - above[:, 0], above])
+    limits = np.r_[ahead, np.column_stack([below[:, 0] - 1, -below[:, 0], below[:, 1]])]
     for first, last, limit in limits:
         beyond = corners @ (first, last) - limit
         kept = []

@@ -160,20 +160,16 @@ def _of_handles(
         return []
     source, target = edge_rows(trace, trace.edges)
     edge, edge_kinds = codes(trace.edges.column("kind"))
-    launch = (
-        np.array([value == "launch" for value in edge_kinds])[edge] & (source >= 0) & (target >= 0)
-    )
+    launch = np.array([value == "launch" for value in edge_kinds])[edge]
+    launch &= (source >= 0) & (target >= 0)
     parent = trace.array("parent", fill=-1)
     ids = trace.array("id")
     launch[launch] = np.isin(parent[source[launch]], ids[handles])
     work: dict[int, list[int]] = defaultdict(list)
     for call, row in zip(parent[source[launch]].tolist(), target[launch].tolist(), strict=True):
         work[call].append(row)
-    return [
-        (facts, work[int(ids[row])])
-        for row in handles.tolist()
-        if (facts := facts_of[payload[row]]) is not None
-    ]
+    calls = ((facts_of[payload[row]], int(ids[row])) for row in handles.tolist())
+    return [(facts, work[number]) for facts, number in calls if facts is not None]
 
 
 def matched(

@@ -43,10 +43,9 @@ def joined(texts: Sequence[str | None]) -> str:
 
 def agreed(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
     """Return that in which all agree that have it."""
+    every = united(mappings).items()
     return {
-        name: value
-        for name, value in united(mappings).items()
-        if all(mapping.get(name, value) == value for mapping in mappings)
+        name: value for name, value in every if all(m.get(name, value) == value for m in mappings)
     }
 
 

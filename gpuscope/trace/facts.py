@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,14 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     def to_json(self) -> str:
         """Write as JSON, such as the payload of a row."""
         return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def of(cls, payload: str | None) -> Self | None:
+        """Return what the payload of a row tells; ``None`` if it is of something else."""
+        try:
+            return msgspec.json.decode(payload or "", type=cls)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return None
 
 
 class DeviceFacts(Facts, frozen=True):
@@ -220,14 +228,6 @@ class CollectiveFacts(Facts, frozen=True):
         """
         twice = 2 if self.kind == "all_reduce" else 1
         return twice * self.nbytes * (self.world_size - 1) / max(1, self.world_size)
-
-    @classmethod
-    def of(cls, payload: str | None) -> CollectiveFacts | None:
-        """Return what a payload tells of a collective; ``None`` if it is of something else."""
-        try:
-            return msgspec.json.decode(payload or "", type=cls)
-        except (msgspec.DecodeError, UnicodeEncodeError):
-            return None
 
 
 class RankFacts(Facts, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Ints
 from gpuscope.trace.arrow import NONE
 
 
@@ -95,6 +95,17 @@ def parents(owner: Array, starts: Array, ends: Array) -> Array:
         above.append(stack[-1] if stack else NONE)
         stack.append(number)
     return np.array(above, np.int64)
+
+
+def union(starts: Ints, ends: Ints) -> Ints:
+    """Merge spans that touch or overlap: sorted, disjoint, ``(n, 2)``."""
+    if len(starts) == 0:
+        return np.zeros((0, 2), np.int64)
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.r_[True, starts[1:] > ends[:-1]]
+    last = np.r_[first[1:], True]
+    return np.stack([starts[first], ends[last]], axis=1)
 
 
 def latest(group: Array, ends: Array) -> Array:

@@ -20,9 +20,10 @@ from gpuscope.trace.clocks import Bound, Line, aligned
 from gpuscope.trace.collectives import Matching, matched, parts
 from gpuscope.trace.combining import RANKS, combined
 from gpuscope.trace.facts import ClockFacts, HazardFacts, RankFacts
+from gpuscope.trace.joins import union
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.trace.renumbering import Rank, changed, ranked
+from gpuscope.trace.renumbering import Rank, ranked
 from gpuscope.trace.run import Run
 
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
@@ -152,13 +153,9 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
 # -- clocks ----------------------------------------------------------------------------------
 def _clocks(ranks: Sequence[Rank]) -> dict[int, int]:
     """Return rank → the number of its clock, from 0 in the order of the ranks."""
-    known: dict[tuple[str, str], int] = {}
-    return {
-        rank.facts.rank: known.setdefault(
-            (rank.trace.metadata.time_base, rank.facts.clock or rank.name), len(known)
-        )
-        for rank in ranks
-    }
+    names = [(rank.trace.metadata.time_base, rank.facts.clock or rank.name) for rank in ranks]
+    known = list(dict.fromkeys(names))
+    return {rank.facts.rank: known.index(name) for rank, name in zip(ranks, names, strict=True)}
 
 
 def _align(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> None:
@@ -182,18 +179,12 @@ def _align(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching)
         clock = clocks[rank.facts.rank]
         rank.line = line = lines[clock]
         begin, end = (int(line.at(np.array([time]))[0]) for time in rank.reach)
-        furthest = max(
-            errors[clock, clocks[other.facts.rank]] + rank.slack_ns + other.slack_ns
-            for other in ranks
-            if other is not rank
-        )
-        rank.facts = replace(
-            rank.facts,
-            offset_ns=begin,
-            drift_ns=end - begin,
-            error_ns=int(np.ceil(furthest)),
-            evidence=evidence,
-        )
+        others = [other for other in ranks if other is not rank]
+        slack = {other.facts.rank: rank.slack_ns + other.slack_ns for other in others}
+        furthest = max(errors[clock, clocks[number]] + more for number, more in slack.items())
+        moved = {"offset_ns": begin, "drift_ns": end - begin}
+        stated = {"error_ns": int(np.ceil(furthest)), "evidence": evidence}
+        rank.facts = replace(rank.facts, **moved, **stated)
 
 
 def _bounds(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> list[Bound]:
@@ -230,7 +221,7 @@ def _on_one_clock(rank: Rank) -> pa.Table:
     if rank.line == Line():
         return spans
     for name in _TIMES:
-        spans = changed(spans, name, lambda column: _shifted(column, rank.line))
+        spans = schema.changed(spans, name, lambda column: _shifted(column, rank.line))
     low = pc.min(spans.column("start_ns")).as_py() if len(spans) else 0
     high = max(filter(None, (pc.max(spans.column(name)).as_py() for name in _TIMES)), default=0)
     if low < 0 or high >= schema.LATEST_NS:
@@ -289,18 +280,11 @@ def _metadata(ranks: Sequence[Rank], notes: Sequence[str], unmatched: int) -> Tr
 
 def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
     """Return the times in which any rank was recorded."""
-    moved = []
+    windows = [np.zeros((0, 2), np.int64)]
     for rank in ranks:
-        for pair in rank.trace.metadata.windows_ns:
-            times_ns = np.array(pair, np.int64)
-            moved.append((times_ns + rank.line.at(times_ns)).clip(min=0).tolist())
-    windows: list[tuple[int, int]] = []
-    for begin, end in sorted(moved):
-        if windows and begin <= windows[-1][1]:
-            windows[-1] = windows[-1][0], max(end, windows[-1][1])
-        else:
-            windows.append((begin, end))
-    return tuple(windows)
+        times_ns = np.array(rank.trace.metadata.windows_ns, np.int64).reshape(-1, 2)
+        windows.append((times_ns + rank.line.at(times_ns)).clip(min=0))
+    return tuple((begin, end) for begin, end in union(*np.concatenate(windows).T).tolist())
 
 
 def _hazards(every: Sequence[HazardFacts | None]) -> HazardFacts | None:

@@ -178,11 +178,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         """How many rows are missing and why; empty if none is."""
         if self.complete:
             return ""
-        missing = [
-            f"{count:,} {name.replace('_', ' ')}"
-            for name, count in self.counts.items()
-            if count > 0 and name not in _NO_LOSS
-        ]
+        losses = {name: count for name, count in self.counts.items() if name not in _NO_LOSS}
+        missing = [f"{n:,} {name.replace('_', ' ')}" for name, n in losses.items() if n > 0]
         reasons = "; ".join([", ".join(missing), *self.notes] if missing else self.notes)
         return clean(reasons or "nothing says how much is missing", _REASONS)
 

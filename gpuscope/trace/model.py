@@ -87,11 +87,9 @@ class Trace:
             ("span", spans, schema.SPAN_TYPES, schema.REQUIRED),
             ("edge", edges, schema.EDGE_TYPES, tuple(schema.EDGE_TYPES)),
         ):
-            unknown = set(columns) - set(types)
-            if unknown:
-                raise InvalidArgument(
-                    f"unknown {what} columns {clean(sorted(map(given, unknown)), 200)}"
-                )
+            if unknown := set(columns) - set(types):
+                names = clean(sorted(map(given, unknown)), 200)
+                raise InvalidArgument(f"unknown {what} columns {names}")
             missing = set(required) - set(columns)
             if missing and columns:
                 raise InvalidArgument(f"missing {what} columns {sorted(missing)}")
@@ -193,10 +191,9 @@ class Trace:
 
     def _column(self, name: object) -> pa.ChunkedArray:
         if not isinstance(name, str) or name not in schema.SPAN_TYPES:
-            known = ", ".join(schema.SPAN_TYPES)
+            near, known = closest(name, schema.SPAN_TYPES), ", ".join(schema.SPAN_TYPES)
             raise InvalidArgument(
-                f"there is no column {given(name)}{closest(name, schema.SPAN_TYPES)}: the columns "
-                f"are {known}"
+                f"there is no column {given(name)}{near}: the columns are {known}"
             )
         return self.spans.column(name)
 
@@ -205,17 +202,14 @@ class Trace:
         kind = schema.SPAN_TYPES[name]
         is_text = pa.types.is_dictionary(kind) or pa.types.is_string(kind)
         for value in values:
-            fits = value is None or (
-                not isinstance(value, bool) and isinstance(value, str) == is_text
-            )
+            fits = value is None or isinstance(value, str) == is_text
             try:
                 pa.array([value], type=pa.string() if is_text else kind)
             except (TypeError, ValueError, OverflowError, pa.ArrowException):
                 fits = False
-            if not fits:
-                raise InvalidArgument(
-                    f"{name} is {given(value)}; {'text' if is_text else kind} is needed"
-                )
+            if not fits or isinstance(value, bool):
+                needed = "text" if is_text else kind
+                raise InvalidArgument(f"{name} is {given(value)}; {needed} is needed")
         known = {"kind": schema.KINDS, "source": schema.SOURCES}.get(name)
         if known is None or all(value is None or value in known for value in values):
             return
@@ -223,10 +217,8 @@ class Trace:
         for value in values:
             near = closest(value, known)
             if near and value not in known:
-                raise InvalidArgument(
-                    f"{name} is {given(value)}{near}; it can be "
-                    f"{', '.join(clean(choice, 60) for choice in known)}"
-                )
+                choices = ", ".join(clean(choice, 60) for choice in known)
+                raise InvalidArgument(f"{name} is {given(value)}{near}; it can be {choices}")
 
     def _values(self, name: str) -> list[str | None]:
         distinct = self.spans.column(name).unify_dictionaries().unique()  # texts stay numbers
@@ -315,8 +307,8 @@ class Trace:
         spans, edges = [], []
         offset = 0
         for trace in traces:
-            spans.append(_shift(trace.spans, ("id", "parent"), offset))
-            edges.append(_shift(trace.edges, ("from", "to"), offset))
+            spans.append(schema.added(trace.spans, offset, "id", "parent"))
+            edges.append(schema.added(trace.edges, offset, "from", "to"))
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
         return Trace(
@@ -366,12 +358,3 @@ class Trace:
             ["kind", "rows"],
             [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()],
         )
-
-
-def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
-    for name in names:
-        column = table.column(name)
-        if offset and not pa.types.is_null(column.type):
-            position = table.schema.get_field_index(name)
-            table = table.set_column(position, name, pc.add(column, offset))
-    return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,8 @@ from gpuscope.trace.clocks import Line
 from gpuscope.trace.facts import DeviceFacts, HazardFacts, RankFacts
 from gpuscope.trace.model import Trace
 
-_NUMBERED = (
-    "id", "stream", "channel", "correlation", "external_correlation", "graph", "graph_node",
-    "context", "green_context",
-)  # fmt: skip
+_TEXT = "id stream channel correlation external_correlation graph graph_node context green_context"
+_NUMBERED = _TEXT.split()
 """Columns whose numbers are of one process: those of the next rank go on behind."""
 _NAMED = ("partition", "intended_partition")
 _GIVE_IT = "give it its own, as in trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
@@ -95,10 +93,8 @@ def ranked(traces: Sequence[Trace]) -> list[Rank]:
     partitions = Counter(name for trace in traces for name in _partitions(trace))
     shared = {name for name, count in partitions.items() if count > 1}
     taken = _Taken()
-    return [
-        _numbered(traces[number], stated[number][0], taken, shared)
-        for _, number in sorted(first_trace.items())
-    ]
+    order = [first_trace[rank] for rank in sorted(first_trace)]
+    return [_numbered(traces[number], stated[number][0], taken, shared) for number in order]
 
 
 def _partitions(trace: Trace) -> set[str]:
@@ -152,10 +148,9 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         most = [pc.max(spans.column(name)).as_py()] if len(trace) else []
         most += [int(key) for key in metadata.streams] if name == "stream" else []
         taken.next[name] += max((number for number in most if number is not None), default=-1) + 1
-        spans = _added(spans, name, offsets[name])
-    spans = _added(spans, "parent", offsets["id"])
-    for name in ("from", "to"):
-        edges = _added(edges, name, offsets["id"])
+        spans = schema.added(spans, offsets[name], name)
+    spans = schema.added(spans, offsets["id"], "parent")
+    edges = schema.added(edges, offsets["id"], "from", "to")
 
     known = _numbers(spans, "process")
     process = facts.process
@@ -168,14 +163,16 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
             )
         process = next(iter(working or known), facts.rank + 1)
     processes = taken.free([*known | {process}], taken.processes)
-    spans = changed(
+    spans = schema.changed(
         spans, "process", lambda column: _renumbered(column.fill_null(process), processes)
     )
     if pa.types.is_null(spans.column("process").type):
-        spans = _with(spans, "process", pa.array([processes[process]] * len(spans), pa.int64()))
+        spans = schema.with_column(
+            spans, "process", pa.array([processes[process]] * len(spans), pa.int64())
+        )
     threads = taken.free([*_numbers(spans, "thread", "end_thread")], taken.threads)
     for name in ("thread", "end_thread"):
-        spans = changed(spans, name, lambda column: _renumbered(column, threads))
+        spans = schema.changed(spans, name, lambda column: _renumbered(column, threads))
 
     indices = _numbers(spans, "device")
     indices |= {gpu.index for gpu in metadata.devices.values() if gpu.index is not None}
@@ -183,7 +180,7 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         index: taken.device(index, metadata.device(index), simulated=metadata.simulated)
         for index in sorted(indices)
     }
-    spans = changed(spans, "device", lambda column: _renumbered(column, devices))
+    spans = schema.changed(spans, "device", lambda column: _renumbered(column, devices))
     homes = {
         stream.partition: stream.device for stream in metadata.streams.values() if stream.partition
     }
@@ -191,9 +188,9 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     keys = {key: _key(key, gpu, devices) for key, gpu in metadata.devices.items()}
     names = {name: f"{name} · rank {facts.rank}" for name in shared}
     for name in _NAMED:
-        spans = changed(spans, name, lambda column: _renamed(column, names))
+        spans = schema.changed(spans, name, lambda column: _renamed(column, names))
     if facts.host:
-        spans = _with(spans, "host", arrow.constant(facts.host, len(spans)))
+        spans = schema.with_column(spans, "host", arrow.constant(facts.host, len(spans)))
     own_facts = replace(
         metadata,
         devices={
@@ -224,12 +221,8 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
         clocks={_clock(key, keys): clock for key, clock in metadata.clocks.items()},
         hazards=_moved_hazards(metadata.hazards, offsets["id"]),
     )
-    facts = replace(
-        facts,
-        process=processes[process],
-        device=keys.get(facts.device or "", facts.device),
-        clock=metadata.clock,
-    )
+    device = keys.get(facts.device or "", facts.device)
+    facts = replace(facts, process=processes[process], device=device, clock=metadata.clock)
     residuals = [
         float(clock.residual_ns or 0)
         for name, clock in metadata.clocks.items()
@@ -237,24 +230,6 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     ]
     slack = int(np.ceil(max(residuals, default=0.0)))
     return Rank(Trace(spans, edges, own_facts), facts, slack)
-
-
-def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, column)
-
-
-def changed(
-    table: pa.Table, name: str, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-) -> pa.Table:
-    """Return the table with a column changed, unless that is all null."""
-    column = table.column(name)
-    if pa.types.is_null(column.type):
-        return table
-    return _with(table, name, change(column))
-
-
-def _added(table: pa.Table, name: str, by: int) -> pa.Table:
-    return changed(table, name, lambda column: pc.add(column, by))
 
 
 def _renumbered(column: pa.ChunkedArray, numbers: Mapping[int, int]) -> pa.ChunkedArray:
@@ -272,10 +247,8 @@ def _renamed(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array:
 
 def _keyed(names: Mapping[str, str], numbers: Mapping[int, int]) -> dict[str, str]:
     """Return names by their numbers here."""
-    return {
-        str(numbers.get(int(key), key) if key.isdecimal() else key): name
-        for key, name in names.items()
-    }
+    moved = {key: numbers.get(int(key), key) if key.isdecimal() else key for key in names}
+    return {str(moved[key]): name for key, name in names.items()}
 
 
 def _moved(number: int | None, by: int) -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Values: TypeAlias = Sequence[object]
 """The values of a column: whole numbers, numbers or texts, or ``None``."""
@@ -78,6 +79,15 @@ KINDS = (
 """``host function``: one that a stream called, from its beginning to its end; only simulated
 devices tell. ``graph``: a graph's launch that a foreign recorder took as a whole, from the
 start of its first work to the end of its last."""
+_COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"
+COPY_KINDS = ("unknown", *_COPIES.split())
+"""Directions of copies as CUPTI numbers them, from 0."""
+_MEMORIES = "unknown pageable pinned device array managed device_static managed_static"
+MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
+"""Kinds of memory as CUPTI numbers them, from 0."""
+_WAITS = ("event synchronize", "stream wait event", "stream synchronize", "context synchronize")
+SYNC_KINDS = ("unknown", *_WAITS)
+"""Synchronisations as CUPTI numbers them, from 0."""
 SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
@@ -105,6 +115,28 @@ def table(columns: Mapping[str, Values], types: dict[str, pa.DataType]) -> pa.Ta
         else:
             arrays.append(_texts(values) if kind is _TEXT else pa.array(values, type=kind))
     return pa.table(dict(zip(types, arrays, strict=True)))
+
+
+def with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return a table with another column of a name; one that is all null costs nothing."""
+    if column.null_count == len(column):
+        column = pa.nulls(len(column))
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def changed(
+    table: pa.Table, name: str, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]
+) -> pa.Table:
+    """Return the table with a column changed, unless that is all null."""
+    column = table.column(name)
+    return table if pa.types.is_null(column.type) else with_column(table, name, change(column))
+
+
+def added(table: pa.Table, number: int, *names: str) -> pa.Table:
+    """Return the table with a number added to columns."""
+    for name in names if number else ():
+        table = changed(table, name, lambda column: pc.add(column, number))
+    return table
 
 
 def encodable(text: str) -> str:

@@ -97,30 +97,22 @@ def _for_pandas(table: pa.Table) -> dict[str, object]:
         if pa.types.is_integer(field.type):
             name = str(field.type).replace("uint", "UInt").replace("int", "Int")
             nulls = table.column(field.name).null_count
-            columns.append(
-                {
-                    "name": field.name,
-                    "field_name": field.name,
-                    "pandas_type": str(field.type),
-                    "numpy_type": name if nulls else str(field.type),
-                    "metadata": None,
-                }
-            )
+            names = {"name": field.name, "field_name": field.name, "pandas_type": str(field.type)}
+            numpy_type = name if nulls else str(field.type)
+            columns.append({**names, "numpy_type": numpy_type, "metadata": None})
     return {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2"}
 
 
 def _write(table: pa.Table, to: BinaryIO | Path) -> None:
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
+    whole = [name for name, kind in types.items() if pa.types.is_integer(kind)]
     pq.write_table(
         table,
         to,
         compression="zstd",
         use_dictionary=[name for name, kind in types.items() if pa.types.is_dictionary(kind)],
-        column_encoding={
-            name: "DELTA_BINARY_PACKED"  # small and quick for numbers that mostly grow
-            for name, kind in types.items()
-            if pa.types.is_integer(kind)
-        },
+        # Small and quick for numbers that mostly grow.
+        column_encoding=dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
         write_statistics=False,
         write_page_checksum=True,
     )
@@ -247,11 +239,8 @@ def _opened(
     return parquet, surveyed.rows
 
 
-_TEXTS = frozenset(
-    name
-    for name, kind in {**schema.SPAN_TYPES, **_EDGE_COLUMNS, **schema.EDGE_TYPES}.items()
-    if pa.types.is_dictionary(kind)
-)
+_TYPES = {**schema.SPAN_TYPES, **_EDGE_COLUMNS, **schema.EDGE_TYPES}
+_TEXTS = frozenset(name for name, kind in _TYPES.items() if pa.types.is_dictionary(kind))
 
 
 def _edges(packed: bytes | None, most_rows: int | None, most_bytes: int | None) -> pa.Table:

@@ -90,20 +90,15 @@ def sifted(spans: pa.Table, edges: pa.Table) -> tuple[pa.Table, pa.Table, dict[s
 def _without_values(spans: pa.Table, name: str, wrong: pa.ChunkedArray) -> pa.Table:
     """Return the spans with nulls in a column where ``wrong``."""
     kept = pc.if_else(wrong, pa.scalar(None, schema.SPAN_TYPES[name]), spans.column(name))
-    kept = pa.nulls(len(kept)) if kept.null_count == len(kept) else kept
-    return spans.set_column(spans.schema.get_field_index(name), name, kept)
+    return schema.with_column(spans, name, kept)
 
 
 def between(edges: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
     """Return the edges that lead from one of these rows to another."""
     if not edges.num_rows:
         return edges
-    return edges.filter(
-        pc.and_(
-            pc.is_in(edges.column("from"), value_set=ids),
-            pc.is_in(edges.column("to"), value_set=ids),
-        )
-    )
+    begins, ends = (pc.is_in(edges.column(name), value_set=ids) for name in ("from", "to"))
+    return edges.filter(pc.and_(begins, ends))
 
 
 def count_backwards(spans: pa.Table) -> int:

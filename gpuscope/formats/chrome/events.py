@@ -61,14 +61,9 @@ _EVENTS = msgspec.json.Decoder(list[Event])
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+_USED = ("traceEvents", "otherData", "baseTimeNanoseconds", "deviceProperties")
 _KNOWN = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Known",
-        [
-            (name, msgspec.Raw, ABSENT)
-            for name in ("traceEvents", "otherData", "baseTimeNanoseconds", "deviceProperties")
-        ],
-    )
+    msgspec.defstruct("Known", [(name, msgspec.Raw, ABSENT) for name in _USED])
 )
 """Reads what stands beside the events and is used."""
 REST = "(the rest)"
@@ -141,7 +136,9 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
                 f"the JSON is no Chrome trace: it has no traceEvents, only {there}"
             )
     most = limits.rows_in_room
-    limits.check_rows("events in JSON", _most_events(data))
+    # Each has a phase, however that is escaped.
+    phases = sum(map(data.count, (b'"ph"', b"\\u0070", b"\\u0068")))
+    limits.check_rows("events in JSON", phases)
     reserve(_EVENT_BYTES * min(most, len(data) // 9 + 1) + 2 * len(data))
     try:
         events = _EVENTS.decode(text)
@@ -172,11 +169,6 @@ def _width(data: bytes) -> int:
     if widest >= 0xF0 or b"\\ud8" in data or b"\\uD8" in data:
         return 4
     return 2 if widest >= 0xC4 or b"\\u" in data else 1
-
-
-def _most_events(data: bytes) -> int:
-    """Return how many events there are at most: each has a phase, however that is escaped."""
-    return sum(map(data.count, (b'"ph"', b"\\u0070", b"\\u0068")))
 
 
 def values(text: msgspec.Raw) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from json.encoder import encode_basestring as quote
 
@@ -25,15 +24,13 @@ def joined(*parts: pa.StringArray | str) -> pa.StringArray:
     return pc.binary_join_element_wise(*parts, "")
 
 
-@functools.cache
-def _fractions() -> pa.StringArray:
-    return pa.array([f".{number:03d}" for number in range(1000)])
+_FRACTIONS = pa.array([f".{number:03d}" for number in range(1000)])
 
 
 def micros(ns: Array) -> tuple[pa.StringArray, pa.StringArray]:
     """Return ns as µs with three decimals: the text before the point, and the rest."""
     whole, rest = np.divmod(ns, 1000)
-    return pa.array(whole).cast(pa.string()), _fractions().take(pa.array(rest))
+    return pa.array(whole).cast(pa.string()), _FRACTIONS.take(pa.array(rest))
 
 
 def finite(values: pa.FloatingPointArray) -> pa.StringArray:

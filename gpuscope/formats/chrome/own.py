@@ -57,19 +57,11 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
 
 _ARGUMENTS = (*schema.SPAN_TYPES, "bytes", "target_stream")
 """The columns, and what two of them are called here."""
-_DECODE = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Arguments",
-        [
-            (
-                name,
-                *((msgspec.Raw, raw.ABSENT) if name in JSON else (int | float | str | None, None)),
-            )
-            for name in _ARGUMENTS
-        ],
-        gc=False,
-    )
-).decode
+_FIELDS = [
+    (name, msgspec.Raw, raw.ABSENT) if name in JSON else (name, int | float | str | None, None)
+    for name in _ARGUMENTS
+]
+_DECODE = msgspec.json.Decoder(msgspec.defstruct("Arguments", _FIELDS, gc=False)).decode
 _ENDS = msgspec.json.Decoder(dict[str, int])
 _BASE = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)])
 _AT_ONCE = 1 << 14
@@ -121,14 +113,10 @@ def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]
         for kind, stream, target in zip(columns["kind"], columns["stream"], called, strict=True)
     ]
     columns["stream"] = _either(called, columns["stream"])
-    for name, numbers in (
-        ("process", [event.pid for event in events]),
-        ("thread", [event.tid for event in events]),
-    ):
-        host_ids = raw.whole(numbers).to_pylist()
-        host_ids = [
-            number if on_host else None for number, on_host in zip(host_ids, host, strict=True)
-        ]
+    for name, of_event in (("process", "pid"), ("thread", "tid")):
+        numbers = raw.whole([getattr(event, of_event) for event in events]).to_pylist()
+        of_host = zip(numbers, host, strict=True)
+        host_ids = [number if on_host else None for number, on_host in of_host]
         columns[name] = _either(columns[name], host_ids)
     return schema.table(columns, schema.SPAN_TYPES)
 
@@ -157,7 +145,6 @@ def _edges(events: list[Event]) -> pa.Table:
     begins = [event for event in events if event.ph == "s"]
     ends = [_ENDS.decode(event.args) for event in begins]
     columns: dict[str, list[Any]] = {side: [end[side] for end in ends] for side in ("from", "to")}
-    columns["kind"] = [
-        "launch" if event.cat == FLOWS["launch"] else str(event.cat) for event in begins
-    ]
+    kinds = {FLOWS["launch"]: "launch"}
+    columns["kind"] = [kinds.get(event.cat or "", str(event.cat)) for event in begins]
     return schema.table(columns, schema.EDGE_TYPES)

@@ -31,10 +31,7 @@ _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
 _WORK = ("kernel", "memcpy", "memset")
 _MOST_NAMED = 200
 _ARGUMENTS = {
-    "device": "device",
-    "context": "context",
-    "stream": "stream",
-    "correlation": "correlation",
+    **{name: name for name in ("device", "context", "stream", "correlation")},
     "external_correlation": "External id",
     "graph": "graph id",
     "graph_node": "graph node id",
@@ -98,6 +95,7 @@ def _trace(
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
     ranges = spans.is_("range", "mark")
     where = np.where(ranges, spans.category[rows], NONE)
+    styles = np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE)
     columns |= {
         "id": ids,
         "parent": _parents(spans, on_gpu, ids),
@@ -106,10 +104,7 @@ def _trace(
         "start_ns": spans.starts[rows] + spans.base_ns,
         "end_ns": arrow.nullable(spans.ends[rows] + spans.base_ns, spans.open[rows]),
         "category": arrow.text_column(where, [category or None for category in spans.categories]),
-        "range_style": arrow.text_column(
-            np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE),
-            ["push/pop", "start/end"],
-        ),
+        "range_style": arrow.text_column(styles, ["push/pop", "start/end"]),
         "payload": _payloads(spans, ranges),
         "source": arrow.constant("chrome", count),
         **_copies(names, spans.is_("memcpy")),
@@ -174,9 +169,8 @@ def _payloads(spans: Spans, ranges: Array) -> pa.Array:
     kept = [
         text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None for text in texts
     ]
-    spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = sum(
-        len(text) > raw.LONGEST_TEXT for text in texts
-    )
+    too_long = sum(len(text) > raw.LONGEST_TEXT for text in texts)
+    spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = too_long
     if all(text is None for text in kept):
         return pa.nulls(len(kept))
     return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()

@@ -231,21 +231,12 @@ class _Events:
             {"id": device.index or 0, "name": device.name, "numSms": device.sm_count}
             for device in self.trace.metadata.devices.values()
         ]
-        other = {
-            "writer": f"gpuscope {version()}",
-            "schema_version": schema.SCHEMA_VERSION,
-            "edges_left_out": self.lost_edges,
-            "metadata": facts,
-        }
+        other = {"writer": f"gpuscope {version()}", "schema_version": schema.SCHEMA_VERSION}
+        other |= {"edges_left_out": self.lost_edges, "metadata": facts}
         if missing := self.trace.metadata.incomplete:
             other["incomplete"] = missing
-        top = {
-            "schemaVersion": 1,
-            "displayTimeUnit": "ns",
-            "baseTimeNanoseconds": self.base_ns,
-            "deviceProperties": devices,
-            "otherData": other,
-        }
+        top = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": self.base_ns}
+        top |= {"deviceProperties": devices, "otherData": other}
         ranks = self.trace.metadata.ranks
         if len(ranks) == 1:  # as Kineto writes it; HolisticTraceAnalysis looks for the rank here
             known = ("backend", "rank", "world_size")
@@ -349,6 +340,7 @@ class _Names:
         self.ids: dict[int, tuple[int, int]] = {}
         processes: dict[tuple[bool, Hashable], int] = {}
         taken: set[tuple[int, int]] = set()
+        labels = "; ".join(filter(None, [trace.metadata.forecast, trace.metadata.incomplete]))
         # Lane 0 before the others: it gets the number that people know.
         by_lane = sorted(range(len(places)), key=lambda number: places[number][1])
         for number in by_lane:
@@ -360,17 +352,10 @@ class _Names:
                 pid = track.process if is_host else None
                 processes[key] = pid if _fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
-                labels = "; ".join(
-                    filter(None, [trace.metadata.forecast, trace.metadata.incomplete])
-                )
                 if labels:
                     self._tell("process_labels", processes[key], 0, labels=labels)
-                self._tell(
-                    "process_sort_index",
-                    processes[key],
-                    0,
-                    sort_index=len(processes) + 1000 * (not is_host),
-                )
+                position = len(processes) + 1000 * (not is_host)
+                self._tell("process_sort_index", processes[key], 0, sort_index=position)
             pid = processes[key]
             tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
             if lane or not _fits(tid) or (pid, tid) in taken:

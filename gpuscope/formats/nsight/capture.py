@@ -162,10 +162,8 @@ class Capture:
 
     def version_note(self) -> str:
         """Return the versions in words."""
-        versions = self.versions()
-        return f" ({', '.join(f'{name} {value}' for name, value in versions.items())})" * bool(
-            versions
-        )
+        versions = ", ".join(f"{name} {value}" for name, value in self.versions().items())
+        return f" ({versions})" if versions else ""
 
     def driver(self) -> str | None:
         """Return the driver's version."""
@@ -180,11 +178,9 @@ class Capture:
     # -- processes and threads -------------------------------------------------------------
     def thread_columns(self, global_tids: Array) -> Columns:
         """Return process and thread of each row."""
-        none = global_tids == NONE
-        return {
-            "process": arrow.nullable(global_tids >> BITS & ID, none),
-            "thread": arrow.nullable(global_tids & ID, none),
-        }
+        none, process = global_tids == NONE, global_tids >> BITS & ID
+        thread = arrow.nullable(global_tids & ID, none)
+        return {"process": arrow.nullable(process, none), "thread": thread}
 
     def process_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
         """Return the names of the processes that have rows: what else ran is nobody's business."""
@@ -254,6 +250,7 @@ class Capture:
         homes, where = arrow.coded_array(table["globalPid"], green)
         self._check_places(len(where))
         names = [self._partition(*row.tolist()) for row in where]
+        uuids = {index: facts.uuid for index, facts in self._gpus.items()}
         numbers = self.stream_numbers(table)
         self._check_places(0)
         for number, home in map(np.ndarray.tolist, arrow.coded_array(numbers, homes)[1]):
@@ -262,9 +259,7 @@ class Capture:
                 self.streams[str(number)] = replace(facts, partition=names[home])
         return {
             "device": arrow.nullable(device),
-            "device_uuid": arrow.worded(
-                device, lambda index: self._gpus.get(index, DeviceFacts()).uuid
-            ),
+            "device_uuid": arrow.worded(device, uuids.get),
             "context": arrow.nullable(context),
             "green_context": arrow.nullable(green, green <= 0),
             "partition": arrow.text_column(homes, names),
@@ -288,23 +283,16 @@ class Capture:
             name = f"{name} of process {pid}"
         parent = self._contexts.get((pid, green))
         if name not in self.partitions:
-            self.partitions[name] = PartitionFacts(
-                context=green,
-                process=pid,
-                parent_context=parent if isinstance(parent, int) else None,
-            )
+            known = parent if isinstance(parent, int) else None
+            self.partitions[name] = PartitionFacts(context=green, process=pid, parent_context=known)
         return name
 
     @cached_property
     def _stream_facts(self) -> dict[tuple[Value, Value], tuple[Value, Value]]:
         """Process and stream → priority and kind."""
         columns = ("processId", "streamId", "priority", "flag")
-        return {
-            (pid, stream): (priority, flag)
-            for pid, stream, priority, flag in self.database.rows(
-                "TARGET_INFO_CUDA_STREAM", columns
-            )
-        }
+        streams = self.database.rows("TARGET_INFO_CUDA_STREAM", columns)
+        return {(pid, stream): (priority, flag) for pid, stream, priority, flag in streams}
 
     def _stream(self, key: tuple[int, ...]) -> int:
         """Return the trace's number of a stream, which nsys numbers by process and context."""

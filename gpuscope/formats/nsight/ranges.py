@@ -21,18 +21,9 @@ from gpuscope.trace.arrow import NONE
 # NvtxtXyz are the same, imported from text.
 _CATEGORY, _MARK = (nsys.CATEGORY, 64), (nsys.MARK, 65)
 _PUSH_POP, _START_END = (nsys.PUSH_POP, 70), (nsys.START_END, 71)
-_NUMBERS = (
-    "start",
-    "end",
-    "eventType",
-    "category",
-    "color",
-    "globalTid",
-    "endGlobalTid",
-    "textId",
-    "domainId",
-    "jsonTextId",
-)
+_NUMBERS = """
+    start end eventType category color globalTid endGlobalTid textId domainId jsonTextId
+"""
 _VALUES = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
 _OPAQUE = 0xFF000000
 _PROCESS = ~ID
@@ -44,7 +35,7 @@ _Loose: TypeAlias = dict[str, list[Value] | None]
 def read(capture: Capture) -> Part:
     """Return ranges and marks, with their domains, categories, colours and payloads."""
     is_own = capture.is_own  # our marks may have an end, and our names may be empty
-    events = capture.database.integers(NVTX, _NUMBERS)
+    events = capture.database.integers(NVTX, _NUMBERS.split())
     loose = _loose(capture, len(events["start"]))
     kind = events["eventType"]
     names = _texts(capture, events["textId"], loose["text"])
@@ -52,9 +43,8 @@ def read(capture: Capture) -> Part:
     categories = _names(events, names, _CATEGORY, ("domainId", "category"))
     taken = np.isin(kind, (*_MARK, *_PUSH_POP, *_START_END))
     described = np.isin(kind, (DOMAIN, DOMAIN_END, *_CATEGORY))
-    for number, count in zip(
-        *np.unique(kind[~taken & ~described], return_counts=True), strict=True
-    ):
+    others = np.unique(kind[~taken & ~described], return_counts=True)
+    for number, count in zip(*others, strict=True):
         capture.not_taken[f"rows of {NVTX} of type {number} not taken"] = int(count)
     rest = np.flatnonzero(taken)
     payload = _payloads(capture, events, loose, rest)
@@ -68,17 +58,12 @@ def read(capture: Capture) -> Part:
     rows = capture.rows(len(rest))
     nesting = np.flatnonzero(np.isin(kind, _PUSH_POP))
     nesting_ends = np.where(ends == NONE, _OPEN, capture.times(ends))
-    joined = {
-        "owner": events["globalTid"][nesting],
-        "starts": starts[nesting],
-        "ends": nesting_ends[nesting],
-        "rows": rows[nesting],
-    }
-    around = joins.innermost(
-        events["globalTid"], starts, joined["owner"], joined["starts"], joined["ends"]
-    )
-    around[nesting] = joins.enclosing(joined["owner"], joined["starts"], joined["ends"])
-    color = events["color"]
+    held = events["globalTid"][nesting], starts[nesting], nesting_ends[nesting]
+    around = joins.innermost(events["globalTid"], starts, *held)
+    around[nesting] = joins.enclosing(*held)
+    joined = dict(zip(("owner", "starts", "ends", "rows"), (*held, rows[nesting]), strict=True))
+    color, low = events["color"], events["color"] & 0xFFFFFFFF
+    argb = np.where(low >> 24, low, low | _OPAQUE)
     columns = {
         "parent": arrow.nullable(arrow.picked(joined["rows"], around)),
         "kind": arrow.text_column(is_mark.astype(np.int64), ["range", "mark"]),
@@ -89,7 +74,7 @@ def read(capture: Capture) -> Part:
         "end_thread": arrow.nullable(events["endGlobalTid"] & ID, same),
         "domain": _column(events, domains, ("domainId",), "domain {}"),
         "category": _column(events, categories, ("domainId", "category"), "category {}"),
-        "color": pa.array(_argb(color), mask=color <= 0),
+        "color": pa.array(argb.astype(np.uint32), mask=color <= 0),
         "range_style": arrow.text_column(style, ["push/pop", "start/end"]),
         "payload": payload,
         "source": arrow.constant("nsys", len(rest)),
@@ -101,11 +86,6 @@ def _named(name: str | None, *, is_own: bool) -> str:
     return "(no message)" if name is None or not (name or is_own) else name
 
 
-def _argb(color: Array) -> Array:
-    low = color & 0xFFFFFFFF
-    return np.where(low >> 24, low, low | _OPAQUE).astype(np.uint32)
-
-
 def _loose(capture: Capture, count: int) -> _Loose:
     """Return the columns that are no plain integers; ``None`` for what is not there."""
     names = ("text", "jsonText", "binaryData", *_VALUES)
@@ -113,9 +93,8 @@ def _loose(capture: Capture, count: int) -> _Loose:
     columns = zip(*capture.database.rows(NVTX, there), strict=True)
     values = dict(zip(there, map(list, columns), strict=False))
     # A damaged table may have other rows the second time.
-    return {
-        name: values.get(name) if len(values.get(name, ())) == count else None for name in names
-    }
+    whole = {name: column for name, column in values.items() if len(column) == count}
+    return {name: whole.get(name) for name in names}
 
 
 def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[str | None]:
@@ -123,10 +102,8 @@ def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[
     by_number = [capture.string(number) if number != NONE else None for number in numbers.tolist()]
     if texts is None:
         return by_number
-    return [
-        text if isinstance(text, str) else other
-        for text, other in zip(texts, by_number, strict=True)
-    ]
+    both = zip(texts, by_number, strict=True)
+    return [text if isinstance(text, str) else other for text, other in both]
 
 
 def _names(

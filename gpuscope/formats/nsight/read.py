@@ -75,27 +75,24 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     syncs = cuda.read_syncs(capture, calls)
     parts = [ranges, calls, syncs, *work]
     if own_metadata is not None:
-        tables = [*(_own_table(capture, part, own_metadata) for part in parts), _own_rest(capture)]
+        rest = _own_columns(capture, REST, None)  # of rows that Nsight has no table for
+        tables = [_own_table(capture, part, own_metadata) for part in parts]
+        tables.append(arrow.table(rest, len(next(iter(rest.values()), []))))
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), _own_edges(database), own_metadata)
     spans = _joined([part.spans() for part in parts])
     edges = arrow.edges([*cuda.launch_edges(work), *cuda.wait_edges(capture, work, syncs)])
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
-    spans = _with_host(spans, capture) if keep_private else scrub(spans)
+    if not keep_private:
+        spans = scrub(spans)
+    elif (host := capture.host_name()) is not None:
+        spans = schema.with_column(spans, "host", arrow.constant(host, spans.num_rows))
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
     return schema.concat([table for table in tables if table.num_rows], schema.SPAN_TYPES)
-
-
-def _with_host(spans: pa.Table, capture: Capture) -> pa.Table:
-    host = capture.host_name()
-    if host is None:
-        return spans
-    column = arrow.constant(host, spans.num_rows)
-    return spans.set_column(spans.schema.get_field_index("host"), "host", column)
 
 
 def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:
@@ -123,11 +120,8 @@ def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> Trace
 
 def _tables_left(database: Database) -> dict[str, int]:
     """Return how many rows nobody asked for, by table."""
-    names = [
-        name
-        for name in database.tables
-        if name not in database.asked and not name.startswith(_DESCRIPTIONS)
-    ]
+    others = [name for name in database.tables if name not in database.asked]
+    names = [name for name in others if not name.startswith(_DESCRIPTIONS)]
     rows = {f"rows of {name[:_LONGEST_NAME]} not taken": database.count(name) for name in names}
     return {what: count for what, count in rows.items() if count}
 
@@ -209,12 +203,6 @@ def _own_table(capture: Capture, part: Part, own_metadata: TraceMetadata) -> pa.
         uuids = {facts.index: facts.uuid for facts in own_metadata.devices.values()}
         columns["device_uuid"] = arrow.worded(np.asarray(device.fill_null(NONE)), uuids.get)
     return arrow.table({**columns, "id": part.rows, **ours}, count)
-
-
-def _own_rest(capture: Capture) -> pa.Table:
-    """Return the rows that Nsight has no table for."""
-    columns = _own_columns(capture, REST, None)
-    return arrow.table(columns, len(next(iter(columns.values()), [])))
 
 
 def _own_edges(database: Database) -> pa.Table:

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -164,9 +164,8 @@ def _send(session: Untyped, trace: Trace, base_ns: int, step: Step) -> int:
             rows = by_place[bounds[number] : bounds[number + 1]]
             for low in range(0, len(rows), _ROWS):
                 some = rows[low : low + _ROWS]
-                sent += _send_rows(
-                    stream, home, spans.take(pa.array(some)), starts[some], ends[some]
-                )
+                taken = spans.take(pa.array(some))
+                sent += _send_rows(stream, home, taken, starts[some], ends[some])
                 step(len(some))
     return sent
 
@@ -178,27 +177,23 @@ def _send_rows(
     needed = ("id", "kind", "name", "category", "color", "range_style", "value")
     columns = [spans.column(name).to_pylist() for name in needed]
     times = zip(starts.tolist(), ends.tolist(), strict=True)
-    for (start, end), (number, kind, name, category, color, style, value) in zip(
-        times, zip(*columns, strict=True), strict=True
-    ):
+    rows = zip(times, zip(*columns, strict=True), strict=True)
+    for (start, end), (number, kind, name, category, color, style, value) in rows:
         if kind == "counter" and value is not None and math.isfinite(value):
             stream.write_counter_sample(domain.get_counter(_text(name), float), start, value)
             samples += 1
             continue
         label = category if kind in ("range", "mark") else kind
-        facts = {
-            "message": domain.get_registered_string(_text(name)),
-            "color": color,
-            "category": None if label is None else _text(label),
-        }
+        label = None if label is None else _text(label)
+        message = domain.get_registered_string(_text(name))
+        facts = {"message": message, "color": color, "category": label}
         if end == OPEN and kind in _INSTANTS:
             stream.write_mark(start, **facts)
         elif end == OPEN:
             stream.write_start(start, range_id=number + 1, **facts)
         else:
-            send: Callable[..., None] = stream.write_pushpop
-            if style == "start/end":
-                send = stream.write_startend
+            is_startend = style == "start/end"
+            send = stream.write_startend if is_startend else stream.write_pushpop
             send(start, end, **facts)
     return len(starts) - samples
 

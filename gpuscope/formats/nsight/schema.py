@@ -13,8 +13,8 @@ from typing import TypeAlias, get_args, get_type_hints
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.trace import schema
 from gpuscope.trace.facts import HazardFact
-from gpuscope.trace.schema import EDGE_TYPES, SPAN_TYPES
 
 Column: TypeAlias = Array | list[object]
 Chunk: TypeAlias = tuple[str, list[str], list[list[object]], int]
@@ -104,11 +104,9 @@ EXTRA = {
 }
 """Table → columns of ours that Nsight's do not tell, there where some row has a value."""
 
-_COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP UVM_HtoD UVM_DtoH UVM_DtoD"
-COPY_KINDS = ("unknown", *(kind.replace("_", " ") for kind in _COPIES.split()))
+COPY_KINDS = (*schema.COPY_KINDS, "UVM HtoD", "UVM DtoH", "UVM DtoD")
 COPY_SYMBOL = "CUDA_MEMCPY_KIND_"
-_MEMORIES = "pageable pinned device array managed device_static managed_static unknown"
-MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
+MEMORY_KINDS = (*schema.MEMORY_KINDS[1:], "unknown")
 MEMORY_SYMBOL = "CUDA_MEMOPR_MEMORY_KIND_"
 
 
@@ -172,7 +170,7 @@ def statements(extra: Mapping[str, Sequence[str]]) -> list[str]:
             key = " NOT NULL PRIMARY KEY" if (table, name) == ("StringIds", "id") else ""
             inside.append(f'"{name}" {kind or "INTEGER"}{key}')
         for name in extra.get(table, ()):
-            arrow = {**SPAN_TYPES, **EDGE_TYPES}[name]
+            arrow = {**schema.SPAN_TYPES, **schema.EDGE_TYPES}[name]
             kind = "TEXT" if pa.types.is_dictionary(arrow) else "INTEGER"
             inside.append(f'"{name}" {"REAL" if pa.types.is_floating(arrow) else kind}')
         made.append(f"CREATE TABLE {table} ({', '.join(inside)})")

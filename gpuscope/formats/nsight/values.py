@@ -6,7 +6,7 @@ import datetime as dt
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -75,7 +75,7 @@ def listed(column: nsys.Column) -> list[object] | None:
     return list(values.tolist())
 
 
-def chunk(table: str, rows: Sequence[Row], columns: str = "") -> Iterator[nsys.Chunk]:
+def chunk(table: str, rows: Collection[Row], columns: str = "") -> Iterator[nsys.Chunk]:
     """Yield rows of a table as columns, if there are any.
 
     Parameters
@@ -104,16 +104,10 @@ def names_of_ranges(trace: Trace, ids: Ids) -> Iterator[nsys.Chunk]:
         zip(domain[at].tolist(), category[at].tolist(), ids.thread(rows[at]).tolist(), strict=True)
         for at in first
     )
-    events: list[Row] = [
-        (0, nsys.DOMAIN, domains[number], number, None, thread)
-        for number, _, thread in named
-        if number
-    ]
-    events += [
-        (0, nsys.CATEGORY, categories[number], home, number, thread)
-        for home, number, thread in categorised
-        if number
-    ]
+    events: list[Row] = [(0, nsys.DOMAIN, domains[at], at, None, by) for at, _, by in named if at]
+    for home, number, thread in categorised:
+        if number:
+            events.append((0, nsys.CATEGORY, categories[number], home, number, thread))
     yield from chunk(nsys.NVTX, events, "start eventType text domainId category globalTid")
 
 
@@ -165,9 +159,8 @@ class Ids:
         if not self._short:
             return numbers
         values, code = np.unique(numbers, return_inverse=True)
-        return np.array([self._short.get(number, number) for number in values.tolist()], np.int64)[
-            code
-        ]
+        fitting = [self._short.get(number, number) for number in values.tolist()]
+        return np.array(fitting, np.int64)[code]
 
     def thread(self, rows: Array) -> Array:
         """Return the serialised thread of rows; thread 0 where it is unknown."""
@@ -185,10 +178,8 @@ class Ids:
     def processes(self) -> dict[int, str | None]:
         """Return the processes that rows name, with their names where these are known."""
         names = self._trace.metadata.process_names
-        return {
-            self._short.get(pid, pid): names.get(str(pid))
-            for pid in np.unique(self._given).tolist()
-        }
+        given = np.unique(self._given).tolist()
+        return {self._short.get(pid, pid): names.get(str(pid)) for pid in given}
 
     def thread_names(self) -> list[tuple[int, str]]:
         """Return serialised threads with their names."""
@@ -266,26 +257,19 @@ def facts(
     """Yield the rows of every table that is not of spans, the strings last."""
     known = trace.metadata
     moment = dt.datetime.fromtimestamp(base_ns // 10**9, dt.UTC).strftime("%FT%T")
-    export: list[Row] = [
-        ("EXPORT_PRODUCT_NAME", "gpuscope"),
-        ("EXPORT_PRODUCT_VERSION", version()),
-        ("EXPORT_SCHEMA_VERSION", nsys.VERSION),
-    ]
+    export = {"EXPORT_PRODUCT_NAME": "gpuscope", "EXPORT_PRODUCT_VERSION": version()}
+    export["EXPORT_SCHEMA_VERSION"] = nsys.VERSION
     for part, number in zip(("MAJOR", "MINOR", "MICRO"), nsys.VERSION.split("."), strict=True):
-        export.append((f"EXPORT_SCHEMA_VERSION_{part}", number))
-    ours: list[Row] = [
-        ("schema_version", str(schema.SCHEMA_VERSION)),
-        ("metadata", known.to_json()),
-    ]
-    capture: list[Row] = [("CAPTURE_PRODUCT_NAME", "gpuscope")]
+        export[f"EXPORT_SCHEMA_VERSION_{part}"] = number
+    ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": known.to_json()}
+    capture = {"CAPTURE_PRODUCT_NAME": "gpuscope"}
     if known.incomplete:
-        ours.append(("incomplete", known.incomplete))
-        capture.append(("CAPTURE_INCOMPLETE", known.incomplete))
+        ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = known.incomplete
     processes = ids.processes()
     gpus = [gpu for gpu in known.devices.values() if gpu.index is not None]
     described = [(nsys.VM, gpu.index, gpu.name, gpu.sm_count, gpu.uuid, gpu.index) for gpu in gpus]
     yield from chunk("TARGET_INFO_GPU", described, "vmId id name smCount uuid cuDevice")
-    tables: dict[str, list[Row]] = {
+    tables: dict[str, Collection[Row]] = {
         "TARGET_INFO_CUDA_DEVICE": [
             (gpu.index, gpu.index, pid) for gpu in gpus for pid in processes
         ],
@@ -299,10 +283,10 @@ def facts(
         ],
         "PROCESSES": [(nsys.VM | pid << BITS, pid, name) for pid, name in processes.items()],
         nsys.HAZARDS: [astuple(hazard) for hazard in (known.hazards or HazardFacts()).found],
-        "META_DATA_EXPORT": export,
-        "EXPORT_META_DATA": export,
-        "META_DATA_CAPTURE": capture,
-        nsys.METADATA: ours,
+        "META_DATA_EXPORT": export.items(),
+        "EXPORT_META_DATA": export.items(),
+        "META_DATA_CAPTURE": capture.items(),
+        nsys.METADATA: ours.items(),
         "StringIds": [(number, text) for text, number in strings.items()],
     }
     for table, rows in tables.items():

@@ -13,17 +13,11 @@ from gpuscope.formats.nsight import schema as nsys
 from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
+from gpuscope.trace.schema import SYNC_KINDS
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
 _NAMES = ("demangledName", "shortName", "mangledName")
-_SYNC_KINDS = (
-    "unknown",
-    "event synchronize",
-    "stream wait event",
-    "stream synchronize",
-    "context synchronize",
-)
 _WAIT = 2
 _PROCESS = ~nsys.ID
 
@@ -36,11 +30,8 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
     table = capture.database.integers(nsys.RUNTIME, wanted)
     columns = capture.shared("api", table)
-    around = joins.innermost(
-        table["globalTid"],
-        columns["start_ns"],
-        *(ranges.joins[name] for name in ("owner", "starts", "ends")),
-    )
+    held = (ranges.joins[name] for name in ("owner", "starts", "ends"))
+    around = joins.innermost(table["globalTid"], columns["start_ns"], *held)
     columns |= {
         "parent": arrow.nullable(arrow.picked(ranges.joins["rows"], around)),
         "name": capture.texts(table["nameId"], "(unnamed call)"),
@@ -49,12 +40,8 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
             table["returnValue"], lambda code: f"returned {code}" if code not in {0, NONE} else None
         ),
     }
-    keys = {
-        "process": table["globalTid"] & _PROCESS,
-        "correlation": table["correlationId"],
-        "globalTid": table["globalTid"],
-        "end": table["end"],
-    }
+    keys = {"globalTid": table["globalTid"], "end": table["end"]}
+    keys |= {"process": table["globalTid"] & _PROCESS, "correlation": table["correlationId"]}
     return Part(nsys.RUNTIME, columns, capture.rows(len(around)), keys)
 
 
@@ -71,11 +58,8 @@ def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
 # -- work ----------------------------------------------------------------------------------
 def read_work(capture: Capture, calls: Part) -> list[Part]:
     """Return kernels, copies, memsets, and launches of graphs that were taken as a whole."""
-    return [
-        _work(capture, calls, table, *how)
-        for table, how in TABLES.items()
-        if capture.database.has(table, "start", "end")
-    ]
+    there = [table for table in TABLES if capture.database.has(table, "start", "end")]
+    return [_work(capture, calls, table, *TABLES[table]) for table in there]
 
 
 def _work(
@@ -182,10 +166,7 @@ def _graph(capture: Capture, table: _Columns) -> Columns:
             "are in no overlap, concurrency or confinement. Record with nsys profile "
             "--cuda-graph-trace=node to see them"
         )
-    return {
-        "name": arrow.worded(graph, "graph {}".format),
-        "graph": arrow.nullable(graph),
-    }
+    return {"name": arrow.worded(graph, "graph {}".format), "graph": arrow.nullable(graph)}
 
 
 TABLES = {
@@ -203,13 +184,11 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
     wanted = ("start", "end", "correlationId", "syncType", "eventId", "eventSyncId", *_PLACE)
     table = capture.database.integers(nsys.SYNC, wanted)
     process = table["globalPid"] & _PROCESS
-    threads = arrow.picked(
-        calls.joins["globalTid"], _call_of(calls, process, table["correlationId"])
-    )
+    at = _call_of(calls, process, table["correlationId"])
+    threads = arrow.picked(calls.joins["globalTid"], at)
     places = capture.places(table)
-    words = capture.words(
-        "ENUM_CUPTI_SYNC_TYPE", "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_", _SYNC_KINDS
-    )
+    prefix = "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_"
+    words = capture.words("ENUM_CUPTI_SYNC_TYPE", prefix, SYNC_KINDS)
     columns = {
         **capture.shared("sync", table),
         "name": arrow.worded(table["syncType"], lambda number: words.get(number, f"sync {number}")),
@@ -231,11 +210,11 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
 
 def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
     """Return (call, work) for all work whose call is known."""
-    return [
-        (part.joins["call"][known], part.rows[known], "launch")
-        for part in work
-        for known in [part.joins["call"] != NONE]
-    ]
+    edges = []
+    for part in work:
+        known = part.joins["call"] != NONE
+        edges.append((part.joins["call"][known], part.rows[known], "launch"))
+    return edges
 
 
 def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> list[tuple[Array, Array, str]]:

@@ -30,22 +30,15 @@ from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 _ROWS = 1 << 16
-_PRAGMAS = (
-    "journal_mode=OFF",
-    "synchronous=OFF",
-    "locking_mode=EXCLUSIVE",
-    "page_size=32768",
-    "cache_size=-65536",
-)
+_SAFETY = ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE")
+_PRAGMAS = (*_SAFETY, "page_size=32768", "cache_size=-65536")
 """For a file that nobody else sees until it is whole."""
 _KINDS = {
     "kernel": nsys.KERNEL,
     "memcpy": nsys.MEMCPY,
     "memset": nsys.MEMSET,
-    "api": nsys.RUNTIME,
-    "sync": nsys.RUNTIME,
-    "range": nsys.NVTX,
-    "mark": nsys.NVTX,
+    **dict.fromkeys(("api", "sync"), nsys.RUNTIME),
+    **dict.fromkeys(("range", "mark"), nsys.NVTX),
 }
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _DRIVER = re.compile("cu(?!da)[A-Z]")
@@ -130,13 +123,8 @@ class _Tables:
         if self.ids.shortened:
             for names in columns.values():
                 names += ["end_thread"]
-        return {
-            **{
-                table: [name for name in names if name in given] for table, names in columns.items()
-            },
-            nsys.REST: given or [*schema.REQUIRED],
-            nsys.EDGES: list(schema.EDGE_TYPES),
-        }
+        extra = {table: [*filter(given.__contains__, names)] for table, names in columns.items()}
+        return extra | {nsys.REST: given or [*schema.REQUIRED], nsys.EDGES: [*schema.EDGE_TYPES]}
 
     def ours(self, table: str, rows: Array) -> dict[str, nsys.Column]:
         """Return those columns as the trace has them; times from the base."""
@@ -173,11 +161,8 @@ class _Tables:
         return np.array([numbers.get(value, NOTHING) for value in values], np.int64)[code[rows]]
 
     def times(self, rows: Array) -> dict[str, Array]:
-        ends = self.ends[rows]
-        return {
-            "start": self.starts[rows] - self.base_ns,
-            "end": np.where(ends == NOTHING, NOTHING, ends - self.base_ns),
-        }
+        starts, ends = self.starts[rows] - self.base_ns, self.ends[rows]
+        return {"start": starts, "end": np.where(ends == NOTHING, NOTHING, ends - self.base_ns)}
 
     # -- tables of spans --------------------------------------------------------------
     def chunks(self) -> Iterator[nsys.Chunk]:

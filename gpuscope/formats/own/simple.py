@@ -53,14 +53,11 @@ def write_csv(trace: Trace, path: Path, step: Step) -> None:
     ExportError
         The file does not hold as many rows as the trace.
     """
-    kinds = {
-        name: pa.string() if pa.types.is_dictionary(kind) else kind
-        for name, kind in schema.SPAN_TYPES.items()
-    }
-    plain = pa.schema(kinds)
+    is_text, kinds = pa.types.is_dictionary, schema.SPAN_TYPES.items()
+    plain = pa.schema([(name, pa.string() if is_text(kind) else kind) for name, kind in kinds])
     with pa_csv.CSVWriter(path, plain) as writer:
         for low in range(0, len(trace), _ROWS):
-            rows = trace.spans.select(list(kinds)).slice(low, _ROWS)
+            rows = trace.spans.select(plain.names).slice(low, _ROWS)
             writer.write_table(rows.cast(plain))
             step(len(rows))
     ids = pa_csv.open_csv(

@@ -121,17 +121,12 @@ class Reader:
     """
 
     def __init__(self, facts: Facts, ask: Ask) -> None:
-        self.places = Known({})
+        self.places = Known()
         self.found = completeness = Completeness()
-        self._records = Records(
-            _Asking(facts.version, ask),
-            facts.which,
-            completeness,
-            text=lambda at: ask("text", at, 0),
-        )
+        library, text = _Asking(facts.version, ask), partial(ask, "text")
+        self._records = Records(library, facts.which, completeness, lambda at: text(at, 0))
         self._records.first, self._records.noted = facts.first, facts.noted
         self._records.ranges.arrive = True
-        self._which = facts.which
         self._next = 1
         self._links = Links(
             self._records, self.places, SelectionLog(), completeness, all_calls=False
@@ -161,13 +156,7 @@ class Reader:
         for raw in buffers:
             self.places.green |= self._records.read(raw)
         rows = Rows(over=over, open_since_ns=schema.LATEST_NS)
-        ranges = self._records.ranges.rows(over=over)
-        if ranges is not None:
-            rows.batches.append(Batch(ranges))
-        drain = self._links.drain_unlinked if self._which == "none" else self._links.drain
-        drain(rows)
-        if over:
-            self._links.drain_syncs(rows)
+        self._links.drain(rows)
         ended = calls.rows(self._next, partitions)
         if ended:
             self._next += len(ended)

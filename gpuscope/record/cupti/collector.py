@@ -37,16 +37,8 @@ BUFFER_BYTES = 32 << 20
 _PREPARED = 3
 """Buffers whose pages are there before CUPTI asks, so that no launch waits for the kernel."""
 
-KINDS = (
-    layout.KERNEL,
-    layout.MEMCPY,
-    layout.MEMSET,
-    layout.PEER_COPY,
-    layout.CONTEXT,
-    layout.STREAM,
-    layout.MARKER,
-    layout.MARKER_DATA,
-)
+_WORK_KINDS = (layout.KERNEL, layout.MEMCPY, layout.MEMSET, layout.PEER_COPY)
+KINDS = (*_WORK_KINDS, layout.CONTEXT, layout.STREAM, layout.MARKER, layout.MARKER_DATA)
 """Recorded always. Kernels of graphs are recorded each: records of whole graphs
 (GRAPH_TRACE) crash a process whose graphs were instantiated before they were enabled
 (libcupti 13.0, driver 580)."""
@@ -57,12 +49,8 @@ _API_KINDS: Mapping[str, tuple[int, ...]] = {
     "all": (layout.RUNTIME, layout.DRIVER),
 }
 """What API calls to record → kinds, from little to much."""
-_DOMAINS: Mapping[str, tuple[int, ...]] = {
-    "none": (),
-    "runtime": (RUNTIME_API,),
-    "launches": (RUNTIME_API, DRIVER_API),
-}
-"""What launches to note → whose."""
+_DOMAINS = {layout.RUNTIME: RUNTIME_API, layout.DRIVER: DRIVER_API}
+"""Kind of records of API calls → whose these are."""
 
 Sink = Callable[[int, Array], None]
 """Takes the number of a buffer and its bytes, which it must not change. A number that comes again
@@ -193,12 +181,12 @@ class Collector:
         rank = list(_API_KINDS)
         wanted = [apis for _, _, apis in self._owners.values()]
         if self.notes_launches:
-            noted = max(
-                (detail for detail in wanted if detail != "all"), key=rank.index, default="none"
-            )
+            launches = (detail for detail in wanted if detail != "all")
+            noted = max(launches, key=rank.index, default="none")
             if noted != self._noted:
                 self._noted = "unknown"  # should it fail half-way
-                self.library.note_launches(self._subscription, *_DOMAINS[noted])
+                domains = map(_DOMAINS.__getitem__, _API_KINDS[noted])
+                self.library.note_launches(self._subscription, *domains)
                 self._noted = noted
             wanted = [detail for detail in wanted if detail == "all"]
         apis = max(wanted, key=rank.index, default="none")
@@ -217,9 +205,7 @@ class Collector:
     def _prepare(self) -> None:
         """Have buffers ready whose pages exist."""
         while len(self._ready) < _PREPARED:
-            array = np.empty(BUFFER_BYTES, np.uint8)
-            array.fill(0)
-            self._ready.append(array)
+            self._ready.append(np.full(BUFFER_BYTES, 0, np.uint8))
 
     def end(self, owner: int, *, taken_over: bool) -> None:
         """Stop collecting for a recording; what CUPTI keeps of us goes with the last one.

@@ -11,6 +11,7 @@ import contextlib
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,7 @@ class Journal:
 
     def _put_places(self) -> None:
         if self._learned != (learned := self._places.learned):
-            self._put(_PLACES, self._places.packed())
+            self._put(_PLACES, msgspec.msgpack.encode(self._places.copy()))
             self._learned = learned
 
     def close(self, *, remove: bool) -> None:
@@ -240,7 +241,10 @@ class JournalReader:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
             ) from error
-        return self._trace()
+        spans = schema.concat([batch.spans for batch in self._batches], schema.SPAN_TYPES)
+        edges = schema.concat([batch.edges for batch in self._batches], schema.EDGE_TYPES)
+        spans, edges, left = valid.sifted(spans, edges)
+        return Trace(spans, edges, self._facts(left))
 
     def _read_some(self, file: BinaryIO, *, over: bool) -> bool:
         """Make a batch of some frames; returns whether there are more."""
@@ -260,7 +264,7 @@ class JournalReader:
             elif kind == _TEXTS:
                 self._texts |= msgspec.json.decode(payload, type=dict[int, str])
             elif kind == _PLACES and self._reader is not None:
-                self._reader.learn(Known.unpacked(payload))
+                self._reader.learn(msgspec.msgpack.decode(payload, type=Known))
             elif kind == _CALLS:
                 calls = msgspec.msgpack.decode(payload, type=Ended)
                 process = calls.process
@@ -297,20 +301,15 @@ class JournalReader:
             return self._names.get(first, {}).get(second, "")
         return self._texts.get(first, "")
 
-    def _trace(self) -> Trace:
-        spans = schema.concat([batch.spans for batch in self._batches], schema.SPAN_TYPES)
-        edges = schema.concat([batch.edges for batch in self._batches], schema.EDGE_TYPES)
-        spans, edges, left = valid.sifted(spans, edges)
-        return Trace(spans, edges, self._facts(left))
-
     def _facts(self, left: Mapping[str, int]) -> TraceMetadata:
         """Return what the recording told of itself, and what reading found and left out."""
         metadata, reader = self._metadata, self._reader
         if reader is None:
             return metadata
-        counts = {**metadata.counts, **{f"{what} left out": count for what, count in left.items()}}
-        for name, count in reader.found.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts = Counter(
+            {**metadata.counts, **{f"{what} left out": count for what, count in left.items()}}
+        )
+        counts.update(reader.found.counts)
         met = {str(number): facts for number, facts in reader.places.streams.items()}
         notes = [*metadata.notes, *reader.found.notes]
         if self._missing:
@@ -318,13 +317,12 @@ class JournalReader:
                 f"{self._missing} buffers of records could not be written to "
                 f"{self.path.name!r} and are missing"
             )
+        windows = ((began, max(began, self.written_ns)) for began, _ in metadata.windows_ns)
         return msgspec.structs.replace(
             metadata,
-            counts=counts,
+            counts=dict(counts),
             streams={**met, **metadata.streams},
             notes=tuple(notes),
             complete=metadata.complete and reader.found.complete and not (left or self._missing),
-            windows_ns=tuple(
-                (began, max(began, self.written_ns)) for began, _ in metadata.windows_ns
-            ),
+            windows_ns=tuple(windows),
         )

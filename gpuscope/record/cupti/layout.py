@@ -34,153 +34,96 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     MEMCPY: ((OLDEST, 96), (130400, 112)),
     MEMSET: ((OLDEST, 88), (130400, 104)),
     PEER_COPY: ((OLDEST, 96),),
-    DRIVER: ((OLDEST, 40),),
-    RUNTIME: ((OLDEST, 40),),
-    NOTED_DRIVER: ((OLDEST, 40),),
-    NOTED_RUNTIME: ((OLDEST, 40),),
     CONTEXT: ((OLDEST, 32), (130100, 40)),
-    MARKER: ((OLDEST, 56),),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
-    OVERHEAD: ((OLDEST, 56),),
-    CUDA_EVENT: ((OLDEST, 56),),
-    STREAM: ((OLDEST, 24),),
-    SYNCHRONIZATION: ((OLDEST, 56),),
-    EXTERNAL: ((OLDEST, 24),),
-    GRAPH: ((OLDEST, 56),),
+    **dict.fromkeys((DRIVER, RUNTIME, NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 40),)),
+    **dict.fromkeys((MARKER, OVERHEAD, CUDA_EVENT, SYNCHRONIZATION, GRAPH), ((OLDEST, 56),)),
+    **dict.fromkeys((STREAM, EXTERNAL), ((OLDEST, 24),)),
 }
 """Kind → (first version, bytes) in ascending order."""
 
-_API = {
-    "callback": (4, "u4"),
-    "start": (8, "u8"),
-    "end": (16, "u8"),
-    "process": (24, "u4"),
-    "thread": (28, "u4"),
-    "correlation": (32, "u4"),
-    "returned": (36, "u4"),
-}
+
+def _fields(*runs: tuple[int, str, str]) -> dict[str, tuple[int, str]]:
+    """Return field → (offset, NumPy type).
+
+    Parameters
+    ----------
+    runs
+        Fields of one type, one behind the other: offset of the first, their type, their names.
+    """
+    return {
+        name: (first + index * int(code[1]), code)
+        for first, code, names in runs
+        for index, name in enumerate(names.split())
+    }
+
+
+_API = _fields(
+    (4, "u4", "callback"), (8, "u8", "start end"), (24, "u4", "process thread correlation returned")
+)
 
 FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
-    KERNEL: {
-        "registers": (6, "u2"),
-        "start": (16, "u8"),
-        "end": (24, "u8"),
-        "device": (40, "u4"),
-        "context": (44, "u4"),
-        "stream": (48, "u4"),
-        "grid_x": (52, "u4"),
-        "grid_y": (56, "u4"),
-        "grid_z": (60, "u4"),
-        "block_x": (64, "u4"),
-        "block_y": (68, "u4"),
-        "block_z": (72, "u4"),
-        "static_shared": (76, "u4"),
-        "dynamic_shared": (80, "u4"),
-        "local_memory": (84, "u4"),
-        "correlation": (92, "u4"),
-        "name": (104, "u8"),
-        "queued": (120, "u8"),
-        "submitted": (128, "u8"),
-        "graph_node": (144, "u8"),
-        "graph": (156, "u4"),
-        "channel": (168, "u4"),
-        "cluster_x": (176, "u4"),
-        "cluster_y": (180, "u4"),
-        "cluster_z": (184, "u4"),
-    },
-    MEMCPY: {
-        "copy_kind": (4, "u1"),
-        "src_kind": (5, "u1"),
-        "dst_kind": (6, "u1"),
-        "bytes": (8, "u8"),
-        "start": (16, "u8"),
-        "end": (24, "u8"),
-        "device": (32, "u4"),
-        "context": (36, "u4"),
-        "stream": (40, "u4"),
-        "correlation": (44, "u4"),
-        "graph_node": (64, "u8"),
-        "graph": (72, "u4"),
-        "channel": (76, "u4"),
-    },
-    MEMSET: {
-        "value": (4, "u4"),
-        "bytes": (8, "u8"),
-        "start": (16, "u8"),
-        "end": (24, "u8"),
-        "device": (32, "u4"),
-        "context": (36, "u4"),
-        "stream": (40, "u4"),
-        "correlation": (44, "u4"),
-        "dst_kind": (50, "u2"),
-        "graph_node": (64, "u8"),
-        "graph": (72, "u4"),
-        "channel": (76, "u4"),
-    },
-    PEER_COPY: {
-        "copy_kind": (4, "u1"),
-        "src_kind": (5, "u1"),
-        "dst_kind": (6, "u1"),
-        "bytes": (8, "u8"),
-        "start": (16, "u8"),
-        "end": (24, "u8"),
-        "device": (32, "u4"),
-        "context": (36, "u4"),
-        "stream": (40, "u4"),
-        "correlation": (60, "u4"),
-        "graph_node": (72, "u8"),
-        "graph": (80, "u4"),
-        "channel": (84, "u4"),
-    },
-    DRIVER: _API,
-    RUNTIME: _API,
-    NOTED_DRIVER: _API,
-    NOTED_RUNTIME: _API,
-    CONTEXT: {
-        "context": (4, "u4"),
-        "device": (8, "u4"),
-        "parent": (16, "u4"),
-        "is_green": (20, "u1"),
-        "sm_count": (22, "u2"),
-    },
-    STREAM: {
-        "context": (4, "u4"),
-        "stream": (8, "u4"),
-        "priority": (12, "u4"),
-        "flag": (16, "u4"),
-    },
-    MARKER: {
-        "flags": (4, "u4"),
-        "time": (8, "u8"),
-        "marker": (16, "u4"),
-        "process": (24, "u4"),
-        "thread": (28, "u4"),
-        "name": (40, "u8"),
-        "domain": (48, "u8"),
-    },
-    MARKER_DATA: {
-        "flags": (4, "u4"),
-        "marker": (8, "u4"),
-        "payload_kind": (12, "u4"),
-        "payload": (16, "u8"),
-        "color": (24, "u4"),
-        "category": (28, "u4"),
-    },
-    SYNCHRONIZATION: {
-        "type": (4, "u4"),
-        "start": (8, "u8"),
-        "end": (16, "u8"),
-        "correlation": (24, "u4"),
-        "context": (28, "u4"),
-        "stream": (32, "u4"),
-        "sync": (40, "u8"),
-    },
-    CUDA_EVENT: {
-        "correlation": (4, "u4"),
-        "context": (8, "u4"),
-        "stream": (12, "u4"),
-        "sync": (48, "u8"),
-    },
+    KERNEL: _fields(
+        (6, "u2", "registers"),
+        (16, "u8", "start end"),
+        (40, "u4", "device context stream grid_x grid_y grid_z block_x block_y block_z"),
+        (76, "u4", "static_shared dynamic_shared local_memory"),
+        (92, "u4", "correlation"),
+        (104, "u8", "name"),
+        (120, "u8", "queued submitted"),
+        (144, "u8", "graph_node"),
+        (156, "u4", "graph"),
+        (168, "u4", "channel"),
+        (176, "u4", "cluster_x cluster_y cluster_z"),
+    ),
+    MEMCPY: _fields(
+        (4, "u1", "copy_kind src_kind dst_kind"),
+        (8, "u8", "bytes start end"),
+        (32, "u4", "device context stream correlation"),
+        (64, "u8", "graph_node"),
+        (72, "u4", "graph channel"),
+    ),
+    MEMSET: _fields(
+        (4, "u4", "value"),
+        (8, "u8", "bytes start end"),
+        (32, "u4", "device context stream correlation"),
+        (50, "u2", "dst_kind"),
+        (64, "u8", "graph_node"),
+        (72, "u4", "graph channel"),
+    ),
+    PEER_COPY: _fields(
+        (4, "u1", "copy_kind src_kind dst_kind"),
+        (8, "u8", "bytes start end"),
+        (32, "u4", "device context stream"),
+        (60, "u4", "correlation"),
+        (72, "u8", "graph_node"),
+        (80, "u4", "graph channel"),
+    ),
+    **dict.fromkeys((DRIVER, RUNTIME, NOTED_DRIVER, NOTED_RUNTIME), _API),
+    CONTEXT: _fields(
+        (4, "u4", "context device"),
+        (16, "u4", "parent"),
+        (20, "u1", "is_green"),
+        (22, "u2", "sm_count"),
+    ),
+    STREAM: _fields((4, "u4", "context stream priority flag")),
+    MARKER: _fields(
+        (4, "u4", "flags"),
+        (8, "u8", "time"),
+        (16, "u4", "marker"),
+        (24, "u4", "process thread"),
+        (40, "u8", "name domain"),
+    ),
+    MARKER_DATA: _fields(
+        (4, "u4", "flags marker payload_kind"), (16, "u8", "payload"), (24, "u4", "color category")
+    ),
+    SYNCHRONIZATION: _fields(
+        (4, "u4", "type"),
+        (8, "u8", "start end"),
+        (24, "u4", "correlation context stream"),
+        (40, "u8", "sync"),
+    ),
+    CUDA_EVENT: _fields((4, "u4", "correlation context stream"), (48, "u8", "sync")),
 }
 """Kind → field → (offset in bytes, NumPy type): the fields that traces use."""
 
@@ -300,11 +243,7 @@ def _period(seen: list[int]) -> int:
 
 
 def _rounds(
-    words: Array,
-    starts: list[int],
-    seen: list[int],
-    position: int,
-    steps: Mapping[int, int],
+    words: Array, starts: list[int], seen: list[int], position: int, steps: Mapping[int, int]
 ) -> tuple[int, int]:
     """Return how often the kinds ``seen`` come in a row, and the position behind them."""
     step = sum(steps[kind] for kind in seen)
@@ -338,11 +277,7 @@ def read_records(buffer: Array, found: Found) -> dict[int, dict[str, Array]]:
     }
 
 
-def _read(
-    buffer: Array,
-    offsets: Array,
-    fields: Mapping[str, tuple[int, str]],
-) -> dict[str, Array]:
+def _read(buffer: Array, offsets: Array, fields: Mapping[str, tuple[int, str]]) -> dict[str, Array]:
     views = {
         code: buffer[: len(buffer) // int(code[1]) * int(code[1])].view(code)
         for code in {code for _, code in fields.values()}

@@ -20,12 +20,8 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
 
-REQUESTED = ctypes.CFUNCTYPE(
-    None,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.POINTER(ctypes.c_size_t),
-    ctypes.POINTER(ctypes.c_size_t),
-)
+_SIZE = ctypes.POINTER(ctypes.c_size_t)
+REQUESTED = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), _SIZE, _SIZE)
 COMPLETED = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
 )
@@ -104,12 +100,8 @@ class Library:
             Somebody else holds it.
         """
         holder = ctypes.create_string_buffer(_NAME_BYTES)
-        request = _Subscription(
-            ctypes.sizeof(_Subscription),
-            b"gpuscope",
-            ctypes.cast(holder, ctypes.c_void_p),
-            _NAME_BYTES,
-        )
+        room = ctypes.cast(holder, ctypes.c_void_p), _NAME_BYTES
+        request = _Subscription(ctypes.sizeof(_Subscription), b"gpuscope", *room)
         handle = ctypes.c_void_p()
         named = getattr(self._c, "cuptiSubscribe_v2", None)
         status = (

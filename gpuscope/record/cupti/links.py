@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.places import Known
@@ -72,7 +72,8 @@ class Links:
         self._selections = selections
         self._found = found
         self._all_calls = all_calls
-        self._held: list[_Held] = []
+        self.held: list[_Held] = []
+        """Launches and their rows until CUPTI's records of the calls are there."""
         self._known: list[Columns] = []
         """API calls that are rows."""
         self._linked: dict[int, Call] = {}
@@ -101,12 +102,8 @@ class Links:
             while len(self._begun) > begun:
                 self._begun.popitem()
 
-        names = ("_held", "_known", "_recent", "_next", "_next_linked", "told", "unfinished")
+        names = ("held", "_known", "_recent", "_next", "_next_linked", "told", "unfinished")
         return together(keep(self, *names), shorten)
-
-    def hold(self, call: Call, row: Row) -> None:
-        """Keep a launch's row until CUPTI's record of the call is there."""
-        self._held.append((call, row))
 
     def forget(self) -> None:
         """Let go of calls that no work is to be expected of; continues where it was interrupted.
@@ -120,33 +117,34 @@ class Links:
             places = np.concatenate([awaited, np.arange(count - LATE, count)])
             self._known = [tables.select(known, places)]
         if len(self._linked) > 4 * LATE:
-            used = {
-                *self._recent,
-                *(call for part in self._known for call in part["call"].tolist()),
-            }
-            self._linked = {
-                number: self._linked[number] for number in self._linked if number in used
-            }
+            used = {*self._recent}.union(*(part["call"].tolist() for part in self._known))
+            self._linked = {number: call for number, call in self._linked.items() if number in used}
         if len(self._begun) > len(self._linked):
-            self._begun = {number: None for number in self._begun if number in self._linked}
-
-    # -- batches ----------------------------------------------------------------------
-    def drain_unlinked(self, rows: Rows) -> None:
-        """Add work that cannot be linked, as no API call is recorded, and the calls' rows."""
-        held, self._held = self._held, []
-        work, _ = self._records.take_out(over=rows.over)
-        rows.spans += [row for _, row in held]
-        rows.freeze()
-        if work is not None and len(work["start"]):
-            rows.batches.append(self._work_batch(work, None, None))
+            self._begun = dict.fromkeys(filter(self._linked.__contains__, self._begun))
 
     def drain(self, rows: Rows) -> None:
         """Add what is complete; at the end everything, also what has no partner."""
+        ranges = self._records.ranges.rows(over=rows.over)
+        self._name_parents(rows.spans)
+        rows.freeze()
+        if ranges is not None:
+            rows.batches.append(Batch(ranges))
         self._since_ns = rows.since_ns
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         work, apis = self._records.take_out(over=rows.over)
-        if apis is None:
-            apis = tables.no_apis()
+        if self._records.which == "none":  # nothing can be linked
+            rows.spans += [row for _, row in held]
+            rows.freeze()
+            if work is not None and len(work["start"]):
+                rows.batches.append(self._work_batch(work))
+        else:
+            self._drain_linked(rows, held, work, tables.no_apis() if apis is None else apis)
+        if rows.over or rows.since_ns:
+            self._drain_syncs(rows)
+
+    def _drain_linked(
+        self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
+    ) -> None:
         if not rows.over:
             late = apis["start"].astype(np.int64) >= max(rows.open_since_ns, rows.wait_since_ns)
             if late.any():
@@ -161,7 +159,7 @@ class Links:
         rest = [entry for number, entry in enumerate(held) if number not in linked]
         if not rows.over:
             ready += self._too_old(rest, rows.wait_since_ns)
-        self.name_parents(ready)
+        self._name_parents(ready)
         if ready:
             rows.batches.append(freeze(ready, []))
         outside = apis["call"] == NONE
@@ -174,7 +172,7 @@ class Links:
         if rows.over:
             self._count_unmatched([call for call, _ in rest] + self._without_work())
         else:
-            self._held = rest  # their records come later
+            self.held = rest  # their records come later
 
     def _too_old(self, rest: list[_Held], since_ns: int) -> list[Row]:
         """Take out of ``rest`` what is to be left out, but for the newest; returns the rows."""
@@ -184,20 +182,17 @@ class Links:
         rest[:] = [entry for entry in rest if id(entry[0]) not in gone]
         return [row for _, row in old]
 
-    def name_parents(self, rows: list[Row]) -> None:
+    def _name_parents(self, rows: list[Row]) -> None:
         """Give host rows without a parent the NVTX range around them."""
         ranges = self._records.ranges
         alone = [row for row in rows if row["parent"] is None and row["kind"] != "range"]
         if not alone or not ranges.arrive:
             return
-        around = ranges.around(
-            np.array([row["thread"] for row in alone], np.int64),
-            np.array([row["start_ns"] for row in alone], np.int64),
-        )
-        for row, parent in zip(alone, around.tolist(), strict=True):
+        moments = np.array([(row["thread"], row["start_ns"]) for row in alone], np.int64)
+        for row, parent in zip(alone, ranges.around(*moments.T).tolist(), strict=True):
             row["parent"] = None if parent == NONE else parent
 
-    def drain_syncs(self, rows: Rows) -> None:
+    def _drain_syncs(self, rows: Rows) -> None:
         """Add synchronisations, at the end; only ``detail="full"`` records them.
 
         Where only the latest rows are kept, those whose API call is there, or that are too old.
@@ -216,8 +211,7 @@ class Links:
         if not count:
             return
         self.told += count
-        columns = tables.sync_columns(syncs)
-        columns["id"] = self._fresh(count)
+        columns = {**tables.sync_columns(syncs), "id": self._fresh(count)}
         if self._known:
             known = tables.join_columns(self._known)
             at = joins.match(syncs["correlation"], known["correlation"])
@@ -244,7 +238,6 @@ class Links:
                 f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
             )
 
-    # -- API calls and ours -----------------------------------------------------------
     def _link(self, apis: Columns, held: list[_Held]) -> set[int]:
         """Find the call of ours that each API call was made in: a number of ``_linked``.
 
@@ -257,13 +250,10 @@ class Links:
         if not candidates:
             return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        innermost = joins.innermost(
-            apis["thread"],
-            middle,
-            np.array([call.thread for call in candidates], np.int64),
-            np.array([call.start_ns for call in candidates], np.int64),
-            np.array([call.end_ns or call.start_ns for call in candidates], np.int64),
-        )
+        lasting = [
+            (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
+        ]
+        innermost = joins.innermost(apis["thread"], middle, *np.array(lasting, np.int64).T)
         number_of = np.array([*recent, *[NONE] * len(held)], np.int64)
         inside = np.flatnonzero(innermost >= len(recent))
         inside = inside[np.argsort(apis["start"][inside], kind="stable")]
@@ -283,10 +273,9 @@ class Links:
         """Return the row of each API call: our call's, where it was made in one."""
         rows = self._fresh(len(call_of))
         linked = call_of >= 0
-        if linked.any():
-            used, where = np.unique(call_of[linked], return_inverse=True)
-            numbers = [self._linked[number].correlation for number in used.tolist()]
-            rows[linked] = call_row(np.array(numbers, np.int64))[where]
+        used, where = np.unique(call_of[linked], return_inverse=True)
+        numbers = [self._linked[number].correlation for number in used.tolist()]
+        rows[linked] = call_row(np.array(numbers, np.int64))[where]
         return rows
 
     def _fresh(self, count: int) -> Ints:
@@ -300,7 +289,6 @@ class Links:
         columns["parent"] = arrow.nullable(parents, parents == NONE)
         return Batch(arrow.table(columns, len(apis["start"])))
 
-    # -- work and API calls -----------------------------------------------------------
     def _with_launches(self, work: Columns, apis: Columns, rows: Rows) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
@@ -310,16 +298,14 @@ class Links:
             if matched.any():
                 of_launches = work if matched.all() else tables.select(work, matched)
                 batches.append(self._work_batch(of_launches, calls, at[matched]))
-                calls["awaited"][at[matched][of_launches["graph"] == 0]] = (
-                    False  # a graph's comes in parts
-                )
+                whole = of_launches["graph"] == 0  # a graph's comes in parts
+                calls["awaited"][at[matched][whole]] = False
                 work = tables.select(work, ~matched)
             if not len(work["start"]):
                 return batches
-        waits = np.full(len(work["start"]), not rows.over)
-        waits &= work["end"].astype(np.int64) >= rows.wait_since_ns
+        waits = (work["end"].astype(np.int64) >= rows.wait_since_ns) & (not rows.over)
         if not waits.all():
-            batches.append(self._work_batch(tables.select(work, ~waits), None, None))
+            batches.append(self._work_batch(tables.select(work, ~waits)))
         if waits.any():
             self._records.work.append(tables.select(work, waits))
         return batches
@@ -333,7 +319,9 @@ class Links:
             self._known = [known]
             yield known
 
-    def _work_batch(self, work: Columns, apis: Columns | None, places: Ints | None) -> Batch:
+    def _work_batch(
+        self, work: Columns, apis: Columns | None = None, places: Ints | None = None
+    ) -> Batch:
         """Return rows of work.
 
         Parameters
@@ -344,22 +332,20 @@ class Links:
         count = len(work["start"])
         self.told += count
         self.unfinished += int((work["end"] == 0).sum())
-        start = work["start"].astype(np.int64)
-        launch_start = start
+        launch_start = start = work["start"].astype(np.int64)
         columns = tables.work_columns(work, self._records.kernel_name)
         rows = self._fresh(count)
         edges: list[tuple[Ints, Ints, str]] = []
         if apis is not None and places is not None:
             launch_start = apis["start"][places].astype(np.int64)
-            columns["process"] = apis["process"][places].astype(np.int64)
-            columns["thread"] = apis["thread"][places].astype(np.int64)
-            columns["queued_ns"] = apis["end"][places].astype(np.int64)
+            for name, field in (("process", "process"), ("thread", "thread"), ("queued_ns", "end")):
+                columns[name] = apis[field][places].astype(np.int64)
             calls, selected = apis["call"][places], apis["selected"][places]
             columns.update(self._from_calls(work, rows, calls, selected))
             edges.append((apis["row"][places], rows, "launch"))
-        unknown = start == 0  # CUPTI could not time it: it began at its launch or later
         columns["id"] = rows
-        columns["start_ns"] = np.where(unknown, launch_start, start)
+        # What CUPTI could not time began at its launch or later.
+        columns["start_ns"] = np.where(start == 0, launch_start, start)
         columns.update(self._places.columns(work, launch_start))
         return Batch(arrow.table(columns, count), arrow.edges(edges))
 
@@ -377,28 +363,25 @@ class Links:
         calls = [self._linked[number] for number in used.tolist()]
         which = np.full(len(call_of), NONE, np.int64)
         which[linked] = where
-        firsts = _first_pieces(work, which)
+        firsts = tables.first_pieces(work, which)
         new = np.array([number not in self._begun for number in used.tolist()], bool)
         self._begun.update(dict.fromkeys(used.tolist()))
         correlations = np.array([call.correlation for call in calls], np.int64)
         firsts = firsts[new] if len(new) else firsts
         rows[firsts] = work_row(correlations[which[firsts]])
         recent = work["end"] >= self._since_ns  # of the others nobody asks
-        unsure = int(((selected == UNSURE) & (which == NONE) & recent).sum())
-        if unsure:
+        if unsure := int(((selected == UNSURE) & (which == NONE) & recent).sum()):
             self._found.add("in_shared_tasks", unsure)
         columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
         if not calls:
             return columns
         workloads = arrow.texts([call.workload for call in calls])
         columns["category"] = workloads.take(pa.array(which, mask=~linked))
-        columns["external_correlation"] = arrow.nullable(
-            np.where(linked, correlations[which], NONE), ~linked
-        )
+        columns["external_correlation"] = arrow.nullable(correlations[which], ~linked)
         is_first = np.zeros(len(call_of), bool)
         is_first[firsts] = True
-        flop_count = _stated([call.flop_count for call in calls], which, is_first)
-        nbytes = _stated([call.nbytes for call in calls], which, is_first)
+        flop_count = tables.stated([call.flop_count for call in calls], which, is_first)
+        nbytes = tables.stated([call.nbytes for call in calls], which, is_first)
         nbytes = np.where(work["work"] != tables.KERNEL, work["bytes"].astype(np.int64), nbytes)
         for name, amounts in (("flop_count", flop_count), ("nbytes", nbytes)):
             if (amounts >= 0).any():
@@ -409,22 +392,5 @@ class Links:
         """Return the partition that each launch was given to: our call's, else the guard's."""
         of_streams = [self._places.partition_of(stream) for stream in self._selections.streams]
         texts = [*of_streams, *(partition_name(call.intended) for call in calls)]
-        codes = np.where(selected >= 0, selected, NONE)
-        codes = np.where(which >= 0, len(of_streams) + which, codes)
+        codes = np.where(which >= 0, len(of_streams) + which, np.maximum(selected, NONE))
         return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
-
-
-def _first_pieces(work: Columns, which: Ints) -> Ints:
-    """Return the row of each call's first kernel, or else first piece of work, by call."""
-    inside = np.flatnonzero(which >= 0)
-    other = work["work"][inside] != tables.KERNEL
-    inside = inside[np.lexsort((work["correlation"][inside], other))]
-    _, first = np.unique(which[inside], return_index=True)
-    return inside[first]
-
-
-def _stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
-    """Return the amounts that calls state, each at the first of its call's pieces of work."""
-    stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
-    is_stated = np.where(which >= 0, stated[which], NONE)
-    return np.where(is_first | (is_stated == NONE), is_stated, 0)

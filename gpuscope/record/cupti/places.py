@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass, field
 from typing import cast
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -32,71 +32,44 @@ PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""
 
 
-class _Packed(msgspec.Struct):
-    """What :class:`Known` holds, for a file."""
-
-    uuids: dict[int, str | None]
-    green: set[int]
-    numbers: list[tuple[int, int, int]]
-    """CUPTI's numbers of context and stream, our stream."""
-    facts: dict[int, StreamFacts]
-    names: dict[int, list[tuple[int, str]]]
-
-
+@dataclass(eq=False)
 class Known:
     """What is known of CUPTI's numbers; gives columns of work.
 
-    Parameters
+    Attributes
     ----------
     uuids
         Index of a device → its UUID.
-
-    Attributes
-    ----------
     streams
         Stream of the trace → facts, for every stream that work ran on.
     green
         Numbers of green contexts.
     learned
         How often something was learned.
+    numbers
+        CUPTI's numbers of context and stream → our stream; ``facts`` has these streams' facts.
+    names
+        Context → since when it is which partition, in order.
+    partition_of_handle
+        Handle of a stream → its partition.
     """
 
-    def __init__(self, uuids: dict[int, str | None]) -> None:
-        self.streams: dict[int, StreamFacts] = {}
-        self.green: set[int] = set()
-        self.learned = 0
-        self._uuids = uuids
-        self._numbers: dict[tuple[int, int], int] = {}
-        """CUPTI's numbers of context and stream → our stream."""
-        self._facts: dict[int, StreamFacts] = {}
-        self._names: dict[int, list[tuple[int, str]]] = {}
-        """Context → since when it is which partition, in order."""
-        self._partition_of_handle: dict[int, str | None] = {}
+    uuids: dict[int, str | None] = field(default_factory=dict)
+    streams: dict[int, StreamFacts] = field(default_factory=dict)
+    green: set[int] = field(default_factory=set)
+    learned: int = 0
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+    facts: dict[int, StreamFacts] = field(default_factory=dict)
+    names: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    partition_of_handle: dict[int, str | None] = field(default_factory=dict)
 
     def copy(self) -> Known:
         """Return what is known by now, for another process."""
-        other = Known(self._uuids)
-        other.green, numbers = self.green.copy(), self._numbers.copy()
-        other._facts = self._facts.copy()  # of one that is being learned it may lack them
-        other._numbers = {at: ours for at, ours in numbers.items() if ours in other._facts}
-        other._names = {context: names.copy() for context, names in self._names.copy().items()}
-        return other
-
-    def packed(self) -> bytes:
-        """Return what is known by now, as bytes."""
-        known = self.copy()
-        numbers = [(*there, ours) for there, ours in known._numbers.items()]
-        facts, names = known._facts, known._names
-        return msgspec.msgpack.encode(_Packed(known._uuids, known.green, numbers, facts, names))
-
-    @classmethod
-    def unpacked(cls, packed: bytes) -> Known:
-        """Return what :meth:`packed` returned."""
-        held = msgspec.msgpack.decode(packed, type=_Packed)
-        known = cls(held.uuids)
-        known.green, known._facts, known._names = held.green, held.facts, held.names
-        known._numbers = {(context, stream): ours for context, stream, ours in held.numbers}
-        return known
+        numbers, facts = self.numbers.copy(), self.facts.copy()
+        # The facts of a stream that is being learned may not be there yet.
+        numbers = {at: ours for at, ours in numbers.items() if ours in facts}
+        names = {context: names.copy() for context, names in self.names.copy().items()}
+        return Known(self.uuids, {}, self.green.copy(), 0, numbers, facts, names)
 
     def update(self, other: Known) -> None:
         """Take what another has learned by now."""
@@ -108,7 +81,7 @@ class Known:
         if isinstance(stream, Stream):
             return partition_name(stream)
         try:
-            return self._partition_of_handle.get(raw_handle(cast("HasCudaStream | int", stream)))
+            return self.partition_of_handle.get(raw_handle(cast("HasCudaStream | int", stream)))
         except Exception:  # noqa: BLE001 - a foreign stream that is gone
             return None
 
@@ -135,7 +108,7 @@ class Known:
 
     def uuid(self, index: int) -> str | None:
         """Return the UUID of a GPU, if it is known."""
-        return self._uuids.get(index)
+        return self.uuids.get(index)
 
     def streams_of(self, work: Columns) -> Ints:
         """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
@@ -144,16 +117,16 @@ class Known:
         numbers = []
         for packed in distinct:
             context, stream = packed >> 32, packed & 0xFFFFFFFF
-            number = self._numbers.get((context, stream))
+            number = self.numbers.get((context, stream))
             if number is None:
                 number = FOREIGN_STREAM + context * _STREAMS + stream
-                names = self._names.get(context)
+                names = self.names.get(context)
                 self.streams[number] = StreamFacts(
                     name=f"stream {stream} of context {context}",
                     partition=names[-1][1] if names else None,
                 )
             else:
-                self.streams[number] = self._facts[number]
+                self.streams[number] = self.facts[number]
             numbers.append(number)
         return np.array(numbers, np.int64)[codes]
 
@@ -161,7 +134,7 @@ class Known:
         texts: list[str] = []
         text_codes = np.full(len(codes), NONE, np.int64)
         for number, context in enumerate(contexts):  # it may have been carved again
-            names = self._names.get(context, [])
+            names = self.names.get(context, [])
             of_number = codes == number
             begins = np.array([since for since, _ in names], np.int64)
             at = np.searchsorted(begins, launched[of_number], "right") - 1
@@ -191,7 +164,7 @@ class Places(Known):
     """
 
     def __init__(self, devices: tuple[Device, ...], library: Untyped) -> None:
-        super().__init__({})
+        super().__init__()
         self._devices: list[Device] = []
         for device in devices:
             self.add(device)
@@ -204,19 +177,19 @@ class Places(Known):
 
     def add(self, device: Device) -> None:
         """Learn of a device too that was opened since."""
-        self._uuids[device.info.index] = device.info.uuid
+        self.uuids[device.info.index] = device.info.uuid
         self._devices.append(device)
 
     def uuid(self, index: int) -> str | None:
         """Ask the driver about a GPU that nobody opened through us, as of a recorded program."""
-        if index not in self._uuids:
-            self._uuids[index] = None
+        if index not in self.uuids:
+            self.uuids[index] = None
             with contextlib.suppress(GpuscopeError, OSError, AttributeError):
                 facts = info_facts(self._library.device_info(index))
                 self.devices[f"cuda:{index}"] = facts
-                self._uuids[index] = facts.uuid
+                self.uuids[index] = facts.uuid
             self.learned += 1
-        return self._uuids[index]
+        return self.uuids[index]
 
     # -- while it records -------------------------------------------------------------
     def meet(self, call: Call, stream: StreamView[object]) -> None:
@@ -240,11 +213,11 @@ class Places(Known):
         try:
             number = self._library.context_id(context)
             there = number, self._library.stream_id(context, handle, per_thread=per_thread)
-            self._numbers[there] = stream.id
+            self.numbers[there] = stream.id
         except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
             return
-        self._partition_of_handle[stream.handle] = partition_name(stream)
-        self._facts[stream.id] = stream_facts(stream)
+        self.partition_of_handle[stream.handle] = partition_name(stream)
+        self.facts[stream.id] = stream_facts(stream)
         self.learned += 1
         if partition is not None:
             self._learn_partition(partition)
@@ -254,7 +227,7 @@ class Places(Known):
             return
         handle = cast("Owner", partition.device).backend.context_handle(partition.raw)
         number = self._library.context_id(handle)
-        names = self._names.setdefault(number, [])
+        names = self.names.setdefault(number, [])
         names.append((time.time_ns() if names else 0, partition.name))
         self.green.add(number)
         self.contexts[partition.name] = number

@@ -174,19 +174,17 @@ class Ranges:
         numbered = there & (picked["category"] != 0)
         if numbered.any():
             numbers = zip(numbered, picked["category"], now["domain"], strict=True)
-            columns["category"] = arrow.texts(
-                [
-                    nvtx.category_name(self._text(int(domain)), int(number)) if known else None
-                    for known, number, domain in numbers
-                ]
-            )
+            categories = [
+                nvtx.category_name(self._text(int(domain)), int(number)) if known else None
+                for known, number, domain in numbers
+            ]
+            columns["category"] = arrow.texts(categories)
         has_payload = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
         if has_payload.any():
             payloads = zip(has_payload, picked["payload_kind"], picked["payload"], strict=True)
-            columns["payload"] = arrow.texts(
-                [
-                    tables.payload_text(int(kind), int(raw)) if known else None
-                    for known, kind, raw in payloads
-                ]
-            )
+            texts = [
+                tables.payload_text(int(kind), int(raw)) if known else None
+                for known, kind, raw in payloads
+            ]
+            columns["payload"] = arrow.texts(texts)
         return columns

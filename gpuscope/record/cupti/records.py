@@ -124,12 +124,8 @@ class Flights:
     @property
     def under_way(self) -> int | None:
         """Correlation of the first canary of the flights that are not over, if there are any."""
-        begun = [
-            sorted(flight)[-(len(flight) % FLIGHT)]
-            for flight in self._correlations.values()
-            if len(flight) % FLIGHT
-        ]
-        return min(begun, default=None)
+        begun = [flight for flight in self._correlations.values() if len(flight) % FLIGHT]
+        return min((sorted(flight)[-(len(flight) % FLIGHT)] for flight in begun), default=None)
 
     def without(self, columns: Columns, apis: Columns | None) -> Columns:
         """Leave out what recordings did themselves: from a flight's first canary to its last.
@@ -139,20 +135,19 @@ class Flights:
         apis
             API calls, which tell the thread; ``None`` where they are not recorded.
         """
-        drop = np.zeros(len(columns["correlation"]), bool)
+        numbers = columns["correlation"]
+        drop = np.zeros(len(numbers), bool)
         for correlations in self._correlations.values():
             ordered = sorted(correlations)
             for first in range(0, len(ordered), FLIGHT):
                 flight = ordered[first : first + FLIGHT]
-                within = (columns["correlation"] >= flight[0]) & (
-                    columns["correlation"] <= flight[-1]
-                )
+                within = (numbers >= flight[0]) & (numbers <= flight[-1])
                 if not within.any():
                     continue
                 if apis is not None and len(apis["correlation"]):
                     at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
-                        threads = joins.match(columns["correlation"], apis["correlation"])
+                        threads = joins.match(numbers, apis["correlation"])
                         same = apis["thread"][np.maximum(threads, 0)] == apis["thread"][at[0]]
                         within &= same | (threads == NONE)
                 drop |= within
@@ -211,7 +206,7 @@ class Records:
     ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)
-        self._which = which
+        self.which = which
         self._found = found
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
@@ -248,7 +243,7 @@ class Records:
             self._add(self.work, self._without_canaries(work))
         if apis is not None:
             self._add(self.apis, self._wanted(apis))
-        if self._which == "all" and layout.SYNCHRONIZATION in records:
+        if self.which == "all" and layout.SYNCHRONIZATION in records:
             self._add(self.syncs, records[layout.SYNCHRONIZATION])
         if self.order is not None:
             self.order.take(records)
@@ -264,32 +259,30 @@ class Records:
         """Return row → code and code → whether a call is the runtime's, and its name."""
         numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
         codes, distinct = arrow.coded(numbers)
-        name_of = self._library.callback_name
-        return codes, [
-            (
-                bool(number % 2),
-                name_of(RUNTIME_API if number % 2 else DRIVER_API, number // 2)
-                or f"call {number // 2}",
-            )
-            for number in distinct
-        ]
+        names = []
+        for number, runtime in (divmod(packed, 2) for packed in distinct):
+            name = self._library.callback_name(RUNTIME_API if runtime else DRIVER_API, number)
+            names.append((bool(runtime), name or f"call {number}"))
+        return codes, names
 
-    def launches(self, apis: Columns) -> Array:
+    def launches(self, apis: Columns) -> Bools:
         """Whether each API call queued work, as far as its name tells."""
-        codes, names = self.names_of(apis)
-        launch: Bools = np.array([is_launch(name) for _, name in names], bool)[codes]
-        launch &= apis["returned"] == 0
+        launch: Bools = self._named(apis, is_launch) & (apis["returned"] == 0)
         return launch
+
+    def _named(self, apis: Columns, wanted: Callable[[str], bool]) -> Bools:
+        codes, names = self.names_of(apis)
+        named: Bools = np.array([wanted(name) for _, name in names], bool)[codes]
+        return named
 
     def _wanted(self, apis: Columns) -> Columns:
         """Leave out API calls that another recording asked for."""
-        if self._which == "all":
+        if self.which == "all":
             return apis
         codes, names = self.names_of(apis)
         self.captures |= any(is_capture(name) for _, name in names)
         wanted = [
-            is_launch(name)
-            and (self._which == "launches" or (self._which == "runtime" and runtime))
+            is_launch(name) and (self.which == "launches" or (self.which == "runtime" and runtime))
             for runtime, name in names
         ]
         chosen = np.array(wanted, bool)[codes]
@@ -328,8 +321,7 @@ class Records:
         """Whether a graph was launched of which no work was delivered yet."""
         done = {int(number) for part in self.work for number in part["correlation"]}
         for part in self.apis:
-            codes, names = self.names_of(part)
-            graphs = np.array(["GraphLaunch" in name for _, name in names], bool)[codes]
+            graphs = self._named(part, lambda name: "GraphLaunch" in name)
             launched = part["correlation"][graphs & (part["returned"] == 0)].tolist()
             if any(number > self.first and number not in done for number in launched):
                 return True

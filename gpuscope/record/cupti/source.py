@@ -28,7 +28,7 @@ from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.places import Places
 from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
-from gpuscope.record.rows import Batch, Row, Rows, together
+from gpuscope.record.rows import Row, Rows, together
 from gpuscope.record.source import Calibration, Completeness, Options, Ordered, Source, SourceFacts
 
 _PATIENCE_S = 3.0
@@ -74,13 +74,8 @@ class CuptiSource(Source):
         self._selections = SelectionLog(self._places.learn)
         self._order = Order() if options.hazards else None
         self._records = Records(library, self._which, self._found, order=self._order)
-        self._links = Links(
-            self._records,
-            self._places,
-            self._selections,
-            self._found,
-            all_calls=self._which != "runtime",
-        )
+        known = (self._records, self._places, self._selections, self._found)
+        self._links = Links(*known, all_calls=self._which != "runtime")
         self._tag = 1 + next(_tags) % _TAGS
         self._tap: BufferTap | None = None
         self._journal: Journal | None = None
@@ -127,7 +122,7 @@ class CuptiSource(Source):
         self._collector.collect(forced=not self._collector.is_shared)
         nvtx.send_canary()
         self._send_canaries()
-        if not all(canaries.arrived for canaries in self._records.canaries):
+        if not all(self._arrived()):
             raise RecorderBusy(
                 "CUPTI accepted the recording, but the records of a first kernel did not arrive: "
                 "another tool has taken its buffers. End that tool first, or record with "
@@ -214,14 +209,10 @@ class CuptiSource(Source):
         CUPTI hands over no buffer that holds a record of running work, unless forced, and then
         that work has no end. So where others record too, it is forced only after some time.
         """
-        own = self._records.canaries
-        for canaries in own:
+        for canaries in self._records.canaries:
             canaries.send()
-
-        def arrived() -> bool:
-            return all(canaries.arrived >= canaries.launched for canaries in own)
-
-        if not self._collector.is_shared or not self._take_until(arrived):
+        sent = [canaries.launched for canaries in self._records.canaries]
+        if not self._collector.is_shared or not self._take_until(lambda: self._arrived() == sent):
             self._take(forced=True)
 
     def _arrived(self) -> list[int]:
@@ -278,14 +269,9 @@ class CuptiSource(Source):
 
     def facts(self) -> SourceFacts:
         """Return the streams, partitions and contexts that it learned, and what it counted."""
-        places = self._places
-        return SourceFacts(
-            places.streams.copy(),
-            places.partitions.copy(),
-            places.contexts.copy(),
-            self._found,
-            places.devices.copy(),
-        )
+        places, devices = self._places, self._places.devices.copy()
+        streams, partitions = places.streams.copy(), places.partitions.copy()
+        return SourceFacts(streams, partitions, places.contexts.copy(), self._found, devices)
 
     def order(self) -> Ordered | None:
         """Return whether waits that CUPTI saw order two pieces of work."""
@@ -298,7 +284,7 @@ class CuptiSource(Source):
 
     def hold(self, call: Call, row: Row, _rows: Rows, /) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
-        self._links.hold(call, row)
+        self._links.held.append((call, row))
 
     # -- reading ----------------------------------------------------------------------
     def _receive(self, number: int, records: Array) -> None:
@@ -313,14 +299,11 @@ class CuptiSource(Source):
 
     def tap(self) -> BufferTap | None:
         """Return what gets every buffer that was not read yet, for a picture made elsewhere."""
-        if self._tap is not None or not self.sees_ranges:  # annotate's are told here only
+        if self._tap or self._journal or not self.sees_ranges:  # annotate's are told here only
             return None
-        if self._journal is not None:
-            return None
-        tap = BufferTap(
+        tap = self._tap = BufferTap(
             self._collector, self._for_readers(), self._places, lambda: vars(self).update(_tap=None)
         )
-        self._tap = tap
         for number, records in sorted(self._raw.copy().items()):
             tap.receive(number, self._there(records))
         return tap
@@ -378,17 +361,7 @@ class CuptiSource(Source):
 
     def drain(self, rows: Rows) -> None:
         """Add what is complete; at the end everything, also what has no partner."""
-        ranges = self._records.ranges.rows(over=rows.over)
-        self._links.name_parents(rows.spans)
-        rows.freeze()
-        if ranges is not None:
-            rows.batches.append(Batch(ranges))
-        if self._which == "none":
-            self._links.drain_unlinked(rows)
-        else:
-            self._links.drain(rows)
-        if rows.over or rows.since_ns:
-            self._links.drain_syncs(rows)
+        self._links.drain(rows)
         if rows.over:
             self._check()
         self._since_ns = rows.since_ns

@@ -13,10 +13,11 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.record.cupti import layout
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
+from gpuscope.trace.schema import COPY_KINDS, MEMORY_KINDS, SYNC_KINDS
 
 Columns: TypeAlias = "dict[str, Array]"
 """Fields of records → their values."""
@@ -25,57 +26,16 @@ Column: TypeAlias = "Array | pa.Array | None"
 
 KERNEL, COPY, SET = 0, 1, 2
 _WORK_KINDS = ("kernel", "memcpy", "memset")
-_COPY_KINDS = (
-    "unknown",
-    "HtoD",
-    "DtoH",
-    "HtoA",
-    "AtoH",
-    "AtoA",
-    "AtoD",
-    "DtoA",
-    "DtoD",
-    "HtoH",
-    "PtoP",
-)
-_MEMORY_KINDS = (
-    "unknown",
-    "pageable",
-    "pinned",
-    "device",
-    "array",
-    "managed",
-    "device static",
-    "managed static",
-)
-_SYNC_KINDS = (
-    "unknown",
-    "event synchronize",
-    "stream wait event",
-    "stream synchronize",
-    "context synchronize",
-)
-
 _CONFIG = (
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
-    "cluster_x",
-    "cluster_y",
-    "cluster_z",
-    "registers",
-    "static_shared",
-    "dynamic_shared",
+    *(f"{size}_{axis}" for size in ("grid", "block", "cluster") for axis in "xyz"),
+    *("registers", "static_shared", "dynamic_shared"),
 )
 _SHARED = ("start", "end", "device", "context", "stream", "correlation", "graph", "graph_node")
-_WORK_TYPES = {
-    **dict.fromkeys(("start", "end", "graph_node", "name", "bytes"), np.uint64),
-    **dict.fromkeys(("device", "context", "stream", "correlation", "graph"), np.uint32),
-    **dict.fromkeys(("work", "copy_kind", "src_kind", "dst_kind"), np.uint8),
+_TYPES = {
+    **dict.fromkeys(("name", "bytes"), np.uint64),
+    **dict.fromkeys(("copy_kind", "src_kind", "dst_kind"), np.uint8),
 }
+"""Type of what only some kinds of work have."""
 
 
 def join_columns(parts: list[Columns]) -> Columns:
@@ -93,22 +53,16 @@ def select(columns: Columns, rows: Array) -> Columns:
 def work_of(records: Mapping[int, Columns]) -> Columns | None:
     """Return kernels, copies and memsets of a buffer in one set of columns."""
     parts = []
-    for kind, work in (
-        (layout.KERNEL, KERNEL),
-        (layout.MEMCPY, COPY),
-        (layout.PEER_COPY, COPY),
-        (layout.MEMSET, SET),
-    ):
+    works = {layout.KERNEL: KERNEL, layout.MEMCPY: COPY, layout.PEER_COPY: COPY, layout.MEMSET: SET}
+    for kind, work in works.items():
         if kind not in records:
             continue
         raw = records[kind]
         count = len(raw["start"])
         part: Columns = {name: raw[name] for name in _SHARED}
         part["work"] = np.full(count, work, np.uint8)
-        for name in ("name", "bytes", "copy_kind", "src_kind", "dst_kind"):
-            values = raw.get(name)
-            kind_of = _WORK_TYPES[name]
-            part[name] = np.zeros(count, kind_of) if values is None else values.astype(kind_of)
+        for name, kind_of in _TYPES.items():
+            part[name] = raw[name].astype(kind_of) if name in raw else np.zeros(count, kind_of)
         config = np.zeros((count, len(_CONFIG)), np.uint32)
         if kind == layout.KERNEL:
             for column, name in enumerate(_CONFIG):
@@ -135,7 +89,7 @@ def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
 
 def no_apis() -> Columns:
     """Return no API calls."""
-    names = ("callback", "start", "end", "process", "thread", "correlation", "returned", "runtime")
+    names = (*layout.FIELDS[layout.RUNTIME], "runtime")
     return {name: np.zeros(0, np.int64) for name in names}
 
 
@@ -158,9 +112,7 @@ def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Colum
         "process": apis["process"].astype(np.int64),
         "thread": apis["thread"].astype(np.int64),
         "correlation": apis["correlation"].astype(np.int64),
-        "status": arrow.text_column(np.where(failed, 0, NONE), ["failed"])
-        if failed.any()
-        else None,
+        "status": _status(failed, "failed"),
         "source": arrow.constant("cupti", count),
     }
 
@@ -182,6 +134,11 @@ def config_column(config: Array, work: Array) -> pa.Array:
     return arrow.text_column(np.where(work == KERNEL, codes, NONE), texts)
 
 
+def _status(rows: Bools, word: str) -> pa.Array | None:
+    """Return a column that has a word in some rows, if there are any."""
+    return arrow.text_column(np.where(rows, 0, NONE), [word]) if rows.any() else None
+
+
 def _known(numbers: Array, names: tuple[str, ...]) -> Array:
     """Return numbers into ``names``; one that is newer than these is 0, the unknown."""
     return np.where(numbers < len(names), numbers, 0).astype(np.int64)
@@ -199,10 +156,10 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
     count = len(work["start"])
     kind = work["work"].astype(np.int64)
     codes, addresses = arrow.coded(work["name"])
-    names = [name_at(address) for address in addresses]
-    labels = [f"{kind} copy" for kind in _COPY_KINDS]
+    names = [*map(name_at, addresses)]
+    labels = [f"{kind} copy" for kind in COPY_KINDS]
     copies, moved = kind == COPY, kind != KERNEL
-    copy_kinds = _known(work["copy_kind"], _COPY_KINDS)
+    copy_kinds = _known(work["copy_kind"], COPY_KINDS)
     name_codes = np.select(
         [kind == KERNEL, copies], [codes, len(names) + copy_kinds], len(names) + len(labels)
     )
@@ -217,18 +174,32 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
         "graph_node": arrow.nullable(work["graph_node"], work["graph_node"] == 0),
         "correlation": work["correlation"].astype(np.int64),
         "launch_config": config_column(work["config"], kind),
-        "status": arrow.text_column(np.where(end == 0, 0, NONE), ["not finished"])
-        if (end == 0).any()
-        else None,
+        "status": _status(end == 0, "not finished"),
         "source": arrow.constant("cupti", count),
     }
     if moved.any():
         columns["nbytes"] = arrow.nullable(work["bytes"], ~moved)
-        columns["copy_kind"] = arrow.text_column(np.where(copies, copy_kinds, NONE), _COPY_KINDS)
+        columns["copy_kind"] = arrow.text_column(np.where(copies, copy_kinds, NONE), COPY_KINDS)
         for column, rows in (("src_kind", copies), ("dst_kind", moved)):
-            codes = _known(work[column], _MEMORY_KINDS)
-            columns[column] = arrow.text_column(np.where(rows, codes, NONE), _MEMORY_KINDS)
+            codes = _known(work[column], MEMORY_KINDS)
+            columns[column] = arrow.text_column(np.where(rows, codes, NONE), MEMORY_KINDS)
     return columns
+
+
+def first_pieces(work: Columns, which: Ints) -> Ints:
+    """Return the row of each call's first kernel, or else first piece of work, by call."""
+    inside = np.flatnonzero(which >= 0)
+    other = work["work"][inside] != KERNEL
+    inside = inside[np.lexsort((work["correlation"][inside], other))]
+    _, first = np.unique(which[inside], return_index=True)
+    return inside[first]
+
+
+def stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
+    """Return the amounts that calls state, each at the first of its call's pieces of work."""
+    stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
+    is_stated = np.where(which >= 0, stated[which], NONE)
+    return np.where(is_first | (is_stated == NONE), is_stated, 0)
 
 
 # -- NVTX ----------------------------------------------------------------------------------
@@ -248,7 +219,7 @@ def sync_columns(syncs: Columns) -> dict[str, Column]:
     """Return the columns of synchronisations that their records alone tell."""
     return {
         "kind": arrow.constant("sync", len(syncs["start"])),
-        "name": arrow.text_column(_known(syncs["type"], _SYNC_KINDS), _SYNC_KINDS),
+        "name": arrow.text_column(_known(syncs["type"], SYNC_KINDS), SYNC_KINDS),
         "start_ns": syncs["start"].astype(np.int64),
         "end_ns": syncs["end"].astype(np.int64),
         "correlation": syncs["correlation"].astype(np.int64),

@@ -242,8 +242,9 @@ def test_a_kernel_of_unknown_arguments_is_not_taken_to_be_as_long_as_another_of_
 )
 def test_only_work_whose_length_its_call_tells_has_a_kind(facts, known):
     call = Call("launch", "k", "cuda:0", 1, 1, 0, None, None, **facts)
-    assert (events._kind_of(call, 132) is not None) is known
-    assert events._kind_of(Call("copy", "copy", "cuda:0", 2, 1, 0, None, None), 132) is None
+    assert (events._Bracket(call, None).kind is not None) is known
+    copy = Call("copy", "copy", "cuda:0", 2, 1, 0, None, None)
+    assert events._Bracket(copy, None).kind is None
 
 
 def test_no_launches_have_no_bounds():

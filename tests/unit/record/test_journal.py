@@ -295,7 +295,7 @@ def test_what_a_real_libcupti_wrote_is_read_as_without_a_file(monkeypatch, tmp_p
     library = SimpleNamespace(callback_name=lambda _, number: f"cudaLaunch{number}")
     collector = SimpleNamespace(library=library, sizes=layout.record_sizes(real.version))
     facts = Facts(real.version, "launches", 0, noted=False)
-    journal = journals.Journal(tmp_path / "a", collector, facts, Known({}))
+    journal = journals.Journal(tmp_path / "a", collector, facts, Known())
     for number, raw in enumerate(real.raw):
         stored = journal.store(number, raw)
         assert (journal.fetch(stored) == raw).all()

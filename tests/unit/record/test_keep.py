@@ -473,7 +473,7 @@ def test_what_a_thread_reads_meanwhile_is_read_later_where_that_fails(monkeypatc
     world = World(monkeypatch)
     with world.device.create_stream() as stream:
         recording = world.recording(keep_ns=3_600 * 10**9)
-        read, failed = recording._collect_alone, threading.Event()
+        read, failed = recording._reading._collect, threading.Event()
 
         def fail(*, over):
             if not over:
@@ -481,7 +481,7 @@ def test_what_a_thread_reads_meanwhile_is_read_later_where_that_fails(monkeypatc
                 raise MemoryError
             return read(over=over)
 
-        monkeypatch.setattr(recording, "_collect_alone", fail)
+        monkeypatch.setattr(recording._reading, "_collect", fail)
         recording.start()
         world.launch(stream)
         assert failed.wait(PATIENCE_S)

@@ -1,52 +1,26 @@
-"""What the simulated GPU runs: work of each kind, streams, events, graphs, and waves of blocks."""
+"""What the simulated GPU runs: work of each kind, streams, events and graphs."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from gpuscope.device.api import Release
-from gpuscope.errors import StreamError
+from gpuscope.device.api import Activity, Release
+
+if TYPE_CHECKING:
+    from gpuscope.simulator.engine.capture import Capture
+    from gpuscope.simulator.engine.together import Together
+    from gpuscope.simulator.engine.waves import Wave
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
 
+ORDERED_BY_EVENTS = ("kernel", "memcpy")
+"""Kinds of work of which it is told which event records held them back."""
+
 FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
-
-
-class Capturing(Protocol):
-    """What is being captured: see :class:`~gpuscope.simulator.engine.capture.Capture`."""
-
-    def add(self, op: Op) -> None:
-        """Take work that was queued on one of its streams."""
-
-    def record(self, event: SimEvent, stream: SimStream) -> None:
-        """Record an event at a stream's place in the graph."""
-
-    def join(self, stream: SimStream, event: SimEvent) -> None:
-        """Let what a stream queues next follow an event of this capture."""
-
-    def end(self, stream: SimStream) -> SimGraph:
-        """End it where it began; returns its graph."""
-
-    def invalidate(self) -> None:
-        """Let its end fail: something in it was refused."""
-
-    def refuse(self, what: str, reason: str = ...) -> StreamError:
-        """Return the error of a call that a capture forbids, and that spoils it."""
-
-
-class Meeting(Protocol):
-    """What a collective's launch has in common with that on other ranks."""
-
-    def begin(self, now_ns: int) -> Callable[[], None]:
-        """Tell the other ranks; returns what writes the result at the end."""
-
-    def end_ns(self, start_ns: int, now_ns: int) -> int:
-        """Return until when it lasts at least, on all ranks."""
 
 
 class Failure:
@@ -94,7 +68,7 @@ class SimEvent:
     """
 
     record: Record | None = None
-    captured: tuple[Capturing, frozenset[int]] | None = None
+    captured: tuple[Capture, frozenset[int]] | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -135,10 +109,6 @@ class Op:
     followers: list[Op] | None = field(default=None, init=False)
     owner: GraphOp | None = field(default=None, init=False)
     node: int | None = field(default=None, init=False)
-
-    def again(self, queued_ns: int, correlation: int) -> Op:
-        """Return the same work, not yet done: what a graph's launch makes of a node."""
-        return replace(self, queued_ns=queued_ns, correlation=correlation)
 
     def forget(self) -> None:
         """Let go of other work and of memory: it is done."""
@@ -228,7 +198,7 @@ class KernelOp(WaveOp):
     kind = "kernel"
 
     tiles: int = 0
-    together: Meeting | None = field(default=None, kw_only=True)
+    together: Together | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
     running: dict[Wave, None] | None = field(default=None, init=False)
@@ -314,9 +284,9 @@ class GraphOp(Op):
     Attributes
     ----------
     nodes
-        What :meth:`Op.again` made of the graph's nodes when it started.
+        What its start made of the graph's nodes.
     done
-        That many of the first nodes are known to be done.
+        How many of its nodes are done.
     """
 
     kind = "graph"
@@ -333,61 +303,6 @@ class GraphOp(Op):
         """Let go of its nodes, too."""
         Op.forget(self)
         self.nodes = []
-
-
-class Wave:
-    """Blocks of one kernel that started together, at one or several tiles, or a copy.
-
-    Attributes
-    ----------
-    sms
-        Bit mask of the SMs they hold.
-    since_ns
-        When they started, on these SMs.
-    left, spare
-        What the kernel's are once these blocks have their SMs and their tiles.
-    pace
-        What was left to do at a time, that time in ns, and the speed since: of FULL, that much
-        is done a ns at full speed.
-    end_ns
-        When it will end; -1 when it has.
-    """
-
-    __slots__ = ("count", "end_ns", "left", "op", "pace", "since_ns", "sms", "spare")
-
-    def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
-        self.op = op
-        self.sms = sms
-        self.count = count
-        self.left = left
-        self.since_ns = now_ns
-        self.spare = 0
-        self.pace = (op.work_ns * FULL, now_ns, FULL)
-        self.end_ns = now_ns + op.work_ns
-
-    def take_tiles(self, op: KernelOp, spare: int, *, alone: bool) -> None:
-        """Let every block do a tile, of ``spare`` ones one more for each while it is certain.
-
-        Alone, no block can come between that would take some of them.
-        """
-        rounds = spare // self.count if alone else 0
-        self.spare = spare - rounds * self.count
-        work, now_ns, speed = self.pace
-        self.pace = (work + rounds * op.work_ns * FULL, now_ns, speed)
-        self.end_ns += rounds * op.work_ns
-
-    def follow(self, op: KernelOp, now_ns: int) -> Wave:
-        """Return those of the blocks that go on, at tiles that are left."""
-        count = min(self.count, op.spare)
-        sms = self.sms if count == self.count else lowest(self.sms, count)
-        wave = Wave(op, sms, count, op.left, now_ns)
-        wave.since_ns = self.since_ns
-        left, since_ns, speed = self.pace  # what they did beyond their last tile counts
-        beyond = left - (now_ns - since_ns) * speed
-        wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
-        alone = len(op.running or ()) == 1 and (not op.left or sms == op.stream.sms)
-        wave.take_tiles(op, op.spare - count, alone=alone)
-        return wave
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -420,7 +335,7 @@ class SimStream:
     last: Op | None = field(default=None, init=False)
     done: int = field(default=0, init=False)
     waited: tuple[int, ...] = field(default=(), init=False)
-    capture: Capturing | None = field(default=None, init=False)
+    capture: Capture | None = field(default=None, init=False)
 
     @property
     def depth(self) -> int:
@@ -428,14 +343,29 @@ class SimStream:
         return 0 if self.last is None else self.last.number - self.done
 
 
-@functools.lru_cache(1024)
-def lowest(mask: int, count: int) -> int:
-    """Return the ``count`` lowest set bits of ``mask``, which has more."""
-    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
-    while above - below > 1:
-        middle = (below + above) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            below = middle
-        else:
-            above = middle
-    return mask & ((1 << above) - 1)
+def activity_of(op: Op) -> Activity:
+    """Return what the device tells of work that is done."""
+    assert op.start_ns is not None  # noqa: S101 - it is done, so it started
+    assert op.done_ns is not None  # noqa: S101 - as above
+    kernel = op if isinstance(op, KernelOp) else None
+    copy = op if isinstance(op, CopyOp) else None
+    after: Sequence[int] = ()
+    if op.owner is not None and op.node is not None:
+        after = op.owner.graph.nodes[op.node][1]
+    return Activity(
+        op.kind,
+        op.name,
+        op.correlation,
+        op.queued_ns,
+        op.start_ns,
+        op.done_ns,
+        op.stream.waited if op.owner is None and op.kind in ORDERED_BY_EVENTS else (),
+        op.node,
+        op.stream.context,
+        tuple(after),
+        kernel.released_by if kernel else (),
+        tuple(kernel.held or ()) if kernel else (),
+        copy.engine if copy else None,
+        copy.nbytes if copy else None,
+        kernel.launch_config if kernel else None,
+    )

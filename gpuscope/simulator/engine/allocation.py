@@ -130,9 +130,8 @@ class SimMemory(SimHost):
         shape, dtype = array.shape, array.dtype
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
-            kept = np.array(() if isinstance(value, SimArray) else value, dtype)
-            given_shape = value.shape if isinstance(value, SimArray) else kept.shape
-            fits = np.broadcast_shapes(given_shape, shape) == shape
+            kept = np.array(() if sources else value, dtype)
+            fits = np.broadcast_shapes(sources[0].shape if sources else kept.shape, shape) == shape
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:

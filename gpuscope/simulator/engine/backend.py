@@ -188,7 +188,8 @@ class SimBackend(SimMemory):
             cost_ns = self._cost["stream_wait_call_ns"]
             if event.captured is not None:
                 self._pay(cost_ns)
-                event.captured[0].join(stream, event)
+                capture, tail = event.captured
+                capture.join(stream, tail)
             elif event.record is None:
                 self._pay(cost_ns)
             elif stream.capture is not None:
@@ -304,15 +305,12 @@ class SimBackend(SimMemory):
                 joint = model.joint(args)
                 assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
                 (source,) = cast("Sequence[SimArray]", model.reads(args))
-                together = Together(
-                    joint,
+                arrays, place, work_ns = (
+                    (target.bare, source.bare),
                     joint.ranks.place,
-                    target,
-                    source,
-                    model.compute,
                     cost.block_ns,
-                    self._latest,
                 )
+                together = Together(joint, place, *arrays, model.compute, work_ns, self._latest)
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)

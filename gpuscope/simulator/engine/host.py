@@ -108,8 +108,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def _advance(self, time_ns: int) -> None:
         # Who was interrupted while it waited for the engine has waited until then.
-        now_ns = self.engine.now_ns
-        time_ns = self._host_ns = time_ns if time_ns > now_ns else now_ns
+        time_ns = self._host_ns = max(time_ns, self.engine.now_ns)
         self.engine.run_until(time_ns)
         if self._pace == "real":
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
@@ -189,11 +188,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        captures = [
-            capture for capture in self._captures if capture.is_on and capture.thread == thread
-        ]
-        refused = [capture.refuse(what) for capture in captures]
-        if refused:
+        on = [capture for capture in self._captures if capture.is_on and capture.thread == thread]
+        if refused := [capture.refuse(what) for capture in on]:
             raise refused[0]
 
     def _returned(self, done_ns: int) -> None:

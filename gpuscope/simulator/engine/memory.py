@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -144,22 +145,6 @@ class SimArray:
         What keeps the buffer from being given out again; ``None`` where nothing does.
     """
 
-    __slots__ = (
-        "_bare",
-        "address",
-        "block",
-        "buffer",
-        "dtype",
-        "is_whole",
-        "nbytes",
-        "offset",
-        "owner",
-        "shape",
-        "size",
-        "steps",
-        "strides",
-    )
-
     def __init__(
         self,
         owner: Owner,
@@ -289,47 +274,44 @@ def c_steps(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Write:
     """An effect that binds ``sources`` when it starts and writes ``destination`` at its end.
 
-    Parameters
+    Attributes
     ----------
     compute
         Values of the sources → new values of the destination.
     """
 
-    __slots__ = ("_compute", "_destination", "_sources")
+    destination: SimArray
+    sources: tuple[SimArray, ...]
+    compute: Callable[..., Array]
 
-    def __init__(
-        self,
-        destination: SimArray,
-        sources: tuple[SimArray, ...],
-        compute: Callable[..., Array],
-    ) -> None:
-        self._destination = destination.bare
-        self._sources = tuple([source.bare for source in sources])
-        self._compute = compute
+    def __post_init__(self) -> None:
+        self.destination = self.destination.bare
+        self.sources = tuple([source.bare for source in self.sources])
 
     def __call__(self) -> Callable[[], None]:
         """Bind the inputs; returns what commits the output."""
-        bound = [source.buffer.version for source in self._sources]
+        bound = [source.buffer.version for source in self.sources]
         return lambda: self._commit(bound)
 
     def _commit(self, bound: list[Version]) -> None:
-        buffer = self._destination.buffer
-        if self._destination.is_whole:
+        buffer = self.destination.buffer
+        if self.destination.is_whole:
             buffer.version = Version(self._whole, bound)
         else:
             buffer.version = Version(self._patched, [buffer.version, *bound])
 
     def _values(self, *flats: Array) -> Array:
-        views = [array.view_of(flat) for array, flat in zip(self._sources, flats, strict=True)]
-        return fitted(self._compute(*views), self._destination.shape, self._destination.dtype)
+        views = [array.view_of(flat) for array, flat in zip(self.sources, flats, strict=True)]
+        return fitted(self.compute(*views), self.destination.shape, self.destination.dtype)
 
     def _whole(self, *flats: Array) -> Array:
-        return self._destination.flat(self._values(*flats))
+        return self.destination.flat(self._values(*flats))
 
     def _patched(self, old: Array, *flats: Array) -> Array:
         flat = old.copy()
-        self._destination.view_of(flat)[...] = self._values(*flats)
+        self.destination.view_of(flat)[...] = self._values(*flats)
         return flat

@@ -273,7 +273,8 @@ def as_trace(
         solo={},
         setting=None,
     )
-    return Trace(table, pa.Table.from_pylist(edges, schema=trace.edges.schema), metadata)
+    columns_of_edges = {name: [edge[name] for edge in edges] for name in ("from", "to", "kind")}
+    return Trace(table, Trace.from_columns({}, columns_of_edges).edges, metadata)
 
 
 def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple[int, int], ...]:

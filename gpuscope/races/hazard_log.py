@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from copy import copy
 from threading import Lock
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -48,9 +47,10 @@ class HazardLog:
     """
 
     def __init__(self) -> None:
-        self._read: tuple[Detector, list[Note | Noted]] = Detector(), []
-        """What was read, and notes that were taken from the queue and not read."""
+        self._detector = Detector()
         self._noted: deque[Note | Noted] = deque()
+        self._taken: deque[Note | Noted] = deque()
+        """Notes that were taken from the queue and not read."""
         self._reading = free_in_children(Lock())
         self._full = OVERFULL
         self._relieve: Callable[[], object] = self._read_some
@@ -150,11 +150,11 @@ class HazardLog:
                 self._reading.release()
 
     def _look(self, most: int, *, over: bool) -> None:
-        """Read so many notes at one moment, by one assignment: interrupted, it begins anew."""
-        detector, taken = self._read
+        """Read so many notes."""
+        detector, taken = self._detector, self._taken
         move(self._noted, taken, most)
-        detector, waits = copy(detector), len(taken)
-        for number, noted in enumerate(taken):
+        while taken:
+            noted = taken[0]
             if isinstance(noted, str):
                 detector.count_unseen(noted)
             elif not isinstance(noted, Call):
@@ -163,13 +163,13 @@ class HazardLog:
                 for note in notes_of(noted):
                     detector.take(note)
             else:
-                waits = number
                 break
-        self._read = detector, taken[waits:]
+            taken.popleft()
 
     def facts(self) -> HazardFacts:
         """Return what was found in what was read."""
-        return self._read[0].facts()
+        with self._reading:
+            return self._detector.facts()
 
 
 class Streams:

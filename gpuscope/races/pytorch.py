@@ -18,19 +18,12 @@ from gpuscope.device.accesses import Access, accesses_of_tensor
 from gpuscope.device.captured import Captured
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import (
-    HostAccess,
-    HostWait,
-    Memory,
-    Queue,
-    Wait,
-    Work,
-)
+from gpuscope.races.hazard_notes import HostAccess, HostWait, Memory, Queue, Wait, Work
 from gpuscope.races.operators import Operator, Tensor, Use
 from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
 
-_Steps = list[Callable[[], None]]
+_Steps = list[Callable[[], object]]
 
 
 class _OfThread(threading.local):
@@ -119,13 +112,14 @@ class PyTorch:
         of_thread = self._of_thread
         outer, of_thread.steps = of_thread.steps, []
         start_ns = time.time_ns()
+        steps = of_thread.steps
         try:
             result = function(*args, **kwargs)
         except BaseException:
-            steps, of_thread.steps = of_thread.steps, outer
             self._take(steps)
             raise
-        steps, of_thread.steps = of_thread.steps, outer
+        finally:
+            of_thread.steps = outer
         uses = operator.uses(args, kwargs, result)
         with self._lock:
             # What makes its result may wait to know the size; a copy waits for its end.
@@ -192,7 +186,7 @@ class PyTorch:
             del self._pinned[start]
             self._log.note(Memory(start, start + self._sizes.pop(start, 0)))
             known = None
-        if known is None and from_now_on and operators.is_pinned(storage):
+        if known is None and from_now_on and storage.is_pinned():
             weak = self._torch.multiprocessing.reductions.StorageWeakRef
             self._pinned[start] = known = weak(storage)
             self._know(tensor)
@@ -240,11 +234,10 @@ class PyTorch:
         self._record(other, event)
         self._wait(queue, event)
 
-    def _note(self, step: Callable[[], None]) -> None:
+    def _note(self, step: Callable[[], object]) -> None:
         """Take a step of order now, or with the operator that makes it."""
-        steps = self._of_thread.steps
-        if steps is not None:
-            steps.append(step)
+        if self._of_thread.steps is not None:
+            self._of_thread.steps.append(step)
         else:
             self._take([step])
 
@@ -254,10 +247,7 @@ class PyTorch:
                 step()
 
     def _event_deleted(self, handle: int) -> None:
-        def step() -> None:
-            self._events.pop(handle, None)
-
-        self._note(step)
+        self._note(partial(self._events.pop, handle, None))
 
     def _recorded(self, handle: int, stream: int) -> None:
         queue = self._queue(stream)

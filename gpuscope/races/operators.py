@@ -185,6 +185,11 @@ def gpu_of(tensor: Tensor) -> int | None:
     return (device.index or 0) if device.type == "cuda" else None
 
 
+def is_pinned(storage: Untyped) -> bool:
+    """Whether copies use memory of the host directly."""
+    return bool(storage.is_pinned())
+
+
 def pytorch() -> Untyped | None:
     """Return PyTorch where it is imported and can use a GPU."""
     torch: Untyped | None = sys.modules.get("torch")

@@ -186,7 +186,7 @@ class PyTorch:
             del self._pinned[start]
             self._log.note(Memory(start, start + self._sizes.pop(start, 0)))
             known = None
-        if known is None and from_now_on and storage.is_pinned():
+        if known is None and from_now_on and operators.is_pinned(storage):
             weak = self._torch.multiprocessing.reductions.StorageWeakRef
             self._pinned[start] = known = weak(storage)
             self._know(tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -38,11 +38,9 @@ def place_of(
 
 def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result]) -> _Result:
     """Measure, and return the result; after an interrupt of either, that of what there is."""
-    try:
+    with suppress(KeyboardInterrupt):
         measure()
         return result()
-    except KeyboardInterrupt:
-        pass
     return result()
 
 
@@ -154,14 +152,10 @@ class Series(Generic[_Key, _T]):
             assert self._viewer is not None  # noqa: S101 - or nobody calls this
             # Alone on the whole GPU it names no setting.
             several = plan.experiment.settings and progress.setting
-            overall = replace(
-                progress,
-                setting=f"{plan.label}: {progress.setting}" if several else plan.label,
-                done=before + progress.done,
-                total=self._total,
-                round=progress.round if plan.number is None else plan.number,
-            )
-            self._viewer(overall)
+            setting = f"{plan.label}: {progress.setting}" if several else plan.label
+            number = progress.round if plan.number is None else plan.number
+            done, total = before + progress.done, self._total
+            self._viewer(replace(progress, setting=setting, done=done, total=total, round=number))
 
         viewer = None if self._viewer is None else view
         self._plans[key] = plan
@@ -188,7 +182,13 @@ def _check_no_gpu_named(experiment: Experiment, device: str) -> None:
 
 def _all(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, _T | GpuscopeError]:
     """Run experiments on a worker, one after the other."""
-    return {key: _one(plan, device) for key, plan in _due(plans, device).items()}
+    made: dict[_Key, _T | GpuscopeError] = {}
+    for key, plan in _due(plans, device).items():
+        try:
+            made[key] = plan.make(run(plan.experiment, device), device.info.uuid)
+        except (GpuscopeError, RuntimeError) as error:
+            made[key] = _ours(error)
+    return made
 
 
 def _due(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, Plan[_T]]:
@@ -198,13 +198,6 @@ def _due(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, Plan[_T]]
     }
     _run_once.update((plan.once, device.info.uuid) for plan in due.values() if plan.once)
     return due
-
-
-def _one(plan: Plan[_T], device: Device) -> _T | GpuscopeError:
-    try:
-        return plan.make(run(plan.experiment, device), device.info.uuid)
-    except (GpuscopeError, RuntimeError) as error:
-        return _ours(error)
 
 
 def _ours(error: GpuscopeError | RuntimeError) -> GpuscopeError:

@@ -132,12 +132,12 @@ def _measure_on(
         step(min(AT_ONCE * len(parts), len(shapes)))
         if time.monotonic() > until_s:
             stop.set()
-    every = [parts[at] for at in sorted(parts)]
-    return Gemms(
-        rows=[row for part in every for row in part.rows],
-        told=[row for part in every for row in part.told],
-        skipped=sum(part.skipped for part in every),
-    )
+    gemms = Gemms()
+    for at in sorted(parts):
+        gemms.rows += parts[at].rows
+        gemms.told += parts[at].told
+        gemms.skipped += parts[at].skipped
+    return gemms
 
 
 def _measure_part(
@@ -160,10 +160,6 @@ class _Case:
     ran: dict[str, list[Launched]] = field(default_factory=dict)
     skipped: int = 0
 
-    @property
-    def flop_count(self) -> int:
-        return 2 * math.prod(self.shape)
-
     def row(self, us: dict[str, float]) -> list[Row]:
         if not us or not self.kernels:  # what ran is read on the whole GPU
             return []
@@ -184,23 +180,20 @@ def _measure_some(
         for sms, stream in streams_by_count(device):
             whole = sms == device.sm_count
             for case in cases:
-                expected_ns = (
-                    case.flop_count / flop_per_ns.get(case.dtype, math.inf)
-                    if whole
-                    else case.whole_ns * device.sm_count / sms
-                )
+                flop_count = 2 * math.prod(case.shape)
+                expected_ns = case.whole_ns * device.sm_count / sms
+                if whole:
+                    expected_ns = flop_count / flop_per_ns.get(case.dtype, math.inf)
                 if expected_ns > _LONGEST_NS or not (whole or case.whole_ns):
                     case.skipped += 1
                     continue
                 for targeted in (False,) if whole else (False, True):
-                    name = f"{len(ran)}"
-                    once_ns = _run(
-                        case, operands[case.dtype], stream, name, expected_ns, told=targeted
-                    )
+                    arrays, name = operands[case.dtype], f"{len(ran)}"
+                    once_ns = _run(case, arrays, stream, name, expected_ns, told=targeted)
                     ran.append((case, sms, targeted))
                 if whole:
                     case.whole_ns = once_ns
-                    rate = case.flop_count / once_ns
+                    rate = flop_count / once_ns
                     flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
                 else:
                     case.told[str(sms)] = stream.sm_count_target

@@ -80,7 +80,6 @@ class Copied:
 def known_of(
     name: str,
     launched_by: str = "",
-    *,
     blocks: int = 0,
     nbytes: int | None = None,
     flop_count: int | None = None,

@@ -207,9 +207,8 @@ class Rows:
         kernels = [kernel_of(row, by_grid) for row in rows]
         counts = [len(row["us"]) for row in rows]
         ran = np.array([(*kernel.tile, kernel.splits) for kernel in kernels])
-        readable = [
-            kernel.known or is_vector(row) for kernel, row in zip(kernels, rows, strict=True)
-        ]
+        pairs = zip(kernels, rows, strict=True)
+        readable = [kernel.known or is_vector(row) for kernel, row in pairs]
         looping = sum(kernel.persistent for kernel in kernels)
         return cls(
             shape=np.repeat(np.array([row["shape"] for row in rows]), counts, axis=0).T,
@@ -226,13 +225,8 @@ class Rows:
 def unreadable(rows: Sequence[Row]) -> list[str]:
     """Names of kernels whose tile is not known: no constant is fitted to their times."""
     by_grid = tiles_by_grid(rows)
-    return sorted(
-        {
-            row["kernels"][0][0]
-            for row in rows
-            if not is_vector(row) and not kernel_of(row, by_grid).known
-        }
-    )
+    tiled = [row for row in rows if not is_vector(row)]
+    return sorted({row["kernels"][0][0] for row in tiled if not kernel_of(row, by_grid).known})
 
 
 def kind(row: Row) -> Key:

@@ -235,9 +235,8 @@ class SimMemory(SimHost):
         if staged_at_once and not pinned and stream.capture is None:
             source = np.array(source)
         effect = computed(destination, (source,), lambda values: values)
-        op = CopyOp(
-            stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, moved, engine=engine
-        )
+        work = correlation, f"copy {engine}", effect, 1, duration_ns, moved
+        op = CopyOp(stream, 0, *work, engine=engine)
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
             if pinned or stream.capture is not None:
@@ -283,13 +282,11 @@ def computed(
         if isinstance(destination, SimArray):
             return Write(destination, on_device, values)()
         bound = [(source, source.buffer.version) for source in on_device]
-        return lambda: np.copyto(
-            destination,
-            fitted(
-                values(*(source.view_of(version.value()) for source, version in bound)),
-                destination.shape,
-                destination.dtype,
-            ),
-        )
+
+        def commit() -> None:
+            made = values(*(source.view_of(version.value()) for source, version in bound))
+            np.copyto(destination, fitted(made, destination.shape, destination.dtype))
+
+        return commit
 
     return start

@@ -66,16 +66,12 @@ class SimBackend(SimMemory):
             made = []
             for partition in planned:
                 self._pay(self._cost["create_partition_call_ns"])
-                mask = self.layout.sm_mask(partition.parts)
+                mask, context = self.layout.sm_mask(partition.parts), next(self._contexts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                holding = len(ids)
-                if REMAINDER in partition.parts:
-                    holding -= self.layout.remainder_sm_count
-                target = sm_count_to_tell(len(ids), holding)
-                context = next(self._contexts)
-                made.append(
-                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, target)
-                )
+                outside = self.layout.remainder_sm_count * (REMAINDER in partition.parts)
+                target = sm_count_to_tell(len(ids), len(ids) - outside)
+                raw = SimPartition(mask, context)
+                made.append(GrantedPartition(raw, len(ids), ids, context, target))
             return made
 
     # -- streams ----------------------------------------------------------------------
@@ -254,9 +250,8 @@ class SimBackend(SimMemory):
         with self._lock:
             if stream.capture is not None:
                 raise stream.capture.refuse("the graph cannot be launched")
-            self._queue(
-                GraphOp(stream, 0, correlation, cast("SimGraph", graph)), GRAPH_LAUNCH_CALL_NS
-            )
+            op = GraphOp(stream, 0, correlation, cast("SimGraph", graph))
+            self._queue(op, GRAPH_LAUNCH_CALL_NS)
 
     def graph_is_empty(self, graph: object) -> bool:
         """Whether nothing was captured."""
@@ -314,12 +309,10 @@ class SimBackend(SimMemory):
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)
-            call_ns = self._cost["launch_call_ns"]
+            work = correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
             config = model.launch_config
             config = launch_config(grid, block) if config is None else config
-            self._queue_kernel(
-                stream, correlation, kernel.name, effect, cost, call_ns, together, config
-            )
+            self._queue_kernel(stream, *work, together, config)
 
     def matmul(
         self,

@@ -124,7 +124,6 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     program = read_program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, program, sm_counts)
-    require_kind("graphs", graphs, list, tuple, set, frozenset)
     others = bool(move or add_waits or drop_waits or scale or graphs)
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
@@ -153,15 +152,12 @@ def what_if(
         if value
     }
 
+    how = program, after.places, kept, factors, sent, grouped
     done = {
-        name: Replay(
-            program, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
-        ).play()
+        name: Replay(*how, lean, anew.rounds, is_as_it_was).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
-    ends_ns = [
-        max(end_ns for _, end_ns in replayed.times_ns.values()) for replayed in done.values()
-    ]
+    ends_ns = [max(end_ns for _, end_ns in each.times_ns.values()) for each in done.values()]
     text = described(program, changes, ends_ns)
     if anew.why:
         text += f"; no forecast of requests: {anew.why}"
@@ -174,9 +170,8 @@ def what_if(
         served = {name: requests(forecast).workloads for name, forecast in forecasts.items()}
         words = ", ".join(map(_served, *served.values()))
         text += f"; requests served anew, in other batches: {words}"
-        forecasts = {
-            name: forecast.with_metadata(forecast=text) for name, forecast in forecasts.items()
-        }
+        for name, forecast in forecasts.items():
+            forecasts[name] = forecast.with_metadata(forecast=text)
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
 
@@ -232,15 +227,12 @@ def _matching(program: Program, patterns: Mapping[str, object], what: str) -> di
         works = [
             work
             for work in program.works
-            if any(
-                fnmatchcase(text, pattern)
-                for text in (work.row["name"], work.row["category"] or "")
-            )
+            if fnmatchcase(work.row["name"], pattern)
+            or fnmatchcase(work.row["category"] or "", pattern)
         ]
         if not works:
-            names = dict.fromkeys(
-                work.row["category"] or work.row["name"] for work in program.works
-            )
+            every = (work.row["category"] or work.row["name"] for work in program.works)
+            names = dict.fromkeys(every)
             raise InvalidArgument(
                 f"{what}: no kernel's name or workload matches {given(pattern)}"
                 f"{closest(pattern, names)}: a pattern is a whole name, with * for any text"

@@ -127,12 +127,10 @@ def _legacy_between(device: Device, spin: _Spins) -> Case:
     """Let two threads use their default streams, and a library the legacy one."""
     legacy = device.wrap_stream(_DEFAULT, name="statistics library")
     threads = {number: ThreadPoolExecutor(1, f"thread {number}") for number in (1, 2)}
-    streams = {
-        number: thread.submit(
-            device.wrap_stream, _PER_THREAD, name=f"default of thread {number}"
-        ).result()
-        for number, thread in threads.items()
-    }
+    streams = {}
+    for number, thread in threads.items():
+        name = f"default of thread {number}"
+        streams[number] = thread.submit(device.wrap_stream, _PER_THREAD, name=name).result()
 
     def in_a_thread(number: int) -> None:
         model = spin(f"model {number}", 250)
@@ -257,9 +255,8 @@ def address(array: NativeArray) -> int:
     if buffer is None:
         pointer = getattr(getattr(array, "data", None), "ptr", None)
         if pointer is None:
-            raise InvalidOperand(
-                f"array is {given(array)}; an array on a GPU, simulated or not, is needed"
-            )
+            needed = "an array on a GPU, simulated or not, is needed"
+            raise InvalidOperand(f"array is {given(array)}; {needed}")
         return int(pointer)
     offset = int(getattr(array, "offset", 0))
     return int(buffer.address + offset * array.dtype.itemsize)

@@ -334,9 +334,8 @@ class _Census(_Watch):
     def launches(self, captured: Captured, rows: list[int]) -> None:
         """Note where each of the nodes was captured, if that was seen."""
         launch_of = self._others.get(captured, {})
-        self.nodes.update(
-            {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
-        )
+        known = {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
+        self.nodes.update(known)
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""

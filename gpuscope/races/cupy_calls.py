@@ -10,7 +10,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 
 from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
@@ -79,11 +80,7 @@ class CuPy:
             (stream, "synchronize", _then(lambda on, *_: self._host_waits(queue=self._queue(on)))),
             (cuda.Event, "record", _then(lambda event, on, _: self._record(on, event))),
             (cuda.Event, "synchronize", _then(lambda event, *_: self._host_waits(event))),
-            (
-                cuda.Device,
-                "synchronize",
-                _then(lambda gpu, *_: self._host_waits(device=f"cuda:{gpu.id}")),
-            ),
+            (cuda.Device, "synchronize", _then(self._device_synchronized)),
         ]
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._overriding())
@@ -135,16 +132,12 @@ class CuPy:
             reads = self._arrays(args[: kernel.nin], kwargs.get("where"))
             return of_arrays(reads, self._arrays(given) or self._arrays(result))
 
-        return self._run(
-            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
-        )
+        call = partial(method, kernel, *args, **kwargs)
+        return self._run(call, kernel.name, uses, kwargs.get("stream"))
 
     def _method(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
-        return self._run(
-            lambda: method(array, *args, **kwargs),
-            f"cupy_{method.__name__}",
-            lambda result: of_arrays([array], self._arrays(result)),
-        )
+        call, name = partial(method, array, *args, **kwargs), f"cupy_{method.__name__}"
+        return self._run(call, name, lambda result: of_arrays([array], self._arrays(result)))
 
     def _raw(self, method: Untyped, kernel: Untyped, args: Args, kwargs: Kwargs) -> object:
         given = args[2] if len(args) > 2 else kwargs.get("args", ())
@@ -156,14 +149,11 @@ class CuPy:
                 return None
             return of_pointers(values, pointers[: len(values)])
 
-        return self._run(
-            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
-        )
+        call = partial(method, kernel, *args, **kwargs)
+        return self._run(call, kernel.name, uses, kwargs.get("stream"))
 
     def _arrays(self, *values: object) -> list[object]:
-        flat = [
-            element for value in values for element in (value if type(value) is tuple else (value,))
-        ]
+        flat = chain.from_iterable(value if type(value) is tuple else (value,) for value in values)
         return [value for value in flat if isinstance(value, self._cupy.ndarray)]
 
     def _run(
@@ -199,10 +189,11 @@ class CuPy:
     def _queue(self, stream: Untyped) -> Queue:
         return self._streams.queue(self._gpu(), int(stream.ptr))
 
-    def _host_waits(
-        self, event: object = None, queue: Queue | None = None, device: str = ""
-    ) -> None:
-        self._log.note(HostWait(event, queue, device))
+    def _device_synchronized(self, gpu: Untyped, *_: object) -> None:
+        self._log.note(HostWait(device=f"cuda:{gpu.id}"))
+
+    def _host_waits(self, event: object = None, queue: Queue | None = None) -> None:
+        self._log.note(HostWait(event, queue))
 
     def _record(self, stream: Untyped, event: Untyped) -> None:
         if stream is None:  # CUPTI tells which one it was
@@ -224,9 +215,8 @@ class CuPy:
 
     def _fetched(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
         stream = args[0] if args else kwargs.get("stream")
-        result = self._run(
-            lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
-        )
+        call = partial(method, array, *args, **kwargs)
+        result = self._run(call, "get", lambda _: of_arrays([array], []), stream)
         blocks = args[3] if len(args) > 3 else kwargs.get("blocking", True)
         if blocks and not of_backend.is_calling:
             self._host_waits(queue=self._queue(stream or self._cupy.cuda.get_current_stream()))

@@ -17,7 +17,7 @@ from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted, 
 from gpuscope.device.captured import Captured, Node
 from gpuscope.device.event import Event
 from gpuscope.device.select import open_devices
-from gpuscope.device.views import EventView, StreamKind, StreamView
+from gpuscope.device.views import StreamKind, StreamView
 from gpuscope.races.hazard_notes import (
     HostAccess,
     HostWait,
@@ -157,9 +157,13 @@ class HazardLog:
             noted = taken[0]
             if isinstance(noted, str):
                 detector.count_unseen(noted)
+            elif isinstance(noted, int):
+                detector.take(Returned(noted))
+            elif isinstance(noted, Event):
+                detector.take(HostWait(noted))
             elif not isinstance(noted, Call):
-                detector.take(_note_of(noted))
-            elif over or _have_run(noted):
+                detector.take(cast("Note", noted))
+            elif over or all(run.is_over for run in noted.runs.values()):
                 for note in notes_of(noted):
                     detector.take(note)
             else:
@@ -207,16 +211,6 @@ def queue_of(stream: StreamView[object], thread: int) -> Queue:
         thread if kind == "per-thread default" else 0,
         kind,
     )
-
-
-def _note_of(noted: Note | EventView[object] | int) -> Note:
-    if isinstance(noted, int):
-        return Returned(noted)
-    return HostWait(noted) if isinstance(noted, Event) else cast("Note", noted)
-
-
-def _have_run(call: Call) -> bool:
-    return all(run.is_over for run in call.runs.values())
 
 
 def _of(run: HostRun) -> tuple[Access, ...] | None:

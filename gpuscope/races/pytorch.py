@@ -79,8 +79,8 @@ class PyTorch:
                 "EventWait": self._waited,
                 "MemoryAllocation": self._allocated,
                 "MemoryDeallocation": self._freed,
-                "DeviceSynchronization": self._synchronized,
-                "StreamSynchronization": self._stream_synchronized,
+                "DeviceSynchronization": lambda: self._host_waits(device=self._current().device),
+                "StreamSynchronization": lambda raw: self._host_waits(queue=self._queue(raw)),
                 "EventSynchronization": self._event_synchronized,
             }
             for name, callback in steps.items():
@@ -262,11 +262,8 @@ class PyTorch:
         queue = self._queue(stream)
         self._note(lambda: self._wait(queue, self._events.get(handle) or _Event()))
 
-    def _synchronized(self) -> None:
-        self._note(partial(self._log.note, HostWait(device=self._current().device)))
-
-    def _stream_synchronized(self, stream: int) -> None:
-        self._note(partial(self._log.note, HostWait(queue=self._queue(stream))))
+    def _host_waits(self, queue: Queue | None = None, device: str = "") -> None:
+        self._note(partial(self._log.note, HostWait(queue=queue, device=device)))
 
     def _event_synchronized(self, handle: int) -> None:
         self._note(lambda: self._log.note(HostWait(self._events.get(handle) or _Event())))
@@ -277,8 +274,7 @@ class PyTorch:
 
     def _stream_queried(self, stream: Untyped, is_done: object, _start_ns: int) -> None:
         if is_done is True:
-            queue = self._streams.queue(stream.device_index, stream.cuda_stream)
-            self._note(partial(self._log.note, HostWait(queue=queue)))
+            self._host_waits(self._streams.queue(stream.device_index, stream.cuda_stream))
 
     # -- memory -----------------------------------------------------------------------
     def _allocated(self, start: int) -> None:

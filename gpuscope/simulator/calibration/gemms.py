@@ -121,10 +121,9 @@ def _measure_on(
     step: Callable[[int], None],
 ) -> Gemms:
     """Measure shapes on several GPUs of one model, until so much time has passed."""
-    jobs = {
-        at: partial(_measure_part, shapes[at : at + AT_ONCE], dtypes, source)
-        for at in range(0, len(shapes), AT_ONCE)
-    }
+    part_of = partial(measure, dtypes=dtypes, source=source, until_ns=sys.maxsize)
+    firsts = range(0, len(shapes), AT_ONCE)
+    jobs = {at: partial(part_of, shapes=shapes[at : at + AT_ONCE]) for at in firsts}
     parts: dict[int, Gemms] = {}
     stop, until_s = threading.Event(), time.monotonic() + budget_s
     for at, part in team.results(jobs, stop):
@@ -138,12 +137,6 @@ def _measure_on(
         gemms.told += parts[at].told
         gemms.skipped += parts[at].skipped
     return gemms
-
-
-def _measure_part(
-    shapes: Sequence[Shape], dtypes: Sequence[str], source: Source, device: Device
-) -> Gemms:
-    return measure(device, shapes, dtypes, source, until_ns=sys.maxsize)
 
 
 @dataclass

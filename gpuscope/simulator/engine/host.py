@@ -48,7 +48,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
         self.profile = Profile.load(profile)
-        self._jitter = Jitter(self.profile.host_speeds, noise=jitter)
+        speeds = [(speed.slept_us, speed.quantiles) for speed in self.profile.file.jitter]
+        self._jitter = Jitter(speeds, noise=jitter)
         self._seen_ns = 0  # what was done by then, a wait has seen
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1

@@ -359,13 +359,17 @@ class RecordedKernel:
         occupied = sm_count
         if self.launch is not None:  # as often as one of its SMs is taken: whole SMs, some blocks'
             occupied = -(-max(1, round(self.launch.blocks * self.scale)) // self.launch.occupancy)
+        p, share = self.scaling.sharpness, _BUSY.get(self.kind)
+        if share is None:
+            share = (1 - min(1.0, self._share) ** p) ** (1 / p)
+        busy = min(1.0, share * self._body_ns * self.scale / duration_ns)
         waves = -(-occupied // sm_count)
         if waves > _ENGINE_WAVES:
             occupied, waves = _ENGINE_WAVES * sm_count, _ENGINE_WAVES
         return KernelCost(
             occupied,
             max(1, round(duration_ns / waves)),
-            round(self._busy(duration_ns) * rate * duration_ns),
+            round(busy * rate * duration_ns),
             stall=self._stall,
             gap_ns=gap_ns,
         )
@@ -373,13 +377,6 @@ class RecordedKernel:
     @property
     def _stall(self) -> float:
         return _STALL.get(self.kind, _USUAL_STALL)
-
-    def _busy(self, duration_ns: float) -> float:
-        """Return its share of the memory's bandwidth when it runs alone and takes so long."""
-        p, share = self.scaling.sharpness, _BUSY.get(self.kind)
-        if share is None:
-            share = (1 - min(1.0, self._share) ** p) ** (1 / p)
-        return min(1.0, share * self._body_ns * self.scale / duration_ns)
 
     def scaled(self, factor: float) -> RecordedKernel:
         """Return it with so many times the work."""

@@ -106,7 +106,7 @@ class SimMemory(SimHost):
     def empty(self, shape: Shape, dtype: DType) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""
         block = self._memory.take((math.prod(shape), dtype))
-        return SimArray(self, block.raw, shape, c_steps(shape), block=block)
+        return SimArray(self, block.raw, shape, c_steps(shape), dtype, block=block)
 
     def asarray(self, values: Array) -> SimArray:
         """Copy host values; the values are copied now."""

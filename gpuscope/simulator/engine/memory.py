@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -122,6 +122,7 @@ class Owner(Protocol):
         """Queue a kernel that writes ``value``."""
 
 
+@dataclass(eq=False, repr=False)
 class SimArray:
     """An array in simulated device memory, or a view of one.
 
@@ -145,34 +146,23 @@ class SimArray:
         What keeps the buffer from being given out again; ``None`` where nothing does.
     """
 
-    def __init__(
-        self,
-        owner: Owner,
-        buffer: Buffer,
-        shape: Shape,
-        steps: Shape,
-        offset: int = 0,
-        dtype: DType | None = None,
-        block: Block[Buffer] | None = None,
-    ) -> None:
-        self.owner = owner
-        self.buffer = buffer
-        self.block = block
-        self._bare: SimArray | None = None
-        self.dtype = buffer.dtype if dtype is None else dtype
-        self.shape = shape
-        self.steps = steps
-        self.offset = offset
+    owner: Owner
+    buffer: Buffer
+    shape: Shape
+    steps: Shape
+    dtype: DType
+    offset: int = 0
+    block: Block[Buffer] | None = None
+    _bare: SimArray | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         item = self.dtype.itemsize
-        self.address = buffer.address + offset * item
-        self.size = math.prod(shape)
+        self.address = self.buffer.address + self.offset * item
+        self.size = math.prod(self.shape)
         self.nbytes = self.size * item
-        self.strides = tuple(step * item for step in steps)
-        self.is_whole = (
-            offset == 0
-            and self.nbytes == buffer.size * buffer.dtype.itemsize
-            and steps == c_steps(shape)
-        )
+        self.strides = tuple([step * item for step in self.steps])
+        covers = self.offset == 0 and self.nbytes == self.buffer.nbytes
+        self.is_whole = covers and self.steps == c_steps(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -185,9 +175,7 @@ class SimArray:
         if self.block is None:
             return self
         if self._bare is None:
-            self._bare = SimArray(
-                self.owner, self.buffer, self.shape, self.steps, self.offset, self.dtype
-            )
+            self._bare = replace(self, block=None)
         return self._bare
 
     @property
@@ -200,7 +188,7 @@ class SimArray:
     ) -> SimArray:
         """Return a view of the same memory."""
         dtype = self.dtype if dtype is None else dtype
-        return SimArray(self.owner, self.buffer, shape, steps, offset, dtype, self.block)
+        return replace(self, shape=shape, steps=steps, offset=offset, dtype=dtype)
 
     def view(self, dtype: DType) -> SimArray:
         """See the same bytes as one dimension of another dtype; of an array in C order only."""

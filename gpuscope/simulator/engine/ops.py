@@ -23,6 +23,7 @@ FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
 
 
+@dataclass(eq=False, slots=True)
 class Failure:
     """What a piece of work raised: told once, by the first call that waits for that work.
 
@@ -34,12 +35,9 @@ class Failure:
         Whether somebody was told.
     """
 
-    __slots__ = ("before", "error", "told")
-
-    def __init__(self, error: Exception, before: Failure | None) -> None:
-        self.error = error
-        self.before = before
-        self.told = False
+    error: Exception
+    before: Failure | None
+    told: bool = False
 
     def first(self) -> Failure | None:
         """Return the earliest of them that nobody was told."""

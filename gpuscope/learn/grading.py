@@ -169,9 +169,7 @@ class Limits:
                 raise InvalidArgument(f"{name} is {given(seconds)}; up to {_MOST_S:,} are needed")
 
 
-@door(
-    folder=(str, Path), lessons=(str, Path), gpu=bool, limits=Limits, executor=(Executor, str, None)
-)
+@door("folder", "lessons", "gpu", "limits", "executor")
 def grade(
     folder: str | Path,
     lessons: str | Path = "notebooks",

@@ -315,10 +315,7 @@ class Detector:
                 second_stream=second.stream,
                 address=address,
                 nbytes=nbytes,
-                waits=missing.waits,
-                awaits=missing.awaits,
-                where=missing.where,
-                behind=missing.behind,
+                **missing._asdict(),
                 mend=mend_of(missing, first.name, second.name),
                 count=0,
             )

@@ -114,12 +114,11 @@ class SimBackend(SimMemory):
         It goes with the thread, or later with the last work in it.
         """
         with self._lock:
-            stream: SimStream | None = getattr(self._of_thread, "stream", None)
-            if stream is None:
+            if not hasattr(self._of_thread, "stream"):
                 stream = SimStream(next(_handles), self._all_sms, 0, blocking=True)
-                self._defaults[stream.handle] = stream
+                self._defaults[stream.handle] = self._of_thread.stream = stream
                 self.engine.blocking[stream] = None
-                self._of_thread.stream = stream
+            stream = self._of_thread.stream
             return stream, stream.handle
 
     def close_stream(self, raw: SimStream, handle: int) -> None:

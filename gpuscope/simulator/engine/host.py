@@ -241,10 +241,9 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def process_and_thread(self) -> tuple[int, int]:
         """Return logical ids: process 1, threads in order of their first call."""
-        number: int | None = getattr(self._of_thread, "number", None)
-        if number is None:
-            number = self._of_thread.number = next(self._threads)
-        return 1, number
+        if not hasattr(self._of_thread, "number"):
+            self._of_thread.number = next(self._threads)
+        return 1, self._of_thread.number
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""

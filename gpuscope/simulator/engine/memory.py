@@ -54,6 +54,7 @@ class Result(NamedTuple):
 Recipe: TypeAlias = "Drawn | Result"
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Version:
     """One value of a buffer, computed at first need.
 
@@ -63,18 +64,10 @@ class Version:
         How any process can make it, where that takes less than its bytes.
     """
 
-    __slots__ = ("_compute", "_inputs", "_value", "recipe")
-
-    def __init__(
-        self,
-        compute: Callable[..., Array],
-        inputs: Sequence[Version] = (),
-        recipe: Recipe | None = None,
-    ) -> None:
-        self._compute: Callable[..., Array] | None = compute
-        self._inputs = tuple(inputs)
-        self._value: Array | None = None
-        self.recipe = recipe
+    _compute: Callable[..., Array] | None
+    _inputs: Sequence[Version] = ()
+    recipe: Recipe | None = None
+    _value: Array | None = field(default=None, init=False)
 
     def value(self) -> Array:
         """Return the flat value; computes what it rests on first, without recursion."""
@@ -84,14 +77,12 @@ class Version:
             if version._value is not None:
                 pending.pop()
                 continue
-            missing = [source for source in version._inputs if source._value is None]
-            if missing:
+            if missing := [source for source in version._inputs if source._value is None]:
                 pending.extend(missing)
                 continue
             assert version._compute is not None  # noqa: S101 - no value yet, so it is there
             version._value = version._compute(*(source._value for source in version._inputs))
             version._compute, version._inputs = None, ()
-            pending.pop()
         assert self._value is not None  # noqa: S101 - the loop ends with it
         return self._value
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
-from gpuscope._checks import MappingOf, SeveralOf, closest, door, given, require_kind
+from gpuscope._checks import SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
@@ -31,16 +31,11 @@ _CLOSE = 1e-4
 
 
 @door(
-    trace=Trace,
+    *("trace", "move", "scale", "second", "recorded_sms", "gpu_profile"),
     streams=(Mapping, None),
-    move=(MappingOf(str), None),
     add_waits=SeveralOf(SeveralOf(int, 2)),
     drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
-    scale=(MappingOf(float), None),
     graphs=(SeveralOf(str), set, frozenset),
-    second=(Trace, None),
-    recorded_sms=(MappingOf(int), None),
-    gpu_profile=(str, Path),
 )
 def what_if(
     trace: Trace,

@@ -17,7 +17,7 @@ from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_backend
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import HostWait, Queue, Wait
+from gpuscope.races.hazard_notes import HostWait, Memory, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
 
 _PROTOCOL = "__cupy_override_elementwise_kernel__"
@@ -83,6 +83,7 @@ class CuPy:
             (cuda.Device, "synchronize", _then(self._device_synchronized)),
         ]
         with contextlib.ExitStack() as undo:
+            undo.enter_context(self._watching_memory())
             undo.enter_context(self._overriding())
             for owner, name, instead in calls:
                 undo.enter_context(replaced(owner, name, instead))
@@ -114,6 +115,45 @@ class CuPy:
                     delattr(owner, _PROTOCOL)
                 else:
                     setattr(owner, _PROTOCOL, before)
+
+    @contextlib.contextmanager
+    def _watching_memory(self) -> Iterator[None]:
+        """Tell of memory that this thread gives back to CuPy's pool.
+
+        It gives a piece out again to the stream that it was given to first, in that one's order.
+        """
+        cupy, log, homes = self._cupy, self._log, dict[int, Queue]()
+        is_on = True
+
+        def made(_hook: object, *, mem_size: int, mem_ptr: int, **_: int) -> None:
+            if is_on:  # what was there before is over: the driver waited when it took it back
+                log.note(Memory(mem_ptr, mem_ptr + mem_size))
+
+        def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
+            if is_on:
+                homes[mem_ptr] = self._streams.queue(
+                    device_id, int(cupy.cuda.get_current_stream().ptr)
+                )
+
+        def freed(_hook: object, *, mem_ptr: int, mem_size: int, **_: int) -> None:
+            home = homes.pop(mem_ptr, None)
+            if is_on and home is not None:
+                log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
+
+        methods = {
+            "name": f"gpuscope {id(homes)}",
+            "alloc_postprocess": made,
+            "malloc_postprocess": given,
+            "free_preprocess": freed,
+        }
+        hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
+        try:
+            hook.__enter__()
+            yield
+        finally:
+            is_on = False
+            with contextlib.suppress(KeyError):  # hooks are of a thread: that of another one stays
+                hook.__exit__()
 
     def _is_told(self) -> bool:
         """Whether what this thread calls now is part of a call that is told of."""

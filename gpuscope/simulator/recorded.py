@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeAlias
 
-from gpuscope._checks import require_kind
+from gpuscope._checks import door
 from gpuscope.device.api import KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -214,6 +214,7 @@ class RecordedWork(Handle):
     ['gemm_float16_512x512x512']
     """
 
+    @door("trace", "second", "of_stream", "graph")
     def __init__(
         self,
         owner: Device | Partition,
@@ -225,10 +226,6 @@ class RecordedWork(Handle):
         name: str = "recorded work",
         max_in_flight: int = 1,
     ) -> None:
-        require_kind("trace", trace, Trace)
-        require_kind("second", second, Trace, None)
-        require_kind("of_stream", of_stream, str, None)
-        require_kind("graph", graph, bool)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         if self.device.info.kind != "sim":
             raise CapabilityError(

@@ -237,8 +237,8 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
     ours, theirs = (
         kernels.array(name, fill=-1) for name in ("external_correlation", "correlation")
     )
-    calls: dict[str | None, dict[int, list[tuple[int, int, Launched]]]] = {}
-    for row in zip(
+    rows: list[tuple[int, int, int, int, Launched]] = []
+    for category, call, start_ns, end_ns, name, config in zip(
         kernels.texts("category"),
         np.where(ours >= 0, ours, theirs).tolist(),
         kernels.array("start_ns").tolist(),
@@ -247,16 +247,11 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
         kernels.texts("launch_config"),
         strict=True,
     ):
-        category, call, start_ns, end_ns, name, config = row
         facts = json.loads(config or '{"grid": [0], "block": [0]}')
         ran = str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])
-        kernels_of_call = calls.setdefault(category, {}).setdefault(call, [])
-        kernels_of_call.append((start_ns, end_ns - start_ns, ran))
-    return {
-        int(category): [
-            [(took_ns, ran) for _, took_ns, ran in sorted(handle_calls[call])]
-            for call in sorted(handle_calls)
-        ]
-        for category, handle_calls in calls.items()
-        if category is not None
-    }
+        if category is not None:
+            rows.append((int(category), call, start_ns, end_ns - start_ns, ran))
+    calls: dict[int, dict[int, list[tuple[int, Launched]]]] = {}
+    for number, call, _, took_ns, launched in sorted(rows):
+        calls.setdefault(number, {}).setdefault(call, []).append((took_ns, launched))
+    return {number: [*of_handle.values()] for number, of_handle in calls.items()}

@@ -243,10 +243,8 @@ class CuPy:
             self._log.add_record(queue, event)
 
     def _wait(self, stream: Untyped, event: Untyped) -> None:
-        queue, captures = self._queue(stream), self._log.captures
-        for captured in [*captures.values()]:
-            if event in captured.events:  # the stream may join by this
-                captures.setdefault(queue, captured)
+        queue = self._queue(stream)
+        self._log.may_join(queue, event)
         joined = self._log.capture_of(queue)
         if joined is not None:
             joined.wait(queue.handle, event)

@@ -83,11 +83,15 @@ class HazardLog:
         if stream is None:
             return None
         queue = queue_of(stream, call.thread)
-        if call.kind == "wait":  # the stream may join by this
-            for captured in [*self.captures.values()]:
-                if call.event in captured.events:
-                    self.captures.setdefault(queue, captured)
+        if call.kind == "wait":
+            self.may_join(queue, call.event)
         return self.captured(queue)
+
+    def may_join(self, queue: Queue, event: object) -> None:
+        """Let a stream that waits for an event of another library's capture become part of it."""
+        for captured in [*self.captures.values()]:
+            if event in captured.events:
+                self.captures.setdefault(queue, captured)
 
     def captured(self, queue: Queue) -> Captured | None:
         """Return what a stream is being captured into by another library, if it is."""

@@ -161,12 +161,12 @@ def _note_polls(program: Program, rows: Iterable[Row], paced: Container[str]) ->
     that are paced, not before they arrive.
     """
     of_row = {row["id"]: row for row in rows if row["kind"] == "handle"}
-    waiting = {call.thread[:2] for call in program.calls if call.waits_for}
+    waiting = {call.host for call in program.calls if call.waits_for}
     for call in program.calls:
-        if call.handle is not None and call.thread[:2] not in waiting:
+        if call.handle is not None and call.host not in waiting:
             name = of_row[call.handle]["name"]
             call.paced = name in paced and call.launches[0] is program.handles[call.handle][0]
-            call.thread = (*call.thread[:2], name)
+            call.thread = (*call.host, name)
     for number, works in program.handles.items():
         row = of_row[number]
         thread = row["process"] or 0, row["end_thread"] or row["thread"] or 0

@@ -216,7 +216,7 @@ class SimMemory(SimHost):
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
         memory on its way up not at all, else until the copy is done.
         """
-        to_device, from_device = (isinstance(one, SimArray) for one in (destination, source))
+        to_device, from_device = (isinstance(array, SimArray) for array in (destination, source))
         on_host = [array for array in (destination, source) if not isinstance(array, SimArray)]
         pinned = all(pinned_block(array) is not None for array in on_host)
         nbytes = moved = int(source.nbytes)

@@ -299,12 +299,8 @@ class SimBackend(SimMemory):
                 joint = model.joint(args)
                 assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
                 (source,) = cast("Sequence[SimArray]", model.reads(args))
-                arrays, place, work_ns = (
-                    (target.bare, source.bare),
-                    joint.ranks.place,
-                    cost.block_ns,
-                )
-                together = Together(joint, place, *arrays, model.compute, work_ns, self._latest)
+                arrays, how = (target.bare, source.bare), (model.compute, cost.block_ns)
+                together = Together(joint, joint.ranks.place, *arrays, *how, self._latest)
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)

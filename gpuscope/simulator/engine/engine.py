@@ -349,7 +349,7 @@ class Engine:
             return function()
         except Exception as error:  # noqa: BLE001 - who waits for it is told
             op.failure = Failure(error, op.failure)
-            untold = [failure for failure in self.failures if not failure.told]
+            untold = [failure for failure in self.failures if not failure.reported]
             self.failures = [*untold, op.failure]
             return None
 

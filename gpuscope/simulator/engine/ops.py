@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 from gpuscope.device.api import Activity, Release
-
-if TYPE_CHECKING:
-    from gpuscope.simulator.engine.capture import Capture
-    from gpuscope.simulator.engine.together import Together
-    from gpuscope.simulator.engine.waves import Wave
+from gpuscope.errors import StreamError
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
@@ -23,6 +19,38 @@ FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
 
 
+class Capturing(Protocol):
+    """What is being captured: see :class:`~gpuscope.simulator.engine.capture.Capture`."""
+
+    def add(self, op: Op) -> None:
+        """Take work that was queued on one of its streams."""
+
+    def record(self, event: SimEvent, stream: SimStream) -> None:
+        """Record an event at a stream's place in the graph."""
+
+    def join(self, stream: SimStream, tail: frozenset[int]) -> None:
+        """Let what a stream queues next follow an event at a place in the graph."""
+
+    def end(self, stream: SimStream) -> SimGraph:
+        """End it where it began; returns its graph."""
+
+    def invalidate(self) -> None:
+        """Let its end fail: something in it was refused."""
+
+    def refuse(self, what: str, reason: str = ...) -> StreamError:
+        """Return the error of a call that a capture forbids, and that spoils it."""
+
+
+class Meeting(Protocol):
+    """What a collective's launch has in common with that on other ranks."""
+
+    def begin(self, now_ns: int) -> Callable[[], None]:
+        """Tell the other ranks; returns what writes the result at the end."""
+
+    def end_ns(self, start_ns: int, now_ns: int) -> int:
+        """Return until when it lasts at least, on all ranks."""
+
+
 @dataclass(eq=False, slots=True)
 class Failure:
     """What a piece of work raised: told once, by the first call that waits for that work.
@@ -31,27 +59,27 @@ class Failure:
     ----------
     before
         One that the same work or what it follows met earlier.
-    told
+    reported
         Whether somebody was told.
     """
 
     error: Exception
     before: Failure | None
-    told: bool = False
+    reported: bool = False
 
     def first(self) -> Failure | None:
         """Return the earliest of them that nobody was told."""
-        earliest, failure = None, self if not self.told else self.before
+        earliest, failure = None, self if not self.reported else self.before
         while failure is not None:
-            if not failure.told:
+            if not failure.reported:
                 earliest = failure
             failure = failure.before
         return earliest
 
     def tell(self) -> None:
         """Raise the error, unless somebody was told."""
-        if not self.told:
-            self.told = True
+        if not self.reported:
+            self.reported = True
             raise self.error
 
 
@@ -66,7 +94,7 @@ class SimEvent:
     """
 
     record: Record | None = None
-    captured: tuple[Capture, frozenset[int]] | None = None
+    captured: tuple[Capturing, frozenset[int]] | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -196,10 +224,10 @@ class KernelOp(WaveOp):
     kind = "kernel"
 
     tiles: int = 0
-    together: Together | None = field(default=None, kw_only=True)
+    together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
-    running: dict[Wave, None] | None = field(default=None, init=False)
+    running: dict[object, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
     held: list[tuple[int, int, int]] | None = field(default=None, init=False)
@@ -333,7 +361,7 @@ class SimStream:
     last: Op | None = field(default=None, init=False)
     done: int = field(default=0, init=False)
     waited: tuple[int, ...] = field(default=(), init=False)
-    capture: Capture | None = field(default=None, init=False)
+    capture: Capturing | None = field(default=None, init=False)
 
     @property
     def depth(self) -> int:

@@ -33,7 +33,7 @@ class Together:
     """
 
     joint: Joint
-    place: Place
+    meeting: Place
     destination: SimArray
     source: SimArray
     compute: Callable[..., Array]
@@ -51,7 +51,7 @@ class Together:
             recipe = None  # others may have forgotten it
         value: Brought = recipe or np.array(source.view_of(version.value())).reshape(-1)
         begun = Begun(now_ns, joint.what, self.work_ns, value)
-        self.place.begin(joint.key, joint.ranks.rank, begun)
+        self.meeting.begin(joint.key, joint.ranks.rank, begun)
         return self._commit
 
     def end_ns(self, start_ns: int, now_ns: int) -> int:
@@ -59,11 +59,11 @@ class Together:
         if self.took_ns is None:
             self.took_ns = now_ns - start_ns
         joint = self.joint
-        return self.place.end_ns(joint.key, joint.ranks.rank, self.took_ns, now_ns)
+        return self.meeting.end_ns(joint.key, joint.ranks.rank, self.took_ns, now_ns)
 
     def _commit(self) -> None:
         group, sequence = self.joint.key
-        inputs = [self._version(value) for value in self.place.brought(self.joint.key)]
+        inputs = [self._version(value) for value in self.meeting.brought(self.joint.key)]
         self.latest[group] = sequence, inputs
         result = Result(group, sequence, self.joint.ranks.rank)
         out, buffer = self.destination, self.destination.buffer

@@ -21,7 +21,7 @@ import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -231,7 +231,7 @@ class Program:
             self._submit(op)
             if place is not None and 0 <= place < len(coming):
                 nodes = list(op.graph.nodes)
-                late, after = nodes[place][0].again(0, 0), nodes[place][1]
+                late, after = replace(nodes[place][0]), nodes[place][1]
                 late.__class__ = _LATE[type(late)]
                 nodes[place] = late, after
                 op.graph = ops.SimGraph(nodes)

@@ -266,9 +266,8 @@ class Attempt:
 
 
 def _listed(counts: Counter[str]) -> str:
-    return ", ".join(
-        name if count == 1 else f"{count} times {name}" for name, count in counts.items()
-    )
+    named = (name if count == 1 else f"{count} times {name}" for name, count in counts.items())
+    return ", ".join(named)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import random
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuscope._checks import door, given
 from gpuscope.device.api import Kernel, NativeArray
@@ -85,20 +85,20 @@ def case(name: str) -> Case:
         device.close()
 
 
+@dataclass
 class _Spins:
     """Kernels that take about as long as they are said to; kept, so that nobody waits for them."""
 
-    def __init__(self, device: Device, chance: random.Random) -> None:
-        self._device = device
-        self._chance = chance
-        self._kept: list[Spin] = []
+    device: Device
+    chance: random.Random
+    kept: list[Spin] = field(default_factory=list)
 
     def ns(self, about_us: int) -> int:
-        return round(about_us * _US * self._chance.uniform(0.8, 1.25))
+        return round(about_us * _US * self.chance.uniform(0.8, 1.25))
 
     def __call__(self, name: str, about_us: int) -> Spin:
-        self._kept.append(Spin(self._device, duration_ns=self.ns(about_us), name=name))
-        return self._kept[-1]
+        self.kept.append(Spin(self.device, duration_ns=self.ns(about_us), name=name))
+        return self.kept[-1]
 
 
 def _case(story: str, trace: Trace, cause: str, culprit: str) -> Case:
@@ -127,12 +127,10 @@ def _legacy_between(device: Device, spin: _Spins) -> Case:
     """Let two threads use their default streams, and a library the legacy one."""
     legacy = device.wrap_stream(_DEFAULT, name="statistics library")
     threads = {number: ThreadPoolExecutor(1, f"thread {number}") for number in (1, 2)}
-    streams = {
-        number: thread.submit(
-            device.wrap_stream, _PER_THREAD, name=f"default of thread {number}"
-        ).result()
-        for number, thread in threads.items()
-    }
+    streams = {}
+    for number, thread in threads.items():
+        name = f"default of thread {number}"
+        streams[number] = thread.submit(device.wrap_stream, _PER_THREAD, name=name).result()
 
     def in_a_thread(number: int) -> None:
         model = spin(f"model {number}", 250)
@@ -257,9 +255,8 @@ def address(array: NativeArray) -> int:
     if buffer is None:
         pointer = getattr(getattr(array, "data", None), "ptr", None)
         if pointer is None:
-            raise InvalidOperand(
-                f"array is {given(array)}; an array on a GPU, simulated or not, is needed"
-            )
+            needed = "an array on a GPU, simulated or not, is needed"
+            raise InvalidOperand(f"array is {given(array)}; {needed}")
         return int(pointer)
     offset = int(getattr(array, "offset", 0))
     return int(buffer.address + offset * array.dtype.itemsize)

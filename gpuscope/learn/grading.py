@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
@@ -26,7 +26,6 @@ from gpuscope.analysis.result import Row
 from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
 from gpuscope.learn.handed_in import ASKS, answers, asked, exercises, merged, read_cells
-from gpuscope.learn.outcome import Result
 from gpuscope.search.scale_out import executor_of
 
 _MOST_BYTES = 10_000_000
@@ -102,20 +101,19 @@ class Grades(Table):
         rows: list[Row] = []
         for notebook in dict.fromkeys(grade.notebook for grade in self.grades):
             of_notebook = [grade for grade in self.grades if grade.notebook == notebook]
-            counts = {
-                kind: [grade for grade in of_notebook if grade.kind == kind]
-                for kind in ("prediction", "exercise")
-            }
-            right = sum(grade.verdict == "right" for grade in counts["prediction"])
-            solved = sum(grade.verdict == "solved" for grade in counts["exercise"])
-            failed = [grade.name for grade in counts["exercise"] if grade.verdict != "solved"]
+            right, solved = (
+                [grade.verdict == verdict for grade in of_notebook if grade.kind == kind]
+                for kind, verdict in (("prediction", "right"), ("exercise", "solved"))
+            )
+            exercises = [grade for grade in of_notebook if grade.kind == "exercise"]
+            failed = [grade.name for grade in exercises if grade.verdict != "solved"]
             reasons = {grade.reason for grade in of_notebook if not grade.name}
             rows.append(
                 {
                     "learner": of_notebook[0].learner,
                     "lesson": of_notebook[0].lesson,
-                    "right": f"{right} of {len(counts['prediction'])}",
-                    "solved": f"{solved} of {len(counts['exercise'])}",
+                    "right": f"{sum(right)} of {len(right)}",
+                    "solved": f"{sum(solved)} of {len(solved)}",
                     "not solved": ", ".join(failed + sorted(reasons)),
                 }
             )
@@ -171,9 +169,7 @@ class Limits:
                 raise InvalidArgument(f"{name} is {given(seconds)}; up to {_MOST_S:,} are needed")
 
 
-@door(
-    folder=(str, Path), lessons=(str, Path), gpu=bool, limits=Limits, executor=(Executor, str, None)
-)
+@door("folder", "lessons", "gpu", "limits", "executor")
 def grade(
     folder: str | Path,
     lessons: str | Path = "notebooks",
@@ -295,34 +291,23 @@ def grade_notebook(
         return [replace(blank, reason="it has no cell of any lesson's exercises")]
     given = answers(cells)
     checked, ending = _run(merged(books[lesson], cells), limits, stop, gpu=gpu)
-    blank = replace(blank, lesson=lesson)
-    return [
-        _graded(replace(blank, name=name, kind=ASKS[method]), method, given, checked, ending)
-        for method, name in asked(books[lesson])
-    ]
-
-
-def _graded(
-    grade: Grade,
-    method: str,
-    answers: Mapping[str, Result],
-    checked: Mapping[str, Checked],
-    ending: str,
-) -> Grade:
-    """Return a grade by what the learner answered, or by what became of the check."""
-    result = answers.get(grade.name)
-    attempts = result.attempts if result is not None else 0
-    if method == "check":
-        check = checked.get(grade.name)
-        if check is None:
-            return replace(grade, verdict="not finished", attempts=attempts, reason=ending)
-        reason = "" if check.verdict == "solved" else check.reason
-        return replace(grade, verdict=check.verdict, attempts=attempts, reason=reason)
-    if result is None:
-        return replace(
-            grade, verdict="not answered", reason="no output of the notebook tells an answer"
-        )
-    return replace(grade, answer=result.answer, verdict=result.verdict, attempts=attempts)
+    grades = []
+    for method, name in asked(books[lesson]):
+        result, check = given.get(name), checked.get(name)
+        attempts = result.attempts if result is not None else 0
+        grade = Grade(blank.learner, blank.notebook, lesson, name, ASKS[method], attempts=attempts)
+        if method == "check" and check is None:
+            grade = replace(grade, verdict="not finished", reason=ending)
+        elif method == "check" and check is not None:
+            reason = "" if check.verdict == "solved" else check.reason
+            grade = replace(grade, verdict=check.verdict, reason=reason)
+        elif result is None:
+            reason = "no output of the notebook tells an answer"
+            grade = replace(grade, verdict="not answered", reason=reason)
+        else:
+            grade = replace(grade, answer=result.answer, verdict=result.verdict)
+        grades.append(grade)
+    return grades
 
 
 def _notebooks(folder: Path) -> list[Path]:

@@ -112,15 +112,7 @@ class Lesson:
         self.questions[name] = form
         return form
 
-    @door(
-        name=str,
-        trace=(Trace, None),
-        why=(str, int, None),
-        rule=str,
-        since_ns=(int, None),
-        window_ns=(tuple, None),
-        then=str,
-    )
+    @door("name", "trace", "why", "rule", "since_ns", "window_ns", "then")
     def reveal(
         self,
         name: str,
@@ -164,19 +156,14 @@ class Lesson:
             raise NotFound(f"no prediction {name!r} was asked for: run the cell that does first")
         form, first = self.questions[name], self._results[name]
         kind = form.kind
-        result = replace(
-            first, measured=_shown(kind, "measured", measured), answer=None, verdict="not predicted"
-        )
+        shown = _shown(kind, "measured", measured)
+        result = replace(first, measured=shown, answer=None, verdict="not predicted")
         answer = self._answers.get(name)
         if answer is not None:
-            right = kind.is_right(answer, measured)
-            result = replace(
-                result,
-                answer=kind.show(answer),
-                verdict="right" if right else "wrong",
-                attempts=result.attempts + (not form.tone),
-            )
-            form.tell("Right." if right else "Not this time.", result.verdict, locked=True)
+            right, attempts = kind.is_right(answer, measured), result.attempts + (not form.tone)
+            verdict, text = ("right", "Right.") if right else ("wrong", "Not this time.")
+            result = replace(result, answer=kind.show(answer), verdict=verdict, attempts=attempts)
+            form.tell(text, verdict, locked=True)
         elif not form.locked:
             form.tell("It was run before you predicted.", locked=True)
         kept = replace(first, attempts=result.attempts) if first.measured else result
@@ -363,13 +350,8 @@ class Lesson:
             )
 
     def _tried(self, name: str, answer: str | None, *, solved: bool) -> Result:
-        had = self._results[name]
-        now = replace(
-            had,
-            answer=answer,
-            verdict="solved" if solved else "not solved",
-            attempts=had.attempts + 1,
-        )
+        had, verdict = self._results[name], "solved" if solved else "not solved"
+        now = replace(had, answer=answer, verdict=verdict, attempts=had.attempts + 1)
         if had.verdict != "solved":
             self._results[name] = now
         return now

@@ -30,6 +30,7 @@ _TITLE = 50
 _NARROW = 0.04
 """Of the window: what a wait's label needs."""
 _GUESS = OKABE_ITO[1]
+_COLOURS = {"right": "#009e73", "wrong": "#d55e00", "solved": "#009e73", "not solved": "#d55e00"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Outcome:
             lines.append(f"Why: {why.replace(chr(10), '<br>')}")
         if self.rule:
             lines.append(f"The rule: {escape(self.rule)}")
-        return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
+        return _box(lines, result.verdict)
 
     def _ipython_display_(self) -> None:
         _display(self.html(), self.figure, self.kept, self.then)
@@ -153,8 +154,7 @@ class Feedback:
             lines.append(f"Hint: {escape(hint)}")
             if code:
                 lines.append(f"<pre style='margin:0'>{escape(code)}</pre>")
-        colour = {"solved": "#009e73", "not solved": "#d55e00"}.get(verdict, "#57606a")
-        return _box(lines, colour)
+        return _box(lines, verdict)
 
     def _ipython_display_(self) -> None:
         _display(self.html(), self.figure, self.result)
@@ -237,33 +237,20 @@ def picture(
     def place(ns: int) -> float:
         return (min(max(ns, window[0]), window[1]) - window[0]) / unit_ns
 
+    def shade(start_ns: int, end_ns: int, text: str, **style: Untyped) -> None:
+        ends = {"x0": place(start_ns), "x1": place(end_ns), "layer": "below"}
+        figure.add_vrect(**ends, annotation=_label(text), **style)
+
     if guessed_ns is not None:
-        figure.add_vrect(
-            x0=place(guessed_ns[0]),
-            x1=place(guessed_ns[1]),
-            fillcolor=_GUESS,
-            opacity=0.25,
-            line={"color": _GUESS, "width": 2, "dash": "dot"},
-            layer="below",
-            annotation=_label("your prediction"),
-        )
+        line = {"color": _GUESS, "width": 2, "dash": "dot"}
+        shade(*guessed_ns, "your prediction", fillcolor=_GUESS, opacity=0.25, line=line)
     for part in () if explanation is None else explanation.parts:
         narrow = part.duration_ns < _NARROW * (window[1] - window[0])
-        if narrow or part.kind in ("launch call", "running"):
-            continue
-        figure.add_vrect(
-            x0=place(part.start_ns),
-            x1=place(part.end_ns),
-            fillcolor=INK,
-            opacity=0.1,
-            line_width=0,
-            layer="below",
-            annotation=_label(part.kind),
-        )
+        if not (narrow or part.kind in ("launch call", "running")):
+            shade(part.start_ns, part.end_ns, part.kind, fillcolor=INK, opacity=0.1, line_width=0)
     if explanation is not None:
-        figure.add_vline(
-            x=place(explanation.at_ns), line={"color": INK, "width": 1.5, "dash": "dash"}
-        )
+        line = {"color": INK, "width": 1.5, "dash": "dash"}
+        figure.add_vline(x=place(explanation.at_ns), line=line)
     return figure
 
 
@@ -302,17 +289,12 @@ def _without_templates(text: str) -> str:
 
 
 def _label(text: str) -> dict[str, object]:
-    return {
-        "text": text,
-        "font": {"size": 12, "color": INK},
-        "yref": "paper",
-        "y": 1,
-        "yanchor": "bottom",
-        "showarrow": False,
-    }
+    above = {"yref": "paper", "y": 1, "yanchor": "bottom"}
+    return {"text": text, "font": {"size": 12, "color": INK}, "showarrow": False, **above}
 
 
-def _box(lines: Sequence[str], colour: str) -> str:
+def _box(lines: Sequence[str], verdict: str) -> str:
+    colour = _COLOURS.get(verdict, "#57606a")
     body = "".join(f"<div style='margin:4px 0'>{line}</div>" for line in lines)
     return (
         f"<div class='gpuscope-outcome' role='status' style='border-left:4px solid {colour};"

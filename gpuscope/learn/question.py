@@ -118,11 +118,9 @@ class Question(anywidget.AnyWidget):
         if shown is None:
             return None
         bundle, metadata = shown
-        offered = [
-            escape(str(option)) for field in self.fields for option in field.get("options", ())
-        ]
-        listed = "".join(f"<li>{option}</li>" for option in dict.fromkeys(offered))
-        return {
-            **bundle,
-            "text/html": f"<p><b>{escape(self.text)}</b></p><ul>{listed}</ul>",
-        }, metadata
+        offered = dict.fromkeys(
+            option for field in self.fields for option in field.get("options", ())
+        )
+        listed = "".join(f"<li>{escape(str(option))}</li>" for option in offered)
+        html = f"<p><b>{escape(self.text)}</b></p><ul>{listed}</ul>"
+        return {**bundle, "text/html": html}, metadata

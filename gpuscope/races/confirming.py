@@ -168,15 +168,14 @@ def _find(
     """Return which launches the first and the second work are, and how long a run takes, ns."""
     census = _Census()
     with _watching(census), profile(device, hazards=True) as recording:
-        census.log = log = next(
-            (each for each in recording.observers if isinstance(each, HazardLog)), None
-        )
+        logs = [each for each in recording.observers if isinstance(each, HazardLog)]
+        census.log = logs[0] if logs else None
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
-    shown = {_names(fact) for fact in (facts.found if facts is not None else ())}
+    shown = facts is not None and any(_names(fact) == _names(hazard) for fact in facts.found)
     # As the log tells them: of an operator the trace has the row of what it launched.
-    for fact in log.facts().found if log is not None and _names(hazard) in shown else ():
+    for fact in logs[0].facts().found if logs and shown else ():
         rows = fact.first or 0, fact.second or 0
         first, second = (census.launch_of.get(row) for row in rows)
         if first is None or _names(fact) != _names(hazard):
@@ -335,9 +334,8 @@ class _Census(_Watch):
     def launches(self, captured: Captured, rows: list[int]) -> None:
         """Note where each of the nodes was captured, if that was seen."""
         launch_of = self._others.get(captured, {})
-        self.nodes.update(
-            {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
-        )
+        known = {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
+        self.nodes.update(known)
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""

@@ -10,13 +10,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 
 from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_thread
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import HostWait, Queue, Wait
+from gpuscope.races.hazard_notes import HostWait, Memory, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
 
 _PROTOCOL = "__cupy_override_elementwise_kernel__"
@@ -79,13 +80,10 @@ class CuPy:
             (stream, "synchronize", _then(lambda on, *_: self._host_waits(queue=self._queue(on)))),
             (cuda.Event, "record", _then(lambda event, on, _: self._record(on, event))),
             (cuda.Event, "synchronize", _then(lambda event, *_: self._host_waits(event))),
-            (
-                cuda.Device,
-                "synchronize",
-                _then(lambda gpu, *_: self._host_waits(device=f"cuda:{gpu.id}")),
-            ),
+            (cuda.Device, "synchronize", _then(self._device_synchronized)),
         ]
         with contextlib.ExitStack() as undo:
+            undo.enter_context(self._watching_memory())
             undo.enter_context(self._overriding())
             for owner, name, instead in calls:
                 undo.enter_context(replaced(owner, name, instead))
@@ -118,6 +116,45 @@ class CuPy:
                 else:
                     setattr(owner, _PROTOCOL, before)
 
+    @contextlib.contextmanager
+    def _watching_memory(self) -> Iterator[None]:
+        """Tell of memory that this thread gives back to CuPy's pool.
+
+        It gives a piece out again to the stream that it was given to first, in that one's order.
+        """
+        cupy, log, homes = self._cupy, self._log, dict[int, Queue]()
+        is_on = True
+
+        def made(_hook: object, *, mem_size: int, mem_ptr: int, **_: int) -> None:
+            if is_on:  # what was there before is over: the driver waited when it took it back
+                log.note(Memory(mem_ptr, mem_ptr + mem_size))
+
+        def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
+            if is_on:
+                homes[mem_ptr] = self._streams.queue(
+                    device_id, int(cupy.cuda.get_current_stream().ptr)
+                )
+
+        def freed(_hook: object, *, mem_ptr: int, mem_size: int, **_: int) -> None:
+            home = homes.pop(mem_ptr, None)
+            if is_on and home is not None:
+                log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
+
+        methods = {
+            "name": f"gpuscope {id(homes)}",
+            "alloc_postprocess": made,
+            "malloc_postprocess": given,
+            "free_preprocess": freed,
+        }
+        hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
+        try:
+            hook.__enter__()
+            yield
+        finally:
+            is_on = False
+            with contextlib.suppress(KeyError):  # hooks are of a thread: that of another one stays
+                hook.__exit__()
+
     def _is_told(self) -> bool:
         """Whether what this thread calls now is part of a call that is told of."""
         return self._of_thread.inside or of_thread.calls_for_us
@@ -135,16 +172,12 @@ class CuPy:
             reads = self._arrays(args[: kernel.nin], kwargs.get("where"))
             return of_arrays(reads, self._arrays(given) or self._arrays(result))
 
-        return self._run(
-            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
-        )
+        call = partial(method, kernel, *args, **kwargs)
+        return self._run(call, kernel.name, uses, kwargs.get("stream"))
 
     def _method(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
-        return self._run(
-            lambda: method(array, *args, **kwargs),
-            f"cupy_{method.__name__}",
-            lambda result: of_arrays([array], self._arrays(result)),
-        )
+        call, name = partial(method, array, *args, **kwargs), f"cupy_{method.__name__}"
+        return self._run(call, name, lambda result: of_arrays([array], self._arrays(result)))
 
     def _raw(self, method: Untyped, kernel: Untyped, args: Args, kwargs: Kwargs) -> object:
         given = args[2] if len(args) > 2 else kwargs.get("args", ())
@@ -156,14 +189,11 @@ class CuPy:
                 return None
             return of_pointers(values, pointers[: len(values)])
 
-        return self._run(
-            lambda: method(kernel, *args, **kwargs), kernel.name, uses, kwargs.get("stream")
-        )
+        call = partial(method, kernel, *args, **kwargs)
+        return self._run(call, kernel.name, uses, kwargs.get("stream"))
 
     def _arrays(self, *values: object) -> list[object]:
-        flat = [
-            element for value in values for element in (value if type(value) is tuple else (value,))
-        ]
+        flat = chain.from_iterable(value if type(value) is tuple else (value,) for value in values)
         return [value for value in flat if isinstance(value, self._cupy.ndarray)]
 
     def _run(
@@ -199,10 +229,11 @@ class CuPy:
     def _queue(self, stream: Untyped) -> Queue:
         return self._streams.queue(self._gpu(), int(stream.ptr))
 
-    def _host_waits(
-        self, event: object = None, queue: Queue | None = None, device: str = ""
-    ) -> None:
-        self._log.note(HostWait(event, queue, device))
+    def _device_synchronized(self, gpu: Untyped, *_: object) -> None:
+        self._log.note(HostWait(device=f"cuda:{gpu.id}"))
+
+    def _host_waits(self, event: object = None, queue: Queue | None = None) -> None:
+        self._log.note(HostWait(event, queue))
 
     def _record(self, stream: Untyped, event: Untyped) -> None:
         if stream is None:  # CUPTI tells which one it was
@@ -212,10 +243,8 @@ class CuPy:
             self._log.add_record(queue, event)
 
     def _wait(self, stream: Untyped, event: Untyped) -> None:
-        queue, captures = self._queue(stream), self._log.captures
-        for captured in [*captures.values()]:
-            if event in captured.events:  # the stream may join by this
-                captures.setdefault(queue, captured)
+        queue = self._queue(stream)
+        self._log.may_join(queue, event)
         joined = self._log.capture_of(queue)
         if joined is not None:
             joined.wait(queue.handle, event)
@@ -224,9 +253,8 @@ class CuPy:
 
     def _fetched(self, method: Untyped, array: Untyped, args: Args, kwargs: Kwargs) -> object:
         stream = args[0] if args else kwargs.get("stream")
-        result = self._run(
-            lambda: method(array, *args, **kwargs), "get", lambda _: of_arrays([array], []), stream
-        )
+        call = partial(method, array, *args, **kwargs)
+        result = self._run(call, "get", lambda _: of_arrays([array], []), stream)
         blocks = args[3] if len(args) > 3 else kwargs.get("blocking", True)
         if blocks and not of_thread.calls_for_us:
             self._host_waits(queue=self._queue(stream or self._cupy.cuda.get_current_stream()))

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -44,7 +45,7 @@ def no_default_stream() -> Iterator[None]:
     with observing(watcher), contextlib.ExitStack() as undo:
         torch = operators.pytorch()
         if torch is not None:
-            undo.enter_context(operators.watching(torch, _Operators(torch, watcher)))
+            undo.enter_context(operators.watching(torch, partial(watcher.dispatch, torch)))
         yield
 
 
@@ -53,12 +54,9 @@ class _Watcher:
 
     def call_begins(self, call: Call) -> None:
         """Warn of work in the legacy default stream."""
-        if (
-            call.kind in QUEUES_WORK
-            and call.stream is not None
-            and call.stream.kind == "legacy default"
-        ):
-            self.warn(call.name)
+        kind = call.stream and call.stream.kind
+        if kind == "legacy default" and call.kind in QUEUES_WORK:
+            self._warn(call.name)
 
     def call_ends(self, call: Call) -> None:
         """Ignore it: it was looked at when it began."""
@@ -66,7 +64,24 @@ class _Watcher:
     def activity(self, activity: Activity) -> None:
         """Ignore it: the call was looked at."""
 
-    def warn(self, name: str) -> None:
+    def dispatch(
+        self,
+        torch: Untyped,
+        function: Untyped,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """Run an operator of PyTorch's, and warn of one in its default stream."""
+        result = function(*args, **kwargs)
+        operator = operators.operator_of(function)
+        if operator is not None:
+            uses = operator.uses(args, kwargs, result)
+            gpus = {operators.gpu_of(use.tensor) for use in uses} - {None}
+            if any(operators.current_stream(torch, gpu or 0) in _LEGACY for gpu in gpus):
+                self._warn(operator.name)
+        return result
+
+    def _warn(self, name: str) -> None:
         """Warn of a piece of work, at the line of the user's program that queued it."""
         message = (
             f"{name!r} is queued on the legacy default stream: every blocking stream waits for "
@@ -83,25 +98,6 @@ class _Watcher:
             module.get("__name__"),
             module.setdefault("__warningregistry__", {}),
         )
-
-
-class _Operators:
-    """Runs PyTorch's operators, and tells of those in its default stream."""
-
-    def __init__(self, torch: Untyped, watcher: _Watcher) -> None:
-        self._torch, self._watcher = torch, watcher
-
-    def __call__(
-        self, function: Untyped, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> object:
-        result = function(*args, **kwargs)
-        operator = operators.operator_of(function)
-        if operator is not None:
-            gpus = {operators.gpu_of(use.tensor) for use in operator.uses(args, kwargs, result)}
-            gpus.discard(None)
-            if any(operators.current_stream(self._torch, gpu or 0) in _LEGACY for gpu in gpus):
-                self._watcher.warn(operator.name)
-        return result
 
 
 def _place() -> FrameType:

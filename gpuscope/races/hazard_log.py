@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from copy import copy
 from threading import Lock
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -18,7 +17,7 @@ from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted, 
 from gpuscope.device.captured import Captured, Node
 from gpuscope.device.event import Event
 from gpuscope.device.select import open_devices
-from gpuscope.device.views import EventView, StreamKind, StreamView
+from gpuscope.device.views import StreamKind, StreamView
 from gpuscope.races.hazard_notes import (
     HostAccess,
     HostWait,
@@ -48,9 +47,10 @@ class HazardLog:
     """
 
     def __init__(self) -> None:
-        self._read: tuple[Detector, list[Note | Noted]] = Detector(), []
-        """What was read, and notes that were taken from the queue and not read."""
+        self._detector = Detector()
         self._noted: deque[Note | Noted] = deque()
+        self._taken: deque[Note | Noted] = deque()
+        """Notes that were taken from the queue and not read."""
         self._reading = free_in_children(Lock())
         self._full = OVERFULL
         self._relieve: Callable[[], object] = self._read_some
@@ -83,11 +83,15 @@ class HazardLog:
         if stream is None:
             return None
         queue = queue_of(stream, call.thread)
-        if call.kind == "wait":  # the stream may join by this
-            for captured in [*self.captures.values()]:
-                if call.event in captured.events:
-                    self.captures.setdefault(queue, captured)
+        if call.kind == "wait":
+            self.may_join(queue, call.event)
         return self.captured(queue)
+
+    def may_join(self, queue: Queue, event: object) -> None:
+        """Let a stream that waits for an event of another library's capture become part of it."""
+        for captured in [*self.captures.values()]:
+            if event in captured.events:
+                self.captures.setdefault(queue, captured)
 
     def captured(self, queue: Queue) -> Captured | None:
         """Return what a stream is being captured into by another library, if it is."""
@@ -150,26 +154,30 @@ class HazardLog:
                 self._reading.release()
 
     def _look(self, most: int, *, over: bool) -> None:
-        """Read so many notes at one moment, by one assignment: interrupted, it begins anew."""
-        detector, taken = self._read
+        """Read so many notes."""
+        detector, taken = self._detector, self._taken
         move(self._noted, taken, most)
-        detector, waits = copy(detector), len(taken)
-        for number, noted in enumerate(taken):
+        while taken:
+            noted = taken[0]
             if isinstance(noted, str):
                 detector.count_unseen(noted)
+            elif isinstance(noted, int):
+                detector.take(Returned(noted))
+            elif isinstance(noted, Event):
+                detector.take(HostWait(noted))
             elif not isinstance(noted, Call):
-                detector.take(_note_of(noted))
-            elif over or _have_run(noted):
+                detector.take(cast("Note", noted))
+            elif over or all(run.is_over for run in noted.runs.values()):
                 for note in notes_of(noted):
                     detector.take(note)
             else:
-                waits = number
                 break
-        self._read = detector, taken[waits:]
+            taken.popleft()
 
     def facts(self) -> HazardFacts:
         """Return what was found in what was read."""
-        return self._read[0].facts()
+        with self._reading:
+            return self._detector.facts()
 
 
 class Streams:
@@ -207,16 +215,6 @@ def queue_of(stream: StreamView[object], thread: int) -> Queue:
         thread if kind == "per-thread default" else 0,
         kind,
     )
-
-
-def _note_of(noted: Note | EventView[object] | int) -> Note:
-    if isinstance(noted, int):
-        return Returned(noted)
-    return HostWait(noted) if isinstance(noted, Event) else cast("Note", noted)
-
-
-def _have_run(call: Call) -> bool:
-    return all(run.is_over for run in call.runs.values())
 
 
 def _of(run: HostRun) -> tuple[Access, ...] | None:

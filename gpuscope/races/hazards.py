@@ -6,7 +6,6 @@ vector clocks: of streams, events, graphs and the host, which counts as one thre
 
 from __future__ import annotations
 
-import copy
 import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
@@ -52,11 +51,6 @@ class _Entry(NamedTuple):
     freed: Moment | None = None
 
 
-class _Found(NamedTuple):
-    fact: HazardFact
-    times: int = 0
-
-
 _Group: TypeAlias = tuple[str, str, str, str, str, Missing]
 
 
@@ -67,9 +61,6 @@ class _Memory:
     starts: list[int] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     entries: list[tuple[_Entry, ...]] = field(default_factory=list)
-
-    def __copy__(self) -> _Memory:
-        return _Memory([*self.starts], [*self.stops], [*self.entries])
 
     def _cut(self, at: int) -> int:
         """Let a range begin at an address if one reaches over it; returns the first from there."""
@@ -125,16 +116,10 @@ class Detector:
         self._waits: dict[int, Moment] = {}
         self._memory = _Memory()
         self._most_cells = _FEW_CELLS
-        self._found: dict[_Group, _Found] = {}
+        self._found: dict[_Group, HazardFact] = {}
         self._left_out = 0
         self._accesses = 0
         self._unseen: dict[str, int] = {}
-
-    def __copy__(self) -> Detector:
-        """Return one that goes on from here, and leaves this one as it is."""
-        other = Detector()
-        vars(other).update({name: copy.copy(value) for name, value in vars(self).items()})
-        return other
 
     def facts(self) -> HazardFacts:
         """Return what was found by now."""
@@ -142,7 +127,7 @@ class Detector:
             accesses=self._accesses,
             unseen=sum(self._unseen.values()),
             unseen_names=tuple(list(self._unseen)[:_UNSEEN_NAMES]),
-            found=tuple(replace(group.fact, count=group.times) for group in self._found.values()),
+            found=tuple(self._found.values()),
             left_out=self._left_out,
         )
 
@@ -178,19 +163,10 @@ class Detector:
     # -- order ------------------------------------------------------------------------
     def _enter(self, queue: Queue) -> Moment:
         """Let the next piece of a queue follow what it must; returns its moment."""
-        moment = self._moments.get(queue)
-        if moment is None:
-            moment = Moment({}, queue)
-        moment = moment.joined(self._host)
+        moment = (self._moments.get(queue) or Moment({}, queue)).joined(self._host)
         for other, its in self._moments.items() if queue.kind != "non-blocking" else ():
-            if (
-                other.device == queue.device
-                and other != queue
-                and (
-                    other.kind == "legacy default"
-                    or (queue.kind == "legacy default" and other.kind != "non-blocking")
-                )
-            ):
+            blocks = other.kind != "non-blocking" and "legacy default" in (queue.kind, other.kind)
+            if blocks and other.device == queue.device and other != queue:
                 moment = moment.joined(its)
         self._moments[queue] = moment = moment._replace(number=moment.number + 1)
         return moment
@@ -200,14 +176,12 @@ class Detector:
             return self._events.get(wait.event, START)
         if wait.graph is not None:
             return self._graphs.get(wait.graph, START)
-        awaited, device = wait.queue, wait.device
+        awaited, device, moment = wait.queue, wait.device, START
         if awaited is not None:
             moment = self._moments.get(awaited, START)
             if awaited.kind != "legacy default" or wait.call is None:
                 return moment
             device = awaited.device  # whose blocking streams a wait for it waits for, too
-        else:
-            moment = START
         for queue, its in self._moments.items():
             if queue.device == device and (awaited is None or queue.kind != "non-blocking"):
                 moment = moment.joined(its)
@@ -221,11 +195,11 @@ class Detector:
             if last is not None:
                 moment = self._moments[work.queue] = moment.joined(last)
             self._graphs[work.graph] = moment
-        nodes = work.nodes
-        if work.graph is None:
-            nodes = (Node(work.name, work.accesses, (), work.is_copy),)
+        alone = (Node(work.name, work.accesses, (), work.is_copy),)
+        queue = work.stream or f"stream {work.queue.handle:#x}"
+        launched_on = queue if work.graph is not None else ""
         befores: list[int] = []
-        for number, node in enumerate(nodes):
+        for number, node in enumerate(work.nodes if work.graph is not None else alone):
             before = 0
             for other in node.after:
                 before |= befores[other] | 1 << other
@@ -235,13 +209,8 @@ class Detector:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            queue = work.stream or f"stream {work.queue.handle:#x}"
-            launched_on = queue if work.graph is not None else ""
-            stream = node.stream or queue
-            piece = Piece(
-                moment, node.name, span, stream, node.is_copy, launched_on, number, before
-            )
-            self._check(piece, node.accesses)
+            where = node.stream or queue, node.is_copy, launched_on
+            self._check(Piece(moment, node.name, span, *where, number, before), node.accesses)
 
     def _check(self, piece: Piece, accesses: Iterable[Access]) -> None:
         """Compare a piece's accesses with those that memory remembers, and remember them."""
@@ -262,15 +231,12 @@ class Detector:
                     if before is piece:
                         rest.append(entry)
                         continue
-                    if piece.follows(before):
-                        if is_host or not (
-                            (access.writes or not other.writes)
-                            and (not access.step or _same_rows(access, other))
-                        ):
-                            rest.append(entry)
-                        continue
-                    rest.append(entry)
-                    if (access.writes or other.writes) and common(access, other, low, high):
+                    follows = piece.follows(before)
+                    covers = follows and not is_host and (access.writes or not other.writes)
+                    if not covers or (access.step and not _same_rows(access, other)):
+                        rest.append(entry)
+                    conflict = not follows and (access.writes or other.writes)
+                    if conflict and common(access, other, low, high):
                         pairs.setdefault(id(before), []).append((entry, access, low, high))
                 if not is_host:
                     rest.append(_Entry(piece, access))
@@ -322,14 +288,11 @@ class Detector:
     def _forget(self) -> None:
         """Forget what the host knows to be done: all that comes follows it."""
         memory, now = self._memory, Piece(self._host, "", None)
-        cells = range(len(memory.starts))
-        memory.keep(
-            cells,
-            [
-                tuple(entry for entry in memory.entries[cell] if not now.follows(entry.piece))
-                for cell in cells
-            ],
-        )
+        kept = [
+            tuple(entry for entry in entries if not now.follows(entry.piece))
+            for entries in memory.entries
+        ]
+        memory.keep(range(len(kept)), kept)
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
 
     def _add(self, kind: HazardKind, first: Piece, second: Piece, shared: list[Shared]) -> None:
@@ -342,7 +305,7 @@ class Detector:
                 self._left_out += 1
                 return
             address, nbytes = shared_bytes(shared)
-            fact = HazardFact(
+            known = HazardFact(
                 kind=kind,
                 first=first.span,
                 second=second.span,
@@ -352,14 +315,11 @@ class Detector:
                 second_stream=second.stream,
                 address=address,
                 nbytes=nbytes,
-                waits=missing.waits,
-                awaits=missing.awaits,
-                where=missing.where,
-                behind=missing.behind,
+                **missing._asdict(),
                 mend=mend_of(missing, first.name, second.name),
+                count=0,
             )
-            known = _Found(fact)
-        self._found[group] = known._replace(times=known.times + 1)
+        self._found[group] = replace(known, count=known.count + 1)
 
 
 def _same_rows(one: Access, other: Access) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from msgspec.structs import replace
 
-from gpuscope.races.hazard_log import HazardLog
-from gpuscope.races.libraries import watching_libraries
+from gpuscope.races.cupy_calls import CuPy
+from gpuscope.races.hazard_log import HazardLog, Streams
+from gpuscope.races.operators import pytorch
+from gpuscope.races.pytorch import PyTorch
 from gpuscope.record.observers import RecordingObserver
 from gpuscope.record.source import Options, Ordered
 from gpuscope.trace.metadata import TraceMetadata
@@ -28,6 +32,18 @@ class HazardObserver(HazardLog, RecordingObserver):
     def placed(self, trace: Trace, *orders: Ordered) -> Trace:
         """Return the trace with hazards between its rows, also those of other libraries' work."""
         return trace.with_metadata(hazards=self.outside.placed(self.facts(), trace, *orders))
+
+
+@contextmanager
+def watching_libraries(log: HazardLog) -> Iterator[None]:
+    """Tell of what the libraries do, PyTorch and CuPy, that are imported by now."""
+    streams, torch, cupy = Streams(), pytorch(), sys.modules.get("cupy")
+    with ExitStack() as undo:
+        if torch is not None:
+            undo.enter_context(PyTorch(torch, log, streams).watching())
+        if cupy is not None:
+            undo.enter_context(CuPy(cupy, log, streams).watching())
+        yield
 
 
 def observe(options: Options) -> HazardObserver | None:

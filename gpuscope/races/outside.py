@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from itertools import compress
 
 import numpy as np
 from msgspec.structs import replace
@@ -80,9 +81,7 @@ class Calls:
 
         ours = work.array("external_correlation", fill=NONE) != NONE
         outside = (at == NONE) & (queued != NONE) & ~ours
-        names = [
-            name for name, is_outside in zip(work.texts("name"), outside, strict=True) if is_outside
-        ]
+        names = list(compress(work.texts("name"), outside))
         place_of = {number: position for position, number in enumerate(ids.tolist())}
         numbers, streams = (work.array(name, fill=NONE) for name in ("correlation", "stream"))
 
@@ -94,23 +93,19 @@ class Calls:
             verdicts = [ordered(*pair) for ordered in orders if len(pair) == 2]
             return any(verdicts) or (None if None in verdicts else False)
 
-        placed_facts = [
-            replace(
-                fact,
-                first=row(fact.first, fact.first_name),
-                second=row(fact.second, fact.second_name),
-            )
-            for fact in facts.found
-        ]
+        placed_facts = []
+        for fact in facts.found:
+            rows = row(fact.first, fact.first_name), row(fact.second, fact.second_name)
+            placed_facts.append(replace(fact, first=rows[0], second=rows[1]))
         verdicts = [is_ordered(fact) for fact in placed_facts]
         return replace(
             facts,
             unseen=facts.unseen + len(names),
             unseen_names=(*facts.unseen_names, *Counter(filter(None, names)))[:_NAMES],
             found=tuple(
-                placed_facts[position]
-                for position, is_one in enumerate(verdicts)
-                if is_one is False
+                fact
+                for fact, verdict in zip(placed_facts, verdicts, strict=True)
+                if verdict is False
             ),
             undecided=verdicts.count(None),
         )

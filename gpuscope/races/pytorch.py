@@ -18,19 +18,12 @@ from gpuscope.device.accesses import Access, accesses_of_tensor
 from gpuscope.device.captured import Captured
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import (
-    HostAccess,
-    HostWait,
-    Memory,
-    Queue,
-    Wait,
-    Work,
-)
+from gpuscope.races.hazard_notes import HostAccess, HostWait, Memory, Queue, Wait, Work
 from gpuscope.races.operators import Operator, Tensor, Use
 from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
 
-_Steps = list[Callable[[], None]]
+_Steps = list[Callable[[], object]]
 
 
 class _OfThread(threading.local):
@@ -86,8 +79,8 @@ class PyTorch:
                 "EventWait": self._waited,
                 "MemoryAllocation": self._allocated,
                 "MemoryDeallocation": self._freed,
-                "DeviceSynchronization": self._synchronized,
-                "StreamSynchronization": self._stream_synchronized,
+                "DeviceSynchronization": lambda: self._host_waits(device=self._current().device),
+                "StreamSynchronization": lambda raw: self._host_waits(queue=self._queue(raw)),
                 "EventSynchronization": self._event_synchronized,
             }
             for name, callback in steps.items():
@@ -119,13 +112,14 @@ class PyTorch:
         of_thread = self._of_thread
         outer, of_thread.steps = of_thread.steps, []
         start_ns = time.time_ns()
+        steps = of_thread.steps
         try:
             result = function(*args, **kwargs)
         except BaseException:
-            steps, of_thread.steps = of_thread.steps, outer
             self._take(steps)
             raise
-        steps, of_thread.steps = of_thread.steps, outer
+        finally:
+            of_thread.steps = outer
         uses = operator.uses(args, kwargs, result)
         with self._lock:
             # What makes its result may wait to know the size; a copy waits for its end.
@@ -240,11 +234,10 @@ class PyTorch:
         self._record(other, event)
         self._wait(queue, event)
 
-    def _note(self, step: Callable[[], None]) -> None:
+    def _note(self, step: Callable[[], object]) -> None:
         """Take a step of order now, or with the operator that makes it."""
-        steps = self._of_thread.steps
-        if steps is not None:
-            steps.append(step)
+        if self._of_thread.steps is not None:
+            self._of_thread.steps.append(step)
         else:
             self._take([step])
 
@@ -254,10 +247,7 @@ class PyTorch:
                 step()
 
     def _event_deleted(self, handle: int) -> None:
-        def step() -> None:
-            self._events.pop(handle, None)
-
-        self._note(step)
+        self._note(partial(self._events.pop, handle, None))
 
     def _recorded(self, handle: int, stream: int) -> None:
         queue = self._queue(stream)
@@ -272,11 +262,8 @@ class PyTorch:
         queue = self._queue(stream)
         self._note(lambda: self._wait(queue, self._events.get(handle) or _Event()))
 
-    def _synchronized(self) -> None:
-        self._note(partial(self._log.note, HostWait(device=self._current().device)))
-
-    def _stream_synchronized(self, stream: int) -> None:
-        self._note(partial(self._log.note, HostWait(queue=self._queue(stream))))
+    def _host_waits(self, queue: Queue | None = None, device: str = "") -> None:
+        self._note(partial(self._log.note, HostWait(queue=queue, device=device)))
 
     def _event_synchronized(self, handle: int) -> None:
         self._note(lambda: self._log.note(HostWait(self._events.get(handle) or _Event())))
@@ -287,8 +274,7 @@ class PyTorch:
 
     def _stream_queried(self, stream: Untyped, is_done: object, _start_ns: int) -> None:
         if is_done is True:
-            queue = self._streams.queue(stream.device_index, stream.cuda_stream)
-            self._note(partial(self._log.note, HostWait(queue=queue)))
+            self._host_waits(self._streams.queue(stream.device_index, stream.cuda_stream))
 
     # -- memory -----------------------------------------------------------------------
     def _allocated(self, start: int) -> None:

@@ -78,8 +78,8 @@ def node_of(row: int) -> tuple[int, int]:
 _Item = TypeVar("_Item")
 
 
-def move(queue: deque[_Item], taken: list[_Item], most: int = sys.maxsize) -> None:
-    """Move what is in a queue, or so many of it, to its reader's list, while others append.
+def move(queue: deque[_Item], taken: deque[_Item] | list[_Item], most: int = sys.maxsize) -> None:
+    """Move what is in a queue, or so many of it, to its reader's, while others append.
 
     Not a line of Python runs between taking and keeping, so nothing can come between.
     """

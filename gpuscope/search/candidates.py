@@ -76,12 +76,11 @@ def candidates_of(
 
 def _homes(setting: ResolvedSetting) -> dict[str, str | None]:
     """Return which partition each workload runs on."""
-    of = setting.workloads
-    streams = {
-        name: of[spec.decode].stream if isinstance(spec, RequestsSpec) else spec.stream
-        for name, spec in of.items()
-    }
-    return {name: setting.streams[stream].partition for name, stream in streams.items()}
+    homes = {}
+    for name, spec in setting.workloads.items():
+        runs = setting.workloads[spec.decode] if isinstance(spec, RequestsSpec) else spec
+        homes[name] = setting.streams[runs.stream].partition
+    return homes
 
 
 def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], str]:

@@ -74,13 +74,12 @@ def checked(
                 "'all'"
             )
         plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-        taken = tuple(value for value in plain if isinstance(value, Value))
-        if not taken or len(taken) < len(plain):
-            odd = [given(value) for value in plain if not isinstance(value, Value)] or ["none"]
+        odd = [given(value) for value in plain if not isinstance(value, Value)]
+        if odd or not plain:
             raise InvalidExperiment(
-                f"{clean(path)}: its values are numbers or texts, but found {odd[0]}"
+                f"{clean(path)}: its values are numbers or texts, but found {[*odd, 'none'][0]}"
             )
-        values_of[path] = taken
+        values_of[path] = tuple(plain)
     return values_of
 
 

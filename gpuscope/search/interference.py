@@ -123,12 +123,10 @@ def measure_interference(
     jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
     for number, name in itertools.product(range(rounds), plan.workloads):
         others = [other for other in plan.workloads if other != name]
-        row: dict[tuple[str, ...], str] = {(name,): f"{name} alone"}
-        row |= {(name, other): f"{name} with {other}" for other in others}
-        planned = {
-            (number, names): Plan(_part(plan, number, names), label, _trace, number)
-            for names, label in row.items()
-        }
+        planned: dict[_Turn, Plan[Trace]] = {}
+        for names in ((name,), *((name, other) for other in others)):
+            label = " with ".join(names) if names[1:] else f"{name} alone"
+            planned[number, names] = Plan(_part(plan, number, names), label, _trace, number)
         jobs.append((f"{name}, round {number}", planned))
     plans = [planned for _, plans in jobs for planned in plans.values()]
     traces: dict[_Turn, Trace] = {}
@@ -224,13 +222,9 @@ def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
     """Return the experiment of one turn: the first name alone, or with the second behind it."""
     workloads = {name: plan.workloads[name] for name in names}
     for name in names[1:]:
-        changes = {
-            "background": True,
-            "arrival": "back_to_back",
-            "rate_hz": None,
-            "max_queued": max(BACKGROUND_QUEUED, workloads[name].max_queued),
-        }
-        workloads[name] = workloads[name].model_copy(update=changes)
+        queued = max(BACKGROUND_QUEUED, workloads[name].max_queued)
+        changes = {"background": True, "arrival": "back_to_back", "rate_hz": None}
+        workloads[name] = workloads[name].model_copy(update={**changes, "max_queued": queued})
     update = {
         "name": " | ".join(names),
         "seed": plan.seed + number,

@@ -38,16 +38,14 @@ def rows_of(number: int, point: Point, made: Run | GpuscopeError, gpu: str | Non
     gpu
         The UUID of that which it ran on.
     """
-    rows: Rows = [{}]
-    error, provenance = None, None
+    more = {"number": number, "gpu": gpu, "error": None, "provenance": None}
+    rows: Rows = []
     if isinstance(made, GpuscopeError):
-        error = str(made)
+        more["error"] = str(made)
     else:
-        rows = made.comparison.to_pylist() or rows
-        error = STOPPED if made.stopped else None
-        provenance = "\n".join(dict.fromkeys(trace.provenance for trace in made.values()))
-    more = {"number": number, "gpu": gpu, "error": error, "provenance": provenance}
-    return [{**point, **row, **more} for row in rows]
+        rows, more["error"] = made.comparison.to_pylist(), STOPPED if made.stopped else None
+        more["provenance"] = "\n".join(dict.fromkeys(trace.provenance for trace in made.values()))
+    return [{**point, **row, **more} for row in rows or [{}]]
 
 
 def is_whole(rows: Rows) -> bool:

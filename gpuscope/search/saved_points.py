@@ -24,6 +24,7 @@ from gpuscope.search.journals import damaged, journaled, of_the_dead
 _KEY = b"gpuscope.sweep"
 OWN = ("number", "provenance")
 """Columns that results do not show."""
+_MALFORMED = ValueError, TypeError, KeyError, OverflowError, RecursionError
 _ATTEMPTS = 3
 """To list a folder in which another process works."""
 
@@ -129,16 +130,9 @@ class Saved:
         if isinstance(part, pa.Table):
             return _as_now(part if chosen is None else part.filter(chosen), wanted)
         with _readable(part):
-            return _as_now(
-                pq.read_table(
-                    part,
-                    columns=[name for name in pq.read_schema(part).names if name in wanted.names],
-                    filters=chosen,
-                    partitioning=None,
-                    page_checksum_verification=True,
-                ),
-                wanted,
-            )
+            there = [name for name in pq.read_schema(part).names if name in wanted.names]
+            how = {"partitioning": None, "page_checksum_verification": True}
+            return _as_now(pq.read_table(part, columns=there, filters=chosen, **how), wanted)
 
 
 def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -210,15 +204,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (pa.ArrowException, OSError, *_MALFORMED) as error:
         raise GpuscopeError(
             f"{path.name!r} in {path.parent.name!r} holds no readable points of a sweep ({error}): "
             "move it away, and its points are measured again"

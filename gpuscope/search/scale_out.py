@@ -298,12 +298,14 @@ class Team:
             return _Outcome(lost, None, 0.0)
         gpu, first = outcome.gpu, self.gpu
         self.gpu = first or gpu
-        if gpu and first and not self.mixed and _model(gpu) != _model(first):
+        models = [
+            f"{each.name} ({each.sm_count} SMs, {each.driver})" for each in (first, gpu) if each
+        ]
+        if not self.mixed and len(set(models)) > 1:
             raise GpuscopeError(
-                f"workers have GPUs that differ, and their times cannot be compared: {first.name} "
-                f"({first.sm_count} SMs, {first.driver}) and {gpu.name} ({gpu.sm_count} SMs, "
-                f"{gpu.driver}). Use workers with one kind of GPU and driver, or normalise a sweep "
-                "by a reference"
+                f"workers have GPUs that differ, and their times cannot be compared: {models[0]} "
+                f"and {models[1]}. Use workers with one kind of GPU and driver, or normalise a "
+                "sweep by a reference"
             )
         return outcome
 
@@ -312,10 +314,6 @@ def _has_ended(executor: Executor) -> bool:
     """Whether an executor of Dask has given up its scheduler: then its futures never end."""
     client = getattr(executor, "_client", None)
     return getattr(client, "status", None) in {"closing", "closed"}
-
-
-def _model(gpu: DeviceInfo) -> tuple[str, int, str]:
-    return gpu.name, gpu.sm_count, gpu.driver
 
 
 @contextmanager

@@ -60,9 +60,10 @@ class Search:
     def __post_init__(self) -> None:
         device, viewer, stop = self.device, self.viewer, self.stop
         goals = (self.objective, *self.slo, *self.costs)
+        update = {"rounds": 1}
         if not any(goal.column in _OF_ALONE for goal in goals):
-            self.experiment = self.experiment.model_copy(update={"alone_repeats": 0})
-        self.experiment = self.experiment.model_copy(update={"rounds": 1})
+            update["alone_repeats"] = 0
+        self.experiment = self.experiment.model_copy(update=update)
         self.folder = None if self.path is None else Path(self.path)
         self.stand_ins: Mapping[str, WorkloadSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, self.parameters, device)
@@ -119,12 +120,11 @@ class Search:
     def _short(self, number: int) -> Experiment:
         """Return the experiment of a forecast."""
         plan = self.plan(number, 0)
-        if any("_p99_" in goal.column for goal in (self.objective, *self.slo)):
-            return plan.model_copy(update={"workloads": {**plan.workloads, **self.stand_ins}})
-        workloads = {
-            name: spec.model_copy(update={"repeats": min(spec.repeats, _FORECAST_CALLS)})
-            for name, spec in {**plan.workloads, **self.stand_ins}.items()
-        }
+        workloads = {**plan.workloads, **self.stand_ins}
+        if not any("_p99_" in goal.column for goal in (self.objective, *self.slo)):
+            for name, spec in workloads.items():
+                repeats = min(spec.repeats, _FORECAST_CALLS)
+                workloads[name] = spec.model_copy(update={"repeats": repeats})
         return plan.model_copy(update={"workloads": workloads})
 
     def measure(self) -> None:

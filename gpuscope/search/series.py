@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -38,11 +38,9 @@ def place_of(
 
 def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result]) -> _Result:
     """Measure, and return the result; after an interrupt of either, that of what there is."""
-    try:
+    with suppress(KeyboardInterrupt):
         measure()
         return result()
-    except KeyboardInterrupt:
-        pass
     return result()
 
 
@@ -78,15 +76,11 @@ _run_once: set[tuple[str, str]] = set()
 """What this process has run once, and the UUID of the GPU."""
 
 
+@dataclass
 class Series(Generic[_Key, _T]):
     """Runs experiments for one viewer, which sees one progress over all of them.
 
     Attributes
-    ----------
-    stopped
-        Whether Ctrl-C or ``stop`` ended it early.
-
-    Parameters
     ----------
     runs_on
         A device of this process, or workers.
@@ -94,24 +88,19 @@ class Series(Generic[_Key, _T]):
         Told once of each key what was made of its run, or why nothing was.
     total
         Foreground calls of all that is to be run here.
+    stopped
+        Whether Ctrl-C or ``stop`` ended it early.
     """
 
-    def __init__(
-        self,
-        runs_on: Device | Team,
-        keep: Callable[[_Key, _T | GpuscopeError], None],
-        total: int,
-        viewer: Viewer | None,
-        stop: threading.Event,
-    ) -> None:
-        self.stopped = False
-        self._runs_on = runs_on
-        self._keep = keep
-        self._total, self._done = total, 0
-        self._viewer = viewer
-        self._stop = stop
-        self._plans: dict[_Key, Plan[_T]] = {}
-        self._runs: dict[_Key, Run] = {}
+    runs_on: Device | Team
+    keep: Callable[[_Key, _T | GpuscopeError], None]
+    total: int
+    viewer: Viewer | None
+    stop: threading.Event
+    stopped: bool = field(default=False, init=False)
+    _done: int = field(default=0, init=False)
+    _plans: dict[_Key, Plan[_T]] = field(default_factory=dict, init=False)
+    _runs: dict[_Key, Run] = field(default_factory=dict, init=False)
 
     def run(self, jobs: Iterable[tuple[str, Mapping[_Key, Plan[_T]]]]) -> None:
         """Run jobs, each with its name: experiments that one GPU runs one after the other.
@@ -121,58 +110,54 @@ class Series(Generic[_Key, _T]):
         InvalidArgument
             On workers, an experiment names GPUs: each worker holds one of its own.
         """
-        if isinstance(self._runs_on, Team):
+        if isinstance(self.runs_on, Team):
             named = [*jobs]
             for plan in (plan for _, plans in named for plan in plans.values()):
-                _check_no_gpu_named(plan.experiment, self._runs_on.name)
+                _check_no_gpu_named(plan.experiment, self.runs_on.name)
             parts = {number: partial(_all, plans) for number, (_, plans) in enumerate(named)}
             names = [name for name, _ in named].__getitem__
-            for number, made in self._runs_on.done(parts, self._stop, self._viewer, names):
+            for number, made in self.runs_on.done(parts, self.stop, self.viewer, names):
                 for key in named[number][1] if isinstance(made, GpuscopeError) else made:
-                    self._keep(key, made if isinstance(made, GpuscopeError) else made[key])
-            self.stopped = self._stop.is_set()
+                    self.keep(key, made if isinstance(made, GpuscopeError) else made[key])
+            self.stopped = self.stop.is_set()
             return
         for _, plans in jobs:
-            for key, plan in _due(plans, self._runs_on).items():
-                self._run_on(self._runs_on, key, plan)
+            for key, plan in _due(plans, self.runs_on).items():
+                self._run_on(self.runs_on, key, plan)
 
     def settle(self) -> None:
         """Keep what was recorded here; again where an interrupt struck."""
         for key, recorded in [*self._runs.items()]:
-            assert isinstance(self._runs_on, Device)  # noqa: S101 - or there are no runs
-            self._keep(key, self._plans[key].make(recorded, self._runs_on.info.uuid))
+            assert isinstance(self.runs_on, Device)  # noqa: S101 - or there are no runs
+            self.keep(key, self._plans[key].make(recorded, self.runs_on.info.uuid))
             self._runs.pop(key)  # its traces are large
 
     def _run_on(self, device: Device, key: _Key, plan: Plan[_T]) -> None:
         before = self._done
         self._done += plan.calls
-        self.stopped = self.stopped or self._stop.is_set()
+        self.stopped = self.stopped or self.stop.is_set()
         if self.stopped:
             return
 
         def view(progress: Progress) -> None:
-            assert self._viewer is not None  # noqa: S101 - or nobody calls this
+            assert self.viewer is not None  # noqa: S101 - or nobody calls this
             # Alone on the whole GPU it names no setting.
             several = plan.experiment.settings and progress.setting
-            overall = replace(
-                progress,
-                setting=f"{plan.label}: {progress.setting}" if several else plan.label,
-                done=before + progress.done,
-                total=self._total,
-                round=progress.round if plan.number is None else plan.number,
-            )
-            self._viewer(overall)
+            setting = f"{plan.label}: {progress.setting}" if several else plan.label
+            number = progress.round if plan.number is None else plan.number
+            done, total = before + progress.done, self.total
+            self.viewer(replace(progress, setting=setting, done=done, total=total, round=number))
 
-        viewer = None if self._viewer is None else view
+        viewer = None if self.viewer is None else view
         self._plans[key] = plan
         try:
             with all_locked(device, devices_of(plan.experiment, device)):
-                self._runs[key] = run(plan.experiment, device, viewer=viewer, stop=self._stop)
+                self._runs[key] = run(plan.experiment, device, viewer=viewer, stop=self.stop)
             self.stopped = self._runs[key].stopped
         except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
             self.stopped = True
         except (GpuscopeError, RuntimeError) as error:  # of a library's, too
-            self._keep(key, _ours(error))
+            self.keep(key, _ours(error))
         self.settle()
 
 
@@ -188,7 +173,13 @@ def _check_no_gpu_named(experiment: Experiment, device: str) -> None:
 
 def _all(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, _T | GpuscopeError]:
     """Run experiments on a worker, one after the other."""
-    return {key: _one(plan, device) for key, plan in _due(plans, device).items()}
+    made: dict[_Key, _T | GpuscopeError] = {}
+    for key, plan in _due(plans, device).items():
+        try:
+            made[key] = plan.make(run(plan.experiment, device), device.info.uuid)
+        except (GpuscopeError, RuntimeError) as error:
+            made[key] = _ours(error)
+    return made
 
 
 def _due(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, Plan[_T]]:
@@ -198,13 +189,6 @@ def _due(plans: Mapping[_Key, Plan[_T]], device: Device) -> dict[_Key, Plan[_T]]
     }
     _run_once.update((plan.once, device.info.uuid) for plan in due.values() if plan.once)
     return due
-
-
-def _one(plan: Plan[_T], device: Device) -> _T | GpuscopeError:
-    try:
-        return plan.make(run(plan.experiment, device), device.info.uuid)
-    except (GpuscopeError, RuntimeError) as error:
-        return _ours(error)
 
 
 def _ours(error: GpuscopeError | RuntimeError) -> GpuscopeError:

@@ -126,12 +126,8 @@ def sweep(
         points = points_of(values)
         described = as_experiment(experiment)
         plans = {
-            number: Plan(
-                at(described, points[number]),
-                labelled(points[number]),
-                partial(rows_of, number, points[number]),
-            )
-            for number in range(len(points))
+            number: Plan(at(described, point), labelled(point), partial(rows_of, number, point))
+            for number, point in enumerate(points)
         }
         same = runs_on.info if measured_on is None else None
         measured = Points(_PREFIX, described, values, same, path, reference=measured_on)
@@ -144,14 +140,13 @@ def sweep(
             if number < 0:
                 references.add(made)
                 return
-            if not isinstance(made, GpuscopeError):
-                references.counts[made[0]["gpu"]] += 0
             if isinstance(made, InvalidPartition | WorkerLost):
                 lost = isinstance(made, WorkerLost)
                 measured.add(number, rows_of(number, points[number], made), whole=not lost)
             elif isinstance(made, GpuscopeError):
                 raise made
             else:
+                references.counts[made[0]["gpu"]] += 0
                 measured.add(number, made, whole=is_whole(made))
 
         calls = sum(plans[number].calls for number in todo)
@@ -217,18 +212,12 @@ def load_sweep(path: str | Path) -> SweepResult:
         )
     planned = range(math.prod(map(len, points.facts["parameters"].values())))
     _check_inside(points.numbers, len(planned), path)
-    speeds = _speeds(saved(Path(path), _REFERENCE)) if points.facts["reference"] else ()
-    return _result(points, planned, speeds)
+    references = saved(Path(path), _REFERENCE) if points.facts["reference"] else None
+    return _result(points, planned, () if references is None else _speeds(references))
 
 
 def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> None:
-    """Refuse points that the grid does not have.
-
-    Raises
-    ------
-    GpuscopeError
-        There are some.
-    """
+    """Refuse points that the grid does not have."""
     if outside := sorted(number for number in numbers if not 0 <= number < length):
         raise GpuscopeError(
             f"{Path(path or '').name!r} holds point {outside[0]}, but the grid of its sweep has "
@@ -302,9 +291,7 @@ class _References:
         return () if self._points is None else _speeds(self._points.all())
 
 
-def _speeds(points: Saved | None) -> tuple[Speed, ...]:
-    if points is None:
-        return ()
+def _speeds(points: Saved) -> tuple[Speed, ...]:
     rates: dict[str, list[float]] = {}
     wanted = next(iter(points.facts["experiment"]["workloads"]))
     for row in points.select(["workload", "gpu", "calls_per_s"]).to_pylist():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuscope._checks import require_kind
+from gpuscope._checks import door
 from gpuscope._text import clean
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.figures.tuning_figure import tuning as tuning_figure
@@ -60,6 +60,7 @@ class TuneResult(Tuning):
         """Draw the objective against what it costs: :func:`gpuscope.figures.tuning`."""
         return tuning_figure(self)
 
+    @door("path", "setting")
     def export(self, path: str | Path, setting: str | None = None) -> Path:
         """Write the result for somebody else; the suffix says as what.
 
@@ -80,6 +81,4 @@ class TuneResult(Tuning):
         GpuscopeError
             The file cannot be written.
         """
-        require_kind("path", path, str, Path)
-        require_kind("setting", setting, str, None)
         return write_tuning(self, path, setting)

@@ -172,10 +172,6 @@ def _head(result: Tuning) -> list[str]:
     return [clean(line).rstrip("\\") for line in lines]  # which would join the next line in C++
 
 
-def _yaml(result: Tuning, setting: TunedSetting) -> str:
-    return manual_divisions({1: result}, {1: setting.label})
-
-
 def _python(result: Tuning, setting: TunedSetting) -> str:
     return _filled("tuned_cuda_core.txt", "# ", result, repr(dict(setting.sizes)))
 
@@ -196,7 +192,7 @@ def _filled(name: str, mark: str, result: Tuning, sizes: str) -> str:
 
 
 _CODE: dict[str, Callable[[Tuning, TunedSetting], str]] = {
-    ".yaml": _yaml,
+    ".yaml": lambda result, setting: manual_divisions({1: result}, {1: setting.label}),
     ".py": _python,
     ".cpp": _cpp,
 }

@@ -23,16 +23,8 @@ from gpuscope.search.tune_result import TuneResult
 
 
 @door(
-    "objective",
-    "slo",
-    "device",
-    "confidence",
-    "repeats",
-    "gpu_profile",
-    "path",
-    "executor",
-    "viewer",
-    "stop",
+    *("objective", "slo", "device", "confidence", "repeats", "gpu_profile", "path", "executor"),
+    *("viewer", "stop"),
 )
 def tune(
     experiment: Description,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
-from gpuscope._checks import require_kind
-from gpuscope.device.api import CostModel, KernelCost, KernelModel
+from gpuscope._checks import door
+from gpuscope.device.api import KernelModel
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.handles import AnyStream
@@ -134,13 +133,8 @@ class Recorded:
             self._taken[key] += 1
             if count < here:
                 times_ns[count] = took_ns
-        return RecordedKernel(
-            row["name"],
-            Launch.parse(row["launch_config"]),
-            times_ns,
-            self.profile,
-            known,
-        )
+        launch = Launch.parse(row["launch_config"])
+        return RecordedKernel(row["name"], launch, times_ns, self.profile, known)
 
 
 def _alike(row: Row, known: Known | None) -> Hashable:
@@ -163,14 +157,8 @@ def _known(trace: Trace) -> Callable[[Row], Known | None]:
         call = launched_by.get(row["id"], {})
         target = _target(of_row.get(call.get("parent"), {}).get("payload"))
         launch = Launch.parse(row["launch_config"])
-        return known_of(
-            row["name"],
-            call.get("name") or "",
-            blocks=launch.blocks if launch else 0,
-            nbytes=row["nbytes"],
-            flop_count=row["flop_count"],
-            target=target,
-        )
+        blocks, stated = launch.blocks if launch else 0, (row["nbytes"], row["flop_count"])
+        return known_of(row["name"], call.get("name") or "", blocks, *stated, target)
 
     return known
 
@@ -226,6 +214,7 @@ class RecordedWork(Handle):
     ['gemm_float16_512x512x512']
     """
 
+    @door("trace", "second", "of_stream", "graph")
     def __init__(
         self,
         owner: Device | Partition,
@@ -237,10 +226,6 @@ class RecordedWork(Handle):
         name: str = "recorded work",
         max_in_flight: int = 1,
     ) -> None:
-        require_kind("trace", trace, Trace)
-        require_kind("second", second, Trace, None)
-        require_kind("of_stream", of_stream, str, None)
-        require_kind("graph", graph, bool)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         if self.device.info.kind != "sim":
             raise CapabilityError(
@@ -264,9 +249,7 @@ class RecordedWork(Handle):
             kernel = known.kernel(row, row["end_ns"] - row["start_ns"])
             gap_ns: int | None = None if end_ns is None else max(0, row["start_ns"] - end_ns)
             end_ns = max(end_ns or 0, row["end_ns"])
-            model = KernelModel(
-                partial(_cost, kernel, gap_ns), launch_config=row["launch_config"] or ""
-            )
+            model = _model_of(kernel, gap_ns, row["launch_config"])
             facts = {"flop_count": row["flop_count"], "nbytes": row["nbytes"]}
             self._kernels.append((self.device.compile("", row["name"], model=model), facts))
         if graph:
@@ -285,12 +268,9 @@ class RecordedWork(Handle):
             stream.launch(kernel, grid=1, block=1, **facts)
 
 
-def _cost(
-    kernel: RecordedKernel,
-    gap_ns: int | None,
-    _profile: CostModel,
-    _grid: int,
-    _args: object,
-    sm_count: int,
-) -> KernelCost:
-    return kernel.cost(sm_count, gap_ns=gap_ns)
+def _model_of(kernel: RecordedKernel, gap_ns: int | None, launch_config: str | None) -> KernelModel:
+    """Return a kernel's model: its time elsewhere."""
+    return KernelModel(
+        lambda _profile, _grid, _args, sm_count: kernel.cost(sm_count, gap_ns=gap_ns),
+        launch_config=launch_config or "",
+    )

@@ -71,16 +71,14 @@ def shapes(count: int = SHAPES, *, seed: int = 0, most_elements: int = MOST**2) 
         Of one operand; larger shapes are left out.
     """
     rng = np.random.default_rng(seed)
-    chosen = _FIRST if seed == 0 else []
     known = set(shapes()) if seed else set()
-    chosen_shapes: dict[Shape, None] = {}
-    for shape in itertools.chain(chosen, _random(rng)):
-        m, n, k = shape
+    chosen: dict[Shape, None] = {}
+    candidates = itertools.chain([] if seed else _FIRST, _random(rng))
+    while len(chosen) < count:
+        m, n, k = shape = next(candidates)
         if max(m * n, m * k, k * n) <= most_elements and shape not in known:
-            chosen_shapes.setdefault(shape)
-        if len(chosen_shapes) == count:
-            return list(chosen_shapes)
-    raise AssertionError  # random shapes never end
+            chosen[shape] = None
+    return list(chosen)
 
 
 def _random(rng: np.random.Generator) -> Iterator[Shape]:

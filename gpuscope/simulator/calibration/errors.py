@@ -83,10 +83,8 @@ def errors_told(
     """Return relative errors of predicted times where the library was told the SM count."""
     errors = []
     for row in told:
-        library, (m, n, k) = (
-            Library(fitted[kind(row)], ITEM_BYTES[row["dtype"]], layout),
-            row["shape"],
-        )
+        library = Library(fitted[kind(row)], ITEM_BYTES[row["dtype"]], layout)
+        m, n, k = row["shape"]
         for sms, us in row["us"].items():
             believed = min(row["told"][sms], layout.sm_count)
             ran = library.choose((m, n, k), believed)
@@ -109,21 +107,3 @@ def without_fold(
         for some in (rows, told)
     )
     return fitted, out, out_told
-
-
-def cross_validate(
-    rows: Sequence[Row], folds: Iterable[int] = range(FOLDS), *, layout: SmLayout
-) -> Table:
-    """Return the table of errors, each fold predicted by what the others taught.
-
-    Every dtype and SM count of a shape is in one fold. What only shapes of one fold show, kernels
-    for some alignment, is not judged.
-    """
-    errors: Errors = defaultdict(list)
-    held: list[Row] = []
-    for index in folds:
-        fitted, out, _ = without_fold(rows, index, layout=layout)
-        for dtype, of_dtype in errors_of(fitted, out, layout=layout).items():
-            errors[dtype].extend(of_dtype)
-        held += out
-    return table(errors, share_errors(held, layout=layout))

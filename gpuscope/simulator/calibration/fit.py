@@ -24,13 +24,7 @@ from gpuscope.simulator.calibration.kernels import (
     kind,
     shares_constants,
 )
-from gpuscope.simulator.models.gemm_model import (
-    ITEM_BYTES,
-    Kernels,
-    Library,
-    durations,
-    traits,
-)
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Kernels, Library, durations, traits
 from gpuscope.simulator.profiles.schema import Choice, GemmKernels, KernelTimes
 
 NOISE = 0.03
@@ -102,9 +96,8 @@ def _descend(
     best = loss(x, residuals)
     step = 1e-4
     for _ in range(60):
-        slopes = np.array(
-            [(errors(x + step * axis) - residuals) / step for axis in np.eye(len(x))]
-        ).T
+        axes = np.eye(len(x))
+        slopes = np.array([(errors(x + step * axis) - residuals) / step for axis in axes]).T
         weights = 1 / np.sqrt(residuals**2 + NOISE**2)
         curve = slopes.T @ (slopes * weights[:, None]) + 2 * wariness * np.eye(len(x))
         slope = slopes.T @ (weights * residuals) + 2 * wariness * (x - start)
@@ -149,14 +142,8 @@ def _fit_times(
             values[name] = min(max(values[name], low), high)
         if final:
             values = {name: _digits(value) for name, value in values.items()}
-        return KernelTimes.model_construct(
-            None,
-            persistent=rows.persistent,
-            vector=item > 2 or rows.vector,
-            power=0.0,
-            **rates,
-            **values,
-        )
+        kinds = {"persistent": rows.persistent, "vector": item > 2 or rows.vector}
+        return KernelTimes.model_construct(None, **kinds, power=0.0, **rates, **values)
 
     def errors(x: Floats) -> Floats:
         predicted_us = durations(
@@ -309,12 +296,8 @@ def fit_gemm(
                 f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "
                 + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
             )
-        kernels = GemmKernels.model_construct(
-            None,
-            alignment=width,
-            tiles=tiles,
-            times=_fit_times(key, rows_of_key, layout, times[shares_constants(key)]),
-        )
+        near = _fit_times(key, rows_of_key, layout, times[shares_constants(key)])
+        kernels = GemmKernels.model_construct(None, alignment=width, tiles=tiles, times=near)
         fitted[key] = _with_choice(kernels, item, rows_of_key, layout)
         heard = [row for row in told if kind(row) == key and not is_vector(row)]
         if heard and not rows_of_key.persistent:

@@ -121,10 +121,9 @@ def _measure_on(
     step: Callable[[int], None],
 ) -> Gemms:
     """Measure shapes on several GPUs of one model, until so much time has passed."""
-    jobs = {
-        at: partial(_measure_part, shapes[at : at + AT_ONCE], dtypes, source)
-        for at in range(0, len(shapes), AT_ONCE)
-    }
+    part_of = partial(measure, dtypes=dtypes, source=source, until_ns=sys.maxsize)
+    firsts = range(0, len(shapes), AT_ONCE)
+    jobs = {at: partial(part_of, shapes=shapes[at : at + AT_ONCE]) for at in firsts}
     parts: dict[int, Gemms] = {}
     stop, until_s = threading.Event(), time.monotonic() + budget_s
     for at, part in team.results(jobs, stop):
@@ -132,18 +131,12 @@ def _measure_on(
         step(min(AT_ONCE * len(parts), len(shapes)))
         if time.monotonic() > until_s:
             stop.set()
-    every = [parts[at] for at in sorted(parts)]
-    return Gemms(
-        rows=[row for part in every for row in part.rows],
-        told=[row for part in every for row in part.told],
-        skipped=sum(part.skipped for part in every),
-    )
-
-
-def _measure_part(
-    shapes: Sequence[Shape], dtypes: Sequence[str], source: Source, device: Device
-) -> Gemms:
-    return measure(device, shapes, dtypes, source, until_ns=sys.maxsize)
+    gemms = Gemms()
+    for at in sorted(parts):
+        gemms.rows += parts[at].rows
+        gemms.told += parts[at].told
+        gemms.skipped += parts[at].skipped
+    return gemms
 
 
 @dataclass
@@ -159,10 +152,6 @@ class _Case:
     kernels: list[Launched] = field(default_factory=list)
     ran: dict[str, list[Launched]] = field(default_factory=dict)
     skipped: int = 0
-
-    @property
-    def flop_count(self) -> int:
-        return 2 * math.prod(self.shape)
 
     def row(self, us: dict[str, float]) -> list[Row]:
         if not us or not self.kernels:  # what ran is read on the whole GPU
@@ -184,23 +173,20 @@ def _measure_some(
         for sms, stream in streams_by_count(device):
             whole = sms == device.sm_count
             for case in cases:
-                expected_ns = (
-                    case.flop_count / flop_per_ns.get(case.dtype, math.inf)
-                    if whole
-                    else case.whole_ns * device.sm_count / sms
-                )
+                flop_count = 2 * math.prod(case.shape)
+                expected_ns = case.whole_ns * device.sm_count / sms
+                if whole:
+                    expected_ns = flop_count / flop_per_ns.get(case.dtype, math.inf)
                 if expected_ns > _LONGEST_NS or not (whole or case.whole_ns):
                     case.skipped += 1
                     continue
                 for targeted in (False,) if whole else (False, True):
-                    name = f"{len(ran)}"
-                    once_ns = _run(
-                        case, operands[case.dtype], stream, name, expected_ns, told=targeted
-                    )
+                    arrays, name = operands[case.dtype], f"{len(ran)}"
+                    once_ns = _run(case, arrays, stream, name, expected_ns, told=targeted)
                     ran.append((case, sms, targeted))
                 if whole:
                     case.whole_ns = once_ns
-                    rate = case.flop_count / once_ns
+                    rate = flop_count / once_ns
                     flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
                 else:
                     case.told[str(sms)] = stream.sm_count_target
@@ -251,8 +237,8 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
     ours, theirs = (
         kernels.array(name, fill=-1) for name in ("external_correlation", "correlation")
     )
-    calls: dict[str | None, dict[int, list[tuple[int, int, Launched]]]] = {}
-    for row in zip(
+    rows: list[tuple[int, int, int, int, Launched]] = []
+    for category, call, start_ns, end_ns, name, config in zip(
         kernels.texts("category"),
         np.where(ours >= 0, ours, theirs).tolist(),
         kernels.array("start_ns").tolist(),
@@ -261,16 +247,11 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
         kernels.texts("launch_config"),
         strict=True,
     ):
-        category, call, start_ns, end_ns, name, config = row
         facts = json.loads(config or '{"grid": [0], "block": [0]}')
         ran = str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])
-        kernels_of_call = calls.setdefault(category, {}).setdefault(call, [])
-        kernels_of_call.append((start_ns, end_ns - start_ns, ran))
-    return {
-        int(category): [
-            [(took_ns, ran) for _, took_ns, ran in sorted(handle_calls[call])]
-            for call in sorted(handle_calls)
-        ]
-        for category, handle_calls in calls.items()
-        if category is not None
-    }
+        if category is not None:
+            rows.append((int(category), call, start_ns, end_ns - start_ns, ran))
+    calls: dict[int, dict[int, list[tuple[int, Launched]]]] = {}
+    for number, call, _, took_ns, launched in sorted(rows):
+        calls.setdefault(number, {}).setdefault(call, []).append((took_ns, launched))
+    return {number: [*of_handle.values()] for number, of_handle in calls.items()}

@@ -142,25 +142,14 @@ def experiment_costs(
 
 
 def _launches(device: Device, count: int, load: Mapping[str, int]) -> _Launches:
+    gemm = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a"}
+    pace = {"repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ}
+    spin = {"kind": "spin", "stream": "b", "background": True}
     experiment = {
         "name": "calibration",
         "alone_repeats": 0,
         "streams": {"a": {}, "b": {}},
-        "workloads": {
-            "paced": {
-                "kind": "gemm",
-                "m": 64,
-                "n": 64,
-                "k": 64,
-                "dtype": "float16",
-                "stream": "a",
-                "repeats": count,
-                "max_queued": 1,
-                "arrival": "poisson",
-                "rate_hz": _RATE_HZ,
-            },
-            "load": {"kind": "spin", "stream": "b", "background": True, **load},
-        },
+        "workloads": {"paced": {**gemm, **pace}, "load": {**spin, **load}},
     }
     trace = complete(run(experiment, device)["default"])
     handles, kernels = (
@@ -198,10 +187,10 @@ def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, fl
                         gemm.execute(*operands, stream=stream)
                     stream.synchronize()
         kernels = _in_order(complete(recording.trace).where(kind="kernel"))
-        start_ns, end_ns = kernels.array("start_ns"), kernels.array("end_ns")
-        since_ns = start_ns - start_ns[0]
-        first = np.median((end_ns - start_ns)[since_ns < _COOL_NS])
-        last = np.median((end_ns - start_ns)[since_ns > since_ns[-1] - _HOT_NS])
+        start_ns = kernels.array("start_ns")
+        since_ns, took_ns = start_ns - start_ns[0], kernels.array("end_ns") - start_ns
+        first = np.median(took_ns[since_ns < _COOL_NS])
+        last = np.median(took_ns[since_ns > since_ns[-1] - _HOT_NS])
         drawn[dtype] = round(max(1.0, float(last / first)) - IDLE_POWER / FULL, 3)
     return drawn
 
@@ -363,9 +352,8 @@ def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
             stream.synchronize()
         trace = complete(recording.trace).where(kind="kernel")
         for mib, copy in copies.items():
-            copies_of_size = _in_order(trace.where(category=copy.name))
-            times_ns = (copies_of_size.array("end_ns") - copies_of_size.array("start_ns"))[1:]
-            rows.append({"mb": mib, "sms": sms, "us": float(np.median(times_ns)) / 1e3})
+            us = float(np.median(_durations_us(trace.where(category=copy.name))[1:]))
+            rows.append({"mb": mib, "sms": sms, "us": us})
     for copy in copies.values():
         copy.close()
     return rows

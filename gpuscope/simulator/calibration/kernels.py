@@ -49,12 +49,20 @@ Tile = tuple[int, int, int, int]
 Key = tuple[str, int]
 """A dtype and the alignment that a kind of kernels needs."""
 
-_PERSISTENT = re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_(\d+)x(\d+)_(\d+)x\d+_")
-_LATER_PERSISTENT = re.compile(r"nvjet_(?:sm\d+_)?[a-z]+_mma_(\d+)x(\d+)x(\d+)_(\d+)_")
-_XMMA = re.compile(r"tilesize(\d+)x(\d+)x(\d+)_(?:stage(\d))?")
-_WMMA = re.compile(r"wmma.*_32x32_")
-_PLAIN = re.compile(r"gemm_(?:[a-z]+\d*_)*(\d+)x(\d+)_")
-_DEPTH = re.compile(r"_(\d+)x(\d)_")
+_NVJET, _ROWS, _COLUMNS = r"nvjet_(?:sm\d+_)?[a-z]+_", r"(?P<rows>\d+)", r"(?P<columns>\d+)"
+_DEPTH, _STAGES = r"(?P<depth>\d+)", r"(?P<stages>\d+)"
+_TILES = [
+    re.compile(pattern)
+    for pattern in (
+        rf"{_NVJET}{_COLUMNS}x{_ROWS}_{_DEPTH}x\d+_",
+        rf"{_NVJET}mma_{_COLUMNS}x{_ROWS}x{_DEPTH}_{_STAGES}_",
+        rf"tilesize{_ROWS}x{_COLUMNS}x{_DEPTH}_(?:stage(?P<stages>\d))?",
+        r"wmma.*_(?P<rows>32)x(?P<columns>32)_",
+        rf"gemm_(?:[a-z]+\d*_)*{_COLUMNS}x{_ROWS}(?=_)(?:.*?_{_DEPTH}x(?P<stages>\d)_)?",
+    )
+]
+"""How names tell tiles; the first is of kernels that are persistent."""
+
 _ALIGNMENTS = {2: (16, 4, 2), 4: (16, 4), 8: (16, 8)}
 """Bytes of an element → alignments with kernels of their own."""
 
@@ -101,35 +109,25 @@ def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Ke
     name, blocks, threads = row["kernels"][0]
     item = ITEM_BYTES[row["dtype"]]
     m, n, _ = row["shape"]
-    stages, persistent = 2, False
-    if match := _PERSISTENT.search(name):
-        columns, rows, depth = map(int, match.groups())
-        persistent = True
-    elif match := _LATER_PERSISTENT.search(name):
-        columns, rows, depth, stages = map(int, match.groups())
-    elif match := _XMMA.search(name):
-        rows, columns, depth = map(int, match.groups()[:3])
-        stages = int(match[4] or 2)
-    elif _WMMA.search(name):
-        rows, columns, depth = 32, 32, 32
-    elif match := _PLAIN.search(name):
-        columns, rows = int(match[1]), int(match[2])
-        steps = _DEPTH.search(name, match.end() - 1)
-        depth, stages = map(int, steps.groups()) if steps else (32, 2)
+    matches = [pattern.search(name) for pattern in _TILES]
+    match = next(filter(None, matches), None)
+    sizes = {"depth": 32, "stages": 2}
+    if match is not None:
+        sizes |= {part: int(size) for part, size in match.groupdict().items() if size}
     elif by_grid and name in by_grid:
-        rows, columns = by_grid[name]
-        depth = 32
+        sizes["rows"], sizes["columns"] = by_grid[name]
     else:
         return Kernel(_NO_TILE, known=False)
+    rows, columns, depth = sizes["rows"], sizes["columns"], sizes["depth"]
     tiles = -(-m // rows) * -(-n // columns)
-    persistent |= blocks < tiles
+    persistent = matches[0] is not None or blocks < tiles
     split = "splitK" in name or len(row["kernels"]) > 1
     split |= not persistent and blocks >= 2 * tiles
     if persistent:
         resident = 1
     else:  # as many as registers and shared memory have room for
         registers = min(255, rows * columns / threads * max(1, item // 4) + 56) * threads
-        shared = stages * (rows + columns) * depth * item
+        shared = sizes["stages"] * (rows + columns) * depth * item
         resident = max(1, min(16, int(_REGISTERS // registers), _SHARED_BYTES // shared))
     splits = max(1, round(blocks / tiles)) if split else 1
     return Kernel((rows, columns, depth, resident), splits, persistent)
@@ -207,9 +205,8 @@ class Rows:
         kernels = [kernel_of(row, by_grid) for row in rows]
         counts = [len(row["us"]) for row in rows]
         ran = np.array([(*kernel.tile, kernel.splits) for kernel in kernels])
-        readable = [
-            kernel.known or is_vector(row) for kernel, row in zip(kernels, rows, strict=True)
-        ]
+        pairs = zip(kernels, rows, strict=True)
+        readable = [kernel.known or is_vector(row) for kernel, row in pairs]
         looping = sum(kernel.persistent for kernel in kernels)
         return cls(
             shape=np.repeat(np.array([row["shape"] for row in rows]), counts, axis=0).T,
@@ -226,13 +223,8 @@ class Rows:
 def unreadable(rows: Sequence[Row]) -> list[str]:
     """Names of kernels whose tile is not known: no constant is fitted to their times."""
     by_grid = tiles_by_grid(rows)
-    return sorted(
-        {
-            row["kernels"][0][0]
-            for row in rows
-            if not is_vector(row) and not kernel_of(row, by_grid).known
-        }
-    )
+    tiled = [row for row in rows if not is_vector(row)]
+    return sorted({row["kernels"][0][0] for row in tiled if not kernel_of(row, by_grid).known})
 
 
 def kind(row: Row) -> Key:

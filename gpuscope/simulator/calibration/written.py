@@ -41,14 +41,14 @@ def profile_of(
     power
         What the large GEMMs of each dtype draw.
     """
+    keys = sorted(kinds, reverse=True)
     gemm = {
-        dtype: [
-            _with_power(kinds[key], power[dtype]).model_dump(mode="json")
-            for key in sorted(kinds, reverse=True)
-            if key[0] == dtype
-        ]
+        dtype: [kinds[key].model_dump(mode="json") for key in keys if key[0] == dtype]
         for dtype in ITEM_BYTES
     }
+    for dtype, kernels in gemm.items():
+        for kernel in kernels:
+            kernel["times"]["power"] = power[dtype]
     counts = {
         "shapes": len({tuple(row["shape"]) for row in rows}),
         "rows": sum(len(row["us"]) for row in rows),
@@ -64,11 +64,6 @@ def profile_of(
         "copy": fit_copy(copies),
         "gemm": gemm,
     }
-
-
-def _with_power(kernels: GemmKernels, power: float) -> GemmKernels:
-    times = kernels.times.model_copy(update={"power": power})
-    return kernels.model_copy(update={"times": times})
 
 
 def write_profile(profile: Mapping[str, object], target: Path) -> None:

@@ -106,7 +106,7 @@ class SimMemory(SimHost):
     def empty(self, shape: Shape, dtype: DType) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""
         block = self._memory.take((math.prod(shape), dtype))
-        return SimArray(self, block.raw, shape, c_steps(shape), block=block)
+        return SimArray(self, block.raw, shape, c_steps(shape), dtype, block=block)
 
     def asarray(self, values: Array) -> SimArray:
         """Copy host values; the values are copied now."""
@@ -130,9 +130,8 @@ class SimMemory(SimHost):
         shape, dtype = array.shape, array.dtype
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
-            kept = np.array(() if isinstance(value, SimArray) else value, dtype)
-            given_shape = value.shape if isinstance(value, SimArray) else kept.shape
-            fits = np.broadcast_shapes(given_shape, shape) == shape
+            kept = np.array(() if sources else value, dtype)
+            fits = np.broadcast_shapes(sources[0].shape if sources else kept.shape, shape) == shape
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:
@@ -217,7 +216,7 @@ class SimMemory(SimHost):
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
         memory on its way up not at all, else until the copy is done.
         """
-        to_device, from_device = (isinstance(one, SimArray) for one in (destination, source))
+        to_device, from_device = (isinstance(array, SimArray) for array in (destination, source))
         on_host = [array for array in (destination, source) if not isinstance(array, SimArray)]
         pinned = all(pinned_block(array) is not None for array in on_host)
         nbytes = moved = int(source.nbytes)
@@ -236,9 +235,8 @@ class SimMemory(SimHost):
         if staged_at_once and not pinned and stream.capture is None:
             source = np.array(source)
         effect = computed(destination, (source,), lambda values: values)
-        op = CopyOp(
-            stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, moved, engine=engine
-        )
+        work = correlation, f"copy {engine}", effect, 1, duration_ns, moved
+        op = CopyOp(stream, 0, *work, engine=engine)
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
             if pinned or stream.capture is not None:
@@ -284,13 +282,11 @@ def computed(
         if isinstance(destination, SimArray):
             return Write(destination, on_device, values)()
         bound = [(source, source.buffer.version) for source in on_device]
-        return lambda: np.copyto(
-            destination,
-            fitted(
-                values(*(source.view_of(version.value()) for source, version in bound)),
-                destination.shape,
-                destination.dtype,
-            ),
-        )
+
+        def commit() -> None:
+            made = values(*(source.view_of(version.value()) for source, version in bound))
+            np.copyto(destination, fitted(made, destination.shape, destination.dtype))
+
+        return commit
 
     return start

@@ -67,15 +67,12 @@ class SimBackend(SimMemory):
             made = []
             for partition in planned:
                 self._pay(self._cost["create_partition_call_ns"])
-                mask = self.layout.sm_mask(partition.parts)
+                mask, context = self.layout.sm_mask(partition.parts), next(self._contexts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                quanta = [part for part in partition.parts if part != REMAINDER]
-                holding = self.layout.sm_count_of(quanta)
-                target = sm_count_to_tell(len(ids), holding)
-                context = next(self._contexts)
-                made.append(
-                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, target)
-                )
+                outside = self.layout.remainder_sm_count * (REMAINDER in partition.parts)
+                target = sm_count_to_tell(len(ids), len(ids) - outside)
+                raw = SimPartition(mask, context)
+                made.append(GrantedPartition(raw, len(ids), ids, context, target))
             return made
 
     # -- streams ----------------------------------------------------------------------
@@ -118,12 +115,11 @@ class SimBackend(SimMemory):
         It goes with the thread, or later with the last work in it.
         """
         with self._lock:
-            stream: SimStream | None = getattr(self._of_thread, "stream", None)
-            if stream is None:
+            if not hasattr(self._of_thread, "stream"):
                 stream = SimStream(next(_handles), self._all_sms, 0, blocking=True)
-                self._defaults[stream.handle] = stream
+                self._defaults[stream.handle] = self._of_thread.stream = stream
                 self.engine.blocking[stream] = None
-                self._of_thread.stream = stream
+            stream = self._of_thread.stream
             return stream, stream.handle
 
     def close_stream(self, raw: SimStream, handle: int) -> None:
@@ -188,7 +184,8 @@ class SimBackend(SimMemory):
             cost_ns = self._cost["stream_wait_call_ns"]
             if event.captured is not None:
                 self._pay(cost_ns)
-                event.captured[0].join(stream, event)
+                capture, tail = event.captured
+                capture.join(stream, tail)
             elif event.record is None:
                 self._pay(cost_ns)
             elif stream.capture is not None:
@@ -253,9 +250,8 @@ class SimBackend(SimMemory):
         with self._lock:
             if stream.capture is not None:
                 raise stream.capture.refuse("the graph cannot be launched")
-            self._queue(
-                GraphOp(stream, 0, correlation, cast("SimGraph", graph)), GRAPH_LAUNCH_CALL_NS
-            )
+            op = GraphOp(stream, 0, correlation, cast("SimGraph", graph))
+            self._queue(op, GRAPH_LAUNCH_CALL_NS)
 
     def graph_is_empty(self, graph: object) -> bool:
         """Whether nothing was captured."""
@@ -304,24 +300,15 @@ class SimBackend(SimMemory):
                 joint = model.joint(args)
                 assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
                 (source,) = cast("Sequence[SimArray]", model.reads(args))
-                together = Together(
-                    joint,
-                    joint.ranks.place,
-                    target,
-                    source,
-                    model.compute,
-                    cost.block_ns,
-                    self._latest,
-                )
+                arrays, how = (target.bare, source.bare), (model.compute, cost.block_ns)
+                together = Together(joint, joint.ranks.place, *arrays, *how, self._latest)
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)
-            call_ns = self._cost["launch_call_ns"]
+            work = correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
             config = model.launch_config
             config = launch_config(grid, block) if config is None else config
-            self._queue_kernel(
-                stream, correlation, kernel.name, effect, cost, call_ns, together, config
-            )
+            self._queue_kernel(stream, *work, together, config)
 
     def matmul(
         self,

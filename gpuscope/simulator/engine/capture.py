@@ -33,15 +33,13 @@ class Capture:
     thread
         Who began it: calls of this thread that would wait for the device are refused.
 
-    It begins when it is its origin's ``capture``. An interrupt leaves it begun or not, and
-    :meth:`end` can be called again where one struck it.
+    It begins when it is its origin's ``capture``.
     """
 
     def __init__(self, origin: SimStream, thread: int) -> None:
         self.thread = thread
         self._origin = origin
         self._valid = True
-        self._over = False
         self._nodes: list[tuple[Op, tuple[int, ...]]] = []
         self._tails: dict[SimStream, frozenset[int]] = {origin: frozenset()}
 
@@ -75,16 +73,15 @@ class Capture:
         event.captured = (self, self._tails[stream])
         event.record = None
 
-    def join(self, stream: SimStream, event: SimEvent) -> None:
-        """Let what a stream queues next follow an event of this capture."""
+    def join(self, stream: SimStream, tail: frozenset[int]) -> None:
+        """Let what a stream queues next follow an event at a place in the graph."""
         what = "the stream cannot wait"
         self._require_valid(what)
-        if self._over:
+        if not self.is_on:
             raise refusal(what, "CapturedEvent")
         if stream.capture is not None and stream.capture is not self:
             stream.capture.invalidate()
             raise self.refuse(what, "StreamCaptureMerge")
-        tail = event.captured[1] if event.captured is not None else frozenset()
         self._tails[stream] = self._tails.get(stream, frozenset()) | tail
         stream.capture = self
 
@@ -93,8 +90,7 @@ class Capture:
         what = "the capture failed"
         if stream is not self._origin:
             raise self.refuse(what, "StreamCaptureUnmatched")
-        self._over = True
-        for joined in reversed(self._tails):  # its origin last: until then it is on
+        for joined in self._tails:
             joined.capture = None
         self._require_valid(what)
         pending, reached = list(self._tails[stream]), set[int]()

@@ -10,12 +10,8 @@ pre-empted; so an unpartitioned kernel queues behind one that fills the GPU, and
 lets the next one in. A block of a persistent kernel holds its SM for several tiles: its own
 first, then whichever is left.
 
-Blocks that start together advance together, as one counted *wave*. Waves share the memory
-bandwidth max-min fairly: where all of them ask for more than there is, every block gets
-what it asks for up to one common level. What stalls on memory under load goes slower by what
-others move (``stall``), and what computes goes slower while all together would draw more power
-than the GPU may for long. A wave has
-``work_ns * FULL`` units of work left, and does ``speed`` of them a nanosecond.
+Blocks that start together advance together, as one counted *wave*, which shares the memory
+bandwidth and the power with others.
 
 Each step begins with a checkpoint for interrupts; none strikes inside one.
 """
@@ -25,7 +21,8 @@ from __future__ import annotations
 import heapq
 import weakref
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -33,7 +30,7 @@ from gpuscope import _interrupts
 from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.ops import (
-    FULL,
+    ORDERED_BY_EVENTS,
     CopyOp,
     Failure,
     GraphOp,
@@ -42,14 +39,12 @@ from gpuscope.simulator.engine.ops import (
     Op,
     SimStream,
     Wait,
-    Wave,
-    WaveOp,
-    lowest,
+    activity_of,
 )
-from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
+from gpuscope.simulator.engine.waves import Sharing, Wave, lowest
 
+_R = TypeVar("_R")
 _T = TypeVar("_T")
-_ORDERED_BY_EVENTS = ("kernel", "memcpy")
 
 
 class Engine:
@@ -89,55 +84,37 @@ class Engine:
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
         self._copying: set[str] = set()
         self._copies_wait = False
-        self._bandwidth = None if bytes_per_us is None else bytes_per_us * FULL // 1000
-        self._sharing: dict[Wave, int] = {}  # each wave, and what it asks for
-        self._shared = False  # whether anything runs slower than it could
-        self._demand_changed = False
-        self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
+        self._sharing = Sharing(bytes_per_us)
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
     # -- queueing ---------------------------------------------------------------------
     def submit(self, op: Op) -> None:
         """Queue ``op`` at its stream's tail."""
-        stream = op.stream
-        last = stream.last
-        behind: list[Op] = []
-        if last is not None:
-            self._follow(op, last, behind)
-        if op.after is not None:
-            self._follow(op, op.after, behind)
+        stream, legacy = op.stream, self.legacy
+        before = [stream.last, op.after]
         if stream.blocking:
-            if self.legacy.last is not None:
-                self._follow(op, self.legacy.last, behind)
-        elif stream is self.legacy:
-            for other in self.blocking:
-                if other.last is not None:
-                    self._follow(op, other.last, behind)
-        op.behind = tuple(behind)
-        op.number = 1 if last is None else last.number + 1
+            before.append(legacy.last)
+        elif stream is legacy:
+            before += [other.last for other in self.blocking]
+        op.behind = tuple([other for other in before if other is not None])
+        op.number = stream.last.number + 1 if stream.last is not None else 1
         stream.last = op
         if isinstance(op, GraphOp):
             op.graph.last = op
         self._wake(op)
 
-    def _follow(self, op: Op, before: Op, behind: list[Op]) -> None:
-        """Let ``op`` start no earlier than ``before`` is done; what is not goes to ``behind``."""
-        if before.done_ns is None:
-            behind.append(before)
-        else:
-            _note_done(op, before, before.done_ns)
-
     def _wake(self, op: Op) -> None:
         """Take up work if all that it must follow is done; else look again when more is."""
         for before in op.behind:
-            if before.done_ns is None:
+            done_ns = before.done_ns
+            if done_ns is None:
                 if before.followers is None:
-                    before.followers = [op]
-                else:
-                    before.followers.append(op)
+                    before.followers = []
+                before.followers.append(op)
                 return
-            _note_done(op, before, before.done_ns)
+            op.free_ns = done_ns if done_ns > op.free_ns else op.free_ns
+            _note_failure(op, before)
         self._start(op)
 
     def _at(self, time_ns: int, action: Callable[[_T], None], subject: _T) -> None:
@@ -148,10 +125,9 @@ class Engine:
     # -- running ----------------------------------------------------------------------
     def run_until(self, time_ns: int) -> None:
         """Let everything happen that happens up to ``time_ns``."""
-        heap = self._heap
-        while heap and heap[0][0] <= time_ns:
-            self._step()
-        self.now_ns = time_ns if time_ns > self.now_ns else self.now_ns
+        while self.step(time_ns + 1):
+            pass
+        self.now_ns = max(time_ns, self.now_ns)
 
     def step(self, time_ns: int | None) -> bool:
         """Let the next instant happen if it comes before ``time_ns``; says whether it did."""
@@ -199,8 +175,9 @@ class Engine:
             self._dispatch()
         if self._copies_wait:
             self._dispatch_copies()
-        if self._demand_changed:
-            self._share()
+        if self._sharing.changed:
+            for wave in self._sharing.share(self.now_ns):
+                self._at(wave.end_ns, self._end, wave)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""
@@ -229,42 +206,26 @@ class Engine:
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
-            try:
-                op.function()
-            except Exception as error:  # noqa: BLE001 - who waits for it is told
-                self._fail(op, error)
+            self._call(op, op.function)
             self._at(op.start_ns + op.duration_ns, self._finish, op)
             return
-        if isinstance(op, Wait):
-            self._note_wait(op)
+        if isinstance(op, Wait):  # remember a record that held the stream back
+            before_ns = (op.before and op.before.done_ns) or 0
+            held = ((op.after and op.after.done_ns) or 0) > max(op.queued_ns, before_ns)
+            if held and op.correlation not in op.stream.waited:
+                op.stream.waited += (op.correlation,)
         self._finish(op)
-
-    def _note_wait(self, op: Wait) -> None:
-        """Remember a record that held the stream back."""
-        before_ns = op.before.done_ns if op.before is not None else None
-        target_ns = op.after.done_ns if op.after is not None else None
-        held = (target_ns or 0) > max(op.queued_ns, before_ns or 0)
-        if held and op.correlation not in op.stream.waited:
-            op.stream.waited += (op.correlation,)
 
     def _expand(self, op: GraphOp) -> None:
         """Start a graph: make its nodes, and let those run that follow none."""
         for number, (captured, after) in enumerate(op.graph.nodes):
-            node = captured.again(op.queued_ns, op.correlation)
+            node = replace(captured, queued_ns=op.queued_ns, correlation=op.correlation)
             node.owner, node.node = op, number
             node.free_ns = self.now_ns - self._kernel_gap_ns
             node.behind = [op.nodes[before] for before in after]
             op.nodes.append(node)
         for node in op.nodes:
             self._wake(node)
-
-    def _look_at(self, op: GraphOp) -> None:
-        """Finish a graph if all of its nodes are done."""
-        nodes = op.nodes
-        while op.done < len(nodes) and nodes[op.done].done_ns is not None:
-            op.done += 1
-        if op.done == len(nodes):
-            self._finish(op)
 
     # -- SMs and copy engines ---------------------------------------------------------
     def _enter(self, op: KernelOp) -> None:
@@ -286,55 +247,74 @@ class Engine:
                 del ready[index]
 
     def _place(self, op: KernelOp, usable: int) -> None:
-        available = usable.bit_count()
-        count = op.left
-        taken = usable
-        if count < available:
-            taken = lowest(usable, count)
-        else:
-            count = available
+        count = min(op.left, usable.bit_count())
+        taken = lowest(usable, count)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        wave = Wave(op, taken, count, op.left - count, self.now_ns)
+        wave = Wave(op, taken, count, self.now_ns)
+        op.left -= count
         if op.spare:
-            held = not wave.left or taken == op.stream.sms
-            wave.take_tiles(op, op.spare, alone=held and not op.running)
+            held = not op.left or taken == op.stream.sms
+            wave.take_tiles(op, alone=held and not op.running)
         self._run(wave)
 
     def _dispatch_copies(self) -> None:
         """Give free copy engines to copies, in the order in which they became ready."""
         for engine, waiting in self._copies.items():
             if waiting and engine not in self._copying:
-                self._run(Wave(heapq.heappop(waiting)[-1], 0, 1, 0, self.now_ns))
+                self._run(Wave(heapq.heappop(waiting)[-1], 0, 1, self.now_ns))
         self._copies_wait = False
 
     def _run(self, wave: Wave) -> None:
         """Let a wave run, which has what it needs."""
         op = wave.op
         if op.start_ns is None:
-            try:
-                if isinstance(op, KernelOp) and op.together is not None:
-                    op.commit = op.together.begin(self.now_ns)
-                else:
-                    op.commit = op.effect() if op.effect else None
-            except Exception as error:  # noqa: BLE001 - who waits for it is told
-                self._fail(op, error)
+            if isinstance(op, KernelOp) and op.together is not None:
+                op.commit = self._call(op, partial(op.together.begin, self.now_ns))
+            elif op.effect is not None:
+                op.commit = self._call(op, op.effect)
             op.start_ns = self.now_ns
-        if op.shares:
-            self._sharing[wave] = op.rate * wave.count
-            self._demand_changed = True
+        self._sharing.add(wave)
         if isinstance(op, KernelOp):
             self.free &= ~wave.sms
             if op.running is None:
                 op.running = {}
             op.running[wave] = None
-            op.left, op.spare = wave.left, wave.spare
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
         self._at(wave.end_ns, self._end, wave)
 
-    def _release(self, op: KernelOp, wave: Wave, sms: int) -> None:
-        """Free SMs that a wave's blocks held, and note who held them."""
+    def _end(self, wave: Wave) -> None:
+        """End a wave, unless its end was put off or is past; its blocks may go on."""
+        if wave.end_ns != self.now_ns:
+            return
+        op = wave.op
+        if isinstance(op, KernelOp):
+            if op.together is not None and self._lasts(op, wave):
+                return
+            running, released = op.running or {}, wave.sms
+            if op.spare:
+                following = wave.follow(op, self.now_ns)
+                released &= ~following.sms
+                self._run(following)
+            del running[wave]
+            self._release(op, wave.since_ns, released)
+            is_over = not (op.left or running)
+        else:
+            assert isinstance(op, CopyOp)  # noqa: S101 - the other kind that has waves
+            self._copying.discard(op.engine)
+            is_over = self._copies_wait = True
+        if op.shares:
+            self._sharing.drop(wave)
+        if is_over:
+            if op.commit is not None:
+                self._call(op, op.commit)
+            op.commit = op.effect = None
+            self._finish(op)
+        wave.end_ns = -1
+
+    def _release(self, op: KernelOp, since_ns: int, sms: int) -> None:
+        """Free SMs that an operation's blocks held, and note who held them."""
         if self._released_ns != self.now_ns:
             self._released.clear()
             self._released_ns = self.now_ns
@@ -342,120 +322,45 @@ class Engine:
             self._released.append((sms, op))
             if self.sink is not None:
                 op.held = op.held or []
-                op.held.append((sms, wave.since_ns, self.now_ns))
+                op.held.append((sms, since_ns, self.now_ns))
         self.free |= sms
-        if op.running is not None:
-            op.running.pop(wave, None)
-
-    def _end(self, wave: Wave) -> None:
-        """End a wave, unless its end was put off or is past; its blocks may go on."""
-        if wave.end_ns != self.now_ns:
-            return
-        op = wave.op
-        if isinstance(op, KernelOp) and op.together is not None and self._lasts(op, wave):
-            return
-        released = wave.sms
-        if isinstance(op, KernelOp) and op.spare:
-            following = wave.follow(op, self.now_ns)
-            released &= ~following.sms
-            self._run(following)
-        if op.shares:
-            self._sharing.pop(wave, None)
-            self._demand_changed = True
-        if isinstance(op, KernelOp):
-            self._release(op, wave, released)
-            is_over = not (op.left or op.running)
-        else:
-            assert isinstance(op, CopyOp)  # noqa: S101 - the other kind that has waves
-            self._copying.discard(op.engine)
-            is_over = self._copies_wait = True
-        if is_over:
-            if op.commit is not None:
-                try:
-                    op.commit()
-                except Exception as error:  # noqa: BLE001 - who waits for it is told
-                    self._fail(op, error)
-                op.commit = None
-            op.effect = None
-            self._finish(op)
-        wave.end_ns = -1
 
     def _lasts(self, op: KernelOp, wave: Wave) -> bool:
         """Put off the end of a collective's last blocks for as long as other ranks need."""
+        together, start_ns = op.together, op.start_ns
         if op.left or len(op.running or ()) > 1 or op.commit is None:
             return False
-        assert op.together is not None  # noqa: S101 - or nobody asks
-        assert op.start_ns is not None  # noqa: S101 - it is about to end
-        try:
-            end_ns = op.together.end_ns(op.start_ns, self.now_ns)
-        except Exception as error:  # noqa: BLE001 - who waits for it is told
-            self._fail(op, error)
+        assert together is not None  # noqa: S101 - or nobody asks
+        assert start_ns is not None  # noqa: S101 - it is about to end
+        end_ns = self._call(op, partial(together.end_ns, start_ns, self.now_ns))
+        if end_ns is None:
             op.commit = None
+        if end_ns is None or end_ns <= self.now_ns:
             return False
-        if end_ns <= self.now_ns:
-            return False
-        self._sharing.pop(wave, None)  # it waits, and moves nothing
-        self._demand_changed = True
+        self._sharing.drop(wave)  # it waits, and moves nothing
         wave.end_ns = end_ns
         self._at(end_ns, self._end, wave)
         return True
 
-    # -- what is shared ---------------------------------------------------------------
-    def _share(self) -> None:
-        """Let waves advance as fast as bandwidth, the load on memory, and power allow."""
-        asked, clock = sum(self._sharing.values()), self._clock()
-        several = len(self._sharing) > 1
-        if self._bandwidth is not None and (
-            self._shared or several or clock < FULL or asked > self._bandwidth
-        ):
-            level = None
-            if asked > self._bandwidth:
-                level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
-            pressures: dict[WaveOp, int] = {}
-            for wave in self._sharing:
-                pressures[wave.op] = pressures.get(wave.op, 0) + wave.op.pressure * wave.count
-            pressure, shared = sum(pressures.values()), False
-            for wave in self._sharing:
-                op = wave.op
-                speed = clock if op.power else FULL
-                if op.stall:
-                    others = min(1.0, (pressure - pressures[op]) / self._bandwidth)
-                    speed = int(speed / (1 + op.stall * others))
-                speed = min(speed, speed_at(level, op.rate))
-                shared |= speed < FULL
-                left, since_ns, before = wave.pace
-                if speed != before:
-                    left -= (self.now_ns - since_ns) * before
-                    end_ns = self.now_ns - (-left // speed)
-                    self._at(end_ns, self._end, wave)
-                    wave.end_ns = end_ns
-                    wave.pace = (left, self.now_ns, speed)
-            self._shared = shared
-        self._demand_changed = False
-
-    def _clock(self) -> int:
-        """Return how fast SMs may go: power drawn, which follows the demand slowly, has a cap."""
-        drawn, since_ns, demand = self._drawn
-        gone_ns = self.now_ns - since_ns
-        drawn += (demand - drawn) * gone_ns // (POWER_FOLLOWS_NS + gone_ns)
-        demand = IDLE_POWER + sum(wave.op.power * wave.count for wave in self._sharing)
-        self._drawn = (drawn, self.now_ns, demand)
-        return FULL if drawn <= FULL else FULL * FULL // drawn
-
     # -- ends -------------------------------------------------------------------------
-    def _fail(self, op: Op, error: Exception) -> None:
-        """Keep what a piece of work raised for who waits for it; what follows it goes on."""
-        op.failure = Failure(error, op.failure)
-        self.failures = [failure for failure in self.failures if not failure.told] + [op.failure]
+    def _call(self, op: Op, function: Callable[[], _R]) -> _R | None:
+        """Call what a piece of work does; what it raises is kept for who waits for that work."""
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - who waits for it is told
+            op.failure = Failure(error, op.failure)
+            untold = [failure for failure in self.failures if not failure.reported]
+            self.failures = [*untold, op.failure]
+            return None
 
     def _finish(self, op: Op) -> None:
         op.done_ns = self.now_ns
         stream, owner = op.stream, op.owner
         if self.sink is not None and op.kind != "wait":
-            self._report(self.sink, op)
+            self.sink(activity_of(op))
         if owner is None:
             stream.done = op.number
-            if stream.waited and op.kind in _ORDERED_BY_EVENTS:
+            if stream.waited and op.kind in ORDERED_BY_EVENTS:
                 stream.waited = ()
         for follower in op.followers or ():
             self._wake(follower)
@@ -463,41 +368,10 @@ class Engine:
             if owner.start_ns is None or (op.start_ns or 0) < owner.start_ns:
                 owner.start_ns = op.start_ns
             _note_failure(owner, op)
-            self._look_at(owner)
+            owner.done += 1
+            if owner.done == len(owner.nodes):
+                self._finish(owner)
         op.forget()
-
-    def _report(self, sink: Callable[[Activity], None], op: Op) -> None:
-        assert op.start_ns is not None  # noqa: S101 - it is done, so it started
-        held = op.owner is None and op.kind in _ORDERED_BY_EVENTS
-        after: Sequence[int] = ()
-        if op.owner is not None and op.node is not None:
-            after = op.owner.graph.nodes[op.node][1]
-        sink(
-            Activity(
-                op.kind,
-                op.name,
-                op.correlation,
-                op.queued_ns,
-                op.start_ns,
-                self.now_ns,
-                op.stream.waited if held else (),
-                op.node,
-                op.stream.context,
-                tuple(after),
-                op.released_by if isinstance(op, KernelOp) else (),
-                tuple(op.held or ()) if isinstance(op, KernelOp) else (),
-                op.engine if isinstance(op, CopyOp) else None,
-                op.nbytes if isinstance(op, CopyOp) else None,
-                op.launch_config if isinstance(op, KernelOp) else None,
-            )
-        )
-
-
-def _note_done(op: Op, before: Op, done_ns: int) -> None:
-    """Let ``op`` know of work that it follows and that was done at ``done_ns``."""
-    op.free_ns = done_ns if done_ns > op.free_ns else op.free_ns
-    if before.failure is not None:
-        _note_failure(op, before)
 
 
 def _note_failure(op: Op, before: Op) -> None:
@@ -506,49 +380,15 @@ def _note_failure(op: Op, before: Op) -> None:
         op.failure = failure
 
 
-def _turn(op: KernelOp) -> tuple[int, int, int]:
-    """Return the order in which kernels of one priority get SMs."""
-    return op.ready_ns, op.correlation, op.turn
-
-
 def _releases(
     op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
 ) -> tuple[Release, ...]:
     """Return who released the SMs that ``op`` took at an instant, each once."""
     releases: dict[Release, None] = {}
+    turn = (op.ready_ns, op.correlation, op.turn)  # which decides among those of one priority
     for sms, other in released:
         if sms & taken:
-            later = _turn(other) > _turn(op)
+            later = (other.ready_ns, other.correlation, other.turn) > turn
             ahead = later and other.stream.priority < op.stream.priority
             releases[Release(other.correlation, other.node, ahead)] = None
     return tuple(releases)
-
-
-def fair_level(bandwidth: int, asked: Iterable[tuple[int, int]]) -> int | None:
-    """Return what a block may have at most, for all to have no more than ``bandwidth``.
-
-    Parameters
-    ----------
-    asked
-        What each block of a wave asks for, and how many blocks the wave has.
-
-    Returns
-    -------
-    int or None
-        The max-min fair level; ``None`` where everybody can have what they ask for.
-    """
-    left, waves = bandwidth, sorted(asked)
-    blocks = sum(count for _, count in waves)
-    for rate, count in waves:
-        if rate * blocks > left:
-            return left // blocks
-        left -= rate * count
-        blocks -= count
-    return None
-
-
-def speed_at(level: int | None, rate: int) -> int:
-    """Return how fast a block goes that asks for ``rate`` and may have ``level``."""
-    if level is None or rate <= level:
-        return FULL
-    return max(1, FULL * level // rate)

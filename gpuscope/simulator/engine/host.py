@@ -48,7 +48,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
         self.profile = Profile.load(profile)
-        self._jitter = Jitter(self.profile.host_speeds, noise=jitter)
+        speeds = [(speed.slept_us, speed.quantiles) for speed in self.profile.file.jitter]
+        self._jitter = Jitter(speeds, noise=jitter)
         self._seen_ns = 0  # what was done by then, a wait has seen
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1
@@ -108,8 +109,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def _advance(self, time_ns: int) -> None:
         # Who was interrupted while it waited for the engine has waited until then.
-        now_ns = self.engine.now_ns
-        time_ns = self._host_ns = time_ns if time_ns > now_ns else now_ns
+        time_ns = self._host_ns = max(time_ns, self.engine.now_ns)
         self.engine.run_until(time_ns)
         if self._pace == "real":
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
@@ -189,11 +189,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        captures = [
-            capture for capture in self._captures if capture.is_on and capture.thread == thread
-        ]
-        refused = [capture.refuse(what) for capture in captures]
-        if refused:
+        on = [capture for capture in self._captures if capture.is_on and capture.thread == thread]
+        if refused := [capture.refuse(what) for capture in on]:
             raise refused[0]
 
     def _returned(self, done_ns: int) -> None:
@@ -244,10 +241,9 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def process_and_thread(self) -> tuple[int, int]:
         """Return logical ids: process 1, threads in order of their first call."""
-        number: int | None = getattr(self._of_thread, "number", None)
-        if number is None:
-            number = self._of_thread.number = next(self._threads)
-        return 1, number
+        if not hasattr(self._of_thread, "number"):
+            self._of_thread.number = next(self._threads)
+        return 1, self._of_thread.number
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
-
-import numpy as np
 
 Speeds: TypeAlias = Sequence[tuple[float, Sequence[tuple[float, float]]]]
 """After how much sleep, in µs, rising from 0: share of all launches, from 0 to 1 → the time of a
@@ -34,7 +33,7 @@ class Jitter:
     def __init__(self, speeds: Speeds, *, noise: bool = True) -> None:
         self._noise = noise
         self._slept_us = [slept_us for slept_us, _ in speeds]
-        self._quantiles = [np.array(quantiles).T for _, quantiles in speeds]
+        self._quantiles = [[*zip(*quantiles, strict=True)] for _, quantiles in speeds]
         self.seed(0)
 
     def seed(self, seed: int) -> None:
@@ -55,5 +54,16 @@ class Jitter:
         slept_us, self._slept_ns = self._slept_ns / 1e3, 0
         if self._slept_us:
             share = self._share() if self._noise else _MEDIAN
-            ratios = [float(np.interp(share, shares, times)) for shares, times in self._quantiles]
-            self._ratio = float(np.interp(slept_us, self._slept_us, ratios))
+            high = bisect_right(self._slept_us, slept_us)
+            around = slice(high - 1, high + 1)  # the first is 0
+            ratios = [_interpolated(share, *times) for times in self._quantiles[around]]
+            self._ratio = _interpolated(slept_us, self._slept_us[around], ratios)
+
+
+def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Do what ``np.interp`` does, which takes longer for one number."""
+    high = bisect_right(xs, x)
+    if high == len(xs):
+        return ys[-1]
+    slope = (ys[high] - ys[high - 1]) / (xs[high] - xs[high - 1])
+    return slope * (x - xs[high - 1]) + ys[high - 1]

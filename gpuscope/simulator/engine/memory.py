@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -53,6 +54,7 @@ class Result(NamedTuple):
 Recipe: TypeAlias = "Drawn | Result"
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Version:
     """One value of a buffer, computed at first need.
 
@@ -62,18 +64,10 @@ class Version:
         How any process can make it, where that takes less than its bytes.
     """
 
-    __slots__ = ("_compute", "_inputs", "_value", "recipe")
-
-    def __init__(
-        self,
-        compute: Callable[..., Array],
-        inputs: Sequence[Version] = (),
-        recipe: Recipe | None = None,
-    ) -> None:
-        self._compute: Callable[..., Array] | None = compute
-        self._inputs = tuple(inputs)
-        self._value: Array | None = None
-        self.recipe = recipe
+    _compute: Callable[..., Array] | None
+    _inputs: Sequence[Version] = ()
+    recipe: Recipe | None = None
+    _value: Array | None = field(default=None, init=False)
 
     def value(self) -> Array:
         """Return the flat value; computes what it rests on first, without recursion."""
@@ -83,14 +77,12 @@ class Version:
             if version._value is not None:
                 pending.pop()
                 continue
-            missing = [source for source in version._inputs if source._value is None]
-            if missing:
+            if missing := [source for source in version._inputs if source._value is None]:
                 pending.extend(missing)
                 continue
             assert version._compute is not None  # noqa: S101 - no value yet, so it is there
             version._value = version._compute(*(source._value for source in version._inputs))
             version._compute, version._inputs = None, ()
-            pending.pop()
         assert self._value is not None  # noqa: S101 - the loop ends with it
         return self._value
 
@@ -121,6 +113,7 @@ class Owner(Protocol):
         """Queue a kernel that writes ``value``."""
 
 
+@dataclass(eq=False, repr=False)
 class SimArray:
     """An array in simulated device memory, or a view of one.
 
@@ -144,50 +137,23 @@ class SimArray:
         What keeps the buffer from being given out again; ``None`` where nothing does.
     """
 
-    __slots__ = (
-        "_bare",
-        "address",
-        "block",
-        "buffer",
-        "dtype",
-        "is_whole",
-        "nbytes",
-        "offset",
-        "owner",
-        "shape",
-        "size",
-        "steps",
-        "strides",
-    )
+    owner: Owner
+    buffer: Buffer
+    shape: Shape
+    steps: Shape
+    dtype: DType
+    offset: int = 0
+    block: Block[Buffer] | None = None
+    _bare: SimArray | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        owner: Owner,
-        buffer: Buffer,
-        shape: Shape,
-        steps: Shape,
-        offset: int = 0,
-        dtype: DType | None = None,
-        block: Block[Buffer] | None = None,
-    ) -> None:
-        self.owner = owner
-        self.buffer = buffer
-        self.block = block
-        self._bare: SimArray | None = None
-        self.dtype = buffer.dtype if dtype is None else dtype
-        self.shape = shape
-        self.steps = steps
-        self.offset = offset
+    def __post_init__(self) -> None:
         item = self.dtype.itemsize
-        self.address = buffer.address + offset * item
-        self.size = math.prod(shape)
+        self.address = self.buffer.address + self.offset * item
+        self.size = math.prod(self.shape)
         self.nbytes = self.size * item
-        self.strides = tuple(step * item for step in steps)
-        self.is_whole = (
-            offset == 0
-            and self.nbytes == buffer.size * buffer.dtype.itemsize
-            and steps == c_steps(shape)
-        )
+        self.strides = tuple([step * item for step in self.steps])
+        covers = self.offset == 0 and self.nbytes == self.buffer.nbytes
+        self.is_whole = covers and self.steps == c_steps(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -200,9 +166,7 @@ class SimArray:
         if self.block is None:
             return self
         if self._bare is None:
-            self._bare = SimArray(
-                self.owner, self.buffer, self.shape, self.steps, self.offset, self.dtype
-            )
+            self._bare = replace(self, block=None)
         return self._bare
 
     @property
@@ -215,7 +179,7 @@ class SimArray:
     ) -> SimArray:
         """Return a view of the same memory."""
         dtype = self.dtype if dtype is None else dtype
-        return SimArray(self.owner, self.buffer, shape, steps, offset, dtype, self.block)
+        return replace(self, shape=shape, steps=steps, offset=offset, dtype=dtype)
 
     def view(self, dtype: DType) -> SimArray:
         """See the same bytes as one dimension of another dtype; of an array in C order only."""
@@ -289,47 +253,44 @@ def c_steps(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Write:
     """An effect that binds ``sources`` when it starts and writes ``destination`` at its end.
 
-    Parameters
+    Attributes
     ----------
     compute
         Values of the sources → new values of the destination.
     """
 
-    __slots__ = ("_compute", "_destination", "_sources")
+    destination: SimArray
+    sources: tuple[SimArray, ...]
+    compute: Callable[..., Array]
 
-    def __init__(
-        self,
-        destination: SimArray,
-        sources: tuple[SimArray, ...],
-        compute: Callable[..., Array],
-    ) -> None:
-        self._destination = destination.bare
-        self._sources = tuple([source.bare for source in sources])
-        self._compute = compute
+    def __post_init__(self) -> None:
+        self.destination = self.destination.bare
+        self.sources = tuple([source.bare for source in self.sources])
 
     def __call__(self) -> Callable[[], None]:
         """Bind the inputs; returns what commits the output."""
-        bound = [source.buffer.version for source in self._sources]
+        bound = [source.buffer.version for source in self.sources]
         return lambda: self._commit(bound)
 
     def _commit(self, bound: list[Version]) -> None:
-        buffer = self._destination.buffer
-        if self._destination.is_whole:
+        buffer = self.destination.buffer
+        if self.destination.is_whole:
             buffer.version = Version(self._whole, bound)
         else:
             buffer.version = Version(self._patched, [buffer.version, *bound])
 
     def _values(self, *flats: Array) -> Array:
-        views = [array.view_of(flat) for array, flat in zip(self._sources, flats, strict=True)]
-        return fitted(self._compute(*views), self._destination.shape, self._destination.dtype)
+        views = [array.view_of(flat) for array, flat in zip(self.sources, flats, strict=True)]
+        return fitted(self.compute(*views), self.destination.shape, self.destination.dtype)
 
     def _whole(self, *flats: Array) -> Array:
-        return self._destination.flat(self._values(*flats))
+        return self.destination.flat(self._values(*flats))
 
     def _patched(self, old: Array, *flats: Array) -> Array:
         flat = old.copy()
-        self._destination.view_of(flat)[...] = self._values(*flats)
+        self.destination.view_of(flat)[...] = self._values(*flats)
         return flat

@@ -1,17 +1,19 @@
-"""What the simulated GPU runs: work of each kind, streams, events, graphs, and waves of blocks."""
+"""What the simulated GPU runs: work of each kind, streams, events and graphs."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from gpuscope.device.api import Release
+from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
+
+ORDERED_BY_EVENTS = ("kernel", "memcpy")
+"""Kinds of work of which it is told which event records held them back."""
 
 FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
@@ -26,8 +28,8 @@ class Capturing(Protocol):
     def record(self, event: SimEvent, stream: SimStream) -> None:
         """Record an event at a stream's place in the graph."""
 
-    def join(self, stream: SimStream, event: SimEvent) -> None:
-        """Let what a stream queues next follow an event of this capture."""
+    def join(self, stream: SimStream, tail: frozenset[int]) -> None:
+        """Let what a stream queues next follow an event at a place in the graph."""
 
     def end(self, stream: SimStream) -> SimGraph:
         """End it where it began; returns its graph."""
@@ -49,6 +51,7 @@ class Meeting(Protocol):
         """Return until when it lasts at least, on all ranks."""
 
 
+@dataclass(eq=False, slots=True)
 class Failure:
     """What a piece of work raised: told once, by the first call that waits for that work.
 
@@ -56,30 +59,27 @@ class Failure:
     ----------
     before
         One that the same work or what it follows met earlier.
-    told
+    reported
         Whether somebody was told.
     """
 
-    __slots__ = ("before", "error", "told")
-
-    def __init__(self, error: Exception, before: Failure | None) -> None:
-        self.error = error
-        self.before = before
-        self.told = False
+    error: Exception
+    before: Failure | None
+    reported: bool = False
 
     def first(self) -> Failure | None:
         """Return the earliest of them that nobody was told."""
-        earliest, failure = None, self if not self.told else self.before
+        earliest, failure = None, self if not self.reported else self.before
         while failure is not None:
-            if not failure.told:
+            if not failure.reported:
                 earliest = failure
             failure = failure.before
         return earliest
 
     def tell(self) -> None:
         """Raise the error, unless somebody was told."""
-        if not self.told:
-            self.told = True
+        if not self.reported:
+            self.reported = True
             raise self.error
 
 
@@ -135,10 +135,6 @@ class Op:
     followers: list[Op] | None = field(default=None, init=False)
     owner: GraphOp | None = field(default=None, init=False)
     node: int | None = field(default=None, init=False)
-
-    def again(self, queued_ns: int, correlation: int) -> Op:
-        """Return the same work, not yet done: what a graph's launch makes of a node."""
-        return replace(self, queued_ns=queued_ns, correlation=correlation)
 
     def forget(self) -> None:
         """Let go of other work and of memory: it is done."""
@@ -231,7 +227,7 @@ class KernelOp(WaveOp):
     together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
-    running: dict[Wave, None] | None = field(default=None, init=False)
+    running: dict[object, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
     held: list[tuple[int, int, int]] | None = field(default=None, init=False)
@@ -314,9 +310,9 @@ class GraphOp(Op):
     Attributes
     ----------
     nodes
-        What :meth:`Op.again` made of the graph's nodes when it started.
+        What its start made of the graph's nodes.
     done
-        That many of the first nodes are known to be done.
+        How many of its nodes are done.
     """
 
     kind = "graph"
@@ -333,61 +329,6 @@ class GraphOp(Op):
         """Let go of its nodes, too."""
         Op.forget(self)
         self.nodes = []
-
-
-class Wave:
-    """Blocks of one kernel that started together, at one or several tiles, or a copy.
-
-    Attributes
-    ----------
-    sms
-        Bit mask of the SMs they hold.
-    since_ns
-        When they started, on these SMs.
-    left, spare
-        What the kernel's are once these blocks have their SMs and their tiles.
-    pace
-        What was left to do at a time, that time in ns, and the speed since: of FULL, that much
-        is done a ns at full speed.
-    end_ns
-        When it will end; -1 when it has.
-    """
-
-    __slots__ = ("count", "end_ns", "left", "op", "pace", "since_ns", "sms", "spare")
-
-    def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
-        self.op = op
-        self.sms = sms
-        self.count = count
-        self.left = left
-        self.since_ns = now_ns
-        self.spare = 0
-        self.pace = (op.work_ns * FULL, now_ns, FULL)
-        self.end_ns = now_ns + op.work_ns
-
-    def take_tiles(self, op: KernelOp, spare: int, *, alone: bool) -> None:
-        """Let every block do a tile, of ``spare`` ones one more for each while it is certain.
-
-        Alone, no block can come between that would take some of them.
-        """
-        rounds = spare // self.count if alone else 0
-        self.spare = spare - rounds * self.count
-        work, now_ns, speed = self.pace
-        self.pace = (work + rounds * op.work_ns * FULL, now_ns, speed)
-        self.end_ns += rounds * op.work_ns
-
-    def follow(self, op: KernelOp, now_ns: int) -> Wave:
-        """Return those of the blocks that go on, at tiles that are left."""
-        count = min(self.count, op.spare)
-        sms = self.sms if count == self.count else lowest(self.sms, count)
-        wave = Wave(op, sms, count, op.left, now_ns)
-        wave.since_ns = self.since_ns
-        left, since_ns, speed = self.pace  # what they did beyond their last tile counts
-        beyond = left - (now_ns - since_ns) * speed
-        wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
-        alone = len(op.running or ()) == 1 and (not op.left or sms == op.stream.sms)
-        wave.take_tiles(op, op.spare - count, alone=alone)
-        return wave
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -428,14 +369,29 @@ class SimStream:
         return 0 if self.last is None else self.last.number - self.done
 
 
-@functools.lru_cache(1024)
-def lowest(mask: int, count: int) -> int:
-    """Return the ``count`` lowest set bits of ``mask``, which has more."""
-    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
-    while above - below > 1:
-        middle = (below + above) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            below = middle
-        else:
-            above = middle
-    return mask & ((1 << above) - 1)
+def activity_of(op: Op) -> Activity:
+    """Return what the device tells of work that is done."""
+    assert op.start_ns is not None  # noqa: S101 - it is done, so it started
+    assert op.done_ns is not None  # noqa: S101 - as above
+    kernel = op if isinstance(op, KernelOp) else None
+    copy = op if isinstance(op, CopyOp) else None
+    after: Sequence[int] = ()
+    if op.owner is not None and op.node is not None:
+        after = op.owner.graph.nodes[op.node][1]
+    return Activity(
+        op.kind,
+        op.name,
+        op.correlation,
+        op.queued_ns,
+        op.start_ns,
+        op.done_ns,
+        op.stream.waited if op.owner is None and op.kind in ORDERED_BY_EVENTS else (),
+        op.node,
+        op.stream.context,
+        tuple(after),
+        kernel.released_by if kernel else (),
+        tuple(kernel.held or ()) if kernel else (),
+        copy.engine if copy else None,
+        copy.nbytes if copy else None,
+        kernel.launch_config if kernel else None,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -17,10 +18,11 @@ Latest = dict[str, tuple[int, list[Version]]]
 """Group → number of its latest collective, and what each rank brought to it."""
 
 
+@dataclass(eq=False)
 class Together:
     """One launch of a collective: what its kernel does when it starts and when it ends.
 
-    Parameters
+    Attributes
     ----------
     compute
         Number of a rank, and the values that the ranks brought → what is left on that rank.
@@ -30,54 +32,44 @@ class Together:
         Of this GPU; a rank that brings what the collective before left there names that.
     """
 
-    def __init__(
-        self,
-        joint: Joint,
-        place: Place,
-        destination: SimArray,
-        source: SimArray,
-        compute: Callable[..., Array],
-        work_ns: int,
-        latest: Latest,
-    ) -> None:
-        self._joint = joint
-        self._place = place
-        self._destination = destination.bare
-        self._source = source.bare
-        self._compute = compute
-        self._work_ns = work_ns
-        self._took_ns: int | None = None
-        self._latest = latest
+    joint: Joint
+    meeting: Place
+    destination: SimArray
+    source: SimArray
+    compute: Callable[..., Array]
+    work_ns: int
+    latest: Latest
+    took_ns: int | None = field(default=None, init=False)
 
     def begin(self, now_ns: int) -> Callable[[], None]:
         """Tell the other ranks; returns what writes the result at the end."""
-        joint, source = self._joint, self._source
+        joint, source = self.joint, self.source
         version = source.buffer.version
         recipe = version.recipe if source.is_whole else None
         group, sequence = joint.key
         if isinstance(recipe, Result) and recipe[:2] != (group, sequence - 1):
             recipe = None  # others may have forgotten it
         value: Brought = recipe or np.array(source.view_of(version.value())).reshape(-1)
-        begun = Begun(now_ns, joint.what, self._work_ns, value)
-        self._place.begin(joint.key, joint.ranks.rank, begun)
+        begun = Begun(now_ns, joint.what, self.work_ns, value)
+        self.meeting.begin(joint.key, joint.ranks.rank, begun)
         return self._commit
 
     def end_ns(self, start_ns: int, now_ns: int) -> int:
         """Return until when it lasts at least, on all ranks: its end if that is ``now_ns``."""
-        if self._took_ns is None:
-            self._took_ns = now_ns - start_ns
-        joint = self._joint
-        return self._place.end_ns(joint.key, joint.ranks.rank, self._took_ns, now_ns)
+        if self.took_ns is None:
+            self.took_ns = now_ns - start_ns
+        joint = self.joint
+        return self.meeting.end_ns(joint.key, joint.ranks.rank, self.took_ns, now_ns)
 
     def _commit(self) -> None:
-        group, sequence = self._joint.key
-        inputs = [self._version(value) for value in self._place.brought(self._joint.key)]
-        self._latest[group] = sequence, inputs
-        result = Result(group, sequence, self._joint.ranks.rank)
-        out, buffer = self._destination, self._destination.buffer
+        group, sequence = self.joint.key
+        inputs = [self._version(value) for value in self.meeting.brought(self.joint.key)]
+        self.latest[group] = sequence, inputs
+        result = Result(group, sequence, self.joint.ranks.rank)
+        out, buffer = self.destination, self.destination.buffer
 
         def whole(*values: Array) -> Array:
-            return out.flat(fitted(self._compute(result.rank, *values), out.shape, out.dtype))
+            return out.flat(fitted(self.compute(result.rank, *values), out.shape, out.dtype))
 
         buffer.version = Version(whole, inputs, result)
 
@@ -86,7 +78,7 @@ class Together:
         if isinstance(value, Drawn):
             return Version(value.values, recipe=value)
         if isinstance(value, Result):
-            _, inputs = self._latest[value.group]
-            return Version(partial(self._compute, value.rank), inputs)
+            _, inputs = self.latest[value.group]
+            return Version(partial(self.compute, value.rank), inputs)
         array = cast("Array", value)
         return Version(lambda: array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.program import Place, Program, Work
 from gpuscope.simulator.forecast.replay import Replayed
-from gpuscope.simulator.forecast.seen import Seen
+from gpuscope.simulator.forecast.seen import ends_seen
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 from gpuscope.trace.metadata import NO_THREAD
 from gpuscope.trace.model import Trace
@@ -119,14 +119,13 @@ class Carving:
         partitions, masks = dict(self.partitions), dict(self.masks)
         if sizes is not None:
             plan = plan_carve(self.layout, sizes, rounding=rounding)
-            partitions = {
-                part.name: PartitionFacts(asked=part.asked, sm_count=part.sm_count)
-                for part in plan.partitions
-            }
-            masks = {part.name: self.layout.sm_mask(part.parts) for part in plan.partitions}
-            for name, facts in partitions.items():
-                ids = tuple(sm for sm in range(self.layout.sm_count) if masks[name] >> sm & 1)
-                partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
+            partitions, masks = {}, {}
+            for part in plan.partitions:
+                mask = masks[part.name] = self.layout.sm_mask(part.parts)
+                ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
+                partitions[part.name] = PartitionFacts(
+                    asked=part.asked, sm_count=part.sm_count, sm_ids=ids
+                )
         after = Carving(self.layout, partitions, masks, dict(self.of), dict(self.names))
         for stream, change in streams.items():
             require_kind("a stream in streams", stream, str, int)
@@ -180,13 +179,10 @@ class Carving:
         """Return the streams whose SMs nobody else uses otherwise than before."""
         here, there = self.places, after.places
         touched = {number for number in here if here[number] != there[number]}
+        masks = [here[number].sms | there[number].sms for number in touched]
         streams = {work.row["stream"] for work in program.works}
         return frozenset(
-            number
-            for number in streams
-            if not any(
-                there[number].sms & (here[other].sms | there[other].sms) for other in touched
-            )
+            number for number in streams if not any(there[number].sms & mask for mask in masks)
         )
 
 
@@ -210,7 +206,7 @@ def as_trace(
     )
     _warp(trace, program, done, start, end)
     recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
-    seen = Seen(program, done)
+    seen_ns = ends_seen(program, done)
     for number, works in program.handles.items():
         if works[0] not in done.times_ns:
             continue
@@ -220,7 +216,7 @@ def as_trace(
             before_ns = program.calls[first].start_ns - int(recorded_start[row])
             start[row] = done.calls_ns[first][0] - before_ns
         if end[row] >= 0:
-            end[row] = seen.end_ns(number, works, int(recorded_end[row]), int(end[row]))
+            end[row] = seen_ns(number, works, int(recorded_end[row]), int(end[row]))
     stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
     partition = np.array(trace.texts("partition"), dtype=object)
     for work, (start_ns, end_ns) in done.times_ns.items():
@@ -237,20 +233,21 @@ def as_trace(
         keep[row], start[row], end[row] = True, request.arrival_ns, request.tokens_ns[-1]
         payload[row] = request.facts.to_json()
     table = trace.spans
-    columns: dict[str, Callable[[], pa.Array]] = {
-        "start_ns": lambda: pa.array(start),
-        "end_ns": lambda: pa.array(end, mask=end < 0),
-        "stream": lambda: pa.array(stream, mask=stream < 0),
-        "queued_ns": lambda: pa.array(queued, mask=queued < 0),
-        "partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
-        "intended_partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
-        "source": lambda: pa.array(["simulated"] * len(trace)).dictionary_encode(),
-        **dict.fromkeys(_FRESH, lambda: pa.nulls(len(trace))),
+    home = pa.array(partition, pa.string()).dictionary_encode()
+    columns = {
+        "start_ns": pa.array(start),
+        "end_ns": pa.array(end, mask=end < 0),
+        "stream": pa.array(stream, mask=stream < 0),
+        "queued_ns": pa.array(queued, mask=queued < 0),
+        "partition": home,
+        "intended_partition": home,
+        "source": pa.array(["simulated"] * len(trace)).dictionary_encode(),
+        **dict.fromkeys(_FRESH, pa.nulls(len(trace))),
     }
     if payload:
-        columns["payload"] = lambda: pa.array(payload, table.schema.field("payload").type)
+        columns["payload"] = pa.array(payload, table.schema.field("payload").type)
     for name, column in columns.items():
-        table = table.set_column(table.schema.get_field_index(name), name, column())
+        table = table.set_column(table.schema.get_field_index(name), name, column)
     table = table.filter(pa.array(keep))
     edges = [edge for edge in trace.edges.to_pylist() if edge["kind"] not in _DROPPED_EDGES]
     edges += [
@@ -260,13 +257,10 @@ def as_trace(
     ]
     there = set(table.column("id").to_pylist())
     edges = [edge for edge in edges if edge["from"] in there and edge["to"] in there]
-    streams = {
-        **trace.metadata.streams,
-        **{
-            str(number): _stream_facts(trace, number, carving, name, priority)
-            for number, (name, priority) in carving.of.items()
-        },
-    }
+    streams = dict(trace.metadata.streams)
+    for number, (name, priority) in carving.of.items():
+        facts = trace.metadata.stream(number) or StreamFacts(name=carving.names[number])
+        streams[str(number)] = msgspec.structs.replace(facts, partition=name, priority=priority)
     metadata = msgspec.structs.replace(
         trace.metadata,
         simulated=True,
@@ -302,13 +296,6 @@ def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple
             moved[-1] = moved[-1][0], begin_ns
         moved.append((begin_ns, end_ns + max(0, high - int(old_end[was].max()))))
     return tuple(moved)
-
-
-def _stream_facts(
-    trace: Trace, number: int, carving: Carving, partition: str | None, priority: int
-) -> StreamFacts:
-    known = trace.metadata.stream(number) or StreamFacts(name=carving.names[number])
-    return msgspec.structs.replace(known, partition=partition, priority=priority)
 
 
 @dataclass(frozen=True)
@@ -355,16 +342,13 @@ def described(program: Program, changes: Mapping[str, Any], ends_ns: Sequence[in
         "kernels and graphs have no launch configuration: each taken to fill its SMs": plain,
         "launches unknown: their work starts as late as it did": program.unexplained,
     }
-    return "; ".join(
-        [
-            (f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}"),
-            (
-                f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
-                f"{program.profile.key} ({', '.join(changes) or 'nothing changed'})"
-            ),
-            *(f"{count:,} {text}" for text, count in assumed.items() if count),
-        ]
-    )
+    source = f"{'two recordings' if two else 'one recording'} of the GPU with the profile"
+    parts = [
+        f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}",
+        f"from {source} {program.profile.key} ({', '.join(changes) or 'nothing changed'})",
+        *(f"{count:,} {text}" for text, count in assumed.items() if count),
+    ]
+    return "; ".join(parts)
 
 
 def _warp(trace: Trace, program: Program, done: Replayed, start: Array, end: Array) -> None:

@@ -127,17 +127,16 @@ def _note_gaps(program: Program, where: Mapping[Work, _Where]) -> None:
             ready_ns = work.start_ns if free_ns is None else free_ns
             work.gap_ns = min(program.gap_ns, work.start_ns - ready_ns)
             ready_ns += work.gap_ns
-            work.late_ns = work.start_ns - ready_ns
         else:
             called_ns = program.calls[work.call].start_ns
-            launched_ns = called_ns + min(program.latency_ns, work.start_ns - called_ns)
-            gap_ns = (
-                program.gap_ns if free_ns is None else min(program.gap_ns, work.start_ns - free_ns)
-            )
-            ready_ns = max(launched_ns, launched_ns if free_ns is None else free_ns + gap_ns)
-            work.by_stream = free_ns is not None and free_ns + gap_ns > launched_ns
-            work.gap_ns, work.latency_ns = gap_ns, launched_ns - called_ns
-            work.late_ns = work.start_ns - ready_ns
+            work.latency_ns = min(program.latency_ns, work.start_ns - called_ns)
+            ready_ns, work.gap_ns = called_ns + work.latency_ns, program.gap_ns
+            work.by_stream = False
+            if free_ns is not None:
+                work.gap_ns = min(program.gap_ns, work.start_ns - free_ns)
+                work.by_stream = free_ns + work.gap_ns > ready_ns
+                ready_ns = max(ready_ns, free_ns + work.gap_ns)
+        work.late_ns = work.start_ns - ready_ns
         ready[work] = ready_ns
     _note_waits_for_sms(program.works, ready, where, program.gap_ns)
 

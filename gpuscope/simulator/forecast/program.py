@@ -23,6 +23,9 @@ Chain: TypeAlias = tuple[int, int, str]
 """Process, thread, and the handle whose calls follow each other, if any."""
 
 
+_RECORDED = ("id", "start_ns", "end_ns")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a stream's work goes: a mask of SMs, and a priority."""
@@ -75,20 +78,8 @@ class Work:
     kernel: RecordedKernel | None = None
     alone_ns: float = 0.0
 
-    @property
-    def id(self) -> int:
-        """Of its row."""
-        return int(self.row["id"])
-
-    @property
-    def start_ns(self) -> int:
-        """Recorded."""
-        return int(self.row["start_ns"])
-
-    @property
-    def end_ns(self) -> int:
-        """Recorded."""
-        return int(self.row["end_ns"])
+    def __post_init__(self) -> None:
+        self.id, self.start_ns, self.end_ns = (int(self.row[name]) for name in _RECORDED)
 
     @property
     def took_ns(self) -> int:

@@ -98,7 +98,7 @@ def _choose_lanes(works: Iterable[Work]) -> None:
     for work in works:
         lanes = ends[work.row["stream"]]
         free = [number for number, end_ns in enumerate(lanes) if end_ns <= work.start_ns]
-        number = max(free, key=lambda one: lanes[one]) if free else len(lanes)
+        number = max(free, key=lanes.__getitem__) if free else len(lanes)
         if number == len(lanes):
             lanes.append(0)
         lanes[number] = work.end_ns
@@ -120,18 +120,17 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
     calls: list[Call] = []
     for number, row in of_row.items():
         thread = (row["process"] or 0, row["thread"] or 0, "")
-        took_ns = row["end_ns"] - row["start_ns"]
+        start_ns, end_ns = row["start_ns"], row["end_ns"]
+        took_ns = end_ns - start_ns
         if number in launched:
-            call = Call(
-                thread, row["start_ns"], row["end_ns"], took_ns, launched[number], row=number
-            )
+            call = Call(thread, start_ns, end_ns, took_ns, launched[number], row=number)
             last_ns = max(work.end_ns for work in call.launches)
-            copies = row["kind"] == "api" and {work.row["kind"] for work in call.launches}
-            if copies == {"memcpy"} and row["end_ns"] >= last_ns:  # it waits for them
-                call.waits_for, call.own_ns = list(call.launches), row["end_ns"] - last_ns
+            copies = all(work.row["kind"] == "memcpy" for work in call.launches)
+            if copies and row["kind"] == "api" and end_ns >= last_ns:  # it waits for them
+                call.waits_for, call.own_ns = list(call.launches), end_ns - last_ns
             calls.append(call)
         elif row["kind"] == "sync":
-            calls.append(Call(thread, row["start_ns"], row["end_ns"], took_ns))
+            calls.append(Call(thread, start_ns, end_ns, took_ns))
             calls[-1].waits_for = waited[number] or _awaited(row, lanes)
     for call in calls:
         if call.waits_for and not call.launches:
@@ -162,21 +161,19 @@ def _note_polls(program: Program, rows: Iterable[Row], paced: Container[str]) ->
     that are paced, not before they arrive.
     """
     of_row = {row["id"]: row for row in rows if row["kind"] == "handle"}
-    waiting = {call.thread[:2] for call in program.calls if call.waits_for}
+    waiting = {call.host for call in program.calls if call.waits_for}
     for call in program.calls:
-        if call.handle is not None and call.thread[:2] not in waiting:
+        if call.handle is not None and call.host not in waiting:
             name = of_row[call.handle]["name"]
             call.paced = name in paced and call.launches[0] is program.handles[call.handle][0]
-            call.thread = (*call.thread[:2], name)
+            call.thread = (*call.host, name)
     for number, works in program.handles.items():
         row = of_row[number]
         thread = row["process"] or 0, row["end_thread"] or row["thread"] or 0
         done_ns = max(work.end_ns for work in works)
         if thread not in waiting and done_ns <= row["end_ns"]:
-            ended_ns, thread_of_handle = row["end_ns"], (*thread, row["name"])
-            program.calls.append(
-                Call(thread_of_handle, ended_ns, ended_ns, 0, waits_for=works, handle=number)
-            )
+            chain, end_ns = (*thread, row["name"]), row["end_ns"]
+            program.calls.append(Call(chain, end_ns, end_ns, 0, waits_for=works, handle=number))
 
 
 def _note_lags(program: Program, windows_ns: Iterable[tuple[int, int]]) -> None:

@@ -85,9 +85,8 @@ class Replay:
     is_as_it_was: bool = False
 
     def __post_init__(self) -> None:
-        self.served = {
-            number for request in self.requests for turn in request.turns for number in turn
-        }
+        turns = [turn for request in self.requests for turn in request.turns]
+        self.served = set(chain.from_iterable(turns))
         self.answered: dict[int, Request] = {}
         self.servings = {
             request: request.make(partial(self._note, request)) for request in self.requests

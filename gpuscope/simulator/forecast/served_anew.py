@@ -113,28 +113,26 @@ def requests_of(
             return Requests(why="their calls wait on others, or several are queued")
         for number in range(experiment.rounds):
             make = partial(_serving, spec, name, experiment, number)
-            asked = [
-                request
+            there = {
+                request: requests_of_name[f"request {request.number}"]
                 for request in make(lambda _: None).arriving
                 if f"request {request.number}" in requests_of_name
-            ]
-            if not asked:
-                continue
-            there = {
-                request.number: requests_of_name[f"request {request.number}"] for request in asked
             }
-            begin_ns = there[asked[0].number]["start_ns"] - asked[0].arrival_ns
+            if not there:
+                continue
+            first_asked = next(iter(there))
+            begin_ns = there[first_asked]["start_ns"] - first_asked.arrival_ns
             at = int(np.searchsorted(windows, begin_ns, "right"))
             counts = {
-                spec.prefill: sum(request.chunks for request in asked),
-                spec.decode: sum(request.steps for request in asked),
+                spec.prefill: sum(request.chunks for request in there),
+                spec.decode: sum(request.steps for request in there),
             }
             if not all(turns[part, at] for part, count in counts.items() if count):
                 return Requests(why="their calls' ends cannot be told, as beside a background")
             enough = {
                 part: [*copier.enough(turns[part, at], count)] for part, count in counts.items()
             }
-            rows_of = {number: row["id"] for number, row in there.items()}
+            rows_of = {request.number: row["id"] for request, row in there.items()}
             recorded = [turns[part, at] for part in counts]
             lags_ns = _lags(make, begin_ns, rows_of, recorded, program)
             for known, every in zip(recorded, enough.values(), strict=True):
@@ -290,13 +288,10 @@ def with_copies(trace: Trace, copies: Sequence[Mapping[int, int]]) -> Trace:
         followers[edge["from"]].append(edge)
     rows = [(copy, old, new) for copy in copies for old, new in copy.items()]
     spans = trace.spans.take([row_of[old] for _, old, _ in rows])
-    above = [parents[row_of[old]] for _, old, _ in rows]
+    above = [(copy, parents[row_of[old]]) for copy, old, _ in rows]
     fresh = {
         "id": [new for _, _, new in rows],
-        "parent": [
-            None if parent < 0 else copy.get(parent, parent)
-            for parent, (copy, _, _) in zip(above, rows, strict=True)
-        ],
+        "parent": [None if old < 0 else copy.get(old, old) for copy, old in above],
     }
     for name, values in fresh.items():
         at = spans.schema.get_field_index(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuscope.device.device import Device
@@ -80,96 +80,72 @@ class Simulated:
         self.words = f"forecasts: SIMULATED{source} with the GPU profile {key}"
 
     def prepare(self, folder: Path | None, stop: threading.Event) -> dict[str, TraceSpec]:
-        """Record what the simulated GPU cannot run: see :func:`stand_ins`."""
+        """Record one call of each workload of the user's, on the whole GPU and on few SMs.
+
+        Parameters
+        ----------
+        folder
+            Where the recordings are kept; those that are there are used.
+
+        Returns
+        -------
+        dict
+            Workload → the recording as a workload, on the same stream and as often.
+
+        Raises
+        ------
+        MissingEvidence
+            A call launched no kernel that was seen.
+        KeyboardInterrupt
+            It was stopped.
+        """
         if self._foreign and folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
             folder = Path(self._temporary.name)
-        if folder is None:
-            return {}
-        return stand_ins(self._experiment, self._foreign, self._real, folder, stop)
+        few = next((count for count in self._real.layout.grantable() if count >= _FEW), None)
+        specs = {}
+        for number, name in enumerate(self._foreign):
+            assert folder is not None  # noqa: S101 - made above
+            paths = [folder / f"recorded-{number}{end}.parquet" for end in ("", "-few")]
+            for path, count in zip(paths, (None, few), strict=True):
+                if not path.exists():
+                    self._record(name, {} if count is None else {name: count}, path, stop)
+            if not len(load_trace(paths[0]).where(kind="kernel")):
+                raise MissingEvidence(f"one call of {name!r} launched no kernel that was seen")
+            spec = self._experiment.workloads[name]
+            specs[name] = TraceSpec(
+                kind="trace",
+                path=str(paths[0]),
+                second=str(paths[1]),
+                graph=True,  # as one launch, with the gaps between its kernels that were recorded
+                **{field: getattr(spec, field) for field in _COMMON},
+            )
+        return specs
 
-
-def stand_ins(
-    experiment: Experiment,
-    names: Iterable[str],
-    device: Device,
-    folder: Path,
-    stop: threading.Event,
-) -> dict[str, TraceSpec]:
-    """Record one call of each of some workloads alone: on the whole GPU, and on few SMs.
-
-    Parameters
-    ----------
-    names
-        Of the workloads.
-    folder
-        Where the recordings are kept; those that are there are used.
-
-    Returns
-    -------
-    dict
-        Workload → the recording as a workload, on the same stream and as often.
-
-    Raises
-    ------
-    MissingEvidence
-        A call launched no kernel that was seen.
-    KeyboardInterrupt
-        It was stopped.
-    """
-    few = next((count for count in device.layout.grantable() if count >= _FEW), None)
-    specs = {}
-    for number, name in enumerate(names):
-        spec = experiment.workloads[name]
-        paths = []
-        for count in (None, few):
-            path = folder / f"recorded-{number}{'' if count is None else '-few'}.parquet"
-            paths.append(path)
-            if not path.exists():
-                _record(experiment, name, count, device, path, stop)
-        check = load_trace(paths[0])
-        if not len(check.where(kind="kernel")):
-            raise MissingEvidence(f"one call of {name!r} launched no kernel that was seen")
-        specs[name] = TraceSpec(
-            kind="trace",
-            path=str(paths[0]),
-            second=str(paths[1]),
-            graph=True,  # as one launch, with the gaps between its kernels that were recorded
-            **{field: getattr(spec, field) for field in _COMMON},
+    def _record(
+        self, name: str, partitions: dict[str, int], path: Path, stop: threading.Event
+    ) -> None:
+        spec = self._experiment.workloads[name].model_copy(
+            update={
+                "stream": name,
+                "repeats": 1,
+                "background": False,
+                "max_queued": 1,
+                "rate_hz": None,
+                "arrival": "back_to_back",
+                "waits_on": [],
+            }
         )
-    return specs
-
-
-def _record(
-    experiment: Experiment,
-    name: str,
-    count: int | None,
-    device: Device,
-    path: Path,
-    stop: threading.Event,
-) -> None:
-    spec = experiment.workloads[name].model_copy(
-        update={
-            "stream": name,
-            "repeats": 1,
-            "background": False,
-            "max_queued": 1,
-            "rate_hz": None,
-            "arrival": "back_to_back",
-            "waits_on": [],
-        }
-    )
-    partitions = {} if count is None else {name: count}
-    alone = Experiment(
-        name=name,
-        seed=experiment.seed,
-        alone_repeats=0,
-        partitions=partitions,
-        streams={name: {"partition": name if partitions else None}},
-        workloads={name: spec},
-    )
-    with locked([device.info]):
-        done = run(alone, device, stop=stop)
-    if done.stopped:
-        raise KeyboardInterrupt  # whoever called ends with what there is
-    export(done["default"], path)
+        alone = Experiment(
+            name=name,
+            seed=self._experiment.seed,
+            alone_repeats=0,
+            partitions=partitions,
+            streams={name: {"partition": name if partitions else None}},
+            workloads={name: spec},
+        )
+        with locked([self._real.info]):
+            done = run(alone, self._real, stop=stop)
+        if done.stopped:
+            raise KeyboardInterrupt  # whoever called ends with what there is
+        export(done["default"], path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -36,7 +36,6 @@ def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Liter
     if not add and not drop:
         return
     by_id = {work.id: work for work in program.works}
-    dropped: list[tuple[Work, Work]] = []
 
     def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
         for number in ids:
@@ -49,10 +48,14 @@ def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Liter
 
     if isinstance(drop, str) and drop != "all":
         raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
+    calls = [row for row in finished_rows(trace) if row["kind"] in ("api", "event")]
+    host = _Host(program, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
     if drop == "all":
         for work in program.works:
             work.after.clear()
+        host.drop_all()
     else:
+        dropped = defaultdict[Work, list[Work]](list)
         for ids in drop:
             first, then = pair("drop_waits", ids)
             if first not in then.after:
@@ -66,18 +69,14 @@ def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Liter
                     f"waits are {waits}"
                 )
             then.after.remove(first)
-            dropped.append((first, then))
-    calls = [row for row in finished_rows(trace) if row["kind"] in ("api", "event")]
-    host = _Host(program, [row for row in calls if row["name"].startswith((*_RECORD, *_WAIT))])
-    if drop == "all":
-        host.drop_all()
-    else:
+            dropped[then].append(first)
         host.drop(dropped)
     for ids in add:
         first, then = pair("add_waits", ids)
         if first is not then and first not in then.after:
             then.after.append(first)
-            host.add(then)
+            if then.call is not None:
+                _lag(program.calls[then.call], host.added_ns)
 
 
 class _Host:
@@ -90,13 +89,14 @@ class _Host:
     """
 
     def __init__(self, program: Program, rows: Sequence[Row]) -> None:
-        self.program = program
+        self.program, self.rows = program, rows
         self.records: dict[int, list[Row]] = defaultdict(list)
         self.waits: dict[int, list[Row]] = defaultdict(list)
-        self.rows = rows
+        took_ns: list[list[int]] = [[], []]
         for row in rows:
-            kept = self.records if row["name"].startswith(_RECORD) else self.waits
-            kept[row["stream"]].append(row)
+            is_wait = not row["name"].startswith(_RECORD)
+            (self.waits if is_wait else self.records)[row["stream"]].append(row)
+            took_ns[is_wait].append(row["end_ns"] - row["start_ns"])
         self.launches: dict[int, list[int]] = defaultdict(list)
         self.calls: dict[Host, list[Call]] = defaultdict(list)
         for call in program.calls:
@@ -104,16 +104,13 @@ class _Host:
                 self.calls[call.host].append(call)
             for stream in {work.row["stream"] for work in call.launches}:
                 self.launches[stream].append(call.start_ns)
-        took_ns = [
-            float(np.median([row["end_ns"] - row["start_ns"] for row in calls]))
-            if (calls := [row for rows in kept.values() for row in rows])
-            else program.profile.constants[name]
-            for kept, name in (
-                (self.records, "event_record_call_ns"),
-                (self.waits, "stream_wait_call_ns"),
-            )
-        ]
-        self.added_ns = round(sum(took_ns))
+        constants = program.profile.constants
+        usual_ns = constants["event_record_call_ns"], constants["stream_wait_call_ns"]
+        medians_ns = (
+            float(np.median(times)) if times else usual
+            for times, usual in zip(took_ns, usual_ns, strict=True)
+        )
+        self.added_ns = round(sum(medians_ns))
 
     def drop_all(self) -> None:
         """Take off all calls that made streams wait, and what recorded events right before."""
@@ -125,17 +122,16 @@ class _Host:
                 continue
             self._shift(row)
             before = record.pop(host, None)
-            if before is not None and not self._calls(host, before["start_ns"], row["start_ns"]):
+            if before is not None and not _between(
+                self.calls[host], before["start_ns"], row["start_ns"]
+            ):
                 self._shift(before)
 
-    def drop(self, pairs: Iterable[tuple[Work, Work]]) -> None:
-        """Take off the calls that made these waits, as far as nothing else needs them."""
+    def drop(self, dropped: Mapping[Work, Iterable[Work]]) -> None:
+        """Take off the calls that made work wait for others, as far as nothing else needs them."""
         gone: dict[int, Row] = {}
-        firsts: dict[Work, list[Work]] = defaultdict(list)
-        for first, then in pairs:
-            firsts[then].append(first)
         needed = {other for work in self.program.works for other in work.after}
-        for then, before in firsts.items():
+        for then, before in dropped.items():
             if then.call is None:
                 continue
             launched_ns = self.program.calls[then.call].start_ns
@@ -153,29 +149,24 @@ class _Host:
         for row in gone.values():
             self._shift(row)
 
-    def add(self, then: Work) -> None:
-        """Let the host record an event and wait for it before it launches work."""
-        if then.call is not None:
-            call = self.program.calls[then.call]
-            call.lags_ns = (*call.lags_ns[:-1], call.lags_ns[-1] + self.added_ns)
-
-    def _calls(self, host: Host, low_ns: int, high_ns: int) -> list[Call]:
-        """Return a thread's launches and waits for work that start between two times."""
-        return _between(self.calls[host], low_ns, high_ns)
-
     def _shift(self, row: Row) -> None:
         """Let the next call of a row's thread begin earlier by what the row took."""
         host = row["process"] or 0, row["thread"] or 0
-        for call in self._calls(host, row["start_ns"], sys.maxsize)[:1]:
-            *others_ns, last_ns = call.lags_ns
-            call.lags_ns = (*others_ns, max(0, last_ns - (row["end_ns"] - row["start_ns"])))
+        for call in _between(self.calls[host], row["start_ns"], sys.maxsize)[:1]:
+            _lag(call, row["start_ns"] - row["end_ns"])
+
+
+def _lag(call: Call, time_ns: int) -> None:
+    """Let the host begin a call later, or earlier as far as it can."""
+    *others_ns, last_ns = call.lags_ns
+    call.lags_ns = (*others_ns, max(0, last_ns + time_ns))
 
 
 def _between(rows: list[_Timed], low_ns: int, high_ns: int) -> list[_Timed]:
     """Return the rows or calls that start between two times."""
-    low, high = (bisect_left(rows, at_ns, key=_start_ns) for at_ns in (low_ns, high_ns))
+
+    def start_ns(timed: Row | Call) -> int:
+        return timed.start_ns if isinstance(timed, Call) else int(timed["start_ns"])
+
+    low, high = (bisect_left(rows, at_ns, key=start_ns) for at_ns in (low_ns, high_ns))
     return rows[low:high]
-
-
-def _start_ns(one: Row | Call) -> int:
-    return one.start_ns if isinstance(one, Call) else int(one["start_ns"])

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
-from gpuscope._checks import MappingOf, SeveralOf, closest, door, given, require_kind
+from gpuscope._checks import SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
@@ -31,16 +31,11 @@ _CLOSE = 1e-4
 
 
 @door(
-    trace=Trace,
+    *("trace", "move", "scale", "second", "recorded_sms", "gpu_profile"),
     streams=(Mapping, None),
-    move=(MappingOf(str), None),
     add_waits=SeveralOf(SeveralOf(int, 2)),
     drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
-    scale=(MappingOf(float), None),
     graphs=(SeveralOf(str), set, frozenset),
-    second=(Trace, None),
-    recorded_sms=(MappingOf(int), None),
-    gpu_profile=(str, Path),
 )
 def what_if(
     trace: Trace,
@@ -124,7 +119,6 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     program = read_program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, program, sm_counts)
-    require_kind("graphs", graphs, list, tuple, set, frozenset)
     others = bool(move or add_waits or drop_waits or scale or graphs)
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
@@ -153,15 +147,12 @@ def what_if(
         if value
     }
 
+    how = program, after.places, kept, factors, sent, grouped
     done = {
-        name: Replay(
-            program, after.places, kept, factors, sent, grouped, lean, anew.rounds, is_as_it_was
-        ).play()
+        name: Replay(*how, lean, anew.rounds, is_as_it_was).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
-    ends_ns = [
-        max(end_ns for _, end_ns in replayed.times_ns.values()) for replayed in done.values()
-    ]
+    ends_ns = [max(end_ns for _, end_ns in each.times_ns.values()) for each in done.values()]
     text = described(program, changes, ends_ns)
     if anew.why:
         text += f"; no forecast of requests: {anew.why}"
@@ -174,9 +165,8 @@ def what_if(
         served = {name: requests(forecast).workloads for name, forecast in forecasts.items()}
         words = ", ".join(map(_served, *served.values()))
         text += f"; requests served anew, in other batches: {words}"
-        forecasts = {
-            name: forecast.with_metadata(forecast=text) for name, forecast in forecasts.items()
-        }
+        for name, forecast in forecasts.items():
+            forecasts[name] = forecast.with_metadata(forecast=text)
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
 
@@ -232,15 +222,12 @@ def _matching(program: Program, patterns: Mapping[str, object], what: str) -> di
         works = [
             work
             for work in program.works
-            if any(
-                fnmatchcase(text, pattern)
-                for text in (work.row["name"], work.row["category"] or "")
-            )
+            if fnmatchcase(work.row["name"], pattern)
+            or fnmatchcase(work.row["category"] or "", pattern)
         ]
         if not works:
-            names = dict.fromkeys(
-                work.row["category"] or work.row["name"] for work in program.works
-            )
+            every = (work.row["category"] or work.row["name"] for work in program.works)
+            names = dict.fromkeys(every)
             raise InvalidArgument(
                 f"{what}: no kernel's name or workload matches {given(pattern)}"
                 f"{closest(pattern, names)}: a pattern is a whole name, with * for any text"

@@ -16,9 +16,9 @@ All times are in µs. Everything is written for arrays, of kernels or of measure
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,8 +43,7 @@ _WASTE = 1.22
 """Clusters of eight are kept up to so many times the blocks that clusters of four need."""
 
 
-@dataclass(frozen=True)
-class Kernels:
+class Kernels(NamedTuple):
     """Kernels, each at one place of equally long arrays.
 
     Attributes
@@ -72,12 +71,11 @@ class Kernels:
     @classmethod
     def joined(cls, parts: Sequence[Kernels]) -> Kernels:
         """Return the kernels of all parts."""
-        names = [column.name for column in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def where(self, index: int | Ints | Bools | slice) -> Kernels:
         """Return those at an index or mask."""
-        return Kernels(*(getattr(self, column.name)[index] for column in fields(self)))
+        return Kernels(*(column[index] for column in self))
 
     def blocks(self, m: Numbers, n: Numbers) -> Array:
         """Count the blocks of an m × n product."""
@@ -195,10 +193,8 @@ def traits(shape: tuple[int, int, int], believed: int, layout: SmLayout) -> Arra
     m, n, k = shape
     is_targeted = believed < layout.sm_count
     work, depth = np.log2(m * n / believed) - 12, np.log2(k) - 8
-    of_one = np.array([1, work, depth])
-    return np.concatenate(
-        (of_one * (not is_targeted), of_one * is_targeted, [np.log2(min(m, n)) - 8])
-    )
+    of_one, smaller = np.array([1, work, depth]), [np.log2(min(m, n)) - 8]
+    return np.concatenate((of_one * (not is_targeted), of_one * is_targeted, smaller))
 
 
 @dataclass(frozen=True)
@@ -230,10 +226,8 @@ class Library:
         capped: bool = True,
     ) -> Array:
         """Return how long kernels of this kind take: see :func:`durations`."""
-        times, item, layout = self.kernels.times, self.item, self.layout
-        return durations(
-            times, kernels, shape, item, sm_count, believed=believed, layout=layout, capped=capped
-        )
+        given = self.kernels.times, kernels, shape, self.item, sm_count
+        return durations(*given, believed=believed, layout=self.layout, capped=capped)
 
     def weighed(self, shape: tuple[int, int, int], believed: int) -> Array:
         """Return how long the library seems to think kernels take; infinity where it takes none.
@@ -249,11 +243,9 @@ class Library:
             allowed = (splits > 1) & (splits <= most) & (blocks <= believed)
             allowed &= every.rows * every.columns >= _SMALL_SPLIT_TILE
         else:
-            narrow = np.minimum(
-                every.rows - min(choice.split_side_at_least, m),
-                every.columns - min(choice.split_side_at_least, n),
-            )
-            allowed = (k / splits >= choice.split_k_at_least) & (narrow >= 0)
+            least = choice.split_side_at_least
+            wide = (every.rows >= min(least, m)) & (every.columns >= min(least, n))
+            allowed = (k / splits >= choice.split_k_at_least) & wide
             allowed = (splits == 1) | (allowed & (blocks <= choice.blocks_at_most))
         if not allowed.any():
             allowed = splits == 1

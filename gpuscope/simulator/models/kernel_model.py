@@ -210,13 +210,9 @@ class RecordedKernel:
             return self.times_ns[sm_count]
         if self.known is not None:
             return self._as_known(sm_count)
-        floor_ns = self._floor_ns
-        few = min(self.times_ns)
-        if few < self.sm_count:
-            relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
-            body_ns = self.times_ns[self.sm_count] - floor_ns
-            return floor_ns + self._by_two(body_ns, few, relative, sm_count)
-        return floor_ns + self._body_ns * self._bounded(sm_count, self.scale)
+        if len(self.times_ns) > 1:
+            return self._floor_ns + self._by_two(sm_count)
+        return self._floor_ns + self._body_ns * self._bounded(sm_count, self.scale)
 
     def range_ns(self, sm_count: int) -> tuple[float, float]:
         """Return what nine of ten such times lie in."""
@@ -252,10 +248,8 @@ class RecordedKernel:
         # A tile's operands are loaded by its SM, its longer one from memory if it is skinny.
         assert self.launch is not None  # noqa: S101 - or it would have no kind
         wide, narrow = max(self._tile), min(self._tile)
-        p = self.scaling.sharpness
-        work = 2 * max(
-            (wide + narrow) / self.scaling.block_loads, wide * narrow / self.scaling.flop_rate
-        )
+        p, loads = self.scaling.sharpness, (wide + narrow) / self.scaling.block_loads
+        work = 2 * max(loads, wide * narrow / self.scaling.flop_rate)
         rate = _REACHED * self.profile.constants["device_copy_bytes_per_us"] / 1000
         roof = 2 * self.launch.blocks * wide / rate if narrow <= _SKINNY else 0.0
         return float(work / (work**p + roof**p) ** (1 / p))
@@ -304,10 +298,12 @@ class RecordedKernel:
         times = [_rounds(each * scale, grid, sm_count) / each * cool for each in rounds]
         return math.exp(sum(map(math.log, times)) / len(times))
 
-    def _by_two(self, body_ns: float, few: int, relative: float, sm_count: int) -> float:
+    def _by_two(self, sm_count: int) -> float:
         """Return the body from two recordings."""
-        p = self.scaling.sharpness
+        p, few = self.scaling.sharpness, min(self.times_ns)
+        body_ns = self.times_ns[self.sm_count] - self._floor_ns
         few_ns = max(self.times_ns[few] - self._floor_ns, 1.0)
+        relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
         there = self._waves(few, 1.0) / self._waves(self.sm_count, 1.0)
         if self.kind == "tiles":
             off = few_ns / (body_ns * there)  # its waves are all that bounds it
@@ -315,11 +311,9 @@ class RecordedKernel:
             return float(body_ns * relative * off ** max(0.0, reached))
         waves = (few_ns**p - body_ns**p) / (there**p - 1) if there > 1 else 0.0
         if waves <= 0:  # its waves do not say how much slower it was there
-            reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
-            between = body_ns * (few_ns / body_ns) ** min(1.0, max(0.0, reached))
-            return float(between) * max(
-                1.0, self.scale, relative / there if sm_count < few else 1.0
-            )
+            between = body_ns * (few_ns / body_ns) ** self._reached(sm_count)
+            beyond = relative / there if sm_count < few else 1.0
+            return float(between) * max(1.0, self.scale, beyond)
         roof = body_ns**p - waves
         if roof >= 0:
             roof *= max(1.0, self.scale) ** p
@@ -330,15 +324,17 @@ class RecordedKernel:
 
     def _as_known(self, sm_count: int) -> float:
         """Return its time as the model of its kind scales it, bent to a second recording."""
-        here = self.times_ns[self.sm_count] / self._modelled(self.sm_count, 1.0).alone_ns(
-            self.sm_count
-        )
-        few = min(self.times_ns)
-        if few < self.sm_count:
+        few, most = min(self.times_ns), self.sm_count
+        ratio = self.times_ns[most] / self._modelled(most, 1.0).alone_ns(most)
+        if few < most:
             there = self.times_ns[few] / self._modelled(few, 1.0).alone_ns(few)
-            reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
-            here *= (there / here) ** min(1.0, max(0.0, reached))
-        return here * self._modelled(sm_count, self.scale).alone_ns(sm_count)
+            ratio *= (there / ratio) ** self._reached(sm_count)
+        return ratio * self._modelled(sm_count, self.scale).alone_ns(sm_count)
+
+    def _reached(self, sm_count: int) -> float:
+        """Return how far it is from the larger SM count that was recorded to the smaller."""
+        reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / min(self.times_ns))
+        return min(1.0, max(0.0, reached))
 
     def _modelled(self, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of so many times what is known to be computed."""
@@ -360,14 +356,20 @@ class RecordedKernel:
                 stall=self._stall,
                 gap_ns=gap_ns,
             )
-        occupied = self._occupied(sm_count)
+        occupied = sm_count
+        if self.launch is not None:  # as often as one of its SMs is taken: whole SMs, some blocks'
+            occupied = -(-max(1, round(self.launch.blocks * self.scale)) // self.launch.occupancy)
+        p, share = self.scaling.sharpness, _BUSY.get(self.kind)
+        if share is None:
+            share = (1 - min(1.0, self._share) ** p) ** (1 / p)
+        busy = min(1.0, share * self._body_ns * self.scale / duration_ns)
         waves = -(-occupied // sm_count)
         if waves > _ENGINE_WAVES:
             occupied, waves = _ENGINE_WAVES * sm_count, _ENGINE_WAVES
         return KernelCost(
             occupied,
             max(1, round(duration_ns / waves)),
-            round(self._busy(duration_ns) * rate * duration_ns),
+            round(busy * rate * duration_ns),
             stall=self._stall,
             gap_ns=gap_ns,
         )
@@ -375,22 +377,6 @@ class RecordedKernel:
     @property
     def _stall(self) -> float:
         return _STALL.get(self.kind, _USUAL_STALL)
-
-    def _occupied(self, sm_count: int) -> int:
-        """Return how many times one of its SMs is taken: whole SMs, and tiles of some blocks."""
-        if self.launch is None:
-            return sm_count
-        blocks = max(1, round(self.launch.blocks * self.scale))
-        return -(-blocks // self.launch.occupancy)
-
-    def _busy(self, duration_ns: float) -> float:
-        """Return its share of the memory's bandwidth when it runs alone and takes so long."""
-        p = self.scaling.sharpness
-        if self.kind in _BUSY:
-            share = _BUSY[self.kind]
-        else:
-            share = (1 - min(1.0, self._share) ** p) ** (1 / p)
-        return min(1.0, share * self._body_ns * self.scale / duration_ns)
 
     def scaled(self, factor: float) -> RecordedKernel:
         """Return it with so many times the work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeAlias
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import sm_count_to_tell
@@ -13,15 +13,6 @@ from gpuscope.simulator.profiles.profile import Profile
 
 _SIZE = r"([1-9]\d{0,9})"
 _PRODUCT = re.compile(rf"gemm_(\w+)_{_SIZE}x{_SIZE}x{_SIZE}")
-
-
-class Known(Protocol):
-    """What a kernel of ours computes."""
-
-    kind: ClassVar[str]
-
-    def cost(self, profile: Profile, sm_count: int, scale: float) -> KernelCost:
-        """Return the cost of so many times the work."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +68,13 @@ class Copied:
         return profile.copy_cost(max(1, round(self.nbytes * scale)), sm_count)
 
 
+Known: TypeAlias = Product | Softmax | Copied
+"""What a kernel of ours computes."""
+
+
 def known_of(
     name: str,
     launched_by: str = "",
-    *,
     blocks: int = 0,
     nbytes: int | None = None,
     flop_count: int | None = None,

@@ -38,9 +38,7 @@ def duration_us(rows: int, columns: int, sm_count: int) -> float:
     beyond = 1.0
     weighted = times
     for axis, value in zip(axes, at, strict=True):
-        position = float(
-            np.clip(np.interp(np.log(value), axis, range(len(axis))), 0, len(axis) - 1)
-        )
+        position = float(np.interp(np.log(value), axis, range(len(axis))))
         low = min(int(position), len(axis) - 2)
         weighted = weighted[low] * (low + 1 - position) + weighted[low + 1] * (position - low)
     for axis, value in zip(axes[:2], at[:2], strict=True):

@@ -13,15 +13,9 @@ import numpy as np
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.errors import DeviceUnavailable
-from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models import collective_model, softmax_model
 from gpuscope.simulator.models.assumed import GEMM_MISSES, GEMM_STALLS
-from gpuscope.simulator.models.gemm_model import (
-    ITEM_BYTES,
-    Library,
-    alignment,
-    grid,
-)
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
 from gpuscope.simulator.profiles.schema import ProfileFile
 
 _GemmKey = tuple[int, int, int, str, int, int]
@@ -97,9 +91,8 @@ class Profile:
         try:
             text = path.read_bytes()
         except (OSError, ValueError) as error:
-            raise DeviceUnavailable(
-                f"no GPU profile can be read from {str(path)!r}: {error}"
-            ) from error
+            message = f"no GPU profile can be read from {str(path)!r}: {error}"
+            raise DeviceUnavailable(message) from error
         file = ProfileFile.parse(text, repr(str(path)))
         key = f"{file.name}-{hashlib.sha256(text).hexdigest()[:12]}"
         return _read.setdefault(key, cls(file, key))
@@ -113,11 +106,6 @@ class Profile:
     def constants(self) -> dict[str, int]:
         """Host costs and overheads: ns where the name ends in ``_ns``."""
         return self.file.constants.model_dump()
-
-    @cached_property
-    def host_speeds(self) -> Speeds:
-        """How fast the host goes after so much sleep, in µs."""
-        return [(speed.slept_us, speed.quantiles) for speed in self.file.jitter]
 
     # -- GEMM -------------------------------------------------------------------------
     def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:

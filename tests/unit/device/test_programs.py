@@ -26,7 +26,8 @@ from gpuscope import open_device
 from gpuscope.simulator.engine import allocation, backend, host
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.memory import Version
-from gpuscope.simulator.engine.ops import KernelOp, Wave
+from gpuscope.simulator.engine.ops import KernelOp
+from gpuscope.simulator.engine.waves import Wave
 from gpuscope.simulator.profiles.profile import Profile
 
 

@@ -13,7 +13,7 @@ from gpuscope.device.calls import calling_for_us
 from gpuscope.device.captured import Captured
 from gpuscope.races.hazard_log import HazardLog
 from gpuscope.races.hazard_notes import Queue
-from gpuscope.races.libraries import watching_libraries
+from gpuscope.races.observer import watching_libraries
 from gpuscope.races.wrapped import replaced
 
 A, B = Stream(0x10), Stream(0x20)

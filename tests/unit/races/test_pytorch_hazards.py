@@ -19,7 +19,7 @@ import gpuscope as gs
 from gpuscope.device.accesses import operand_of
 from gpuscope.device.graph import _Capture
 from gpuscope.device.pinned import PinnedArray
-from gpuscope.races import libraries, operators
+from gpuscope.races import observer, operators
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.hazard_notes import Queue, Work
 from gpuscope.races.pytorch import PyTorch
@@ -801,7 +801,7 @@ def test_a_tensor_is_the_same_bytes_to_a_launch_of_ours(cuda, x):
 
 
 def test_a_recording_tells_what_was_found(cuda, x, monkeypatch):
-    monkeypatch.setattr(libraries, "pytorch", lambda: torch)
+    monkeypatch.setattr(observer, "pytorch", lambda: torch)
     recording = Recording((), Options("events", hazards=True))
     recording.start()
     write(cuda, x, A)
@@ -823,7 +823,7 @@ def test_streams_and_gpus_as_pytorch_has_them(monkeypatch, waits):
     log, a, b = HazardLog(), torch.cuda.Stream(), torch.cuda.Stream()
     host = torch.empty(64, pin_memory=True)
     torch.cuda.synchronize()
-    with libraries.watching_libraries(log):
+    with observer.watching_libraries(log):
         with torch.cuda.stream(a):
             x = torch.zeros(64, device="cuda")
             host.copy_(x, non_blocking=True)

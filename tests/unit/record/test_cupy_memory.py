@@ -12,7 +12,7 @@ from stand_in_cupy import Stream, of_thread
 from gpuscope.device.accesses import Access
 from gpuscope.races.hazard_log import HazardLog
 from gpuscope.races.hazard_notes import Queue, Record, Wait, Work
-from gpuscope.races.libraries import watching_libraries
+from gpuscope.races.observer import watching_libraries
 
 HOME, OTHER = Queue("cuda:0", 0x10), Queue("cuda:0", 0x20)
 

@@ -535,10 +535,12 @@ MODELS = {
 }  # fmt: skip
 
 
-def test_recordings_stand_in_for_code_that_only_a_gpu_runs(gpu, tmp_path, runs):
+def test_recordings_stand_in_for_code_that_only_a_gpu_runs(gpu, tmp_path, runs, monkeypatch):
+    monkeypatch.setattr(stand_ins, "is_real", lambda device: True)
     described = gs.experiments.Experiment.from_dict(MODELS)
     stop = threading.Event()
-    found = stand_ins.stand_ins(described, MODELS["workloads"], gpu, tmp_path, stop)
+    forecaster = stand_ins.Simulated(described, gpu, VARY, "h200")
+    found = forecaster.prepare(tmp_path, stop)
     assert list(found) == ["prefill", "decode"]
     assert found["prefill"].background
     assert found["decode"].repeats == 30
@@ -555,7 +557,7 @@ def test_recordings_stand_in_for_code_that_only_a_gpu_runs(gpu, tmp_path, runs):
     for name, median in medians[0].items():
         assert medians[1][name] == pytest.approx(median, rel=0.1)
     runs.clear()
-    stand_ins.stand_ins(described, MODELS["workloads"], gpu, tmp_path, stop)
+    forecaster.prepare(tmp_path, stop)
     assert not runs, "they are there"
 
 

@@ -19,7 +19,7 @@ from gpuscope import open_device
 from gpuscope.device.api import Activity, KernelCost, KernelModel
 from gpuscope.errors import GpuscopeError, InvalidOperand, StreamError
 from gpuscope.simulator.engine.backend import SimBackend
-from gpuscope.simulator.engine.engine import Engine, fair_level, speed_at
+from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.ops import (
     FULL,
     CopyOp,
@@ -30,8 +30,8 @@ from gpuscope.simulator.engine.ops import (
     SimEvent,
     SimStream,
     Wait,
-    Wave,
 )
+from gpuscope.simulator.engine.waves import Sharing, Wave, fair_level, speed_at
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 
 LATENCY = 4
@@ -65,13 +65,18 @@ class Watched(Engine):
         for *_, op in self._ready:
             assert not self.free & op.stream.sms, "an SM idles while a kernel could use it"
 
-    def _share(self) -> None:
-        super()._share()
-        if self._bandwidth is not None:
-            used = sum(wave.count * wave.op.rate * wave.pace[2] for wave in self._sharing)
-            assert used <= self._bandwidth * FULL, "more bytes a ns than there are"
-        for wave, demand in self._sharing.items():
+
+class WatchedSharing(Sharing):
+    """Sharing that checks its own books after every move."""
+
+    def share(self, now_ns: int) -> list[Wave]:
+        moved = super().share(now_ns)
+        if self.bandwidth is not None:
+            used = sum(wave.count * wave.op.rate * wave.pace[2] for wave in self.waves)
+            assert used <= self.bandwidth * FULL, "more bytes a ns than there are"
+        for wave, demand in self.waves.items():
             assert demand == wave.count * wave.op.rate
+        return moved
 
 
 class Bench:
@@ -82,6 +87,7 @@ class Bench:
         self.engine = Watched(
             self.all, launch_latency_ns=LATENCY, kernel_gap_ns=GAP, bytes_per_us=bytes_per_us
         )
+        self.engine._sharing = WatchedSharing(bytes_per_us)
         self.seen: list[Activity] = []
         self.engine.sink = self.seen.append
         self.count = 0

@@ -279,7 +279,7 @@ class Partitions(Closing, Mapping[str, Partition]):
             }
             for name, part in self.items()
         ]
-        return html_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
+        return html_table(rows)
 
 
 def sm_ranges(ids: tuple[int, ...]) -> str:

@@ -89,7 +89,7 @@ def prediction_report(
     sections = [
         page.figure(figures.prediction(predicted, measured), "compare"),
         "<h2>Times</h2>",
-        page.judged(result.rows(), result.incomplete, shares=("error",)),
+        page.result(result),
         page.paragraph(result.note, "muted"),
         "<h2>Provenance</h2>",
         page.provenance(traces),

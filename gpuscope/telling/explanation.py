@@ -121,7 +121,7 @@ class Explanation:
             }
             for text, parts in self._sums()
         ]
-        table = html_table(["part", "for", "share", "times", "first after", "span"], rows)
+        table = html_table(rows)
         notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
         return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
 

@@ -12,7 +12,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.text import clean, escape, notes_of, provenance_of, suffix_of
 from gpuscope.timeline.themed import ThemedFigure
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -99,10 +99,7 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
         notes.append(f"{clean(beside, 24)} keeps: its rate over that alone on the whole GPU")
     layout = style.base_layout(
         f"{escape(collective, 30)} by SMs{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        [*notes_of(*notes), *provenance_of(result.provenance)],
         _HEIGHT * len(rows),
         legend_rows=len(cases),
         xaxis=style.x_axis(

@@ -19,9 +19,9 @@ from gpuscope.timeline.text import (
     clean,
     duration,
     escape,
+    notes_of,
     provenance_lines,
     title_suffix,
-    wrapped,
 )
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
@@ -92,8 +92,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
         *provenance_lines(traces),
     ]
     if absent:
-        line = f"no finished call in: {', '.join(clean(name, 40) for name in absent)}"
-        notes += [escape(part) for part in wrapped(line)]
+        notes += notes_of(f"no finished call in: {', '.join(clean(name, 40) for name in absent)}")
     layout = style.base_layout(
         f"Latency of {escape(handle, 60)}{title_suffix(traces.values())}",
         notes,

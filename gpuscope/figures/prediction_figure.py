@@ -11,7 +11,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
+from gpuscope.timeline.text import duration, escape, notes_of, provenance_of, suffix_of, uncertainty
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
@@ -181,10 +181,8 @@ def _notes(
     ):
         trace = traces if isinstance(traces, Trace) else next(iter(traces.values()))
         notes += provenance_of(f"{what}: {line}; {uncertainty(trace)}")
-    if result.left_out:
-        line = f"not compared: {'; '.join(result.left_out)}"
-        notes += [escape(part) for part in wrapped(line)]
-    return notes
+    left_out = "; ".join(result.left_out)
+    return notes + notes_of(f"not compared: {left_out}" if left_out else "")
 
 
 def _text(text: str, x: float, y: float) -> Properties:

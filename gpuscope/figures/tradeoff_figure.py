@@ -19,9 +19,9 @@ from gpuscope.timeline.text import (
     clean,
     duration,
     escape,
+    notes_of,
     provenance_of,
     suffix_of,
-    wrapped,
 )
 from gpuscope.timeline.themed import ThemedFigure
 
@@ -136,10 +136,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     layout = style.base_layout(
         f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}"
         f"{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        [*notes_of(*notes), *provenance_of(result.provenance)],
         400,
         legend_rows=1 + len(settings),
         xaxis=style.x_axis(

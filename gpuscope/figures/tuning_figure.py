@@ -10,7 +10,7 @@ from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_tuning import tuned_words
 from gpuscope.timeline import style
-from gpuscope.timeline.text import escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.text import escape, notes_of, provenance_of, suffix_of
 from gpuscope.timeline.themed import ThemedFigure
 
 _LOOKS: dict[Verdict, tuple[str, str, int]] = {
@@ -85,10 +85,7 @@ def tuning(result: Tuning) -> go.Figure:
     notes = [*tuned_words(result)[:3], result.forecasts]
     layout = style.base_layout(
         f"{escape(result.objective.name, 60)}, {better} is better{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes if note for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        [*notes_of(*notes), *provenance_of(result.provenance)],
         400,
         legend_rows=2,
         xaxis=style.x_axis(

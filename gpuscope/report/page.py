@@ -200,7 +200,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             "seen": trace.origin,
             "incomplete": facts.missing,
             "times": uncertainty(trace),
-            "driver": facts.driver,
+            "driver": facts.driver or "",
             "records": ", ".join(f"{count:,} {what}" for what, count in facts.counts.items()),
             "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))),
             "versions": ", ".join(f"{name} {text}" for name, text in facts.versions.items()),

@@ -138,7 +138,7 @@ def _picture(
         mark = "p99" if all(row["latency_p99_us"] is not None for row in times) else "p50"
         columns.append((name, f"latency_{mark}_us"))
     columns += [(name, RATES[0]) for name in background]
-    titles, bars = ["Setting"], []
+    titles, bars = ["Setting"], list[dict[str, str]]()
     for workload, key in columns:
         bars_of = _bars([*slowest, *served], workload, key, colours)
         if bars_of and len(bars) < 3:

@@ -23,9 +23,9 @@ from gpuscope.timeline.text import (
     axis_unit,
     duration,
     escape,
+    notes_of,
     provenance_lines,
     title_suffix,
-    wrapped,
 )
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.timeline.words import OUTSIDE
@@ -170,7 +170,7 @@ def sm_map(
         )
     strip = _strip(trace, blocks, colours)
     notes = provenance_lines({"": trace})
-    notes += [escape(line) for line in wrapped(_statement(blocks, bins, low, high))]
+    notes += notes_of(_statement(blocks, bins, low, high))
     layout = style.base_layout(
         f"Thread blocks by SM{title_suffix([trace])}",
         notes,

@@ -21,9 +21,9 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import (
     axis_unit,
     escape,
+    notes_of,
     provenance_lines,
     title_suffix,
-    wrapped,
 )
 from gpuscope.timeline.tracks import Tracks, default_window_ns
 from gpuscope.timeline.words import statement
@@ -192,8 +192,7 @@ def _picture(
     panels, height, annotations, shapes = _placed(scenes, settings, unit_ns)
     notes = provenance_lines(traces)
     if not settings:
-        drawn = statement(scenes[0], besides=() if held is None else ("block",))
-        notes += [escape(line) for line in wrapped(drawn)]
+        notes += notes_of(statement(scenes[0], besides=() if held is None else ("block",)))
     left_out = sum(scene.waits.left_out for scene in scenes)
     if left_out:
         notes.append(f"{left_out:,} further waits have no arrow")

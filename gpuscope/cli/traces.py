@@ -110,21 +110,17 @@ def merge_command(
     _check_target(out, replace=force)
     merged = merge([_loaded(file) for path in files for file in _traces_of(path)])
     written = export(merged, out)
-    columns = ("rank", "device", "offset", "error", "by")
-    terminal.show_table(
-        "ranks",
-        columns,
-        (
-            (
-                rank.rank,
-                rank.device or "–",
-                f"{rank.offset_ns / 1e3:+,.1f} µs",
-                f"± {(rank.error_ns or 0) / 1e3:,.1f} µs",
-                rank.evidence,
-            )
-            for rank in merged.metadata.ranks
-        ),
-    )
+    ranks = [
+        {
+            "rank": rank.rank,
+            "device": rank.device or "–",
+            "offset": f"{rank.offset_ns / 1e3:+,.1f} µs",
+            "error": f"± {(rank.error_ns or 0) / 1e3:,.1f} µs",
+            "by": rank.evidence,
+        }
+        for rank in merged.metadata.ranks
+    ]
+    terminal.show_table("ranks", ranks)
     terminal.say(_counts(merged) or "no spans")
     terminal.say(f"wrote {written}")
 
@@ -211,6 +207,6 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         if rows:
             if answer.incomplete:
                 terminal.say(f"{name}: {answer.incomplete}")
-            terminal.show_table(name, rows[0], (row.values() for row in rows))
+            terminal.show_table(name, rows)
         if left_out:
             terminal.say(f"{name}: {left_out}")

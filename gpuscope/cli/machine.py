@@ -156,9 +156,8 @@ def _holder() -> _Seen:
 
 def _nvtx() -> _Seen:
     """Look whether tools see the ranges of annotate."""
-    if nvtx.missing():
-        return "the package nvtx is not installed: Nsight sees no ranges of gs.annotate", how_to_install("nvtx")
-    return "installed", ""
+    missing = "the package nvtx is not installed: Nsight sees no ranges of gs.annotate"
+    return (missing, how_to_install("nvtx")) if nvtx.missing() else ("installed", "")
 
 
 def _injection() -> _Seen:

@@ -18,7 +18,7 @@ from gpuscope.telling.explanation import explain
 from gpuscope.timeline.labels import partition_label
 from gpuscope.timeline.text import clean, duration
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.base import static
+from gpuscope.widgets.base import script, static
 
 _RELATED = 12
 _NESTED = 8
@@ -42,7 +42,7 @@ class Facts(TypedDict):
 class Details(anywidget.AnyWidget):
     """The panel that shows one span; empty while none is selected."""
 
-    _esm = static("details.js")
+    _esm = script("details.js")
     _css = static("details.css")
 
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)

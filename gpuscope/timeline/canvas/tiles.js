@@ -99,9 +99,9 @@ function durationOf(ns) {
 
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
 function paintTiles(model, root, tell) {
-  const canvas = make("canvas", { className: "gpuscope-tiles" });
+  const canvas = h("canvas", { class: "gpuscope-tiles" });
   const context = canvas.getContext("2d");
-  const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
+  const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = []; // track → whether its spans are painted; the marks
@@ -545,7 +545,7 @@ function paintTiles(model, root, tell) {
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
-    tip.replaceChildren(...pairs.map(([text, standsOut]) => make(standsOut ? "strong" : "div", {}, text)));
+    tip.replaceChildren(...pairs.map(([text, standsOut]) => h(standsOut ? "strong" : "div", {}, text)));
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);

@@ -65,9 +65,12 @@ def interference(result: InterferenceResult) -> go.Figure:
                 filled = style.STRIPE if cell.value is None else ""
                 colours[row][column] = cell.value or 0.0
             hovers[row][column] = "<br>".join(hover)
-            texts.append(_text("<br>".join(lines), column, row))
+            look = {"font": {"size": 12, "color": style.INK}, "align": "center"}
+            where = {"x": column, "xref": "x", "xanchor": "auto", "yanchor": "auto"}
+            texts.append(style.heading("<br>".join(lines), row, **look, **where))
             if filled:
-                shapes.append(_box(column, row, filled))
+                sides = {"xref": "x", "x0": column - 0.49, "x1": column + 0.49, "layer": "above"}
+                shapes.append(style.stripe(row - 0.48, row + 0.48, filled, **sides))
     picture = go.Heatmap(
         z=colours,
         zmin=-_STRONGEST,
@@ -111,10 +114,7 @@ def _alone(result: InterferenceResult, of: str) -> list[str]:
 def _lines(cell: Interference, width: int) -> list[str]:
     """Return what stands in a cell."""
     if cell.value is None or cell.low is None or cell.high is None:
-        reason = _broken(str(cell.reason), width)
-        if len(reason) >= _MOST_LINES:
-            reason = _broken(f"{str(cell.reason).partition(':')[0]} …", width)[: _MOST_LINES - 1]
-        return ["<b>no value</b>", *map(escape, reason)]
+        return ["<b>no value</b>", *map(escape, _broken(str(cell.reason), width, _MOST_LINES - 1))]
     return [
         f"<b>{_signed(cell.value)} %</b>",
         f"{_signed(cell.low)} to {_signed(cell.high)} %",
@@ -138,8 +138,10 @@ def _signed(value: float) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: not minus zero
 
 
-def _broken(line: str, width: int) -> list[str]:
-    return textwrap.wrap(clean(line), width, break_on_hyphens=False)
+def _broken(line: str, width: int, most: int | None = None) -> list[str]:
+    return textwrap.wrap(
+        clean(line), width, break_on_hyphens=False, max_lines=most, placeholder=" …"
+    )
 
 
 def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, object]:
@@ -156,27 +158,3 @@ def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, o
         ticklabelstandoff=4,
         **more,
     )
-
-
-def _text(text: str, x: int, y: int) -> dict[str, object]:
-    return {
-        "text": text,
-        "x": x,
-        "y": y,
-        "showarrow": False,
-        "font": {"size": 12, "color": style.INK},
-        "align": "center",
-    }
-
-
-def _box(x: int, y: int, colour: str) -> dict[str, object]:
-    return {
-        "type": "rect",
-        "x0": x - 0.49,
-        "x1": x + 0.49,
-        "y0": y - 0.48,
-        "y1": y + 0.48,
-        "fillcolor": colour,
-        "line": {"width": 0},
-        "layer": "above",
-    }

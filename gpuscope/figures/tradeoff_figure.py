@@ -172,7 +172,7 @@ def _points(result: SweepResult, latency: str, throughput: str) -> tuple[list[_P
         if why is not None:
             where = ", ".join(f"{path} = {value}" for path, value in at.items())
             where += "" if setting is None else f", {setting}"
-            left_out.append(f"{clean(where, 80)}: {clean(why.partition('. ')[0], 180)}")
+            left_out.append(f"{clean(where, 80)}: {clean(why, 180)}")
             continue
         case = tuple(value for path, value in at.items() if "partitions" not in path.split("."))
         is_whole = fast["partition"] is None and big["partition"] is None

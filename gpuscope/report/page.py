@@ -20,8 +20,11 @@ from gpuscope._tables import html_table
 from gpuscope._text import safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
+from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.intervals import by_stream, by_workload, ended_kernels
 from gpuscope.analysis.result import Result
+from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
@@ -113,6 +116,12 @@ def banners(traces: Mapping[str, Trace]) -> list[str]:
     if missing := incomplete(traces):
         warnings.append(banner(f"{missing}.", "What is below was worked out from the rest."))
     return warnings
+
+
+def banners_of(result: SweepResult | InterferenceResult | Tuning, missing: str) -> list[str]:
+    """Return warnings of a result that is simulated, and of one that was stopped early."""
+    simulated = [simulated_note()] if result.is_simulated else []
+    return simulated + ([banner("Stopped early.", missing)] if result.stopped else [])
 
 
 def simulated_note(which: str = "", forecast: str = "") -> str:

@@ -248,7 +248,7 @@ class _Drawing:
             pixels = np.zeros((px, wide, 4), np.uint8)
             for low, height, group in zip(under, tall, columns.rows[track].groups, strict=True):
                 if height.any():
-                    colour = (*ImageColor.getrgb(looks[classes[group]].fill), 255)
+                    colour = (*style.rgb(looks[classes[group]].fill), 255)
                     pixels[(at >= low) & (at < low + height)] = colour
             strip = Image.fromarray(pixels)
             bottom = panel.places.tops[track] + panel.places.heights[track] - MARGIN

@@ -160,7 +160,7 @@ def sm_map(
     escaped = np.asarray(cells.escaped.any(axis=0))
     first = np.flatnonzero(escaped & ~np.r_[False, escaped[:-1]])
     at = {"x": (first + 0.5) * step, "y": [-0.5] * len(first)}
-    marks = [go.Scatter(**at, **mark_look(style.INK))] if len(first) else []
+    marks = [go.Scatter(**at, **mark_look("escape"))] if len(first) else []
     for cell in maps:
         cell.update(
             x0=step / 2,

@@ -54,8 +54,6 @@ class Summary:
         :func:`_longest`, and ``spreads``, as of :func:`latency_spreads`.
     confinement
         Or why it cannot be judged.
-    incomplete
-        What of the trace is missing, and why; empty if nothing is.
     told
         Its trace without the rows.
     blocks
@@ -70,11 +68,15 @@ class Summary:
     told: Trace
     confinement: ConfinementResult | Finding
     provenance: str
-    incomplete: str
     simulated: bool
     stopped: bool
     blocks: bool
     cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
+
+    @property
+    def incomplete(self) -> str:
+        """What of the trace is missing, and why; empty if nothing is."""
+        return self.told.metadata.incomplete
 
     @property
     def background(self) -> list[str]:
@@ -104,7 +106,6 @@ def summarise(run: Run) -> Summary:
         told=Trace.from_columns({}, metadata=trace.metadata),
         confinement=confinement,
         provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),

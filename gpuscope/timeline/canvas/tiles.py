@@ -30,7 +30,7 @@ FINER = 2
 """Columns of tiles in a pixel at least, or their grid would beat with the pixels'."""
 SPANS = 8000
 """Spans of a tile at most: a view has two or three tiles."""
-_TICK_COLUMNS = 340
+_TICK_COLUMNS = 256
 """Columns from tick to tick at least: a column is between a half and a quarter of a pixel."""
 _NAMES = 60_000
 """Characters of the names of a tile at most, so that it stays below 250 kB."""

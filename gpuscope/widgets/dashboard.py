@@ -284,11 +284,7 @@ class Dashboard:
         """Show an earlier run again."""
         with self._lock:
             if not self.is_running and self.pins.kept(number) is not None:
-                self._work.do(partial(self._show_again, number), "Opening …")
-
-    def _show_again(self, number: int, _stop: threading.Event) -> str:
-        self._shown.show(number)
-        return f"Run {number} is shown."
+                self._work.do(lambda _: self._shown.show(number), "Opening …")
 
     def _export(self, suffix: str) -> None:
         """Write the run that is shown to a file in the working folder."""

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from gpuscope import telling
 from gpuscope._files import check_new
+from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
@@ -121,12 +122,8 @@ def merge_command(
         for rank in merged.metadata.ranks
     ]
     terminal.show_table("ranks", ranks)
-    terminal.say(_counts(merged) or "no spans")
+    terminal.say(counted(merged.kind_counts()) or "no spans")
     terminal.say(f"wrote {written}")
-
-
-def _counts(trace: Trace) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
 
 
 def _check_target(path: Path, *, replace: bool) -> None:
@@ -196,7 +193,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         }
         terminal.say_json(facts)
         return
-    terminal.say(f"{len(trace):,} spans: {_counts(trace) or 'none'}")
+    terminal.say(f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}")
     terminal.say(trace.provenance)
     terminal.say_findings(("", finding) for finding in to_act_on)
     for name, answer in answers.items():

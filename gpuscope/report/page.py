@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from gpuscope._files import write_text
 from gpuscope._tables import html_table
-from gpuscope._text import safe
+from gpuscope._text import counted, safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
 from gpuscope.analysis.interference_analysis import InterferenceResult
@@ -210,7 +210,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             "incomplete": facts.missing,
             "times": uncertainty(trace),
             "driver": facts.driver or "",
-            "records": ", ".join(f"{count:,} {what}" for what, count in facts.counts.items()),
+            "records": counted(facts.counts),
             "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))),
             "versions": ", ".join(f"{name} {text}" for name, text in facts.versions.items()),
             "notes": "; ".join(facts.notes),

@@ -16,6 +16,7 @@ from gpuscope._text import clean
 from gpuscope.analysis.headline import RATES, Change, changes, headline, noise_of
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
+from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Mend, Quantity, Severity, Shown
 from gpuscope.telling.of_setting import met, of_requests, quantities, together, unit_of
 from gpuscope.trace.model import Trace
@@ -201,9 +202,7 @@ def _where(run: Run, row: Row) -> str:
 
 def _slo(run: Run, workload: str) -> str:
     limits = run.experiment.get("workloads", {}).get(workload, {}).get("slo") or {}
-    return " and ".join(
-        f"{name[:4].strip('_').upper()} ≤ {limit:g} ms" for name, limit in limits.items()
-    )
+    return " and ".join(limits_of(limits))
 
 
 def _above_alone(shares: Iterable[float]) -> list[Finding]:

@@ -98,18 +98,19 @@ def _describe_requests(facts: Description) -> str:
         name, *values = tokens.split() or [""]
         forms = {"uniform": " to ".join(values), "geometric": f"on average {' '.join(values)}"}
         words = _text(forms.get(name, tokens))
-    limits = [
-        f"{name[:4].strip('_').upper()} ≤ {_text(most)} ms"
-        for name, most in (slo.items() if isinstance(slo, Mapping) else ())
-    ]
     notes = [
         f"{_text(facts.get('repeats', 100))} requests{_arriving(facts)}",
         f"prefilled by {_text(facts.get('prefill'))}",
         f"{words} tokens each by {_text(facts.get('decode'))}",
         f"up to {_text(facts.get('batch', 16))} at a time",
-        *limits,
+        *(limits_of(slo) if isinstance(slo, Mapping) else ()),
     ]
     return ", ".join(notes)
+
+
+def limits_of(slo: Mapping[str, object]) -> list[str]:
+    """Return the limits of an SLO in words."""
+    return [f"{name[:4].strip('_').upper()} ≤ {_text(most)} ms" for name, most in slo.items()]
 
 
 def _text(value: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from gpuscope._text import stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, partition_label
@@ -104,8 +105,7 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
     partition, intended, stream, status, source = values
     lines: list[tuple[str, bool]] = []
     if stream is not None or bar_class.partition is not None:
-        known = clean(tracks.names.stream_name(stream), 60)
-        lines.append((known if "stream" in known else f"stream {known}", False))
+        lines.append((stream_label(tracks.names.stream_name(stream), 60), False))
     if intended is not None and intended != partition:
         where = f"{OUTSIDE}: " * bar_class.escaped + f"intended for partition {clean(intended, 40)}"
         lines.append((where, bar_class.escaped))

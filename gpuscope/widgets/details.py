@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
+from gpuscope._text import stream_label
 from gpuscope._threads import start
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
@@ -90,8 +91,7 @@ def describe(trace: Trace, row: int) -> Facts:
         if span["intended_partition"] not in (None, span["partition"]):
             where.append(f"intended for {clean(span['intended_partition'], 40)}")
         if span["stream"] is not None:
-            known = clean(trace.stream_name(span["stream"]), 60)
-            where.append(known if "stream" in known else f"stream {known}")
+            where.append(stream_label(trace.stream_name(span["stream"]), 60))
         heads.append(", ".join(where))
     values = {name: _text(name, value) for name, value in span.items() if value is not None}
     return {

@@ -12,7 +12,7 @@ from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, escape, notes_of, provenance_of, suffix_of
+from gpuscope.timeline.text import clean, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -89,9 +89,10 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     ]
     if beside is not None:
         notes.append(f"{clean(beside, 24)} keeps: its rate over that alone on the whole GPU")
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(collective, 30)} by SMs{suffix_of(result)}",
-        [*notes_of(*notes), *provenance_of(result.provenance)],
+        f"{escape(collective, 30)} by SMs{suffix}",
+        [*notes_of(*notes), *provenance],
         _HEIGHT * len(rows),
         legend_rows=len(cases),
         xaxis=style.x_axis(

@@ -17,15 +17,7 @@ from gpuscope.analysis.confinement_analysis import (
 from gpuscope.telling.of_setting import of_partition
 from gpuscope.telling.of_trace import of_escapes
 from gpuscope.timeline import style
-from gpuscope.timeline.text import (
-    duration,
-    escape,
-    notes_of,
-    provenance_lines,
-    provenance_of,
-    suffix_of,
-    title_suffix,
-)
+from gpuscope.timeline.text import duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
@@ -59,12 +51,8 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
     >>> [bars.name for bars in figure.data]
     ['inside, simulated', 'escaped, simulated', 'inside, simulated']
     """
-    if isinstance(judged, Trace):
-        result = analysis.confinement(judged)
-        notes, suffix = provenance_lines({"": judged}), title_suffix([judged])
-    else:
-        result = judged
-        notes, suffix = provenance_of(result.provenance), suffix_of(result)
+    result = analysis.confinement(judged) if isinstance(judged, Trace) else judged
+    suffix, notes = stated({"": judged} if isinstance(judged, Trace) else judged)
     y, places, annotations, labels = 6.0, [], [], []
     font = {"size": 12, "color": style.INK}
     for part in result.partitions:

@@ -10,7 +10,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, duration, escape, notes_of, provenance_of, suffix_of
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _CELL = 104
@@ -87,11 +87,12 @@ def interference(result: InterferenceResult) -> go.Figure:
         hoverinfo="text",
     )
     inside = result.cells[0].inside
-    notes = [*notes_of(definition(inside)), *provenance_of(result.provenance)]
+    suffix, provenance = stated(result)
+    notes = [*notes_of(definition(inside)), *provenance]
     if result.stopped:
         notes.insert(0, "<b>stopped early</b>: what was measured until then")
     layout = style.base_layout(
-        f"Interference of A given B{suffix_of(result)}",
+        f"Interference of A given B{suffix}",
         notes,
         _CELL * len(names) + 34,
         legend_rows=0,

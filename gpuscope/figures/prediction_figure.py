@@ -11,7 +11,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import duration, escape, notes_of, provenance_of, suffix_of, uncertainty
+from gpuscope.timeline.text import duration, escape, notes_of, provenance_of, stated, uncertainty
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
@@ -78,7 +78,7 @@ def prediction(
         cells = zip(texts, _COLUMNS, strict=True)
         annotations += [_text(text, x, y + _ROW / 2) for text, (_, x) in cells]
         y += _ROW
-    suffix = ("" if result.is_simulated else " (prediction SIMULATED)") + suffix_of(result)
+    suffix = ("" if result.is_simulated else " (prediction SIMULATED)") + stated(result)[0]
     layout = style.base_layout(
         f"Predicted and measured{suffix}",
         _notes(result, predicted, measured),

@@ -15,14 +15,7 @@ from gpuscope.analysis.settings import SweepResult, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.latency_figure import log_axis
 from gpuscope.timeline import style
-from gpuscope.timeline.text import (
-    clean,
-    duration,
-    escape,
-    notes_of,
-    provenance_of,
-    suffix_of,
-)
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _MARKS = {"p99": "latency_p99_us", "p50": "latency_p50_us"}
@@ -133,10 +126,10 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
         notes.append(f"not drawn: {len(left_out) - _SHOWN} more")
     if result.stopped:
         notes.insert(0, "stopped early: not every point is here")
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}"
-        f"{suffix_of(result)}",
-        [*notes_of(*notes), *provenance_of(result.provenance)],
+        f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}{suffix}",
+        [*notes_of(*notes), *provenance],
         400,
         legend_rows=1 + len(settings),
         xaxis=style.x_axis(

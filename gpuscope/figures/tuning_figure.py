@@ -10,7 +10,7 @@ from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_tuning import tuned_words
 from gpuscope.timeline import style
-from gpuscope.timeline.text import escape, notes_of, provenance_of, suffix_of
+from gpuscope.timeline.text import escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _LOOKS: dict[Verdict, tuple[str, str, int]] = {
@@ -83,9 +83,10 @@ def tuning(result: Tuning) -> go.Figure:
             data.append(_series(result, of_verdict, verdict, cost))
     better = "more" if result.objective.is_rate else "less"
     notes = [*tuned_words(result)[:3], result.forecasts]
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(result.objective.name, 60)}, {better} is better{suffix_of(result)}",
-        [*notes_of(*notes), *provenance_of(result.provenance)],
+        f"{escape(result.objective.name, 60)}, {better} is better{suffix}",
+        [*notes_of(*notes), *provenance],
         400,
         legend_rows=2,
         xaxis=style.x_axis(

@@ -87,10 +87,13 @@ def provenance_of(line: str) -> list[str]:
     ]
 
 
-def suffix_of(result: Result) -> str:
-    """Return what a title adds where a result is incomplete or simulated."""
-    simulated = " (SIMULATED)" if result.is_simulated else ""
-    return simulated + (_INCOMPLETE if result.incomplete else "")
+def stated(source: Result | Mapping[str, Trace]) -> tuple[str, list[str]]:
+    """Return what a title adds where something is simulated or incomplete, and the provenance."""
+    if not isinstance(source, Result):
+        return title_suffix(source.values()), provenance_lines(source)
+    simulated = " (SIMULATED)" if source.is_simulated else ""
+    suffix = simulated + (_INCOMPLETE if source.incomplete else "")
+    return suffix, provenance_of(source.provenance)
 
 
 def notes_of(*notes: str) -> list[str]:

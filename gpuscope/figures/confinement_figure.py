@@ -65,6 +65,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
             annotations.append(style.heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
+    title = "share of the time of the work given to each partition"
     return ThemedFigure(
         data=_bars(result, places),
         layout=style.base_layout(
@@ -74,12 +75,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
             legend_rows=2,
             barmode="overlay",
             annotations=annotations,
-            xaxis=style.x_axis(
-                "share of the time of the work given to each partition",
-                range=[0, 1],
-                tickformat=".0%",
-                showgrid=False,
-            ),
+            xaxis=style.x_axis(title, range=[0, 1], tickformat=".0%", showgrid=False),
             yaxis=style.label_axis(places, labels, range=[y, 0]),
         ),
     )

@@ -130,15 +130,14 @@ def check_machine() -> tuple[list[Check], list[Check]]:
         "Plotly figures as widgets": lambda: _package("anywidget", "notebook"),
         "jupyter lab command": _command,
     }
-    seen = {name: look() for name, look in looks.items()}
-    others = [
-        Check(name, ok=not todo, found=found, todo=todo) for name, (found, todo) in seen.items()
-    ]
     if cupti.ok:
-        found, todo = _holder()
-        holder = Check("CUPTI's subscription", ok=not todo, found=found, todo=todo)
-        return check_gpu(), [cupti, holder, check_launches(), *others]
-    return check_gpu(), [cupti, check_launches(), *others]
+        looks = {"CUPTI's subscription": _holder, **looks}
+    checks = [_checked(name, *look()) for name, look in looks.items()]
+    return check_gpu(), [cupti, check_launches(), *checks]
+
+
+def _checked(name: str, state: str, todo: str) -> Check:
+    return Check(name, ok=not todo, found=state, todo=todo)
 
 
 def _holder() -> _Seen:

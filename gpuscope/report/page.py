@@ -217,12 +217,12 @@ def provenance(traces: Mapping[str, Trace]) -> str:
         }
         for pair in lines.items():
             names_of.setdefault(pair, []).append(name)
-    found: dict[str, list[str]] = {}
+    lines_of: dict[str, list[str]] = {}
     for (what, line), names in names_of.items():
         if line:
             of_all = len(names) == len(traces)
-            found.setdefault(what, []).append(line if of_all else f"{', '.join(names)}: {line}")
-    rows = [{"What": what, "Found": "; ".join(lines)} for what, lines in found.items()]
+            lines_of.setdefault(what, []).append(line if of_all else f"{', '.join(names)}: {line}")
+    rows = [{"What": what, "Found": "; ".join(lines)} for what, lines in lines_of.items()]
     return table(rows, limit=2000)
 
 

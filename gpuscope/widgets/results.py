@@ -193,18 +193,18 @@ def _card(
     good
         Whether its edge says that all is well; it says where a finding is an error, too.
     """
-    told = [*findings]
+    shown = [*findings]
     lines = [f"<b>{html.text(now.incomplete)}.</b>"] if now.incomplete else []
-    for finding in told:
+    for finding in shown:
         show = ""
         if finding.spans:
             span = finding.spans[0].span
             show = f" <button type='button' hidden data-span='{span}' {_SHOW}>show</button>"
         lines.append(f"{rich(finding)}{show}")
         lines += [html.text(finding.advice, 500)] if finding.advice else []
-    if any(finding.severity == "error" for finding in told):
+    if any(finding.severity == "error" for finding in shown):
         good = False
-    return html.card(title, lines, good=good, more=more, wide=wide) if told else ""
+    return html.card(title, lines, good=good, more=more, wide=wide) if shown else ""
 
 
 def numbers(now: Summary) -> str:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 
+from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.setting import StreamSpec
 from gpuscope.telling.described import describe_workload
@@ -13,7 +14,6 @@ from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
-from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import KindField, WorkloadSpec
 
 _PACED = ("fixed", "poisson")
@@ -234,9 +234,7 @@ class WorkloadTable(Table):
     def _line(self, values: Values) -> str:
         rare = {described["name"] for is_rare, described in _own_fields() if is_rare}
         facts = {name: value for name, value in self._fields_of(values).items() if name not in rare}
-        every = (row["values"] for row in self.rows)
-        requests = [values for values in every if values["kind"] == RequestsSpec.kind_name()]
-        driven = {values[part] for values in requests for part in ("prefill", "decode")}
+        driven = driven_by_requests(self.described)
         return describe_workload(facts, driven=values["name"] in driven)
 
     def _field_at(self, path: tuple[str, ...]) -> str:

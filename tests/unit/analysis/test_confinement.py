@@ -497,7 +497,9 @@ def test_the_figure_names_partitions_without_work():
     assert "no work was given to it" in texts(figures.confinement(build([kernel("p", "p")])))
 
 
-@pytest.mark.parametrize(("ns", "said"), [(1, "1.11e-07 % of the time"), (10**8, "10 % of the time")])
+@pytest.mark.parametrize(
+    ("ns", "said"), [(1, "1.11e-07 % of the time"), (10**8, "10 % of the time")]
+)
 def test_almost_all_is_not_written_as_all(ns, said):
     rows = [kernel("p", "p", 0, 9 * 10**8), kernel("p", None, 0, ns)]
     assert said in texts(figures.confinement(build(rows)))

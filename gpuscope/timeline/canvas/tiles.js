@@ -427,7 +427,7 @@ function paintTiles(model, root, tell) {
     const [pieces] = cover(low - over, high + over, 2 * px);
     const { axis } = (pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1)).tile;
     const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
-      tile.ticks.filter(([at]) => at >= from && at < to));
+      tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
     return { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.map(([at]) => at / 1e3),
       "xaxis.ticktext": ticks.map(([, text]) => text), "xaxis.title.text": axis };
   };

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import Snapshot
-from gpuscope.timeline.canvas.window import LEAST_NS, Window
+from gpuscope.timeline.canvas.window import LEAST_NS, Window, widened
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX, ticks_of
 from gpuscope.timeline.labels import MARKS_PX, Class, in_order
 from gpuscope.timeline.look import look
@@ -98,7 +98,10 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
     low, high = (edge - snapshot.zero_ns for edge in window)
-    ticks = ticks_of((low, high), max(1, pixels // _TICK_COLUMNS))
+    most = max(1, pixels // _TICK_COLUMNS)
+    ticks = ticks_of((low, high), most)
+    if snapshot.lanes is None:  # there is no other tile beside it: the page may move on
+        ticks = ticks_of(widened((low, high), 1), 3 * most)
     return {
         "low": low,
         "high": high,

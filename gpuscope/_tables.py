@@ -26,24 +26,46 @@ _BETWEEN = 2
 """Blanks between columns."""
 
 
+class Html(str):
+    """A number in a cell, written as HTML already."""
+
+    __slots__ = ()
+
+
 def is_text(rows: Rows, column: str) -> bool:
     """Whether a column stands left: texts do, numbers stand right."""
-    return any(isinstance(row[column], str) for row in rows)
+    return any(isinstance(row[column], str) and not isinstance(row[column], Html) for row in rows)
 
 
-def html_table(columns: Sequence[str], rows: Rows) -> str:
-    """Return rows as a table for HTML in a notebook."""
+def html_table(rows: Rows, *, limit: int | None = None, style: str = "") -> str:
+    """Return rows as a table for HTML; texts stand left, numbers right; empty without rows.
+
+    Parameters
+    ----------
+    rows
+        All have the first one's columns.
+    limit
+        Characters of a cell; a longer text loses its middle.
+    style
+        CSS of each cell besides.
+    """
+    columns = list(rows[0]) if rows else []
     left = {name for name in columns if is_text(rows, name)}
 
-    def cell(tag: str, name: str, value: object) -> str:
-        style = ' style="text-align:left"' if name in left else ""
-        return f"<{tag}{style}>{shown(format_value(value))}</{tag}>"
+    def line(tag: str, cells: Mapping[str, object]) -> str:
+        inside = ""
+        for name in columns:
+            value = cells[name]
+            text = value if isinstance(value, Html) else shown(format_value(value), limit)
+            css, side = (' class="text"', "left") if name in left else ("", "right")
+            look = f' style="{style}text-align:{side}"' if css or style else ""
+            inside += f"<{tag}{css}{look}>{text}</{tag}>"
+        return f"<tr>{inside}</tr>"
 
-    head = "".join(cell("th", name, name) for name in columns)
-    body = "".join(
-        "<tr>" + "".join(cell("td", name, row[name]) for name in columns) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    head = line("th", dict(zip(columns, columns, strict=True)))
+    body = "".join(line("td", row) for row in rows)
+    table = f'<table style="border-collapse:collapse;--columns:{len(columns)}">'
+    return f"{table}<thead>{head}</thead><tbody>{body}</tbody></table>" if rows else ""
 
 
 def paragraph(text: object, width: int) -> str:

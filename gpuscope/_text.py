@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import unicodedata
+from collections.abc import Mapping
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -66,6 +67,17 @@ def format_value(value: object, digits: int = 4) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Write how many there are of each kind: ``"3 kernel, 1 memcpy"``."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+
+
+def stream_label(name: object, limit: int | None = None) -> str:
+    """Return a stream's name so that it says what it is."""
+    known = clean(name, limit)
+    return known if "stream" in known else f"stream {known}"
 
 
 def percent(share: float | None) -> str | None:

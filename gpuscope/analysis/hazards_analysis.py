@@ -28,16 +28,6 @@ class HazardsResult(Result):
         """The hazards."""
         return self.facts.found
 
-    @property
-    def verdict(self) -> str:
-        """What was found, among how much, in words."""
-        count = sum(fact.count for fact in self.found) + self.facts.left_out
-        what = "none found" if not count else f"{count:,} hazard{'s' if count > 1 else ''}"
-        unsure = f", {self.facts.undecided:,} undecided" if self.facts.undecided else ""
-        return (
-            f"{what} among {self.facts.accesses:,} accesses, {self.facts.unseen:,} unseen{unsure}"
-        )
-
     def _rows(self) -> list[Row]:
         """One row per group."""
         return [
@@ -57,9 +47,11 @@ class HazardsResult(Result):
 
     @property
     def definition(self) -> str:
-        """The verdict, and what was not seen."""
-        names = ", ".join(self.facts.unseen_names)
-        return sentences(self.verdict, f"unseen: {names}" if names else "")
+        """Among how much was searched, and what was not seen."""
+        facts, names = self.facts, ", ".join(self.facts.unseen_names)
+        unsure = f", {facts.undecided:,} undecided" if facts.undecided else ""
+        searched = f"searched: {facts.accesses:,} accesses, {facts.unseen:,} unseen{unsure}"
+        return sentences(searched, f"unseen: {names}" if names else "")
 
 
 @door(trace=Trace)
@@ -80,8 +72,8 @@ def hazards(trace: Trace) -> HazardsResult:
     ...     with gs.profile(gpu, hazards=True) as recording:
     ...         a.copy(x, y)
     ...         b.copy(y, x)
-    >>> gs.analysis.hazards(recording.trace).verdict
-    '1 hazard among 2 accesses, 0 unseen'
+    >>> [fact.kind for fact in gs.analysis.hazards(recording.trace).found]
+    ['use before a copy ended']
     """
     facts = trace.metadata.hazards
     if facts is None:

@@ -94,6 +94,13 @@ class PredictionResult(Result):
         """One row per setting and workload, and one for each setting's makespan."""
         return [{**row_of(time), "error": time.error} for time in self.times]
 
+    def readable(self) -> tuple[list[Row], str]:
+        """Return the rows with the error as per cent."""
+        rows, left_out = super().readable()
+        for row in rows:
+            row["error (%)"] = 100 * row.pop("error")
+        return rows, left_out
+
     @property
     def definition(self) -> str:
         """What times and errors are, what is left out, and the provenance of both."""

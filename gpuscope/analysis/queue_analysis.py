@@ -105,14 +105,8 @@ class QueueDepthsResult(Result):
 
     @property
     def definition(self) -> str:
-        """Whether the GPU was under load whenever a call was timed."""
-        verdict = "whenever a latency was measured, the background had work queued or running"
-        if any(pair.unloaded for pair in self.pairs):
-            verdict = (
-                "NOT every latency was measured under load: at some calls nothing of the "
-                "background was queued. Raise its max_queued"
-            )
-        return sentences(verdict if self.pairs else "", *self.unknown)
+        """Why it is not known of other pairs."""
+        return sentences(*self.unknown)
 
 
 def described_workloads(trace: Trace) -> tuple[dict[str, Description], list[str]]:

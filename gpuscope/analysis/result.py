@@ -182,4 +182,4 @@ class Result:
         if not rows:
             return f"{note}<p>no rows</p>"
         note += f"<p>{shown(left_out)}</p>" if left_out else ""
-        return note + html_table(list(rows[0]), rows)
+        return note + html_table(rows)

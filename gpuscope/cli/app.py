@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from gpuscope import __version__
-from gpuscope._tables import paragraph, text_table
+from gpuscope._tables import Rows, paragraph, text_table
 from gpuscope._text import clean, clean_lines
 from gpuscope.experiments.runner import Progress as RunProgress
 from gpuscope.experiments.runner import Viewer
@@ -92,24 +92,18 @@ def say_written(paths: Iterable[object]) -> None:
         say(f"wrote {path}")
 
 
-def show_table(
-    title: str,
-    columns: Iterable[str],
-    rows: Iterable[Iterable[object]],
-    *,
-    unbroken: Container[str] = (),
-) -> None:
+def show_table(title: str, rows: Rows, *, unbroken: Container[str] = ()) -> None:
     """Print a table of plain text, as wide as the terminal.
 
     Parameters
     ----------
+    rows
+        At least one; all have the first one's columns.
     unbroken
         Columns whose cells are not folded.
     """
-    names = list(columns)
-    named = [dict(zip(names, row, strict=True)) for row in rows]
     _stdout.print(Text(clean(title), style="italic"))
-    _stdout.print(Text(text_table(names, named, unbroken=unbroken)), end="\n\n")
+    _stdout.print(Text(text_table(list(rows[0]), rows, unbroken=unbroken)), end="\n\n")
 
 
 def say_result(result: object) -> None:

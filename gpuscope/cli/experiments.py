@@ -20,7 +20,6 @@ from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import Force, Json, app
-from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
@@ -75,7 +74,8 @@ def run_command(
         return
     target = open_device(device, quiet=as_json)
     _check_folder(out, experiment, replace=force)
-    result = _run_with_bar(experiment, target)
+    with terminal.run_bar(experiment.name) as view:
+        result = run_experiment(experiment, target, viewer=view)
     _tell(result, write_run(result, out), None, as_json=as_json)
 
 
@@ -86,10 +86,9 @@ def _tell(
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         terminal.say_json(facts if errors is None else {**facts, "errors": errors.rows()})
-    elif errors is None:
-        _show(result, written)
     else:
-        _show_errors(errors, written)
+        _show(result) if errors is None else terminal.say_result(errors)
+        terminal.say_written(written)
     if result.stopped:
         raise typer.Exit(FAILED)
 
@@ -117,17 +116,26 @@ def kinds_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
 
     Example: gpuscope kinds
     """
-    facts, rows = {}, []
-    for name, spec in kinds().items():
-        what, fields = spec.kind_summary(), spec.kind_fields()
-        facts[name] = {"what": what, "fields": [asdict(field) for field in fields]}
-        rows.append((spec.kind_spelling(), ", ".join(field.text for field in fields), what))
     if as_json:
-        terminal.say_json(facts)
-    else:
-        terminal.show_table(
-            "kinds of workloads", ("kind", "fields", "what"), rows, unbroken=("kind",)
+        terminal.say_json(
+            {
+                name: {
+                    "what": spec.kind_summary(),
+                    "fields": [asdict(field) for field in spec.kind_fields()],
+                }
+                for name, spec in kinds().items()
+            }
         )
+    else:
+        rows = [
+            {
+                "kind": spec.kind_spelling(),
+                "fields": ", ".join(field.text for field in spec.kind_fields()),
+                "what": spec.kind_summary(),
+            }
+            for spec in kinds().values()
+        ]
+        terminal.show_table("kinds of workloads", rows, unbroken=("kind",))
     for words in broken_kinds():
         terminal.complain(words)
 
@@ -151,7 +159,8 @@ def predict_command(
     measured = None if against is None else _load_run(against)
     target = open_device(f"sim:{gpu_profile}", quiet=as_json)
     _check_folder(out, experiment, *([] if against is None else [_COMPARED]), replace=force)
-    result = _run_with_bar(experiment, target)
+    with terminal.run_bar(experiment.name) as view:
+        result = run_experiment(experiment, target, viewer=view)
     written = write_run(result, out)
     errors = None
     if measured is not None:
@@ -187,23 +196,6 @@ def trace_names(folder: Path) -> list[str]:
         for name in (names if isinstance(names, list) else ())
         if isinstance(name, str) and _TRACE.fullmatch(name)
     ]
-
-
-def _show_errors(errors: PredictionResult, written: list[Path]) -> None:
-    titles = ("setting", "of", "predicted µs", "measured µs", "error")
-    rows = [
-        (row.setting, row.of, row.predicted_ns / 1e3, row.measured_ns / 1e3, f"{row.error:+.1%}")
-        for row in errors.times
-    ]
-    title = "predicted and measured kernel time of a call, median"
-    terminal.show_table(title, titles, rows, unbroken=("of",))
-    terminal.say(errors.note)
-    terminal.say_written(written)
-
-
-def _run_with_bar(experiment: Experiment, target: Device) -> Run:
-    with terminal.run_bar(experiment.name) as view:
-        return run_experiment(experiment, target, viewer=view)
 
 
 def _check_folder(out: Path, experiment: Experiment, *others: str, replace: bool) -> None:
@@ -264,7 +256,7 @@ def _facts_of(result: Run) -> dict[str, object]:
     }
 
 
-def _show(result: Run, written: list[Path]) -> None:
+def _show(result: Run) -> None:
     terminal.say_text(telling.outcome(result), "bold")
     terminal.say_findings(findings_by_setting(result))
     for setting, trace in result.items():
@@ -274,4 +266,3 @@ def _show(result: Run, written: list[Path]) -> None:
                 terminal.say(f"{setting}: partition {name} {granted}")
     terminal.say("")
     terminal.say_result(result)
-    terminal.say_written(written)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -111,111 +112,102 @@ def lab_command(
 
 
 # -- what doctor looks at ------------------------------------------------------------------
+_Seen = tuple[str, str]
+"""What is there, and what to do; that is empty where all is well."""
+
+
 def check_machine() -> tuple[list[Check], list[Check]]:
     """Look at what running the quickstart on the GPU needs, and at all else that is used."""
     cupti = check_cupti()
-    others = [
-        cupti,
-        *([_check_holder()] if cupti.ok else []),
-        check_launches(),
-        _check_nvtx(),
-        _check_injection(),
-        _check_counters(),
-        _check_tool("nsys"),
-        _check_tool("ncu"),
-        *_check_jupyter(),
-    ]
-    return check_gpu(), others
+    looks: dict[str, Callable[[], _Seen]] = {
+        "nvtx": _nvtx,
+        "NVTX injection": _injection,
+        "performance counters": _counters,
+        "nsys": lambda: _tool("nsys"),
+        "ncu": lambda: _tool("ncu"),
+        "JupyterLab": lambda: _package("jupyterlab", "lab"),
+        "widgets in JupyterLab": lambda: _package("jupyterlab_widgets", "notebook"),
+        "Plotly figures as widgets": lambda: _package("anywidget", "notebook"),
+        "jupyter lab command": _command,
+    }
+    if cupti.ok:
+        looks = {"CUPTI's subscription": _holder, **looks}
+    checks = [_checked(name, *look()) for name, look in looks.items()]
+    return check_gpu(), [cupti, check_launches(), *checks]
 
 
-def _check_holder() -> Check:
-    """Check that nobody else holds CUPTI's one subscription of this process."""
-    name = "CUPTI's subscription"
+def _checked(name: str, state: str, todo: str) -> Check:
+    return Check(name, ok=not todo, found=state, todo=todo)
+
+
+def _holder() -> _Seen:
+    """Look who holds CUPTI's one subscription of this process."""
     try:
         library = Library()
         library.unsubscribe(library.subscribe())
     except Refused as error:
-        return Check(
-            name,
-            ok=False,
-            found=f"held by {error or 'a client that gives no name'}",
-            todo="run outside that tool: CUPTI serves one of them in a process",
-        )
+        who = error or "a client that gives no name"
+        return f"held by {who}", "run outside that tool: CUPTI serves one of them in a process"
     except GpuscopeError as error:
-        return Check(name, ok=False, found=str(error), todo="profile(source='events') works")
-    return Check(name, ok=True, found="free")
+        return str(error), "profile(source='events') works"
+    return "free", ""
 
 
-def _check_nvtx() -> Check:
-    """Check that tools see the ranges of annotate."""
-    missing, _, todo = nvtx.missing().partition(". Run: ")
-    return Check("nvtx", ok=not missing, found=missing or "installed", todo=todo)
+def _nvtx() -> _Seen:
+    """Look whether tools see the ranges of annotate."""
+    missing = "the package nvtx is not installed: Nsight sees no ranges of gs.annotate"
+    return (missing, how_to_install("nvtx")) if nvtx.missing() else ("installed", "")
 
 
-def _check_injection() -> Check:
-    """Check that NVTX ranges would reach our recordings, or the tool that runs us."""
-    name = "NVTX injection"
+def _injection() -> _Seen:
+    """Look whether NVTX ranges would reach our recordings, or the tool that runs us."""
     given = os.environ.get(NVTX_INJECTION)
     if given is None:
         arrange_nvtx()
-        state = "gpuscope sets it" if arranged() else "not set: there is no CUPTI to receive it"
-        todo = "" if arranged() else "mend CUPTI (above); ranges of gs.annotate are recorded anyway"
-        return Check(name, ok=arranged(), found=state, todo=todo)
-    if not Path(given).is_file():
-        return Check(name, ok=False, found=f"{NVTX_INJECTION} names no file", todo="unset it")
-    state = f"{NVTX_INJECTION} is set to {Path(given).name}"
+        if arranged():
+            return "gpuscope sets it", ""
+        todo = "mend CUPTI (above); ranges of gs.annotate are recorded anyway"
+        return "not set: there is no CUPTI to receive it", todo
+    path = Path(given)
+    if not path.is_file():
+        return f"{NVTX_INJECTION} names no file", "unset it"
     todo = f"unset {NVTX_INJECTION} unless a tool needs it: ranges go there, not to gpuscope"
-    ours = "cupti" in Path(given).name.lower()
-    return Check(name, ok=ours, found=state, todo="" if ours else todo)
+    return f"{NVTX_INJECTION} is set to {path.name}", "" if "cupti" in path.name.lower() else todo
 
 
-def _check_counters() -> Check:
-    """Check that this user may read the GPU's performance counters, which ncu needs."""
-    name = "performance counters"
+def _counters() -> _Seen:
+    """Look whether this user may read the GPU's performance counters, which ncu needs."""
     try:
         text = _DRIVER_PARAMETERS.read_text("utf-8")
     except OSError:
-        todo = "install the NVIDIA driver"
-        return Check(name, ok=False, found="no driver tells who may read them", todo=todo)
+        return "no driver tells who may read them", "install the NVIDIA driver"
     restricted = re.search(r"RmProfilingAdminOnly:\s*1", text) is not None
     if not restricted or os.geteuid() == 0:
-        who = "administrators, as you are" if restricted else "everybody"
-        return Check(name, ok=True, found=f"open to {who}")
-    return Check(
-        name,
-        ok=False,
-        found="open to administrators only",
-        todo="for ncu alone: load the driver with NVreg_RestrictProfilingToAdminUsers=0, or use "
-        "sudo; timelines need no counters",
-    )
+        return f"open to {'administrators, as you are' if restricted else 'everybody'}", ""
+    todo = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or use sudo"
+    return "open to administrators only", f"for ncu alone: {todo}; timelines need no counters"
 
 
-def _check_tool(name: str) -> Check:
-    """Check that nsys or ncu is there, and what nsys needs to read its own reports."""
+def _tool(name: str) -> _Seen:
+    """Look whether nsys or ncu is there, and what nsys needs to read its own reports."""
     try:
         path = _nsys.find(name)
     except GpuscopeError as error:
-        return Check(name, ok=False, found="not found", todo=str(error))
-    missing = _nsys.missing_libraries(path) if name == "nsys" else []
-    if missing:
-        todo = f"install {', '.join(missing)}: without them reports cannot be imported"
-        return Check(name, ok=False, found=str(path), todo=todo)
-    return Check(name, ok=True, found=str(path))
+        return "not found", str(error)
+    missing = ", ".join(_nsys.missing_libraries(path) if name == "nsys" else [])
+    todo = f"install {missing}: without them reports cannot be imported" if missing else ""
+    return str(path), todo
 
 
-def _check_jupyter() -> list[Check]:
-    """Check that JupyterLab and the extensions that draw widgets are installed."""
-    checks = []
-    for package, what, extra in (
-        ("jupyterlab", "JupyterLab", "lab"),
-        ("jupyterlab_widgets", "widgets in JupyterLab", "notebook"),
-        ("anywidget", "Plotly figures as widgets", "notebook"),
-    ):
-        there = importlib.util.find_spec(package) is not None
-        todo = "" if there else how_to_install(extra)
-        state = "installed" if there else "missing"
-        checks.append(Check(what, ok=there, found=state, todo=todo))
-    command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None
-    todo = "" if command else "use the environment that gpuscope is installed in"
-    checks.append(Check("jupyter lab command", ok=command, found=str(command).lower(), todo=todo))
-    return checks
+def _package(package: str, extra: str) -> _Seen:
+    """Look whether a package is installed."""
+    if importlib.util.find_spec(package) is None:
+        return "missing", how_to_install(extra)
+    return "installed", ""
+
+
+def _command() -> _Seen:
+    """Look whether jupyter lab is the one of this Python."""
+    if shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is None:
+        return "false", "use the environment that gpuscope is installed in"
+    return "true", ""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ import typer
 from gpuscope._checks import length_ns
 from gpuscope._files import make_folder
 from gpuscope._libcupti import arrange_nvtx
-from gpuscope._text import clean
+from gpuscope._text import clean, counted
 from gpuscope.cli.app import app, complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError, InvalidArgument
@@ -205,7 +205,7 @@ def _watch(process: subprocess.Popen[bytes], work: Path, *, live: bool) -> None:
             every = read_facts(work)[0].values()
             for facts in every:
                 kinds += sum(map(Counter, facts.traces.values()), Counter())
-            complain(f"gpuscope: so far {_counts(kinds) or 'nothing'} in processes: {len(every)}")
+            complain(f"gpuscope: so far {counted(kinds) or 'nothing'} in processes: {len(every)}")
         pause_s = _LIVE_S if live else max(_FIRST_S, (time.monotonic() - began_s) / _SHARE)
 
 
@@ -213,10 +213,6 @@ def _still_runs(process: subprocess.Popen[bytes], pause_s: float) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(pause_s)
     return process.poll() is None
-
-
-def _counts(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
 
 def _publish(work: Path, target: Path, suffix: str, program: int, *, report: bool) -> None:
@@ -335,7 +331,7 @@ def _is_published(
     except (GpuscopeError, OSError) as error:
         complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
         return False
-    complain(f"gpuscope: {title}: {_counts(trace.kind_counts())}")
+    complain(f"gpuscope: {title}: {counted(trace.kind_counts())}")
     if trace.metadata.incomplete:
         complain(f"gpuscope: {trace.metadata.incomplete}")
     ours.update(written)

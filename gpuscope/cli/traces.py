@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from gpuscope import telling
 from gpuscope._files import check_new
+from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
@@ -110,27 +111,19 @@ def merge_command(
     _check_target(out, replace=force)
     merged = merge([_loaded(file) for path in files for file in _traces_of(path)])
     written = export(merged, out)
-    columns = ("rank", "device", "offset", "error", "by")
-    terminal.show_table(
-        "ranks",
-        columns,
-        (
-            (
-                rank.rank,
-                rank.device or "–",
-                f"{rank.offset_ns / 1e3:+,.1f} µs",
-                f"± {(rank.error_ns or 0) / 1e3:,.1f} µs",
-                rank.evidence,
-            )
-            for rank in merged.metadata.ranks
-        ),
-    )
-    terminal.say(_counts(merged) or "no spans")
+    ranks = [
+        {
+            "rank": rank.rank,
+            "device": rank.device or "–",
+            "offset": f"{rank.offset_ns / 1e3:+,.1f} µs",
+            "error": f"± {(rank.error_ns or 0) / 1e3:,.1f} µs",
+            "by": rank.evidence,
+        }
+        for rank in merged.metadata.ranks
+    ]
+    terminal.show_table("ranks", ranks)
+    terminal.say(counted(merged.kind_counts()) or "no spans")
     terminal.say(f"wrote {written}")
-
-
-def _counts(trace: Trace) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
 
 
 def _check_target(path: Path, *, replace: bool) -> None:
@@ -200,7 +193,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         }
         terminal.say_json(facts)
         return
-    terminal.say(f"{len(trace):,} spans: {_counts(trace) or 'none'}")
+    terminal.say(f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}")
     terminal.say(trace.provenance)
     terminal.say_findings(("", finding) for finding in to_act_on)
     for name, answer in answers.items():
@@ -211,6 +204,6 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         if rows:
             if answer.incomplete:
                 terminal.say(f"{name}: {answer.incomplete}")
-            terminal.show_table(name, rows[0], (row.values() for row in rows))
+            terminal.show_table(name, rows)
         if left_out:
             terminal.say(f"{name}: {left_out}")

@@ -275,7 +275,7 @@ class Partitions(Closing, Mapping[str, Partition]):
         cells = [
             (name, part.asked, part.sm_count, sm_ranges(part.sm_ids)) for name, part in self.items()
         ]
-        return html_table(columns, [dict(zip(columns, row, strict=True)) for row in cells])
+        return html_table([dict(zip(columns, row, strict=True)) for row in cells])
 
 
 def sm_ranges(ids: tuple[int, ...]) -> str:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
+from gpuscope.analysis.headline import RATES
+from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.text import clean, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _HEIGHT = 190
-_Case: TypeAlias = "tuple[tuple[str, Any], ...]"
-"""Values of the parameters that are not the partition's, and the setting if there are several."""
-
-
-@dataclass(frozen=True)
-class _Point:
-    case: _Case
-    sm_count: int | None
-    time_us: float
-    skew_us: float
-    bus_gb_per_s: float | None
-    kept: float | None
 
 
 @door(result=SweepResult, collective=str, beside=(str, None))
@@ -70,26 +58,30 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     >>> [round(time_us) for time_us in figure.data[0].y]
     [917, 630]
     """
-    points = [*_points(result, collective, beside)]
-    if not any(point.sm_count is not None for point in points):
+    points = _points(result, collective, beside)
+    sizes = sorted({point["sms"] for point in points if point["sms"] is not None})
+    if not sizes:
         raise MissingEvidence(
             f"no point has a collective {collective!r} on a partition whose SMs were varied: sweep "
             "an experiment with several devices over its partition, as in "
             "{'partitions.comm': [8, 16, 32]}"
         )
-    rows = [("time (µs)", "time_us", ",.4~r"), ("bus bandwidth (GB/s)", "bus_gb_per_s", ",.4~r")]
+    rows = [
+        ("time (µs)", "collective_us", ",.4~r"),
+        ("bus bandwidth (GB/s)", "bus_gb_per_s", ",.4~r"),
+    ]
     if beside is not None:
         rows.append((f"{escape(beside, 24)} keeps", "kept", ".0%"))
-    cases = list(dict.fromkeys(point.case for point in points))
+    cases = list(dict.fromkeys(point["case"] for point in points))
     data = [
         scatter
         for row, (_, value, form) in enumerate(rows)
         for number, case in enumerate(cases)
         for scatter in _lines(
-            [point for point in points if point.case == case], value, form, row, number
+            [point for point in points if point["case"] == case], value, form, row, number
         )
     ]
-    skews = [point.skew_us for point in points]
+    skews = [point["collective_skew_us"] for point in points]
     notes = [
         "time: the least of the ranks' kernel durations, median",
         f"skew, first to last arrival: {min(skews):,.3g} to {max(skews):,.3g} µs at the median",
@@ -97,18 +89,16 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     ]
     if beside is not None:
         notes.append(f"{clean(beside, 24)} keeps: its rate over that alone on the whole GPU")
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(collective, 30)} by SMs{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        f"{escape(collective, 30)} by SMs{suffix}",
+        [*notes_of(*notes), *provenance],
         _HEIGHT * len(rows),
         legend_rows=len(cases),
         xaxis=style.x_axis(
             "SMs of its partition",
             anchor=f"y{len(rows) if len(rows) > 1 else ''}",
-            tickvals=sorted({point.sm_count for point in points if point.sm_count is not None}),
+            tickvals=sizes,
         ),
     )
     layout["xaxis2"] = {"overlaying": "x", "range": [0, 1], "visible": False, "fixedrange": True}
@@ -123,13 +113,11 @@ def collectives(result: SweepResult, *, collective: str, beside: str | None = No
     return ThemedFigure(data=data, layout=layout)
 
 
-def _lines(
-    points: list[_Point], value: str, form: str, row: int, number: int
-) -> Iterable[go.Scatter]:
+def _lines(points: list[Row], value: str, form: str, row: int, number: int) -> Iterator[go.Scatter]:
     """Draw one case in one row: a line over its SMs, or one at the height of what has none."""
-    known = [point for point in points if getattr(point, value) is not None]
+    known = [point for point in points if point[value] is not None]
     colour = style.OKABE_ITO[number % len(style.OKABE_ITO)]
-    name = ", ".join(f"{escape(key, 30)} = {escape(what, 30)}" for key, what in points[0].case)
+    name = ", ".join(f"{escape(key, 30)} = {escape(what, 30)}" for key, what in points[0]["case"])
     shared = {
         "name": name or "the collective",
         "legendgroup": str(number),
@@ -137,25 +125,22 @@ def _lines(
         "yaxis": f"y{row + 1 if row else ''}",
         "hovertemplate": f"%{{y:{form}}}<extra>{name}</extra>",
     }
-    on_sms = sorted(
-        (point for point in known if point.sm_count is not None), key=lambda p: p.sm_count or 0
-    )
+    on_sms = [point for point in known if point["sms"] is not None]
+    on_sms.sort(key=lambda point: int(point["sms"]))
     if on_sms:
         yield go.Scatter(
-            x=[point.sm_count for point in on_sms],
-            y=[getattr(point, value) for point in on_sms],
+            x=[point["sms"] for point in on_sms],
+            y=[point[value] for point in on_sms],
             mode="lines+markers",
             line={"color": colour, "width": 2.2, "dash": _DASHES[number % len(_DASHES)]},
             marker={"size": 9, "line": {"width": 1.5, "color": style.WHITE}},
             cliponaxis=False,
             **shared,
         )
-    whole = [point for point in known if point.sm_count is None]
-    if whole:
-        height = getattr(whole[0], value)
+    for point in [point for point in known if point["sms"] is None][:1]:
         yield go.Scatter(
             x=[0, 1],
-            y=[height, height],
+            y=[point[value]] * 2,
             xaxis="x2",
             mode="lines",
             line={"color": style.darker(style.WHOLE_GPU_COLOUR), "width": 1.6, "dash": "dash"},
@@ -163,33 +148,30 @@ def _lines(
         )
 
 
-def _points(result: SweepResult, collective: str, beside: str | None) -> Iterable[_Point]:
-    """Yield what the table has of the collective, once for each point and setting."""
+def _points(result: SweepResult, collective: str, beside: str | None) -> list[Row]:
+    """Return the collective's row of each point and setting, with what is drawn besides.
+
+    ``sms`` are those of its partition, where they were varied; ``kept`` is the share that
+    ``beside`` keeps; ``case`` holds the values of the other parameters, and the setting if there
+    are several.
+    """
     rows = result.rows()
     several = len({row["setting"] for row in rows}) > 1
-    kept: dict[_Case, list[float]] = {}
-
-    def case_of(row: dict[str, Any], without: str) -> _Case:
-        named = [(path, row[path]) for path in result.parameters if path != without]
-        return (*named, *([("setting", row["setting"])] if several else []))
-
+    paths = [*result.parameters, *(["setting"] if several else [])]
+    kept: dict[tuple[object, ...], float] = {}
+    points: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        share = row["share_of_alone_on_whole_gpu"]
+        key, share = tuple(row[path] for path in paths), row[RATES[0]]
         if row["workload"] == beside and share is not None:
-            kept.setdefault(case_of(row, ""), []).append(share)
-    seen: set[_Case] = set()
-    for row in rows:
-        key = case_of(row, "")
-        if row["workload"] != collective or row["collective_us"] is None or key in seen:
-            continue
-        seen.add(key)
+            kept[key] = min(share, kept.get(key, share))
+        if row["workload"] == collective and row["collective_us"] is not None:
+            points.setdefault(key, row)
+    for key, row in points.items():
         path = f"partitions.{row['partition']}"
-        sm_count = row.get(path) if row["partition"] is not None else None
-        yield _Point(
-            case_of(row, path if sm_count is not None else ""),
-            sm_count if isinstance(sm_count, int) else None,
-            row["collective_us"],
-            row["collective_skew_us"],
-            row["bus_gb_per_s"],
-            min(kept.get(key, []), default=None),
-        )
+        sms = row.get(path)
+        row |= {
+            "sms": sms if isinstance(sms, int) else None,
+            "kept": kept.get(key),
+            "case": tuple((name, row[name]) for name in paths if name != path or sms is None),
+        }
+    return [*points.values()]

@@ -10,7 +10,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, duration, escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _CELL = 104
@@ -65,9 +65,12 @@ def interference(result: InterferenceResult) -> go.Figure:
                 filled = style.STRIPE if cell.value is None else ""
                 colours[row][column] = cell.value or 0.0
             hovers[row][column] = "<br>".join(hover)
-            texts.append(_text("<br>".join(lines), column, row))
+            look = {"font": {"size": 12, "color": style.INK}, "align": "center"}
+            where = {"x": column, "xref": "x", "xanchor": "auto", "yanchor": "auto"}
+            texts.append(style.heading("<br>".join(lines), row, **look, **where))
             if filled:
-                shapes.append(_box(column, row, filled))
+                sides = {"xref": "x", "x0": column - 0.49, "x1": column + 0.49, "layer": "above"}
+                shapes.append(style.stripe(row - 0.48, row + 0.48, filled, **sides))
     picture = go.Heatmap(
         z=colours,
         zmin=-_STRONGEST,
@@ -84,11 +87,12 @@ def interference(result: InterferenceResult) -> go.Figure:
         hoverinfo="text",
     )
     inside = result.cells[0].inside
-    notes = [*map(escape, wrapped(definition(inside))), *provenance_of(result.provenance)]
+    suffix, provenance = stated(result)
+    notes = [*notes_of(definition(inside)), *provenance]
     if result.stopped:
         notes.insert(0, "<b>stopped early</b>: what was measured until then")
     layout = style.base_layout(
-        f"Interference of A given B{suffix_of(result)}",
+        f"Interference of A given B{suffix}",
         notes,
         _CELL * len(names) + 34,
         legend_rows=0,
@@ -111,10 +115,7 @@ def _alone(result: InterferenceResult, of: str) -> list[str]:
 def _lines(cell: Interference, width: int) -> list[str]:
     """Return what stands in a cell."""
     if cell.value is None or cell.low is None or cell.high is None:
-        reason = _broken(str(cell.reason), width)
-        if len(reason) >= _MOST_LINES:
-            reason = _broken(f"{str(cell.reason).partition(':')[0]} …", width)[: _MOST_LINES - 1]
-        return ["<b>no value</b>", *map(escape, reason)]
+        return ["<b>no value</b>", *map(escape, _broken(str(cell.reason), width, _MOST_LINES - 1))]
     return [
         f"<b>{_signed(cell.value)} %</b>",
         f"{_signed(cell.low)} to {_signed(cell.high)} %",
@@ -138,8 +139,10 @@ def _signed(value: float) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: not minus zero
 
 
-def _broken(line: str, width: int) -> list[str]:
-    return textwrap.wrap(clean(line), width, break_on_hyphens=False)
+def _broken(line: str, width: int, most: int | None = None) -> list[str]:
+    return textwrap.wrap(
+        clean(line), width, break_on_hyphens=False, max_lines=most, placeholder=" …"
+    )
 
 
 def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, object]:
@@ -156,27 +159,3 @@ def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, o
         ticklabelstandoff=4,
         **more,
     )
-
-
-def _text(text: str, x: int, y: int) -> dict[str, object]:
-    return {
-        "text": text,
-        "x": x,
-        "y": y,
-        "showarrow": False,
-        "font": {"size": 12, "color": style.INK},
-        "align": "center",
-    }
-
-
-def _box(x: int, y: int, colour: str) -> dict[str, object]:
-    return {
-        "type": "rect",
-        "x0": x - 0.49,
-        "x1": x + 0.49,
-        "y0": y - 0.48,
-        "y1": y + 0.48,
-        "fillcolor": colour,
-        "line": {"width": 0},
-        "layer": "above",
-    }

@@ -15,14 +15,7 @@ from gpuscope.analysis.latency_analysis import HandleLatency, durations_ns
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
-from gpuscope.timeline.text import (
-    clean,
-    duration,
-    escape,
-    provenance_lines,
-    title_suffix,
-    wrapped,
-)
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
@@ -87,15 +80,12 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
             f"no finished call of handle {handle!r} in {', '.join(traces) or 'any setting'}: "
             "record its execute() and wait for it"
         )
-    notes = [
-        "host time from entering execute() until its completion is seen",
-        *provenance_lines(traces),
-    ]
+    suffix, provenance = stated(traces)
+    notes = ["host time from entering execute() until its completion is seen", *provenance]
     if absent:
-        line = f"no finished call in: {', '.join(clean(name, 40) for name in absent)}"
-        notes += [escape(part) for part in wrapped(line)]
+        notes += notes_of(f"no finished call in: {', '.join(clean(name, 40) for name in absent)}")
     layout = style.base_layout(
-        f"Latency of {escape(handle, 60)}{title_suffix(traces.values())}",
+        f"Latency of {escape(handle, 60)}{suffix}",
         notes,
         340,
         legend_rows=len(data) // 2,

@@ -8,10 +8,10 @@ import plotly.graph_objects as go
 
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
+from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
+from gpuscope.timeline.text import duration, escape, notes_of, provenance_of, stated, uncertainty
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
@@ -70,10 +70,17 @@ def prediction(
             y += _HEADING
         setting = time.setting
         places.append(y + _ROW / 2)
-        annotations += _cells(time, y + _ROW / 2)
+        texts = (
+            duration(time.predicted_ns),
+            duration(time.measured_ns),
+            f"<b>{time.error:+.1%}</b>",
+        )
+        cells = zip(texts, _COLUMNS, strict=True)
+        annotations += [_text(text, x, y + _ROW / 2) for text, (_, x) in cells]
         y += _ROW
+    suffix = ("" if result.is_simulated else " (prediction SIMULATED)") + stated(result)[0]
     layout = style.base_layout(
-        f"Predicted and measured{_suffix(result)}",
+        f"Predicted and measured{suffix}",
         _notes(result, predicted, measured),
         y,
         legend_rows=1,
@@ -98,11 +105,6 @@ def prediction(
     return ThemedFigure(data=_marks(result, places), layout=layout)
 
 
-def _suffix(result: PredictionResult) -> str:
-    prediction = "" if result.is_simulated else " (prediction SIMULATED)"
-    return prediction + suffix_of(result)
-
-
 def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
     """Return a line between each pair, then both with their spread."""
     joined: list[float | None] = []
@@ -123,7 +125,14 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
         ("measured", _MEASURED, "circle", 3),
         ("predicted", _PREDICTED, "diamond-open", -3),
     ):
-        sides = [_side(time, name) for time in result.times]
+        sides = [
+            (
+                getattr(time, f"{name}_ns"),
+                *getattr(time, f"{name}_range_ns"),
+                getattr(time, f"{name}_n"),
+            )
+            for time in result.times
+        ]
         marks.append(
             go.Scatter(
                 x=[middle / 1e3 for middle, *_ in sides],
@@ -158,17 +167,6 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
     return marks
 
 
-def _side(time: PredictedTime, name: str) -> tuple[float, float, float, int]:
-    if name == "predicted":
-        return time.predicted_ns, *time.predicted_range_ns, time.predicted_n
-    return time.measured_ns, *time.measured_range_ns, time.measured_n
-
-
-def _cells(time: PredictedTime, y: float) -> list[Properties]:
-    texts = (duration(time.predicted_ns), duration(time.measured_ns), f"<b>{time.error:+.1%}</b>")
-    return [_text(text, x, y) for text, (_, x) in zip(texts, _COLUMNS, strict=True)]
-
-
 def _notes(
     result: PredictionResult,
     predicted: Mapping[str, Trace] | Trace,
@@ -181,10 +179,8 @@ def _notes(
     ):
         trace = traces if isinstance(traces, Trace) else next(iter(traces.values()))
         notes += provenance_of(f"{what}: {line}; {uncertainty(trace)}")
-    if result.left_out:
-        line = f"not compared: {'; '.join(result.left_out)}"
-        notes += [escape(part) for part in wrapped(line)]
-    return notes
+    left_out = "; ".join(result.left_out)
+    return notes + notes_of(f"not compared: {left_out}" if left_out else "")
 
 
 def _text(text: str, x: float, y: float) -> Properties:

@@ -15,14 +15,7 @@ from gpuscope.analysis.settings import SweepResult, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.latency_figure import log_axis
 from gpuscope.timeline import style
-from gpuscope.timeline.text import (
-    clean,
-    duration,
-    escape,
-    provenance_of,
-    suffix_of,
-    wrapped,
-)
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _MARKS = {"p99": "latency_p99_us", "p50": "latency_p50_us"}
@@ -133,13 +126,10 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
         notes.append(f"not drawn: {len(left_out) - _SHOWN} more")
     if result.stopped:
         notes.insert(0, "stopped early: not every point is here")
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}"
-        f"{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}{suffix}",
+        [*notes_of(*notes), *provenance],
         400,
         legend_rows=1 + len(settings),
         xaxis=style.x_axis(
@@ -175,7 +165,7 @@ def _points(result: SweepResult, latency: str, throughput: str) -> tuple[list[_P
         if why is not None:
             where = ", ".join(f"{path} = {value}" for path, value in at.items())
             where += "" if setting is None else f", {setting}"
-            left_out.append(f"{clean(where, 80)}: {clean(why.partition('. ')[0], 180)}")
+            left_out.append(f"{clean(where, 80)}: {clean(why, 180)}")
             continue
         case = tuple(value for path, value in at.items() if "partitions" not in path.split("."))
         is_whole = fast["partition"] is None and big["partition"] is None

@@ -10,7 +10,7 @@ from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_tuning import tuned_words
 from gpuscope.timeline import style
-from gpuscope.timeline.text import escape, provenance_of, suffix_of, wrapped
+from gpuscope.timeline.text import escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _LOOKS: dict[Verdict, tuple[str, str, int]] = {
@@ -83,12 +83,10 @@ def tuning(result: Tuning) -> go.Figure:
             data.append(_series(result, of_verdict, verdict, cost))
     better = "more" if result.objective.is_rate else "less"
     notes = [*tuned_words(result)[:3], result.forecasts]
+    suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(result.objective.name, 60)}, {better} is better{suffix_of(result)}",
-        [
-            *(escape(part) for note in notes if note for part in wrapped(note)),
-            *provenance_of(result.provenance),
-        ],
+        f"{escape(result.objective.name, 60)}, {better} is better{suffix}",
+        [*notes_of(*notes), *provenance],
         400,
         legend_rows=2,
         xaxis=style.x_axis(
@@ -112,33 +110,24 @@ def _x(setting: TunedSetting, cost: Goal | None) -> float | str | None:
 
 
 def _forecasts(settings: list[TunedSetting], result: Tuning, cost: Goal | None) -> go.Scatter:
-    objective = result.objective
+    x, hover = [], []
+    for setting in settings:
+        label = escape(setting.label, 40)
+        x.append(label if cost is None else setting.forecast.get(cost.name))
+        numbers = [
+            f"{escape(goal.name, 60)} {setting.forecast[goal.name]:,.4g}"
+            for goal in dict.fromkeys((result.objective, *result.slo))
+        ]
+        verdict = [] if setting.values else [setting.verdict]
+        title = f"<b>{escape(setting.label, 60)}</b>, forecast"
+        hover.append("<br>".join([title, *numbers, *verdict]))
     return go.Scatter(
-        x=[
-            escape(setting.label, 40) if cost is None else setting.forecast.get(cost.name)
-            for setting in settings
-        ],
-        y=[setting.forecast[objective.name] for setting in settings],
+        x=x,
+        y=[setting.forecast[result.objective.name] for setting in settings],
         mode="markers",
-        marker={
-            "symbol": "circle-open",
-            "size": 8,
-            "color": style.WHOLE_GPU_COLOUR,
-        },
+        marker={"symbol": "circle-open", "size": 8, "color": style.WHOLE_GPU_COLOUR},
         name="forecast, not measured",
-        hovertext=[
-            "<br>".join(
-                [
-                    f"<b>{escape(setting.label, 60)}</b>, forecast",
-                    *(
-                        f"{escape(goal.name, 60)} {setting.forecast[goal.name]:,.4g}"
-                        for goal in dict.fromkeys((objective, *result.slo))
-                    ),
-                    *([] if setting.values else [setting.verdict]),
-                ]
-            )
-            for setting in settings
-        ],
+        hovertext=hover,
         hoverinfo="text",
     )
 
@@ -147,9 +136,15 @@ def _series(
     result: Tuning, settings: list[TunedSetting], verdict: Verdict, cost: Goal | None
 ) -> go.Scatter:
     symbol, colour, size = _LOOKS[verdict]
-    means = [setting.mean(result.objective) or 0.0 for setting in settings]
-    edges = [result.interval(setting) for setting in settings]
-    halves = [(bounds[1] - bounds[0]) / 2 if bounds else 0.0 for bounds in edges]
+    means, halves, hover = [], [], []
+    for setting in settings:
+        bounds = result.interval(setting)
+        means.append(setting.mean(result.objective) or 0.0)
+        halves.append((bounds[1] - bounds[0]) / 2 if bounds else 0.0)
+        hover.append(
+            f"<b>{escape(setting.label, 60)}</b>, {verdict}<br>{means[-1]:,.4g} ± "
+            f"{halves[-1]:.3g} (n = {len(setting.values[result.objective.name])})"
+        )
     return go.Scatter(
         x=[_x(setting, cost) for setting in settings],
         y=means,
@@ -161,10 +156,6 @@ def _series(
         textfont={"size": 12, "color": style.INK},
         cliponaxis=False,
         name=verdict,
-        hovertext=[
-            f"<b>{escape(setting.label, 60)}</b>, {verdict}<br>{mean:,.4g} ± {half:.3g} "
-            f"(n = {len(setting.values[result.objective.name])})"
-            for setting, mean, half in zip(settings, means, halves, strict=True)
-        ],
+        hovertext=hover,
         hoverinfo="text",
     )

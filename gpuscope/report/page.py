@@ -16,17 +16,20 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from gpuscope._files import write_text
-from gpuscope._text import format_value, safe
+from gpuscope._tables import html_table
+from gpuscope._text import counted, safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
-from gpuscope.analysis.intervals import by_stream, ended_kernels
+from gpuscope.analysis.interference_analysis import InterferenceResult
+from gpuscope.analysis.intervals import by_stream, by_workload, ended_kernels
 from gpuscope.analysis.result import Result
+from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
 from gpuscope.timeline.text import provenance_lines, uncertainty
 from gpuscope.timeline.tracks import default_window_ns
-from gpuscope.trace.columns import codes
 from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
@@ -48,44 +51,11 @@ def paragraph(text: str, css: str = "") -> str:
     return f'<p class="{css}">{unbroken(text)}</p>' if css else f"<p>{unbroken(text)}</p>"
 
 
-def table(rows: Sequence[Row], shares: Sequence[str] = (), *, limit: int = 120) -> str:
-    """Return rows as an HTML table; numbers stand right, shares are per cent.
-
-    Parameters
-    ----------
-    rows
-        Column name → value; all rows have the first one's columns.
-    limit
-        Characters of a cell; a longer text loses its middle.
-    """
+def table(rows: Sequence[Row], *, limit: int = 120) -> str:
+    """Return rows as a table; a cell longer than ``limit`` characters loses its middle."""
     if not rows:
         return paragraph("Nothing to show.", "muted")
-    names = list(rows[0])
-    is_text = {name: any(isinstance(row[name], str) for row in rows) for name in names}
-
-    def cell(tag: str, name: str, text: str) -> str:
-        css = ' class="text"' if is_text[name] else ""
-        return f"<{tag}{css}>{text}</{tag}>"
-
-    head = "".join(cell("th", name, safe(name)) for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            cell("td", name, safe(number(row[name], is_share=name in shares), limit))
-            for name in names
-        )
-        + "</tr>"
-        for row in rows
-    )
-    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="scroll"><table style="--columns:{len(names)}">{inside}</table></div>'
-
-
-def number(value: float | str | None, *, is_share: bool = False) -> str:
-    """Write a value for people; shares are per cent."""
-    if is_share and value is not None and not isinstance(value, str):
-        return f"{100 * value:.1f} %"
-    return format_value(value)
+    return f'<div class="scroll">{html_table(rows, limit=limit)}</div>'
 
 
 def terms(facts: Mapping[str, str]) -> str:
@@ -135,14 +105,23 @@ def banner(warning: str, text: str) -> str:
     return f'<div class="banner" role="note">{inside}</div>'
 
 
-def simulated_banner(traces: Mapping[str, Trace]) -> str:
-    """Return a warning if anything was simulated, else nothing."""
+def banners(traces: Mapping[str, Trace]) -> list[str]:
+    """Return warnings of what is simulated, and of which rows are missing."""
     simulated = [name for name, trace in traces.items() if trace.is_simulated]
-    if not simulated:
-        return ""
-    which = "" if len(simulated) == len(traces) else f" ({', '.join(simulated)})"
-    forecasts = dict.fromkeys(filter(None, (traces[name].metadata.forecast for name in simulated)))
-    return simulated_note(which, "; ".join(forecasts))
+    warnings = []
+    if simulated:
+        which = "" if len(simulated) == len(traces) else f" ({', '.join(simulated)})"
+        forecasts = dict.fromkeys(traces[name].metadata.forecast for name in simulated)
+        warnings.append(simulated_note(which, "; ".join(filter(None, forecasts))))
+    if missing := incomplete(traces):
+        warnings.append(banner(f"{missing}.", "What is below was worked out from the rest."))
+    return warnings
+
+
+def banners_of(result: SweepResult | InterferenceResult | Tuning, missing: str) -> list[str]:
+    """Return warnings of a result that is simulated, and of one that was stopped early."""
+    simulated = [simulated_note()] if result.is_simulated else []
+    return simulated + ([banner("Stopped early.", missing)] if result.stopped else [])
 
 
 def simulated_note(which: str = "", forecast: str = "") -> str:
@@ -154,40 +133,30 @@ def simulated_note(which: str = "", forecast: str = "") -> str:
     )
 
 
-def incomplete_banner(traces: Mapping[str, Trace]) -> str:
-    """Return a warning if rows of a trace are missing, else nothing."""
-    missing = incomplete(traces)
-    return banner(f"{missing}.", "What is below was worked out from the rest.") if missing else ""
-
-
-def result(found: Result, *, without: Sequence[str] = ()) -> str:
+def result(found: Result) -> str:
     """Return a result as a table, and what it lacks; of many rows as many as can be read."""
     rows, left_out = found.readable()
-    kept = [{name: value for name, value in row.items() if name not in without} for row in rows]
-    return judged(kept, found.incomplete) + (paragraph(left_out, "muted") if left_out else "")
+    return judged(rows, found.incomplete) + (paragraph(left_out, "muted") if left_out else "")
 
 
 def section(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
     """Show what an analysis says of each trace; nothing where it has nothing to say."""
-    results = {label: known.ask(trace) for label, trace in traces.items()}
     rows: list[Row] = []
     notes: list[str] = []
-    for label, result in results.items():
-        prefix = f"{label}: " if len(traces) > 1 else ""
+    for label, trace in traces.items():
+        result, several = known.ask(trace), len(traces) > 1
         if isinstance(result, str):
-            notes += [f"{prefix}{result}"] if result else []
+            notes += [f"{label}: {result}" if several else result] if result else []
             continue
         readable, left_out = result.readable()
-        rows += [{"setting": label, **row} if prefix else row for row in readable]
+        rows += [{"setting": label, **row} if several else row for row in readable]
+        prefix = f"{label}: " if several else ""
         notes += [f"{prefix}{note}" for note in (result.definition, left_out) if note]
     if not rows and not notes:
         return []
-    return [
-        f"<h2>{safe(known.title)}</h2>",
-        judged(filled(rows), incomplete(traces)) if rows else "",
-        *(figures_of(known, traces) if rows else ()),
-        *(paragraph(note, "muted") for note in dict.fromkeys(notes)),
-    ]
+    table = [judged(filled(rows), incomplete(traces)), *figures_of(known, traces)] if rows else []
+    remarks = [paragraph(note, "muted") for note in dict.fromkeys(notes)]
+    return [f"<h2>{safe(known.title)}</h2>", *table, *remarks]
 
 
 def figures_of(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
@@ -225,45 +194,36 @@ def broken() -> list[str]:
     return [paragraph(problem, "warn") for problem in problems()]
 
 
-def judged(rows: Sequence[Row], missing: str, shares: Sequence[str] = ()) -> str:
+def judged(rows: Sequence[Row], missing: str) -> str:
     """Return rows as a table, below the sentence that says what they lack; all plain text."""
     shown = [{name: value for name, value in row.items() if name != "incomplete"} for row in rows]
-    return (paragraph(missing, "warn") if missing else "") + table(shown, shares)
+    return (paragraph(missing, "warn") if missing else "") + table(shown)
 
 
 def provenance(traces: Mapping[str, Trace]) -> str:
     """Return where the times come from; what differs between settings, setting by setting."""
-    facts_by_what: dict[str, dict[str, list[str]]] = {}
+    names_of: dict[tuple[str, str], list[str]] = {}
     for name, trace in traces.items():
         facts = trace.metadata
-        versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
-        counts = ", ".join(f"{count:,} {what}" for what, count in facts.counts.items())
         lines = {
             "seen": trace.origin,
             "incomplete": facts.missing,
             "times": uncertainty(trace),
-            "driver": facts.driver,
-            "records": counts,
+            "driver": facts.driver or "",
+            "records": counted(facts.counts),
             "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))),
-            "versions": versions,
+            "versions": ", ".join(f"{name} {text}" for name, text in facts.versions.items()),
             "notes": "; ".join(facts.notes),
         }
-        for what, line in lines.items():
-            if line:
-                facts_by_what.setdefault(what, {}).setdefault(line, []).append(name)
-    return table(
-        [
-            {
-                "What": what,
-                "Found": "; ".join(
-                    line if len(names) == len(traces) else f"{', '.join(names)}: {line}"
-                    for line, names in by_line.items()
-                ),
-            }
-            for what, by_line in facts_by_what.items()
-        ],
-        limit=2000,
-    )
+        for pair in lines.items():
+            names_of.setdefault(pair, []).append(name)
+    lines_of: dict[str, list[str]] = {}
+    for (what, line), names in names_of.items():
+        if line:
+            of_all = len(names) == len(traces)
+            lines_of.setdefault(what, []).append(line if of_all else f"{', '.join(names)}: {line}")
+    rows = [{"What": what, "Found": "; ".join(lines)} for what, lines in lines_of.items()]
+    return table(rows, limit=2000)
 
 
 def _state(device: DeviceFacts) -> str:
@@ -300,13 +260,8 @@ def write(
         raise GpuscopeError(
             f"cannot write a report to {str(path)!r}: name a file, such as run.html"
         )
-    head = [
-        f"<h1>{safe(title)}</h1>",
-        paragraph(about, "muted") if about else "",
-        simulated_banner(traces),
-        incomplete_banner(traces),
-    ]
-    body = "\n".join(filter(None, [*head, *parts]))
+    head = [f"<h1>{safe(title)}</h1>", paragraph(about, "muted") if about else ""]
+    body = "\n".join(filter(None, [*head, *banners(traces), *parts]))
     page = _PAGE.substitute(title=safe(title), plotly=_plotly(), dark=json.dumps(_DARK), body=body)
     return write_text(target, page)
 
@@ -334,35 +289,30 @@ def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
     windows = {}
     for name, trace in traces.items():
         low, high = first_window_ns(trace)
-        middle = _rarest_kernel_ns(trace, low, high)
-        start = max(low, min(middle - length // 2, high - length))
+        start = max(low, min(_rarest_kernel_ns(trace, low, high) - length // 2, high - length))
         windows[name] = (start, min(high, start + length))
     return windows
 
 
 def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
     """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
-    middle = (low + high) // 2
-    kernels = trace.where(kind="kernel")
-    starts = kernels.array("start_ns")
+    middle, kernels = (low + high) // 2, trace.where(kind="kernel")
+    starts, groups = kernels.array("start_ns"), by_workload(kernels)
     inside = (starts >= low) & (starts < high)
-    if not inside.any():
-        return middle
-    label, labels = codes(kernels.spans.column("category"))
-    counts = np.bincount(label[inside], minlength=len(labels))
+    counts = np.bincount(groups.code[inside], minlength=len(groups))
     there = np.flatnonzero(counts).tolist()
-    least = min(there, key=lambda workload: (counts[workload], str(labels[workload])))
-    rarest = starts[inside & (label == least)]
+    if not there:
+        return middle
+    least = min(there, key=lambda workload: (counts[workload], str(groups.labels[workload])))
+    rarest = starts[inside & (groups.code == least)]
     return int(rarest[np.abs(rarest - middle).argmin()])
 
 
 def _median_kernel_ns(trace: Trace) -> int:
     """Return the longest of the streams' median kernel times."""
     finished = ended_kernels(trace)
-    if not len(finished):
-        return 0
     took = finished.array("end_ns") - finished.array("start_ns")
-    return int(by_stream(finished).quantiles(took, (0.5,)).max())
+    return int(by_stream(finished).quantiles(took, (0.5,)).max(initial=0))
 
 
 def ending(traces: Mapping[str, Trace]) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+
+import plotly.graph_objects as go
 
 from gpuscope import figures
 from gpuscope._checks import door
@@ -28,23 +31,13 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
     experiment = result.experiment
     described = experiment.get("workloads") or {}
     background = background_of(experiment)
-    drawn = []
-    for fast in described:
-        for big in background:
-            if fast in background:
-                continue
-            try:
-                figure = figures.tradeoff(result, latency=fast, throughput=big)
-            except MissingEvidence as error:
-                drawn.append(page.paragraph(str(error), "muted"))
-            else:
-                drawn.append(page.figure(figure, f"tradeoff-{len(drawn)}"))
+    pairs = itertools.product((name for name in described if name not in background), background)
+    drawn = page.drawn((_tradeoff(result, *pair) for pair in pairs), "tradeoff")
     varied = "; ".join(
         f"{name} = {', '.join(map(str, values))}" for name, values in result.parameters.items()
     )
     sections = [
-        page.simulated_note() if result.is_simulated else "",
-        page.banner("Stopped early.", "Not every point is here.") if result.stopped else "",
+        *page.banners_of(result, "Not every point is here."),
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
         *drawn,
         "<h2>All points</h2>",
@@ -52,6 +45,13 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
         page.paragraph(result.provenance, "muted"),
     ]
     return page.write(path, f"{experiment.get('name')}, varied", {}, sections, varied)
+
+
+def _tradeoff(result: SweepResult, latency: str, throughput: str) -> go.Figure | str:
+    try:
+        return figures.tradeoff(result, latency=latency, throughput=throughput)
+    except MissingEvidence as error:
+        return str(error)
 
 
 @door(result=InterferenceResult, path=(str, Path))
@@ -64,8 +64,7 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
         The file cannot be written (no such folder, no room).
     """
     sections = [
-        page.simulated_note() if result.is_simulated else "",
-        page.banner("Stopped early.", "Not every pair is here.") if result.stopped else "",
+        *page.banners_of(result, "Not every pair is here."),
         page.figure(figures.interference(result), "interference"),
         page.result(result),
         page.paragraph(result.note, "muted"),
@@ -85,8 +84,7 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
     experiment, device, words = result.experiment, result.device, tuned_words(result)
     described = experiment.get("workloads") or {}
     sections = [
-        page.simulated_note() if result.is_simulated else "",
-        page.banner("Stopped early.", "It is not decided.") if result.stopped else "",
+        *page.banners_of(result, "It is not decided."),
         page.paragraph(words.outcome),
         page.paragraph(words.bill) if words.bill else "",
         page.figure(figures.tuning(result), "tuning"),

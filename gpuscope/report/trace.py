@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpuscope import analysis, figures
 from gpuscope._checks import MappingOf, door
+from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
@@ -43,7 +44,6 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     """
     heading = title or trace.metadata.setting or "gpuscope trace"
     traces = {heading: trace}
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
         to_html(findings(trace).findings),
         *page.broken(),
@@ -51,7 +51,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         *(part for known in known_analyses() for part in page.section(known, traces)),
         *page.ending(traces),
     ]
-    about = f"{len(trace):,} spans: {counts or 'none'}"
+    about = f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}"
     return page.write(path, heading, traces, sections, about)
 
 
@@ -89,7 +89,7 @@ def prediction_report(
     sections = [
         page.figure(figures.prediction(predicted, measured), "compare"),
         "<h2>Times</h2>",
-        page.judged(result.rows(), result.incomplete, shares=("error",)),
+        page.result(result),
         page.paragraph(result.note, "muted"),
         "<h2>Provenance</h2>",
         page.provenance(traces),

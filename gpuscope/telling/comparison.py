@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from gpuscope._checks import door
-from gpuscope._columns import COMPARED, is_of_requests
+from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._text import clean
-from gpuscope.analysis.headline import RATES, Change, headline
+from gpuscope.analysis.headline import RATES, Change, changes, headline, noise_of
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
+from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Mend, Quantity, Severity, Shown
 from gpuscope.telling.of_setting import met, of_requests, quantities, together, unit_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, missing
+
+_EXACT = ("overlap", "gain", "confinement")
+"""Numbers of which no noise is known."""
+_NONE = 0.0005
+"""Changes by less than this share are not told."""
 
 
 @door(run=Run)
@@ -144,6 +152,26 @@ def _changed(run: Run, rows: _Rows, change: Change) -> Finding:
     return Finding(f"{verdict}.{measure}", severity, subject, tuple(values), tuple(spans))
 
 
+def difference(column: Column, before: float, after: float, *spreads: float) -> str:
+    """Say how far a number is from what it was, and whether noise may be why.
+
+    Parameters
+    ----------
+    spreads
+        By which share of itself each may be off.
+    """
+    if not before:
+        return "–"
+    share = after / before - 1
+    if abs(share) < _NONE:
+        return "the same"
+    noise = 0.0 if column.key in _EXACT else noise_of(column.key, *spreads)
+    if Change("", column.key, "", "", before, after, noise).within_noise:
+        return f"{share:+.1%}, within noise"
+    word = "" if not column.better else " better" if column.better * share > 0 else " worse"
+    return f"{share:+.1%}{word}"
+
+
 def _verdict(change: Change) -> tuple[str, Severity]:
     if math.isinf(change.noise):
         return "unsure", "note"
@@ -174,9 +202,7 @@ def _where(run: Run, row: Row) -> str:
 
 def _slo(run: Run, workload: str) -> str:
     limits = run.experiment.get("workloads", {}).get(workload, {}).get("slo") or {}
-    return " and ".join(
-        f"{name[:4].strip('_').upper()} ≤ {limit:g} ms" for name, limit in limits.items()
-    )
+    return " and ".join(limits_of(limits))
 
 
 def _above_alone(shares: Iterable[float]) -> list[Finding]:
@@ -191,6 +217,43 @@ def _above_alone(shares: Iterable[float]) -> list[Finding]:
 def _unstated(workload: str) -> Finding:
     mend = Mend(f"workloads.{workload}.slo = {{ ttft_ms = …, tbt_ms = … }}", "experiment")
     return Finding("no-slo", "note", {"workload": workload}, mend=mend)
+
+
+# -- what single changes did ------------------------------------------------------------------
+def variants(run: Run) -> Iterator[Finding]:
+    """Yield what stream priority and the SM-count target did, by settings that differ in one."""
+    described = run.experiment.get("settings") or {}
+    plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
+    for base, setting in itertools.permutations(plain, 2):
+        (used, priorities, target), (used_2, priorities_2, target_2) = plain[base], plain[setting]
+        if used != used_2:
+            continue
+        if target == target_2 and not priorities and priorities_2:
+            rule = "priority"
+        elif priorities == priorities_2 and target != "off" and target_2 == "off":
+            rule = "target"
+        else:
+            continue
+        pair = (base, setting)  # a change is from the first to the second
+        rows = [row for row in run.comparison.to_pylist() if row["setting"] in pair]
+        rows.sort(key=lambda row: pair.index(row["setting"]))
+        by_both = {(row["workload"], row["setting"]): row for row in of_slowest_rank(rows)}
+        both = {name: run[name] for name in pair}
+        for change in changes(Run(both, pa.Table.from_pylist(rows), run.experiment)):
+            if change.column.startswith("latency_") == (rule == "priority"):
+                finding = _changed(run, by_both, change)
+                subject = {**finding.subject, "difference": finding.clause}
+                yield replace(finding, rule=rule, subject=subject)
+
+
+def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
+    """Split a setting into what is carved and used, its streams' priorities, and the target."""
+    streams = {name: dict(spec) for name, spec in (facts.get("streams") or {}).items()}
+    priorities = {
+        name: priority for name, spec in streams.items() if (priority := spec.pop("priority", 0))
+    }
+    used = {name: spec for name, spec in streams.items() if any(spec.values())}
+    return (facts.get("partitions"), used), priorities, facts.get("sm_count_target")
 
 
 # -- what a setting gave ---------------------------------------------------------------------

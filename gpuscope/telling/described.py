@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpuscope._checks import door
+from gpuscope._text import clean, format_value
 from gpuscope.telling.rules import names_listed
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -11,13 +14,15 @@ from gpuscope.trace.run import Run
 _COMMON = frozenset(
     {
         *("kind", "stream", "repeats", "warmup", "background", "max_queued", "rate_hz", "arrival"),
-        *("waits_on", "guard", "dtype", "sm_count_target"),
+        *("waits_on", "guard", "sm_count_target"),
     }
 )
+_LONGEST = 40
+"""Characters of a foreign text."""
 
 
 def describe_workload(facts: Description, *, driven: bool = False) -> str:
-    """Say in one line what a workload of an experiment is.
+    """Say in one line what a workload of an experiment is, whatever its values are.
 
     Parameters
     ----------
@@ -31,58 +36,85 @@ def describe_workload(facts: Description, *, driven: bool = False) -> str:
     >>> from gpuscope.telling.described import describe_workload
     >>> describe_workload({"kind": "gemm", "m": 512, "n": 512, "k": 512, "dtype": "float16",
     ...                    "stream": "s", "repeats": 1000, "rate_hz": 1000, "arrival": "poisson"})
-    'gemm 512 × 512 × 512 float16 on s, 1,000 calls at random moments, 1,000 a second'
+    'gemm 512³ float16 on s, 1,000 calls, poisson 1 kHz'
     """
     if facts.get("kind") == "requests":
         return _describe_requests(facts)
-    fields = {name: value for name, value in facts.items() if name not in _COMMON}
-    sides = [fields.pop(name) for name in ("m", "n", "k") if {"m", "n", "k"} <= facts.keys()]
-    kind = str(facts.get("kind"))
-    if kind.startswith("python:"):
-        given = (f"{name}={value!r}" for name, value in (fields.pop("args", None) or {}).items())
-        kind = f"{kind.removeprefix('python:')}({', '.join(given)})"
-    else:
-        kind = kind.replace("_", " ")
-    words = [kind, " × ".join(map(str, sides))]
-    if "nbytes" in fields:
-        words.append(_bytes(fields.pop("nbytes")))
-    if "duration_us" in fields:
-        words.append(f"{fields.pop('duration_us'):g} µs")
-    words += [str(facts.get("dtype", "")), *(f"{name} {value}" for name, value in fields.items())]
-    queued = int(facts.get("max_queued", 1))
-    calls = f"{facts.get('repeats', 100):,} calls"
     if driven:
         calls = "as requests need it"
-    elif facts.get("background"):
-        calls = "in the background, back to back"
-    elif facts.get("rate_hz"):
-        calls += _arriving(facts)
+    elif facts.get("background") is True:
+        calls = "in the background"
     else:
-        calls += " back to back"
-    calls += f", up to {queued} queued" if queued > 1 else ""
-    stream = f" on {facts['stream']}" if facts.get("stream") else ""
-    unguarded = ", without a guard" if facts.get("guard") is False else ""
-    return f"{' '.join(filter(None, words))}{stream}, {calls}{unguarded}"
+        calls = f"{_text(facts.get('repeats', 100))} calls{_arriving(facts)}"
+    queued, waits_on = facts.get("max_queued", 1), facts.get("waits_on") or ()
+    notes = [
+        calls,
+        "" if queued == 1 else f"up to {_text(queued)} queued",
+        f"waits on {', '.join(map(_text, waits_on))}" if waits_on else "",
+        "guard off: it escapes" if facts.get("guard") is False else "",
+    ]
+    stream = f" on {_text(facts['stream'])}" if facts.get("stream") else ""
+    return f"{_what(facts)}{stream}, {', '.join(filter(None, notes))}"
+
+
+def _what(facts: Description) -> str:
+    """Say what a workload computes: "gemm 512³ float16"."""
+    fields = {name: value for name, value in facts.items() if name not in _COMMON}
+    kind, _, function = str(facts.get("kind")).partition(":")
+    words = [_text(kind.replace("_", " "))]
+    if kind == "python":
+        given = fields.pop("args", None) or {}
+        pairs = given.items() if isinstance(given, Mapping) else ()
+        named = [f"{name}={value!r}" for name, value in pairs]
+        words = [f"{_text(function or 'a Python function')}({', '.join(named)})"]
+    if {"m", "n", "k"} <= fields.keys():
+        sides = [_text(fields.pop(side)) for side in "mnk"]
+        words.append(f"{sides[0]}³" if len({*sides}) == 1 else "×".join(sides))
+    for name, value in fields.items():
+        if name == "nbytes":
+            words.append(_bytes(value) if isinstance(value, int) else _text(value))
+        elif name == "duration_us":
+            words.append(f"{_text(value)} µs")
+        else:
+            words.append(_text(value) if name == "dtype" else f"{name} {_text(value)}")
+    return " ".join(words)
 
 
 def _arriving(facts: Description) -> str:
-    when = {"poisson": "at random moments", "fixed": "at regular intervals"}
-    return f" {when.get(facts['arrival'], facts['arrival'])}, {facts['rate_hz']:,g} a second"
+    arrival, rate = facts.get("arrival", "back_to_back"), facts.get("rate_hz")
+    if arrival == "back_to_back" or rate is None:
+        return f" {_text(arrival).replace('_', ' ')}"
+    if isinstance(rate, int | float):
+        rate = f"{rate / 1000:g} kHz" if rate >= 1000 else f"{rate:g} Hz"
+    return f", {_text(arrival)} {_text(rate)}"
 
 
 def _describe_requests(facts: Description) -> str:
-    arriving = _arriving(facts) if facts.get("rate_hz") else " at recorded times"
     tokens, slo = facts.get("output_tokens", 64), facts.get("slo") or {}
-    if isinstance(tokens, list):
-        tokens = f"{min(tokens):,} to {max(tokens):,}"
+    words = _text(tokens)
+    if isinstance(tokens, list) and tokens:
+        words = f"{_text(min(tokens))} to {_text(max(tokens))}"
     elif isinstance(tokens, str):
-        name, *values = tokens.split()
-        tokens = " to ".join(values) if name == "uniform" else f"on average {values[0]}"
-    return (
-        f"{facts.get('repeats', 100):,} requests{arriving}, prefilled by {facts.get('prefill')}, "
-        f"{tokens} tokens each by {facts.get('decode')}, up to {facts.get('batch', 16)} at a time"
-        + "".join(f", {name[:4].strip('_').upper()} ≤ {most:g} ms" for name, most in slo.items())
-    )
+        name, *values = tokens.split() or [""]
+        forms = {"uniform": " to ".join(values), "geometric": f"on average {' '.join(values)}"}
+        words = _text(forms.get(name, tokens))
+    notes = [
+        f"{_text(facts.get('repeats', 100))} requests{_arriving(facts)}",
+        f"prefilled by {_text(facts.get('prefill'))}",
+        f"{words} tokens each by {_text(facts.get('decode'))}",
+        f"up to {_text(facts.get('batch', 16))} at a time",
+        *(limits_of(slo) if isinstance(slo, Mapping) else ()),
+    ]
+    return ", ".join(notes)
+
+
+def limits_of(slo: Mapping[str, object]) -> list[str]:
+    """Return the limits of an SLO in words."""
+    return [f"{name[:4].strip('_').upper()} ≤ {_text(most)} ms" for name, most in slo.items()]
+
+
+def _text(value: object) -> str:
+    return clean(format_value(value), _LONGEST)
 
 
 def _bytes(number: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuscope._checks import door
 from gpuscope._tables import html_table
-from gpuscope._text import clean, duration, percent, shown
+from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.part import ORDER, Part
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
@@ -121,7 +121,7 @@ class Explanation:
             }
             for text, parts in self._sums()
         ]
-        table = html_table(["part", "for", "share", "times", "first after", "span"], rows)
+        table = html_table(rows)
         notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
         return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
 
@@ -195,7 +195,7 @@ def _name(rows: SpanRows, row: int, kind: str) -> str:
         return f"{rows.text('name', row)} of {rows.text('category', row)}"
     if kind == "sync":
         return f"host wait {rows.text('name', row)}"
-    return f"{kind} {text}" + (f", {_stream(rows, row)}" if kind in WORK else "")
+    return f"{kind} {text}" + (f", {stream_label(rows.place(row))}" if kind in WORK else "")
 
 
 def _interval(rows: SpanRows, row: int, kind: str, parts: Sequence[Part]) -> str:
@@ -223,7 +223,7 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
     if part.kind == "host":
         return f"in the host's program, after {label} returned"
     others = f" and {part.others} more" if part.others else ""
-    names = {"label": label, "stream": _stream(rows, cause), "place": rows.place(cause)}
+    names = {"label": label, "stream": stream_label(rows.place(cause)), "place": rows.place(cause)}
     names |= {"others": others, "rank": _rank(rows, cause)}
     return fill(_IN_WORDS[part.kind], names)
 
@@ -232,11 +232,6 @@ def _label(rows: SpanRows, row: int) -> str:
     """Return a row's name for people: its workload's where it has one."""
     name = str(rows.text("category", row) or rows.text("name", row))
     return f"host function {name}" if rows.kind(row) == "host function" else name
-
-
-def _stream(rows: SpanRows, row: int) -> str:
-    name = rows.place(row)
-    return name if "stream" in name else f"stream {name}"
 
 
 def _rank(rows: SpanRows, row: int) -> str:

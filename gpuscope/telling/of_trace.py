@@ -111,7 +111,7 @@ def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> I
     """
     if any(part.escapes for part in result.partitions):
         for part in result.partitions:
-            yield from _escapes(part, trace)
+            yield from of_escapes(part, trace=trace)
         return
     worked = [part.partition for part in result.partitions if part.evidence]
     idle = [part.partition for part in result.partitions if not part.evidence]
@@ -120,8 +120,12 @@ def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> I
     yield Finding("confined.open" if missing else "confined", "note", subject)
 
 
-def _escapes(part: PartitionConfinement, trace: str) -> Iterator[Finding]:
-    for escape in part.escapes[:_NAMED]:
+def of_escapes(
+    part: PartitionConfinement, evidence: str = "", *, trace: str = ""
+) -> Iterator[Finding]:
+    """Find the escapes from a partition, the longest first, or those by one kind of evidence."""
+    escapes = [escape for escape in part.escapes if evidence in ("", escape.evidence)]
+    for escape in escapes[:_NAMED]:
         yield Finding(
             f"escape.{escape.to}",
             "error",
@@ -136,8 +140,8 @@ def _escapes(part: PartitionConfinement, trace: str) -> Iterator[Finding]:
             if escape.to == "sms"
             else Mend(f"with CallerStreamGuard({part.partition}_stream): …  # {escape.kernel}"),
         )
-    if len(part.escapes) > _NAMED:
-        more = counts(more=len(part.escapes) - _NAMED)
+    if len(escapes) > _NAMED:
+        more = counts(more=len(escapes) - _NAMED)
         yield Finding("escape.more", "error", {"partition": part.partition}, more)
 
 

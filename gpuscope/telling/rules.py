@@ -166,6 +166,11 @@ RULES = {
         for verdict, text in _COMPARED.items()
         for measure, words in _MEASURES.items()
     },
+    "priority": Rule(
+        "Stream priority alone: {difference}; it chooses among blocks that wait, and takes no SM "
+        "from those that run"
+    ),
+    "target": Rule("cuBLAS not told how many SMs its partition has: {difference}"),
     "forecast": Rule("{forecast}"),
     "no-slo": Rule("state an slo to compare goodput", "{mend}"),
     "above-alone": Rule(

@@ -156,20 +156,9 @@ def _sort_key(
         for value in (key.process, key.thread, key.device, key.stream)
     )
     block = {Group.RANGES: 0, Group.STREAM: 2}.get(key.group, 1)
-    partition = key.partition or ""
-    order = places.get(partition, len(places))
-    return (
-        process,
-        block,
-        thread,
-        key.group,
-        key.category or key.name or "",
-        device,
-        key.partition is not None,
-        order,
-        partition,
-        stream,
-    )
+    partition, name = key.partition or "", key.category or key.name or ""
+    where = (device, key.partition is not None, places.get(partition, len(places)), partition)
+    return (process, block, thread, key.group, name, *where, stream)
 
 
 def _named(names: Mapping[str, str], number: int | None, what: str) -> str:

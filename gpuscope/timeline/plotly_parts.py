@@ -19,6 +19,8 @@ from gpuscope.timeline.words import OUTSIDE, hovers, mark_text
 
 MARGIN = 2
 """Px of a track above and below its columns."""
+ARROW = {"symbol": "arrow", "angleref": "previous"}
+"""A marker that points away from the one before it."""
 SYMBOLS = {"escape": "triangle-down", "hazard": "diamond"}
 _LABEL_SHARE = 0.07
 """Of a window: a stretch without rows that is shorter has no label."""
@@ -49,7 +51,7 @@ def traces_of(picture: Picture) -> list[Properties]:
     for what in SYMBOLS:
         points = _joined([mark_points(panel, what) for panel in panels])
         if points["x"]:
-            data.append({"name": f"{what}s", **mark_look(style.INK, what), **points})
+            data.append({"name": f"{what}s", **mark_look(what), **points})
     for name in arrow_colours(panel.scene for panel in panels):
         kind = "hazards" if name == HAZARD else "waits"
         lines = [arrow_lines(panel, getattr(panel.scene, kind)) for panel in panels]
@@ -207,7 +209,7 @@ def mark_points(panel: Panel, what: str) -> Properties:
     }
 
 
-def mark_look(ink: str, what: str = "escape") -> Properties:
+def mark_look(what: str) -> Properties:
     """Return what stays the same of a trace of marks."""
     return {
         "type": "scatter",
@@ -219,7 +221,7 @@ def mark_look(ink: str, what: str = "escape") -> Properties:
             "symbol": SYMBOLS[what],
             "size": 11,
             "color": style.ESCAPED,
-            "line": {"width": 1.5, "color": ink},
+            "line": {"width": 1.5, "color": style.INK},
         },
     }
 
@@ -256,13 +258,7 @@ def _arrow_look(name: str) -> Properties:
         "mode": "lines+markers",
         "name": name,
         "line": line,
-        "marker": {
-            "symbol": "arrow",
-            "angleref": "previous",
-            "color": colour,
-            "opacity": 1,
-            "line": {"width": 0},
-        },
+        "marker": {**ARROW, "color": colour, "opacity": 1, "line": {"width": 0}},
         "hoverinfo": "skip",
     }
 

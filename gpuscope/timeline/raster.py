@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from gpuscope.timeline import style
-from gpuscope.timeline.columns import MARK_PX, heights, resampled
+from gpuscope.timeline.columns import MARK_PX, heights, resampled, step_of
 from gpuscope.timeline.labels import MARKS_PX, Class
 from gpuscope.timeline.look import Look
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours
@@ -189,8 +189,7 @@ class _Drawing:
     def _time_axis(self) -> None:
         axis = self._layout["xaxis"]
         low, high = axis["range"]
-        step = 10 ** math.floor(math.log10((high - low) / _TICKS))
-        step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= _TICKS)
+        step = step_of(high - low, _TICKS)
         left, upper, right, lower = self._box
         for number in range(math.ceil(low / step), math.floor(high / step) + 1):
             x = self._x(number * step)
@@ -249,7 +248,7 @@ class _Drawing:
             pixels = np.zeros((px, wide, 4), np.uint8)
             for low, height, group in zip(under, tall, columns.rows[track].groups, strict=True):
                 if height.any():
-                    colour = (*ImageColor.getrgb(looks[classes[group]].fill), 255)
+                    colour = (*style.rgb(looks[classes[group]].fill), 255)
                     pixels[(at >= low) & (at < low + height)] = colour
             strip = Image.fromarray(pixels)
             bottom = panel.places.tops[track] + panel.places.heights[track] - MARGIN

@@ -19,14 +19,7 @@ from gpuscope.timeline.labels import partition_label
 from gpuscope.timeline.plotly_parts import mark_look
 from gpuscope.timeline.sms import Blocks, Cells, HeldIndex
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import (
-    axis_unit,
-    duration,
-    escape,
-    provenance_lines,
-    title_suffix,
-    wrapped,
-)
+from gpuscope.timeline.text import axis_unit, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.timeline.words import OUTSIDE
 from gpuscope.trace.model import Trace
@@ -160,7 +153,7 @@ def sm_map(
     escaped = np.asarray(cells.escaped.any(axis=0))
     first = np.flatnonzero(escaped & ~np.r_[False, escaped[:-1]])
     at = {"x": (first + 0.5) * step, "y": [-0.5] * len(first)}
-    marks = [go.Scatter(**at, **mark_look(style.INK))] if len(first) else []
+    marks = [go.Scatter(**at, **mark_look("escape"))] if len(first) else []
     for cell in maps:
         cell.update(
             x0=step / 2,
@@ -169,10 +162,10 @@ def sm_map(
             f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}<extra></extra>",
         )
     strip = _strip(trace, blocks, colours)
-    notes = provenance_lines({"": trace})
-    notes += [escape(line) for line in wrapped(_statement(blocks, bins, low, high))]
+    suffix, notes = stated({"": trace})
+    notes += notes_of(_statement(blocks, bins, low, high))
     layout = style.base_layout(
-        f"Thread blocks by SM{title_suffix([trace])}",
+        f"Thread blocks by SM{suffix}",
         notes,
         min(max(blocks.height * 4, 240), 900),
         legend_rows=1,

@@ -72,12 +72,9 @@ class Blocks:
 
     def colours(self, of_partitions: dict[str, str]) -> list[str]:
         """Return the colour of each owner."""
+        whole = style.WHOLE_GPU_COLOUR
         return [
-            style.ESCAPED
-            if escaped
-            else style.WHOLE_GPU_COLOUR
-            if name is None
-            else of_partitions[name]
+            style.ESCAPED if escaped else of_partitions[name] if name is not None else whole
             for name, escaped in zip(self.partitions, self.escaped, strict=True)
         ]
 

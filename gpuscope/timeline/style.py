@@ -106,10 +106,14 @@ def without_rank(partition: str) -> str:
     return re.sub(r" · rank [0-9]+$", "", partition)
 
 
+def rgb(colour: str) -> tuple[int, ...]:
+    """Return the parts of a colour such as ``#0072B2``."""
+    return tuple(bytes.fromhex(colour[1:]))
+
+
 def darker(colour: str) -> str:
     """Return a darker shade, for the outline that keeps a narrow bar visible on white paper."""
-    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return "#" + "".join(f"{round(part * 0.72):02X}" for part in parts)
+    return "#" + "".join(f"{round(part * 0.72):02X}" for part in rgb(colour))
 
 
 def lighter(colour: str) -> str:
@@ -119,14 +123,13 @@ def lighter(colour: str) -> str:
 
 def on(colour: str) -> str:
     """Return the colour of text that is readable on a colour."""
-    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    red, green, blue = (part / 255 for part in rgb(colour))
     return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.2 else WHITE
 
 
 def tinted(colour: str, strength: float) -> str:
     """Return a colour mixed with white; unlike an opacity, it shows in legends too."""
-    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - part) * strength):02X}" for part in parts)
+    return "#" + "".join(f"{round(255 - (255 - part) * strength):02X}" for part in rgb(colour))
 
 
 def base_layout(

@@ -80,22 +80,29 @@ def provenance_lines(traces: Mapping[str, Trace]) -> list[str]:
 def provenance_of(line: str) -> list[str]:
     """Return a line of provenance as lines for Plotly."""
     return [
-        escape(part)
-        .replace("SIMULATED, not measured,", "<b>SIMULATED, not measured,</b>")
-        .replace("incomplete:", "<b>incomplete:</b>")
-        for part in wrapped(line.replace("SIMULATED on", "SIMULATED, not measured, on"))
+        part.replace("SIMULATED, not measured,", "<b>SIMULATED, not measured,</b>").replace(
+            "incomplete:", "<b>incomplete:</b>"
+        )
+        for part in notes_of(line.replace("SIMULATED on", "SIMULATED, not measured, on"))
     ]
 
 
-def suffix_of(result: Result) -> str:
-    """Return what a title adds where a result is incomplete or simulated."""
-    simulated = " (SIMULATED)" if result.is_simulated else ""
-    return simulated + (_INCOMPLETE if result.incomplete else "")
+def stated(source: Result | Mapping[str, Trace]) -> tuple[str, list[str]]:
+    """Return what a title adds where something is simulated or incomplete, and the provenance."""
+    if not isinstance(source, Result):
+        return title_suffix(source.values()), provenance_lines(source)
+    simulated = " (SIMULATED)" if source.is_simulated else ""
+    suffix = simulated + (_INCOMPLETE if source.incomplete else "")
+    return suffix, provenance_of(source.provenance)
 
 
-def wrapped(line: str) -> list[str]:
-    """Break a line of plain text so that a figure does not cut it off."""
-    return textwrap.wrap(clean(line), LINE_CHARACTERS, break_on_hyphens=False)
+def notes_of(*notes: str) -> list[str]:
+    """Break plain text into lines for Plotly, so that a figure does not cut them off."""
+    return [
+        escape(line)
+        for note in notes
+        for line in textwrap.wrap(clean(note), LINE_CHARACTERS, break_on_hyphens=False)
+    ]
 
 
 def title_suffix(traces: Iterable[Trace]) -> str:

@@ -87,4 +87,4 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
 
 
 def _decimal(colour: str) -> str:
-    return ", ".join(str(int(colour[start : start + 2], 16)) for start in (1, 3, 5))
+    return ", ".join(map(str, style.rgb(colour)))

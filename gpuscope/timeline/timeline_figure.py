@@ -18,13 +18,7 @@ from gpuscope.timeline.scene import PIXELS, Scene
 from gpuscope.timeline.sm_map_figure import sm_axis, sm_image
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import (
-    axis_unit,
-    escape,
-    provenance_lines,
-    title_suffix,
-    wrapped,
-)
+from gpuscope.timeline.text import axis_unit, escape, notes_of, stated
 from gpuscope.timeline.tracks import Tracks, default_window_ns
 from gpuscope.timeline.words import statement
 from gpuscope.trace.model import Trace
@@ -190,10 +184,9 @@ def _picture(
     partitions = {name for scene in scenes for name in scene.tracks.partitions()}
     colours = style.partition_colours(traces.values(), partitions)
     panels, height, annotations, shapes = _placed(scenes, settings, unit_ns)
-    notes = provenance_lines(traces)
+    suffix, notes = stated(traces)
     if not settings:
-        drawn = statement(scenes[0], besides=() if held is None else ("block",))
-        notes += [escape(line) for line in wrapped(drawn)]
+        notes += notes_of(statement(scenes[0], besides=() if held is None else ("block",)))
     left_out = sum(scene.waits.left_out for scene in scenes)
     if left_out:
         notes.append(f"{left_out:,} further waits have no arrow")
@@ -218,7 +211,7 @@ def _picture(
     escaped = any(how.escaped for how in looks.values())
     rows = -(-(len(looks) + len(arrow_colours(scenes))) // (2 if escaped else 3))
     layout = style.base_layout(
-        escape(title, 90) + title_suffix(traces.values()),
+        escape(title, 90) + suffix,
         notes,
         height,
         legend_rows=rows,

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from gpuscope._text import stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, partition_label
@@ -104,8 +105,7 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
     partition, intended, stream, status, source = values
     lines: list[tuple[str, bool]] = []
     if stream is not None or bar_class.partition is not None:
-        known = clean(tracks.names.stream_name(stream), 60)
-        lines.append((known if "stream" in known else f"stream {known}", False))
+        lines.append((stream_label(tracks.names.stream_name(stream), 60), False))
     if intended is not None and intended != partition:
         where = f"{OUTSIDE}: " * bar_class.escaped + f"intended for partition {clean(intended, 40)}"
         lines.append((where, bar_class.escaped))
@@ -130,11 +130,8 @@ def statement(scene: Scene, *, besides: Collection[str] = ()) -> str:
         Kinds that are drawn elsewhere in the figure.
     """
     total, drawn = scene.total, len(scene.rows)
-    if not total:
-        parts = ["no spans in the window"]
-    elif drawn == total:
-        parts = [f"all {total:,} spans of the window drawn"]
-    else:
+    parts = [f"all {total:,} spans of the window drawn" if total else "no spans in the window"]
+    if drawn != total:
         low, high = scene.window_ns
         column = duration((high - low) // (len(scene.columns.edges) - 1))
         parts = [
@@ -145,8 +142,7 @@ def statement(scene: Scene, *, besides: Collection[str] = ()) -> str:
             parts.append(f"{scene.hidden_tracks:,} less busy tracks not shown")
     if escapes := int(scene.columns.escapes.sum()):
         parts.append(f"{escapes:,} escape{'s' if escapes > 1 else ''} marked")
-    opened = int(scene.is_open.sum())
-    if opened:
+    if opened := int(scene.is_open.sum()):
         parts.append(f"{opened:,} open, drawn to the window's end")
     if scene.crowded:
         names = ", ".join(clean(name, 30) for name in scene.crowded[:3])

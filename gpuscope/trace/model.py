@@ -355,6 +355,5 @@ class Trace:
     def _repr_html_(self) -> str:
         title = f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
         return title + html_table(
-            ["kind", "rows"],
-            [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()],
+            [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()]
         )

@@ -108,5 +108,5 @@ class Run(Mapping[str, Trace]):
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        tables = "".join(html_table(list(rows[0]), rows) for rows in self._tables() if rows)
+        tables = "".join(html_table(rows) for rows in self._tables())
         return tables + "".join(f"<p>{shown(note)}</p>" for note in self._notes())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from gpuscope._columns import COMPARED, TOGETHER, Column
+from gpuscope._tables import Html
 from gpuscope._text import format_value
-from gpuscope.analysis.headline import Change, noise_of
+from gpuscope.analysis.result import Row
+from gpuscope.telling.comparison import difference
 from gpuscope.telling.finding import Finding
 from gpuscope.widgets import html
 from gpuscope.widgets.results import Summary
 
-_NONE = 0.0005
-"""Changes by less than this share are not told."""
 CONFINEMENT = Column("confinement", "confinement", better=1)
-_EXACT = ("overlap", "gain", "confinement")
-"""Numbers of which no noise is known."""
+_OF_ALL = ("overlap", "gain")
+"""Columns of all workloads together."""
 
 
 def side_by_side(runs: Mapping[str, Summary]) -> str:
@@ -39,12 +38,9 @@ def side_by_side(runs: Mapping[str, Summary]) -> str:
     stopped = [label for label, run in runs.items() if run.stopped]
     if stopped:
         lines.append(html.text(f"Not run to the end: {', '.join(stopped)}."))
-    columns = [("of", "left"), ("what", "left")]
-    columns += [(html.text(label, 60), "right") for label in runs]
     return (
         '<div class="gpuscope-differences" style="line-height:1.5;overflow-x:auto">'
-        f"<b>Side by side</b><br>{'<br>'.join(lines)}"
-        f"{html.table(columns, _rows(list(runs.values())))}</div>"
+        f"<b>Side by side</b><br>{'<br>'.join(lines)}{html.table([*_rows(runs)])}</div>"
     )
 
 
@@ -74,68 +70,39 @@ def _told(value: object, other: object) -> str:
     return "–" if value is None or isinstance(value, Mapping) else str(value)
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number of one run, what it is of, and half its interval as a share of it."""
-
-    of: str
-    column: Column
-    value: float
-    spread: float = 0.0
+_Numbers = dict[tuple[str, str], tuple[float, float]]
+"""What a number is of, and its column → the number, and half its interval as a share of it."""
 
 
-def _numbers(run: Summary) -> dict[tuple[str, str], Number]:
-    """Return the numbers of a run by what they are of, and by their column."""
+def _numbers(run: Summary) -> _Numbers:
+    """Return the numbers of a run."""
     parts = () if isinstance(run.confinement, Finding) else run.confinement.partitions
-    numbers = [
-        Number(row["workload"], column, row[key], row["spreads"].get(key) or 0.0)
+    numbers = {
+        (row["workload"], key): (row[key], row["spreads"].get(key) or 0.0)
         for row in run.rows
         for key, column in COMPARED.items()
-        if column.better and column.is_brief and key not in TOGETHER and row[key] is not None
-    ]
-    numbers += [
-        Number("all", COMPARED[key], row[key])
-        for row in run.rows[:1]
-        for key in ("overlap", "gain")
-        if row[key] is not None
-    ]
-    numbers += [
-        Number(part.partition, CONFINEMENT, part.fraction)
-        for part in parts
-        if part.fraction is not None
-    ]
-    return {(number.of, number.column.key): number for number in numbers}
+        if column.better and column.is_brief and key not in TOGETHER
+    }
+    numbers |= {("all", key): (row[key], 0.0) for row in run.rows[:1] for key in _OF_ALL}
+    numbers |= {(part.partition, CONFINEMENT.key): (part.fraction, 0.0) for part in parts}
+    return {key: number for key, number in numbers.items() if number[0] is not None}
 
 
-def _rows(runs: list[Summary]) -> Iterator[list[str]]:
-    """Return of each number its value in every run, and how far that is from the first's."""
-    first, *others = [_numbers(run) for run in runs]
-    for key in dict.fromkeys(key for numbers in (first, *others) for key in numbers):
-        base = first.get(key)
-        cells = [_value(base)]
-        for numbers in others:
-            number = numbers.get(key)
-            compared = f" <small>{judged(base, number)}</small>" if base and number else ""
-            cells.append(_value(number) + compared)
+def _rows(runs: Mapping[str, Summary]) -> Iterator[Row]:
+    """Yield of each number its value in every run, and how far that is from the first's."""
+    first, *others = {label: _numbers(run) for label, run in runs.items()}.items()
+    for key in dict.fromkeys(key for _, numbers in (first, *others) for key in numbers):
         column = COMPARED.get(key[1], CONFINEMENT)
-        yield [html.text(key[0], 40), html.text(column.heading), *cells]
+        base = first[1].get(key)
+        row: Row = {"of": key[0], "what": column.heading, first[0]: _cell(column, base)}
+        for label, numbers in others:
+            number, compared = numbers.get(key), ""
+            if base and number:
+                words = difference(column, base[0], number[0], base[1], number[1])
+                compared = f" <small>{words}</small>"
+            row[label] = Html(_cell(column, number) + compared)
+        yield row
 
 
-def _value(number: Number | None) -> str:
-    value = None if number is None else number.column.scaled(number.value)
-    return "–" if value is None else f"<b>{format_value(value)}</b>"
-
-
-def judged(base: Number, number: Number) -> str:
-    """Say how far a number is from another run's, and whether noise may be why."""
-    column = base.column
-    if not base.value:
-        return "–"
-    share = number.value / base.value - 1
-    if abs(share) < _NONE:
-        return "the same"
-    noise = 0.0 if column.key in _EXACT else noise_of(column.key, base.spread, number.spread)
-    if Change("", column.key, "", "", base.value, number.value, noise).within_noise:
-        return f"{share:+.1%}, within noise"
-    word = "" if not column.better else " better" if column.better * share > 0 else " worse"
-    return f"{share:+.1%}{word}"
+def _cell(column: Column, number: tuple[float, float] | None) -> Html:
+    return Html("–" if number is None else f"<b>{format_value(column.scaled(number[0]))}</b>")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments import execution, nsight
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Progress
+from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html, layout
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
-from gpuscope.widgets.live import LatestWins
 from gpuscope.widgets.presets import PRESETS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words, said_of
 from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
@@ -240,17 +241,27 @@ class Dashboard:
     # -- the run's own thread ---------------------------------------------------------
     def _run(self, experiment: Experiment, stop: threading.Event) -> None:
         problem, done = "", None
-        self._estimate = Estimate(experiment, time.monotonic)
+        estimate, newest = Estimate(experiment, time.monotonic), deque[Progress](maxlen=1)
+        live = RedrawScheduler(
+            lambda: self._tell_live(estimate, newest[0]),
+            failed=self._live_failed,
+            period_s=PERIOD_S,
+        )
+
+        def view(progress: Progress) -> None:
+            newest.append(progress)
+            live.ask()
+
         try:
-            with LatestWins(self._tell_live, failed=self._live_failed, period_s=PERIOD_S) as live:
-                device = self.devices.opened()
-                done = execution.run(experiment, device, viewer=live.offer, stop=stop)
+            device = self.devices.opened()
+            done = execution.run(experiment, device, viewer=view, stop=stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             problem = said_of(error)
+        live.close()
         self._finish(done, problem)
 
-    def _tell_live(self, progress: Progress) -> None:
-        share, left_s = self._estimate.at(progress)
+    def _tell_live(self, estimate: Estimate, progress: Progress) -> None:
+        share, left_s = estimate.at(progress)
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
         if progress.phase != "together":
             words = f"Timing {progress.phase}, for comparison …"
@@ -284,11 +295,7 @@ class Dashboard:
         """Show an earlier run again."""
         with self._lock:
             if not self.is_running and self.pins.kept(number) is not None:
-                self._work.do(partial(self._show_again, number), "Opening …")
-
-    def _show_again(self, number: int, _stop: threading.Event) -> str:
-        self._shown.show(number)
-        return f"Run {number} is shown."
+                self._work.do(lambda _: self._shown.show(number), "Opening …")
 
     def _export(self, suffix: str) -> None:
         """Write the run that is shown to a file in the working folder."""

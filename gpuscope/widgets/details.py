@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import anywidget
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
+from gpuscope._text import stream_label
 from gpuscope._threads import start
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
@@ -18,7 +19,7 @@ from gpuscope.telling.explanation import explain
 from gpuscope.timeline.labels import partition_label
 from gpuscope.timeline.text import clean, duration
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.base import static
+from gpuscope.widgets.base import script, static
 
 _RELATED = 12
 _NESTED = 8
@@ -42,7 +43,7 @@ class Facts(TypedDict):
 class Details(anywidget.AnyWidget):
     """The panel that shows one span; empty while none is selected."""
 
-    _esm = static("details.js")
+    _esm = script("details.js")
     _css = static("details.css")
 
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
@@ -78,24 +79,28 @@ def describe(trace: Trace, row: int) -> Facts:
         Its position in the trace.
     """
     span = trace.spans.slice(row, 1).to_pylist()[0]
-    zero = _zero_ns(trace)
-    where = f"partition {partition_label(trace, span['partition'])}"
-    if span["intended_partition"] not in (None, span["partition"]):
-        where += f", intended for {clean(span['intended_partition'], 40)}"
-    if span["stream"] is not None:
-        known = clean(trace.stream_name(span["stream"]), 60)
-        where += f", {known if 'stream' in known else f'stream {known}'}"
-    on_device = span["stream"] is not None or span["partition"] is not None
-    begins = f"starts at {(span['start_ns'] - zero) / 1e3:,.1f} µs"
-    heads = [str(span["kind"]), _length(span), begins]
+    first_ns = int(trace.array("start_ns").min())
+    zero = min([first_ns, *(low for low, _ in trace.metadata.windows_ns[:1])])
+    heads = [
+        str(span["kind"]),
+        _length(span),
+        f"starts at {(span['start_ns'] - zero) / 1e3:,.1f} µs",
+    ]
+    if span["stream"] is not None or span["partition"] is not None:
+        where = [f"partition {partition_label(trace, span['partition'])}"]
+        if span["intended_partition"] not in (None, span["partition"]):
+            where.append(f"intended for {clean(span['intended_partition'], 40)}")
+        if span["stream"] is not None:
+            where.append(stream_label(trace.stream_name(span["stream"]), 60))
+        heads.append(", ".join(where))
+    values = {name: _text(name, value) for name, value in span.items() if value is not None}
     return {
         "title": clean(span["name"], 200),
-        "subtitle": " · ".join([*heads, *([where] if on_device else [])]),
+        "subtitle": " · ".join(heads),
         "why": "",
         "related": _related(trace, span),
-        "columns": [[name, clean(_text(name, span), 2000)] for name, value in span.items()
-                    if value is not None],
-    }  # fmt: skip
+        "columns": [[name, clean(text, 2000)] for name, text in values.items()],
+    }
 
 
 def why(trace: Trace, span: int) -> str:
@@ -130,17 +135,8 @@ def rows_of_ids(trace: Trace, ids: list[int]) -> dict[int, int]:
     return dict(zip(trace.array("id")[rows].tolist(), rows.tolist(), strict=True))
 
 
-def _zero_ns(trace: Trace) -> int:
-    """Return where the timeline's axis begins."""
-    first_ns = int(trace.array("start_ns").min())
-    return min([first_ns, *(low for low, _ in trace.metadata.windows_ns[:1])])
-
-
-def _text(name: str, span: Row) -> str:
-    value = span[name]
-    if name in ("start_ns", "end_ns", "queued_ns", "submitted_ns"):
-        return str(value)
-    if name.endswith("_ns"):
+def _text(name: str, value: Any) -> str:
+    if name.endswith("_uncertainty_ns"):
         return duration(value)
     return f"#{value:08X}" if name == "color" else str(value)
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import unescape
 
 import plotly.graph_objects as go
 
 from gpuscope import _text
 from gpuscope._columns import TOGETHER, readable
-from gpuscope._tables import is_text
-from gpuscope._text import format_value, safe
+from gpuscope._tables import html_table
+from gpuscope._text import safe
 from gpuscope.analysis.result import Row
 from gpuscope.timeline.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
-_CELL = "padding:3px 14px 3px 0;text-align:"
 
 text = _text.shown
 """Returns foreign text, harmless in HTML between tags."""
@@ -79,39 +78,15 @@ def swatch(color: str) -> str:
     )
 
 
-def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table.
-
-    Parameters
-    ----------
-    columns
-        Heading of each, and the side at which its cells stand.
-    rows
-        Cells, as HTML.
-    """
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        inside = "".join(
-            f'<{tag} style="{_CELL}{side}">{words}</{tag}>'
-            for words, (_, side) in zip(cells, columns, strict=True)
-        )
-        return f"<tr>{inside}</tr>"
-
-    head = line("th", [title for title, _ in columns])
-    body = "".join(line("td", row) for row in rows)
-    return (
-        f'<table style="margin:6px 0;border-collapse:collapse"><thead>{head}</thead>'
-        f"<tbody>{body}</tbody></table>"
-    )
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a table with room between its columns."""
+    return html_table(rows, limit=60, style="padding:3px 14px 3px 0;")
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
     """Return a row a workload, those that are timed first."""
     ordered = sorted(rows, key=lambda row: row["workload"] in background)
-    cells = readable(ordered, full=True, without=("setting", "incomplete", *TOGETHER))
-    names = list(cells[0]) if cells else []
-    columns = [(text(name), "left" if is_text(cells, name) else "right") for name in names]
-    return table(columns, ([text(format_value(row[name]), 40) for name in names] for row in cells))
+    return table(readable(ordered, full=True, without=("setting", "incomplete", *TOGETHER)))
 
 
 def picture(figure: go.Figure) -> str:

@@ -1,4 +1,4 @@
-"""Threads of live pictures: one reads a recording in progress, one draws the newest item."""
+"""Threads that read a recording in progress for its live picture."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from gpuscope._threads import start
 from gpuscope.record.recorder import Recording
@@ -24,15 +22,11 @@ cell keeps it for that long. With the usual 5 ms a frame takes ten times its own
 PERIOD_S = 0.08
 """Time from one reading to the next, at least: with 0.1 there would be fewer than 10 frames a
 second."""
-FIRST_S = 0.01
-"""How often to look for the first item that is to be drawn."""
 KNOWN_S = 1.0
 """How often another process is told what is known of devices, streams and partitions."""
 SHARE = 0.5
 """Which part of a core's time reading may take: what is slow is read less often. Waiting for
 Python's lock does not count, or a busy cell would slow reading down twice."""
-
-Item = TypeVar("Item")
 
 _quick = 0
 _before_s = 0.0
@@ -191,63 +185,3 @@ class FarPump(Pump):
                 give_back(painter)
             elif self._painter is not None:
                 self._painter.end()
-
-
-class LatestWins(Generic[Item]):
-    """Draws the newest of many items in a thread of its own, at most once a period.
-
-    The first is drawn as soon as it is there. A slow browser must not delay drawing, and drawing
-    must not block the caller: an item not drawn in time is dropped.
-
-    Parameters
-    ----------
-    draw
-        Called with one item at a time.
-    failed
-        Called with exceptions of ``draw``; drawing continues with the next item.
-    period_s
-        Seconds from the end of one drawing to the next, at least.
-
-    Examples
-    --------
-    >>> drawn = []
-    >>> with LatestWins(drawn.append, failed=print, period_s=0.5) as live:
-    ...     live.offer(1)
-    """
-
-    def __init__(
-        self,
-        draw: Callable[[Item], None],
-        *,
-        failed: Callable[[Exception], None],
-        period_s: float,
-    ) -> None:
-        self._draw, self._failed, self._period_s = draw, failed, period_s
-        self._latest: deque[Item] = deque(maxlen=1)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="gpuscope-live", daemon=True)
-
-    def __enter__(self) -> LatestWins[Item]:
-        start(self._thread)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End after the item being drawn, if there is one."""
-        self._closed.set()
-        if self._thread.ident:
-            self._thread.join()
-        self._latest.clear()
-
-    def offer(self, item: Item) -> None:
-        """Offer an item to be drawn; returns at once."""
-        self._latest.append(item)
-
-    def _loop(self) -> None:
-        pause_s = min(FIRST_S, self._period_s)
-        while not self._closed.wait(pause_s):
-            if self._latest:
-                pause_s = self._period_s
-                try:
-                    self._draw(self._latest.pop())
-                except Exception as error:  # noqa: BLE001 - a picture must not end the run
-                    self._failed(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
     "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
 )
+_SHOW = "title='Show this in the timeline'"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,6 @@ class Summary:
         :func:`_longest`, and ``spreads``, as of :func:`latency_spreads`.
     confinement
         Or why it cannot be judged.
-    incomplete
-        What of the trace is missing, and why; empty if nothing is.
     told
         Its trace without the rows.
     blocks
@@ -69,11 +68,15 @@ class Summary:
     told: Trace
     confinement: ConfinementResult | Finding
     provenance: str
-    incomplete: str
     simulated: bool
     stopped: bool
     blocks: bool
     cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
+
+    @property
+    def incomplete(self) -> str:
+        """What of the trace is missing, and why; empty if nothing is."""
+        return self.told.metadata.incomplete
 
     @property
     def background(self) -> list[str]:
@@ -103,7 +106,6 @@ def summarise(run: Run) -> Summary:
         told=Trace.from_columns({}, metadata=trace.metadata),
         confinement=confinement,
         provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
@@ -143,40 +145,66 @@ def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
     return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
-# -- verdicts -----------------------------------------------------------------------------
+# -- cards --------------------------------------------------------------------------------
 def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     """Return what a run comes to as cards, in HTML; ``colors`` are the partitions'."""
     if not now.rows:
         missing = f" {now.incomplete}." if now.incomplete else ""
         return html.note(f"No kernel was recorded.{missing}")
-    declared = [card(now, title, findings) for title, findings in now.cards]
-    return html.side_by_side([*(verdict(now, colors) for verdict in VERDICTS), *declared])
+    timed = [row for row in now.rows if row["workload"] not in now.background]
+    loads = [] if now.background else [Finding("no-load", "note")]
+    gain = together(now.rows, is_carved=bool(now.told.metadata.partitions))
+    cards = [
+        _confined(now, colors),
+        _card(now, "Hazards", of_hazards(now.told)),
+        _card(now, "Requests", of_requests(now.rows), _meanings("ttft_p50_ms", "tbt_p50_ms")),
+        _card(now, "Together", [gain], _meanings("overlap", "gain")),
+        _card(
+            now,
+            "Latency",
+            [*of_latencies(timed)] or [Finding("untimed", "note")],
+            _meanings("latency_p50_us"),
+        ),
+        _card(now, "Load", [*loads, *of_loads(now.rows, now.background)]),
+    ]
+    return html.side_by_side([*cards, *(_card(now, *declared) for declared in now.cards)])
 
 
-def card(
+def _meanings(*keys: str) -> list[str]:
+    """Return what columns say, for the details of a card."""
+    return [f"{COMPARED[key].title}: {COMPARED[key].meaning}." for key in keys]
+
+
+def _card(
     now: Summary,
     title: str,
     findings: Iterable[Finding],
+    more: Sequence[str] = (),
     *,
     good: bool | None = None,
-    more: Sequence[str] = (),
     wide: bool = False,
 ) -> str:
-    """Return a card of findings, which says first what they lack; ``more`` opens at a click."""
+    """Return a card of findings, which says first what they lack; nothing without findings.
+
+    Parameters
+    ----------
+    more
+        Lines that open at a click.
+    good
+        Whether its edge says that all is well; it says where a finding is an error, too.
+    """
+    shown = [*findings]
     lines = [f"<b>{html.text(now.incomplete)}.</b>"] if now.incomplete else []
-    for finding in findings:
-        show = f" {_button(finding.spans[0].span)}" if finding.spans else ""
+    for finding in shown:
+        show = ""
+        if finding.spans:
+            span = finding.spans[0].span
+            show = f" <button type='button' hidden data-span='{span}' {_SHOW}>show</button>"
         lines.append(f"{rich(finding)}{show}")
         lines += [html.text(finding.advice, 500)] if finding.advice else []
-    return html.card(title, lines, good=good, more=more, wide=wide)
-
-
-def _button(span: int) -> str:
-    """Return a button that shows a span in the timeline."""
-    return (
-        f"<button type='button' hidden data-span='{span}' title='Show this in the timeline'>show"
-        "</button>"
-    )
+    if any(finding.severity == "error" for finding in shown):
+        good = False
+    return html.card(title, lines, good=good, more=more, wide=wide) if shown else ""
 
 
 def numbers(now: Summary) -> str:
@@ -192,62 +220,18 @@ def numbers(now: Summary) -> str:
 
 
 def _confined(now: Summary, colors: Mapping[str, str]) -> str:
-    result = now.confinement
+    result, missing = now.confinement, now.told.metadata.missing
     if isinstance(result, Finding):
-        return card(now, "Confinement", [result], wide=True)
-    missing = now.told.metadata.missing
-    findings = list(of_partitions(result, missing))
+        return _card(now, "Confinement", [result], wide=True)
     more = [
         html.swatch(colors.get(part.partition, "")) + rich(of_partition(part, missing))
         for part in result.partitions
     ]
     more += [f"<small>{html.text(note)}</small>" for note in result.notes]
-    has_escaped = any(finding.is_problem for finding in findings)
     if now.simulated:
         more.append(f"<small>{rich(Finding('no-evidence', 'note'))}</small>")
-    title = "ESCAPED" if has_escaped else "no escape was recorded" if missing else "confined"
-    good = None if missing and not has_escaped else not has_escaped
-    return card(now, f"Confinement: {title}", findings, good=good, more=more, wide=True)
-
-
-def _hazards(now: Summary, _colors: Mapping[str, str]) -> str:
-    """Show hazards; nothing where none was looked for."""
-    findings = list(of_hazards(now.told))
-    is_problem = any(finding.is_problem for finding in findings)
-    return card(now, "Hazards", findings, good=False if is_problem else None) if findings else ""
-
-
-def _together(now: Summary, _colors: Mapping[str, str]) -> str:
-    is_carved = bool(now.told.metadata.partitions)
-    glossary = [
-        f"{COMPARED[key].title.title()}: {COMPARED[key].meaning}." for key in ("overlap", "gain")
-    ]
-    return card(now, "Together", [together(now.rows, is_carved=is_carved)], more=glossary)
-
-
-def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
-    timed = [row for row in now.rows if row["workload"] not in now.background]
-    findings = list(of_latencies(timed)) or [Finding("untimed", "note")]
-    return card(now, "Latency", findings, more=[f"{COMPARED['latency_p50_us'].meaning}."])
-
-
-def _load(now: Summary, _colors: Mapping[str, str]) -> str:
-    findings = [] if now.background else [Finding("no-load", "note")]
-    return card(now, "Load", [*findings, *of_loads(now.rows, now.background)])
-
-
-def _requests(now: Summary, _colors: Mapping[str, str]) -> str:
-    """Judge requests; nothing where there are none."""
-    findings = list(of_requests(now.rows))
-    keys = ("ttft_p50_ms", "tbt_p50_ms")
-    glossary = [f"{COMPARED[key].title[:-4]}: {COMPARED[key].meaning}." for key in keys]
-    return card(now, "Requests", findings, more=glossary) if findings else ""
-
-
-Verdict = Callable[[Summary, Mapping[str, str]], str]
-"""Judges a run: its summary and the partitions' colours → a card."""
-VERDICTS: list[Verdict] = [_confined, _hazards, _requests, _together, _latency, _load]
-"""What the dashboard shows of a run, in this order."""
+    good = None if missing else True
+    return _card(now, "Confinement", of_partitions(result, missing), more, good=good, wide=True)
 
 
 def won(runs: Mapping[str, Summary]) -> str:

@@ -88,8 +88,8 @@ class Shown:
         self.show(self.pins.add(summary, run))
         return results.ended(summary)
 
-    def show(self, number: int) -> None:
-        """Show a run that is kept."""
+    def show(self, number: int) -> str:
+        """Show a run that is kept; return that it is, in words."""
         kept = self.pins.kept(number)
         assert kept is not None  # noqa: S101 - whoever calls knows that it is there
         run, summary = kept
@@ -105,6 +105,7 @@ class Shown:
             self.has_spans = True
             self.pins.shown = number
             self._numbers()
+        return f"Run {number} is shown."
 
     def show_trace(self, trace: Trace) -> None:
         """Show a trace that is no run's."""

@@ -6,16 +6,18 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 
+from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.setting import StreamSpec
+from gpuscope.telling.described import describe_workload
 from gpuscope.timeline.text import clean
-from gpuscope.widgets.lines import PACED, stream_line, workload_line
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
-from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import KindField, WorkloadSpec
 
+_PACED = ("fixed", "poisson")
+"""Arrivals that have a rate."""
 WHOLE_GPU = ""
 """The choice of no partition."""
 _OF_LAUNCHES = ("stream", "background", "waits_on", "guard", "max_queued", "warmup")
@@ -92,7 +94,10 @@ class StreamTable(Table):
         return {**spec, "partition": spec["partition"] or WHOLE_GPU}
 
     def _line(self, values: Values) -> str:
-        return stream_line(values)
+        home, priority = values["partition"], values["priority"]
+        line = f"in {clean(home, 40)}" if home else "on the whole GPU"
+        line += f", priority {clean(priority, 40)}" if priority != 0 else ""
+        return line + (", blocking" if values["blocking"] and not home else "")
 
     def _fields_of(self, values: Values) -> Values:
         home = values["partition"]
@@ -222,18 +227,15 @@ class WorkloadTable(Table):
         spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
         if spec.get("background"):
             spec["arrival"] = "back_to_back"
-        if spec["arrival"] not in PACED:
+        if spec["arrival"] not in _PACED:
             del spec["rate_hz"]
         return spec
 
     def _line(self, values: Values) -> str:
-        return workload_line(values, self._driven())
-
-    def _driven(self) -> set[object]:
-        """Return the names of workloads that run only as requests need them."""
-        every = (row["values"] for row in self.rows)
-        requests = [values for values in every if values["kind"] == RequestsSpec.kind_name()]
-        return {values[part] for values in requests for part in ("prefill", "decode")}
+        rare = {described["name"] for is_rare, described in _own_fields() if is_rare}
+        facts = {name: value for name, value in self._fields_of(values).items() if name not in rare}
+        driven = driven_by_requests(self.described)
+        return describe_workload(facts, driven=values["name"] in driven)
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         if path[2:] == ("kind",) and any(
@@ -309,7 +311,7 @@ class WorkloadTable(Table):
                     ("poisson", "at random (Poisson)"),
                 ],
             ),
-            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": PACED}),
+            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
             field(
                 "waits_on",
                 "Waits on",

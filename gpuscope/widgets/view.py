@@ -26,7 +26,7 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.timeline_figure import still
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.base import hear_beside_cells, static
+from gpuscope.widgets.base import hear_beside_cells, script, static
 from gpuscope.widgets.details import Details
 
 Message: TypeAlias = Mapping[str, Any]
@@ -45,7 +45,7 @@ class Bar(anywidget.AnyWidget):
         Called with each message, on any thread.
     """
 
-    _esm = f"{tiles.SCRIPT}\n{static('timeline.js')}"
+    _esm = f"{tiles.SCRIPT}\n{script('timeline.js')}"
     _css = static("timeline.css")
 
     state = traitlets.Dict().tag(sync=True)

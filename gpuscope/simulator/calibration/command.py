@@ -55,18 +55,17 @@ def calibrate_command(
 
 
 def _show_calibration(result: Calibration) -> None:
-    titles = ("dtype", "rows", "in the fit", "shapes left out", "whole-GPU rate × SM share")
     rows = [
-        (
-            dtype,
-            errors["rows"],
-            _median_p90(errors),
-            _median_p90(result.held_out.get(dtype)),
-            _median_p90(errors, "share_"),
-        )
+        {
+            "dtype": dtype,
+            "rows": errors["rows"],
+            "in the fit": _median_p90(errors),
+            "shapes left out": _median_p90(result.held_out.get(dtype)),
+            "whole-GPU rate × SM share": _median_p90(errors, "share_"),
+        }
         for dtype, errors in result.errors.items()
     ]
-    show_table("error of predicted GEMM times: median, 90th percentile", titles, rows)
+    show_table("error of predicted GEMM times: median, 90th percentile", rows)
     say(f"{result.profile.measured.shapes} shapes; {result.profile.measured.source}")
     if result.told_errors:
         say(f"told the SM count: {_median_p90(result.told_errors)} on shapes left out")

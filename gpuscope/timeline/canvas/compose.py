@@ -180,31 +180,17 @@ def _overlays(drawn: Drawn) -> dict[str, Properties]:
         "measure": _ruler(snapshot),
         "hazards": arrow_lines(panel, scene.hazards),
     }
-    overlays = {}
+    overlays: dict[str, Properties] = {}
     for name, line in lines.items():
-        colour = style.ESCAPED if name == "hazards" else ink
-        overlays[name] = {
-            "x": line["x"],
-            "y": line["y"],
-            "line": {
-                "color": colour,
-                "width": 2,
-                "dash": "dot" if name == "hazards" else "solid",
-            },
-            "marker": {
-                "symbol": "arrow",
-                "angleref": "previous",
-                "color": colour,
-                "size": [0, 10, 0] * (len(line["x"]) // 3),
-            },
-        }
-    return overlays | {
-        "measure": {
-            **overlays["measure"],
-            "text": lines["measure"]["text"],
-            "textfont": {"color": ink, "size": 14},
-        }
+        colour, dash = (style.ESCAPED, "dot") if name == "hazards" else (ink, "solid")
+        head = {**plotly_parts.ARROW, "color": colour, "size": [0, 10, 0] * (len(line["x"]) // 3)}
+        line_look = {"color": colour, "width": 2, "dash": dash}
+        overlays[name] = {"x": line["x"], "y": line["y"], "line": line_look, "marker": head}
+    overlays["measure"] |= {
+        "text": lines["measure"]["text"],
+        "textfont": {"color": ink, "size": 14},
     }
+    return overlays
 
 
 def _links(drawn: Drawn) -> Properties:

@@ -27,6 +27,8 @@ class RedrawScheduler:
         sent to the browser.
     failed
         Called with exceptions of ``draw``; drawing continues with the next frame.
+    period_s
+        Seconds from the end of one drawing to the next, at least.
 
     Attributes
     ----------
@@ -43,10 +45,13 @@ class RedrawScheduler:
     """
 
     def __init__(
-        self, draw: Callable[[], int | None], *, failed: Callable[[Exception], None]
+        self,
+        draw: Callable[[], int | None],
+        *,
+        failed: Callable[[Exception], None],
+        period_s: float = 0.0,
     ) -> None:
-        self._draw = draw
-        self._failed = failed
+        self._draw, self._failed, self._period_s = draw, failed, period_s
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
         self._asked = self._is_drawing = False
@@ -100,6 +105,8 @@ class RedrawScheduler:
                 self._send()
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
                 self._failed(error)
+            with self._lock:
+                self._lock.wait_for(lambda: self._closed, self._period_s)
 
     def _take(self) -> bool:
         """Return whether to draw; if not, this thread is over."""

@@ -10,7 +10,6 @@ const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const HIT_PX = 2;
-const TICK_PX = 90; // for a label, at least
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return a tile as typed arrays, in the order in which tiles.py writes them.
@@ -98,40 +97,11 @@ function durationOf(ns) {
   return `${Number((ns / size).toPrecision(4))} ${unit}`;
 }
 
-// Return the ticks of the time axis in µs, of a view and of half as much on either side, there while
-// it is dragged; `low` and `high` in ns. Far from zero the labels count from a round time, which the
-// title states.
-function ticksOf(low, high, px) {
-  const width = high - low;
-  const nice = (least) => {
-    for (let power = 1; ; power *= 10)
-      for (const factor of [1, 2, 5]) if (factor * power >= least) return factor * power;
-  };
-  const [unit, size] = UNITS.find(([, least]) => width >= 2 * least || least === 1);
-  const step = nice(width / Math.min(Math.max(Math.floor(px / TICK_PX), 2), 8));
-  let base = 0;
-  if (Math.abs(low) > 1000 * width) {
-    const coarse = nice(20 * width);
-    base = Math.floor(low / coarse) * coarse;
-  }
-  const digits = Math.max(0, String(size).length - 1 - (String(step).match(/0*$/)[0].length));
-  const write = { minimumFractionDigits: digits, maximumFractionDigits: digits };
-  const vals = [], text = [];
-  for (let at = Math.ceil((low - width / 2 - base) / step) * step + base; at <= high + width / 2; at += step) {
-    vals.push(at / 1e3);
-    text.push(((at - base) / size).toLocaleString("en-US", write));
-  }
-  const [ours, its] = UNITS.find(([, ns]) => base % (ns / 1000) === 0 && Math.abs(base) >= ns) ?? UNITS[3];
-  const since = base ? `${(base / its).toLocaleString("en-US", { maximumFractionDigits: 3 })} ${ours} after the start` : "the start";
-  return { "xaxis.tickmode": "array", "xaxis.tickvals": vals, "xaxis.ticktext": text,
-    "xaxis.title.text": `time since ${since} (${unit})` };
-}
-
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
 function paintTiles(model, root, tell) {
-  const canvas = make("canvas", { className: "gpuscope-tiles" });
+  const canvas = h("canvas", { class: "gpuscope-tiles" });
   const context = canvas.getContext("2d");
-  const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
+  const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = []; // track → whether its spans are painted; the marks
@@ -200,6 +170,7 @@ function paintTiles(model, root, tell) {
     if (message.version !== scene.version) return;
     news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
+    if (isOn() && `${tickvals}` !== `${ticksOf(...ticked, plot._fullLayout.xaxis._length)["xaxis.tickvals"]}`) ticked = [0, 0];
     for (const key of kept.keys()) {
       if (kept.size <= KEPT) break;
       kept.delete(key);
@@ -353,8 +324,7 @@ function paintTiles(model, root, tell) {
         context.font = 12 + FONT;
         context.textAlign = "center";
         context.textBaseline = "bottom";
-        context.fillText(what, (x + end) / 2, height / 2);
-        context.fillText(durationOf(to - from), (x + end) / 2, height / 2 + 15);
+        what.forEach((line, n) => context.fillText(line, (x + end) / 2, height / 2 + 15 * n));
         context.textAlign = "left";
       }
       context.globalAlpha = 1;
@@ -450,6 +420,17 @@ function paintTiles(model, root, tell) {
   };
   const ask = () => (frame ||= requestAnimationFrame(paint));
 
+  // Return the ticks that the tiles of a view have, and of half as much on either side, there while it
+  // is dragged: those that count as the tile in its middle does.
+  const ticksOf = (low, high, px) => {
+    const over = (high - low) / 2;
+    const [pieces] = cover(low - over, high + over, 2 * px);
+    const { axis } = (pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1)).tile;
+    const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
+      tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
+    return { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.map(([at]) => at / 1e3),
+      "xaxis.ticktext": ticks.map(([, text]) => text), "xaxis.title.text": axis };
+  };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
     const width = ticked[1] - ticked[0];
@@ -564,7 +545,7 @@ function paintTiles(model, root, tell) {
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
-    tip.replaceChildren(...pairs.map(([text, standsOut]) => make(standsOut ? "strong" : "div", {}, text)));
+    tip.replaceChildren(...pairs.map(([text, standsOut]) => h(standsOut ? "strong" : "div", {}, text)));
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);

@@ -14,13 +14,13 @@ import numpy as np
 
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import Snapshot
-from gpuscope.timeline.canvas.window import LEAST_NS, Window
-from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX
+from gpuscope.timeline.canvas.window import LEAST_NS, Window, widened
+from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX, ticks_of
 from gpuscope.timeline.labels import MARKS_PX, Class, in_order
 from gpuscope.timeline.look import look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import clean
+from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.words import mark_text, tails
 
 SCRIPT = Path(__file__).with_name("tiles.js").read_text("utf-8")
@@ -30,6 +30,8 @@ FINER = 2
 """Columns of tiles in a pixel at least, or their grid would beat with the pixels'."""
 SPANS = 8000
 """Spans of a tile at most: a view has two or three tiles."""
+_TICK_COLUMNS = 256
+"""Columns from tick to tick at least: a column is between a half and a quarter of a pixel."""
 _NAMES = 60_000
 """Characters of the names of a tile at most, so that it stays below 250 kB."""
 _SHORTEST, _LONGEST = 24, 120
@@ -56,7 +58,8 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     (uint32). Then how long each group was busy in each column, in ``unit`` ns, in ``bits`` bits.
     Then, of the bars again, class and tail (uint16), track and line (uint8). ``groups`` has the
     track and the class of each group, ``spans`` from how many px per ns on a track draws its spans,
-    ``marks`` the track, the column, the kind and the words of each mark.
+    ``marks`` the track, the column, the kind and the words of each mark; ``ticks`` time and label
+    of each tick, ``axis`` the title of the time axis.
     """
     tracks = snapshot.tracks
     scene = Scene.among(
@@ -94,9 +97,16 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     )
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
+    low, high = (edge - snapshot.zero_ns for edge in window)
+    most = max(1, pixels // _TICK_COLUMNS)
+    ticks = ticks_of((low, high), most)
+    if snapshot.lanes is None:  # there is no other tile beside it: the page may move on
+        ticks = ticks_of(widened((low, high), 1), 3 * most)
     return {
-        "low": window[0] - snapshot.zero_ns,
-        "high": window[1] - snapshot.zero_ns,
+        "low": low,
+        "high": high,
+        "ticks": [*zip(ticks.at_ns.tolist(), ticks.labels, strict=True)],
+        "axis": ticks.title,
         "count": len(rows),
         "columns": len(columns.edges) - 1,
         "unit": unit,
@@ -155,7 +165,10 @@ def page(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) ->
         "lane": MARKS_PX,
         "least": LEAST_PX,
         "free": FREE_PX,
-        "breaks": [[start - zero_ns, end - zero_ns, what] for start, end, what in missing],
+        "breaks": [
+            [start - zero_ns, end - zero_ns, [what, duration(end - start)]]
+            for start, end, what in missing
+        ],
         "classes": classes,
         "marked": style.ESCAPED,
         "ink": snapshot.theme.ink,

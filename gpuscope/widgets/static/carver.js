@@ -82,11 +82,6 @@ function render({ model, el }) {
     return left;
   }
 
-  function words(one) {
-    const side = (part) => `${title(part.owner)} ${part.sm_count} SMs`;
-    return `${side(one.left)}, ${side(one.right)}`;
-  }
-
   const of = (key) => boundaries().find((one) => one.key === key);
 
   function press(key, event) {
@@ -180,7 +175,7 @@ function render({ model, el }) {
       put(node, "aria-valuemin", 0);
       put(node, "aria-valuemax", one.left.sm_count + one.right.sm_count);
       put(node, "aria-valuenow", one.left.sm_count);
-      put(node, "aria-valuetext", words(one));
+      put(node, "aria-valuetext", [one.left, one.right].map((side) => `${title(side.owner)} ${side.sm_count} SMs`).join(", "));
       put(node, "aria-disabled", model.get("disabled") ? "true" : null);
       if (dragged) {
         bubble.style.left = node.style.left;
@@ -196,7 +191,6 @@ function render({ model, el }) {
 
   function row(id) {
     const node = h("li", { class: "gs-row" });
-    const own = { name: freshId(), count: freshId() };
     const parts = {
       color: h("input", {
         type: "color", onchange: (event) => send({ action: "color", id, color: event.target.value }),
@@ -205,12 +199,12 @@ function render({ model, el }) {
         h("input", { type: "text", class: "gs-name", spellcheck: "false" }),
         (name) => send({ action: "rename", id, name }),
       ),
-      nameError: h("span", { class: "gs-fault", id: own.name, hidden: true }),
+      nameError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
       count: commits(
         h("input", { type: "text", inputmode: "numeric", class: "gs-count" }),
         (text) => ask({ [id]: /^\s*-?\d{1,15}\s*$/.test(text) ? Number(text) : text.trim() }, false),
       ),
-      countError: h("span", { class: "gs-fault", id: own.count, hidden: true }),
+      countError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
       rest: h("input", {
         type: "checkbox",
         onchange: (event) => ask({ [id]: event.target.checked ? "rest" : rowOf(id).granted }, true),
@@ -249,8 +243,7 @@ function render({ model, el }) {
       fault(parts.count, parts.countError, one.count_error);
       const granted = one.granted === null || one.count_error ? "" : `${one.granted} granted`;
       put(parts.granted, "textContent", one.sm_ids ? `${granted}; SM ids ${one.sm_ids}` : granted);
-      put(parts.warning, "textContent", one.count_warning && `⚠ ${one.count_warning}`);
-      put(parts.warning, "hidden", !one.count_warning);
+      tell(parts.warning, one.count_warning && `⚠ ${one.count_warning}`);
       if (one.count_warning) put(parts.count, "aria-describedby", parts.warning.id);
       put(parts.remove, "aria-label", `Remove partition ${one.name}`);
       for (const input of [parts.color, parts.name, parts.rest, parts.remove]) disable(input, off);
@@ -263,9 +256,7 @@ function render({ model, el }) {
     paintRows();
     const off = model.get("disabled");
     const wrong = model.get("error") || rows().some((one) => one.name_error || one.count_error);
-    const said = model.get("error") || model.get("refused");
-    put(error, "textContent", said);
-    put(error, "hidden", !said);
+    tell(error, model.get("error") || model.get("refused"));
     disable(add, off);
     disable(apply, off || Boolean(wrong) || !model.get("pending"));
     disable(revert, off || !model.get("pending"));
@@ -274,10 +265,7 @@ function render({ model, el }) {
     put(state, "textContent", wrong ? "" : applied);
   }
 
-  const heard = ["rows", "strip", "error", "refused", "pending", "disabled"];
-  for (const name of heard) model.on(`change:${name}`, paint);
-  paint();
-  return () => { for (const name of heard) model.off(`change:${name}`, paint); };
+  return watch(model, ["rows", "strip", "error", "refused", "pending", "disabled"], paint);
 }
 
 export default { render };

@@ -2,15 +2,15 @@
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-devices", "Device");
   const select = h("select", {
-    onchange: (event) => { model.set("device", event.target.value); model.save_changes(); },
+    onchange: (event) => set(model, "device", event.target.value),
   });
   const badge = h("strong", { class: "gs-badge" });
   const error = h("p", { class: "gs-error", role: "alert", hidden: true });
-  const words = h("p", { class: "gs-means", hidden: true });
+  const means = h("p", { class: "gs-means", hidden: true });
   home.append(
     h("div", { class: "gs-buttons" },
       h("label", { class: "gs-inline" }, h("span", {}, "Device"), select), badge),
-    words, error,
+    means, error,
   );
   function paint() {
     const options = model.get("options");
@@ -22,18 +22,13 @@ function render({ model, el }) {
     const simulated = model.get("simulated");
     put(badge, "textContent", simulated ? "SIMULATED, not measured" : "Measured");
     put(badge, "class", `gs-badge ${simulated ? "gs-simulated" : "gs-measured"}`);
-    put(badge, "hidden", Boolean(model.get("error")));
-    put(words, "textContent", model.get("words"));
-    put(words, "title", model.get("words"));
-    put(words, "hidden", Boolean(model.get("error")));
-    put(badge, "title", model.get("words"));
-    put(error, "textContent", model.get("error"));
-    put(error, "hidden", !model.get("error"));
+    const failed = model.get("error");
+    put(badge, "hidden", Boolean(failed));
+    tell(means, failed ? "" : model.get("words"));
+    for (const node of [badge, means]) put(node, "title", model.get("words"));
+    tell(error, failed);
   }
-  const heard = ["options", "device", "simulated", "words", "error", "disabled"];
-  for (const name of heard) model.on(`change:${name}`, paint);
-  paint();
-  return () => { for (const name of heard) model.off(`change:${name}`, paint); };
+  return watch(model, ["options", "device", "simulated", "words", "error", "disabled"], paint);
 }
 
 export default { render };

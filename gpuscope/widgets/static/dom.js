@@ -91,17 +91,22 @@ function enter(node) {
 }
 
 // A field under its label, with room for an error: whatever stands there, the name stays the label.
-function labelled(words, input, ...below) {
+function labelled(label, input, ...below) {
   input.id ||= freshId();
-  return h("div", { class: "gs-field" }, h("label", { for: input.id }, words), input, ...below);
+  return h("div", { class: "gs-field" }, h("label", { for: input.id }, label), input, ...below);
+}
+
+// Words in an element that is hidden where there are none.
+function tell(place, text) {
+  put(place, "textContent", text);
+  put(place, "hidden", !text);
 }
 
 // An error under a field, and the field told of it.
-function fault(input, place, words) {
-  put(place, "textContent", words);
-  put(place, "hidden", !words);
-  put(input, "aria-invalid", words ? "true" : null);
-  put(input, "aria-describedby", words ? place.id : null);
+function fault(input, place, text) {
+  tell(place, text);
+  put(input, "aria-invalid", text ? "true" : null);
+  put(input, "aria-describedby", text ? place.id : null);
 }
 
 // The outermost element.
@@ -126,4 +131,17 @@ function voice(model, home) {
         "The kernel of this widget is gone: run its cell again."));
     }
   };
+}
+
+// Act now, and whenever one of these traits changes; what is returned ends that.
+function watch(model, names, act) {
+  for (const name of names) model.on(`change:${name}`, act);
+  act();
+  return () => { for (const name of names) model.off(`change:${name}`, act); };
+}
+
+// Set a trait, and tell the kernel.
+function set(model, name, value) {
+  model.set(name, value);
+  model.save_changes();
 }

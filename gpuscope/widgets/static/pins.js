@@ -25,10 +25,7 @@ function render({ model, el }) {
     }
   }
 
-  model.on("change:runs", paint);
-  model.on("change:shown", paint);
-  paint();
-  return () => { model.off("change:runs", paint); model.off("change:shown", paint); };
+  return watch(model, ["runs", "shown"], paint);
 }
 
 export default { render };

@@ -2,22 +2,21 @@
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-bar", "Run");
   const send = voice(model, home);
-  const act = (action, more = {}) => () => send({ action, ...more });
-  const button = (words, action, more = {}, look = {}) =>
-    h("button", { type: "button", onclick: act(action, more), ...look }, words);
+  const button = (label, action, more = {}, look = {}) =>
+    h("button", { type: "button", onclick: () => send({ action, ...more }), ...look }, label);
   // What is carved by it is what the page shows: the kernel refuses anything else.
   const doRun = () => send({ action: "run", carving: model.get("carving") });
   const run = h("button", { type: "button", class: "gs-primary", onclick: doRun, title: "Ctrl+Enter" });
   const stop = button("Stop", "stop", {}, { class: "gs-stop", title: "Esc" });
-  const live = h("input", {
-    type: "checkbox",
-    onchange: (event) => { model.set("live", event.target.checked); model.save_changes(); },
-  });
-  const recorded = (name) => h("input", {
-    type: "checkbox",
-    onchange: (event) => { model.set(name, event.target.checked); model.save_changes(); },
-  });
-  const [sms, hazards] = [recorded("sms"), recorded("hazards")];
+  const flag = (name, title, label) => {
+    const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
+    return [box, h("label", { class: "gs-inline", title }, box, label), name];
+  };
+  const flags = [
+    flag("live", "Draw while it runs: takes turns with what is measured", "Live"),
+    flag("sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"),
+    flag("hazards", "Look for work that shares bytes and that nothing orders", "Hazards"),
+  ];
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
   const left = h("span", { class: "gs-left" });
@@ -26,10 +25,9 @@ function render({ model, el }) {
   const edited = h("option", { value: "" }, "a preset …");
   const presets = h("select", {
     onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
-  }, edited, ...model.get("presets").map(
-    (name) => h("option", { value: name }, name)));
-  const exports = model.get("exports").map(({ words, suffix, hint }) =>
-    button(words, "export", { suffix }, { title: hint }));
+  }, edited, ...model.get("presets").map((name) => h("option", { value: name }, name)));
+  const exports = model.get("exports").map(({ words: label, suffix, hint }) =>
+    button(label, "export", { suffix }, { title: hint }));
   const saves = h("span", {});
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
@@ -44,20 +42,15 @@ function render({ model, el }) {
   const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
   const copied = h("span", { role: "status" });
   const copy = h("button", { type: "button", onclick: () => copyCode() }, "Copy");
-  const hide = h("button", { type: "button", onclick: () => { model.set("code", {}); model.save_changes(); } }, "Close");
+  const hide = h("button", { type: "button", onclick: () => set(model, "code", {}) }, "Close");
   const code = h("div", { class: "gs-code", hidden: true }, codeText,
     h("div", { class: "gs-buttons" }, copy, hide, copied));
-  const group = (words, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": words },
-    h("span", { "aria-hidden": "true" }, words), ...inside);
+  const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },
+    h("span", { "aria-hidden": "true" }, label), ...inside);
   home.append(
     h("div", { class: "gs-buttons" },
       h("label", { class: "gs-inline" }, "Start from", presets), run, stop,
-      h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
-        live, "Live"),
-      h("label", { class: "gs-inline", title: "Record which SM ran what, for the rows of SMs and their map: many more rows" },
-        sms, "SM map"),
-      h("label", { class: "gs-inline", title: "Look for work that shares bytes and that nothing orders" },
-        hazards, "Hazards")),
+      ...flags.map(([, label]) => label)),
     h("div", { class: "gs-told" }, status, bar, left,
       h("div", { class: "gs-inline", role: "group", "aria-label": "Save run" }, saves, ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
@@ -99,16 +92,14 @@ function render({ model, el }) {
     disable(run, running || !model.get("ready"));
     disable(stop, !running || model.get("stopping"));
     disable(presets, running);
-    put(live, "checked", model.get("live"));
     put(bar, "value", model.get("progress"));
     put(left, "textContent", model.get("left"));
     put(status, "textContent", model.get("status"));
     put(status, "title", model.get("status"));
-    put(alarm, "textContent", model.get("alarm"));
-    put(alarm, "hidden", !model.get("alarm"));
-    for (const [box, name] of [[sms, "sms"], [hazards, "hazards"]]) {
+    tell(alarm, model.get("alarm"));
+    for (const [box, , name] of flags) {
       put(box, "checked", model.get(name));
-      disable(box, running);
+      disable(box, running && name !== "live");
     }
     put(saves, "textContent", `Save run ${model.get("saves") || ""}`);
     for (const one of exports) disable(one, running || !model.get("saves"));
@@ -139,11 +130,11 @@ function render({ model, el }) {
   window.addEventListener("keydown", press, true);
 
   // Results are plain HTML, whose buttons name the span that they show.
-  function follow(event) {
+  function goTo(event) {
     const span = event.target.closest?.("[data-span]")?.dataset.span;
     if (span && el.closest(".gpuscope-dashboard")?.contains(event.target)) send({ action: "span", span: Number(span) });
   }
-  window.addEventListener("click", follow);
+  window.addEventListener("click", goTo);
 
   // A click beside the controls leaves the focus in the dashboard, so that its keys work.
   const attached = new ResizeObserver(() => {
@@ -159,23 +150,15 @@ function render({ model, el }) {
 
   const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "hazards", "progress", "left",
     "status", "alarm"];
-  for (const name of heard) model.on(`change:${name}`, paint);
-  model.on("change:preset", paintPreset);
-  model.on("change:code", paintCode);
-  model.on("change:file", download);
-  paint();
-  paintPreset();
-  paintCode();
-  return () => {
-    for (const name of heard) model.off(`change:${name}`, paint);
-    model.off("change:preset", paintPreset);
-    model.off("change:code", paintCode);
-    model.off("change:file", download);
-    window.removeEventListener("keydown", press, true);
-    window.removeEventListener("click", follow);
-    attached.disconnect();
-    style.remove();
-  };
+  model.on("change:file", download); // not at once: what was saved is saved
+  const undo = [
+    watch(model, heard, paint), watch(model, ["preset"], paintPreset),
+    watch(model, ["code"], paintCode), () => model.off("change:file", download),
+    () => window.removeEventListener("keydown", press, true),
+    () => window.removeEventListener("click", goTo),
+    () => attached.disconnect(), () => style.remove(),
+  ];
+  return () => { for (const act of undo) act(); };
 }
 
 export default { render };

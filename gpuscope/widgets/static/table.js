@@ -66,11 +66,11 @@ function render({ model, el }) {
       label.box = box;
       return label;
     });
-    for (const [key, words] of all) {
+    for (const [key, name] of all) {
       const label = place.boxes.get(key);
       put(label.box, "checked", value.includes(key));
       disable(label.box, off);
-      put(label.lastChild, "textContent", words);
+      put(label.lastChild, "textContent", name);
     }
     if (!all.length) put(place, "textContent", "nothing else");
     else for (const node of [...place.childNodes]) if (node.nodeType === Node.TEXT_NODE) node.remove();
@@ -119,8 +119,7 @@ function render({ model, el }) {
       put(name, "textContent", one.values.name);
       put(line, "textContent", one.line);
       put(line.parentNode, "title", `${one.values.name}: ${one.line}`);
-      put(wrong, "textContent", said.length ? `⚠ ${said.join("; ")}` : "");
-      put(wrong, "hidden", !said.length);
+      tell(wrong, said.length ? `⚠ ${said.join("; ")}` : "");
       put(wrong, "data-whole", one.problems[""] ? "yes" : null);  // shown by no field
       put(legend, "textContent", `${noun} ${one.values.name}`);
       put(remove, "aria-label", `Remove ${noun} ${one.values.name}`);
@@ -140,15 +139,11 @@ function render({ model, el }) {
         fault(input, place, one.problems[field.name] ?? "");
       }
     }
-    put(error, "textContent", model.get("error"));
-    put(error, "hidden", !model.get("error"));
+    tell(error, model.get("error"));
     disable(add, off);
   }
 
-  const heard = ["rows", "fields", "error", "disabled"];
-  for (const name of heard) model.on(`change:${name}`, paint);
-  paint();
-  return () => { for (const name of heard) model.off(`change:${name}`, paint); };
+  return watch(model, ["rows", "fields", "error", "disabled"], paint);
 }
 
 export default { render };

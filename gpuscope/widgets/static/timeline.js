@@ -25,16 +25,6 @@ const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
 const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
 
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name in element) element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
 function distance(one, other) {
   return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
 }
@@ -53,18 +43,17 @@ function isDark(element) {
 function toolbar(model, el, move) {
   const send = (message) => move(message) || model.send(message);
   const button = (words, label, message, keys = "") => {
-    const made = make("button", { type: "button", title: keys ? `${label} (${keys})` : label }, words);
-    made.setAttribute("aria-label", label);
-    if (keys) made.setAttribute("aria-keyshortcuts", keys);
-    made.addEventListener("click", () => send(typeof message === "function" ? message() : message));
-    return made;
+    const onclick = () => send(typeof message === "function" ? message() : message);
+    const title = keys ? `${label} (${keys})` : label;
+    return h("button", { type: "button", title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
   };
-  const group = (label, ...children) => make("div", { role: "group", "aria-label": label }, ...children);
+  const group = (label, ...children) => h("div", { role: "group", "aria-label": label }, ...children);
 
   const follow = button("Follow", "Follow the newest spans", () => ({ do: "follow", on: !model.get("state").follow }));
-  const search = make("input", { type: "search", placeholder: "Search names", spellcheck: false });
-  search.setAttribute("aria-label", "Search names of spans");
-  search.setAttribute("aria-keyshortcuts", "/");
+  const search = h("input", {
+    type: "search", placeholder: "Search names", spellcheck: "false",
+    "aria-label": "Search names of spans", "aria-keyshortcuts": "/",
+  });
   search.addEventListener("input", () => send({ do: "find", text: search.value }));
   search.addEventListener("keydown", (event) => {
     event.stopPropagation();
@@ -75,14 +64,14 @@ function toolbar(model, el, move) {
       el.dispatchEvent(new CustomEvent("leave"));
     }
   });
-  const found = make("span", { className: "found" });
+  const found = h("span", { class: "found" });
   const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
   const next = button("›", "Next match", { do: "next" }, "N");
   const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
   const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
-  const list = make("div", { className: "list" });
-  const tracks = make("details", {}, make("summary", {}, "Tracks"), list);
-  const status = make("div", { className: "status", role: "status" });
+  const list = h("div", { class: "list" });
+  const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
+  const status = h("div", { class: "status", role: "status" });
   el.append(
     group("Live", follow),
     group(
@@ -105,9 +94,8 @@ function toolbar(model, el, move) {
     shown = now;
     list.replaceChildren(
       ...state.tracks.map(([label, visible]) => {
-        const box = make("input", { type: "checkbox", checked: visible });
-        box.addEventListener("change", () => send({ do: "hide", track: label, hidden: !box.checked }));
-        return make("label", {}, box, label);
+        const onchange = (event) => send({ do: "hide", track: label, hidden: !event.target.checked });
+        return h("label", {}, h("input", { type: "checkbox", checked: visible, onchange }), label);
       }),
     );
   };
@@ -126,9 +114,7 @@ function toolbar(model, el, move) {
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
-  model.on("change:state", show);
-  show();
-  return { search, stop: () => model.off("change:state", show) };
+  return { search, stop: watch(model, ["state"], show) };
 }
 
 // -- the plot beside it --------------------------------------------------------------------
@@ -279,15 +265,14 @@ function attend(model, el, search) {
       root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
     }));
   };
-  model.on("change:frame", painted);
+  const unwatch = watch(model, ["frame"], painted);
   on(document, "plotlywidget-after-render", (event) => {
     if (root.contains(event.detail.element)) painted();
   });
-  painted();
 
   const stop = () => {
     tiles.stop();
-    model.off("change:frame", painted);
+    unwatch();
     for (const observer of [themes, sizes, parts]) observer.disconnect();
     for (const act of undo) act();
   };

@@ -14,10 +14,11 @@ import gpuscope as gs
 from gpuscope import telling
 from gpuscope._columns import COMPARED
 from gpuscope.analysis.headline import changes, headline
+from gpuscope.telling.comparison import difference
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run
-from gpuscope.widgets import compared, html, results
+from gpuscope.widgets import html, results
 from gpuscope.widgets.pins import beside
 
 OF_RATES = "share_of_alone_on_whole_gpu"
@@ -351,5 +352,4 @@ def test_a_dashboards_runs_without_their_rows_say_the_same():
     ],
 )
 def test_side_by_side_what_is_within_noise_is_called_so(column, before, after, word):
-    base, now = (compared.Number("w", COMPARED[column], value) for value in (before, after))
-    assert compared.judged(base, now) == word
+    assert difference(COMPARED[column], before, after) == word

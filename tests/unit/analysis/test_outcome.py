@@ -142,11 +142,11 @@ def test_a_simulated_outcome_says_so():
     ("facts", "words"),
     [
         ({"kind": "copy", "nbytes": 1 << 28, "background": True, "max_queued": 4, "stream": "c"},
-         "copy 256 MiB on c, in the background, back to back, up to 4 queued"),
+         "copy 256 MiB on c, in the background, up to 4 queued"),
         ({"kind": "spin", "duration_us": 50, "blocks": 64, "repeats": 5, "guard": False},
-         "spin 50 µs blocks 64, 5 calls back to back, without a guard"),
+         "spin 50 µs blocks 64, 5 calls back to back, guard off: it escapes"),
         ({"kind": "traced_gemm", "m": 1, "n": 2, "k": 3, "repeats": 7, "rate_hz": 5,
-          "arrival": "fixed"}, "traced gemm 1 × 2 × 3, 7 calls at regular intervals, 5 a second"),
+          "arrival": "fixed"}, "traced gemm 1×2×3, 7 calls, fixed 5 Hz"),
     ],
 )  # fmt: skip
 def test_a_workload_is_one_line(facts, words):

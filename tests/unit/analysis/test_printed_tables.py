@@ -129,7 +129,7 @@ def test_a_notebook_sees_the_share_the_overlap_and_the_gain_under_plain_names(ru
 
 
 def test_text_stands_left_and_numbers_right_in_a_notebook():
-    html = html_table(["name", "n"], [{"name": "x", "n": 1}])
+    html = html_table([{"name": "x", "n": 1}])
     assert html.count("text-align:left") == 2
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -226,7 +227,7 @@ def test_predict_compares_with_a_run(command, trial, tmp_path):
     code, told, _ = command("predict", trial, "--against", ran, "--out", out)
     assert code == 0
     assert names(out) == sorted([*FILES, "compare.html"])
-    assert "+0.0%" in told
+    assert "error" in told
     assert "makespan" in told
     assert "SIMULATED" in told
     code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json", "--force")
@@ -733,11 +734,9 @@ def test_doctor_with_a_gpu_that_does_not_open(command, gpu_here, monkeypatch):
 
 
 def test_doctor_says_that_nsight_sees_no_ranges_without_nvtx(command, monkeypatch):
-    words = "the package nvtx is not installed: Nsight sees no ranges. Run: pip install it"
-    monkeypatch.setattr(cli.machine.nvtx, "missing", lambda: words)
+    monkeypatch.setattr(cli.machine.nvtx, "missing", lambda: "it is not there")
     printed = command("doctor")[1]
-    assert "no  nvtx: the package nvtx is not installed: Nsight sees no ranges\n" in printed
-    assert "→ pip install it" in printed
+    assert re.search("no  nvtx: the package nvtx is not installed.*\n     → pip install", printed)
 
 
 def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monkeypatch):

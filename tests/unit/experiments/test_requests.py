@@ -408,7 +408,7 @@ def test_the_outcome_of_one_setting_and_without_an_slo(run):
 def test_the_report_shows_requests(compared, tmp_path):
     page = html_report(compared, tmp_path / "report.html").read_text("utf-8")
     assert "<h2>Requests</h2>" in page
-    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "goodput/s", "goodput of chat", "TTFT, TBT"):
+    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "goodput/s", "chat: goodput/s", "TTFT, TBT"):
         assert words in page
     seen = gs.analysis.requests(compared["64 | 68"])["chat"]
     assert format_value(seen.goodput_per_s) in page
@@ -417,7 +417,7 @@ def test_the_report_shows_requests(compared, tmp_path):
 def test_requests_are_described_in_a_line():
     words = describe_workload(Experiment.from_dict(plan()).to_dict()["workloads"]["chat"])
     assert words == (
-        "12 requests at random moments, 800 a second, prefilled by prefill, 1 to 9 tokens each by "
+        "12 requests, poisson 800 Hz, prefilled by prefill, 1 to 9 tokens each by "
         "decode, up to 3 at a time, TTFT ≤ 2.5 ms, TBT ≤ 0.13 ms"
     )
 

@@ -160,7 +160,7 @@ def test_the_mend_names_the_missing_call_and_groups_have_a_count():
     assert fact.mend == "b.wait(a.record())  # before 'touch'"
     names = dict(zip(recording.trace.array("id"), recording.trace.texts("name"), strict=True))
     assert names[fact.first] == names[fact.second] == "touch"
-    assert result.verdict == "3 hazards among 6 accesses, 0 unseen"
+    assert (result.facts.accesses, result.facts.unseen) == (6, 0)
 
 
 def test_the_facts_survive_their_file(tmp_path):
@@ -617,7 +617,8 @@ def test_notes_that_nobody_reads_are_bounded(monkeypatch):
             most = max(most, len(waiting))
     assert most <= 50
     result = gs.analysis.hazards(recording.trace)
-    assert result.verdict == "500 hazards among 501 accesses, 0 unseen"
+    assert sum(fact.count for fact in result.found) + result.facts.left_out == 500
+    assert (result.facts.accesses, result.facts.unseen) == (501, 0)
 
 
 def test_notes_are_read_with_the_rows_where_only_the_latest_are_kept(monkeypatch):

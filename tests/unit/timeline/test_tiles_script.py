@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gpuscope.timeline.canvas import tiles
-from gpuscope.timeline.canvas.window import widened
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
@@ -40,29 +39,3 @@ def test_columns_are_as_high_as_in_every_other_picture():
     )
     for (shares, *_), tall, wanted in zip(cases, found, expected, strict=True):
         assert np.abs(np.array(tall) - wanted).max() <= (sum(shares) > 1), "but for halves"
-
-
-def test_ticks_are_even_and_cover_the_view():
-    rng = np.random.default_rng(4)
-    cases = []
-    for _ in range(500):
-        low, width = int(10 ** rng.uniform(0, 12)), int(10 ** rng.uniform(1.4, 12))
-        cases.append([low, low + width, int(rng.choice([200, 700, 1500]))])
-    for (low, high, px), ticks in zip(cases, run("ticksOf(...one)", cases), strict=True):
-        at = [round(value * 1e3) for value in ticks["xaxis.tickvals"]]
-        over = widened((low, high), 0.5)
-        assert (5 if px > 500 else 1) <= len(at) <= 40
-        step = at[1] - at[0] if len(at) > 1 else over[1] - over[0]
-        assert step / (high - low) * px >= 80  # labels fit
-        labels = ticks["xaxis.ticktext"]
-        assert len(set(labels)) == len(at)  # no two of them look the same
-        assert at[0] - over[0] <= step
-        assert over[1] - at[-1] <= step
-        assert all(len(label) <= 12 for label in labels)
-
-
-def test_ticks_far_from_zero_count_from_a_round_time():
-    (ticks,) = run("ticksOf(...one)", [[5_000_000_000, 5_000_003_000, 900]])
-    assert ticks["xaxis.title.text"] == "time since 5 s after the start (µs)"
-    assert "0.0" in ticks["xaxis.ticktext"]
-    assert "0.5" in ticks["xaxis.ticktext"]

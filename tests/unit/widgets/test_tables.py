@@ -288,12 +288,15 @@ def test_a_new_row_is_at_home_where_none_is_yet():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("gemm", "gemm 3×4×5 f32 on s, 7 × poisson 12.5 Hz, guard off: it escapes"),
+        (
+            "gemm",
+            "gemm 3×4×5 float32 on s, 7 calls, poisson 12.5 Hz, up to 2 queued, guard off: it escapes",
+        ),
         ("copy", "copy 4 KiB on s, in the background"),
-        ("spin", "spin 2.5 µs blocks 3 on t, 100 × back to back"),
-        ("traced", "traced gemm 64³ on t, 100 × back to back"),
-        ("traced copy", "traced copy 64 B on t, 100 × back to back, waits on gemm"),
-        ("mine", "pkg.mod:Holder.f on t, 100 × back to back"),
+        ("spin", "spin 2.5 µs blocks 3 on t, 100 calls back to back"),
+        ("traced", "traced gemm 64³ on t, 100 calls back to back"),
+        ("traced copy", "traced copy 64 bytes on t, 100 calls back to back, waits on gemm"),
+        ("mine", "pkg.mod:Holder.f(x=1, y='z') on t, 100 calls back to back"),
     ],
 )
 def test_a_row_folds_into_one_line(workloads, name, line):

@@ -7,6 +7,7 @@ import gc
 import importlib
 import inspect
 import pkgutil
+import queue
 import re
 import sys
 import threading
@@ -203,6 +204,16 @@ def test_what_cannot_be_drawn_is_told_and_drawing_goes_on():
     assert scheduler.wait(PATIENCE_S)
     assert [str(one) for one in said] == ["no"]
     scheduler.close()
+
+
+def test_a_period_passes_before_the_next_drawing_unless_it_is_closed():
+    drawn: queue.Queue[int] = queue.Queue()
+    scheduler = RedrawScheduler(lambda: drawn.put(1), failed=pytest.fail, period_s=1e6)
+    scheduler.ask()
+    assert drawn.get(timeout=PATIENCE_S)
+    scheduler.ask()
+    scheduler.close()
+    assert drawn.empty()
 
 
 def test_a_closed_painter_draws_no_more_and_leaves_no_thread(scheduler, drawn):

@@ -211,19 +211,18 @@ class WorkloadTable(Table):
         }
         self._require_known(given, ("kind", *values))
         given = {name: value for name, value in given.items() if name != "stream" or value}
-        return {
-            name: json.dumps(value) if name in _structured() else value
-            for name, value in (values | given).items()
-        }
+        values |= given
+        return values | {name: json.dumps(values[name]) for name in _structured()}
 
     def _fields_of(self, values: Values) -> Values:
         kind = values["kind"]
         model = kinds().get(kind, WorkloadSpec)
         spec = {
-            name: _structure(values[name]) if name in _structured() else values[name]
+            name: values[name]
             for name in model.model_fields
             if name != "kind" and (model.launches or name not in _OF_LAUNCHES)
         }
+        spec |= {name: _structure(spec[name]) for name in _structured() & spec.keys()}
         spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
         if spec.get("background"):
             spec["arrival"] = "back_to_back"

@@ -37,16 +37,19 @@ class Telling(Engine):
         self.done = []
         self._free = {}
 
-    def _follow(self, op, before, behind):
-        rules = self.followed.setdefault(op, [])
+    def _wake(self, op):
+        if op.owner is None and op not in self.followed:
+            self.followed[op] = [rule for before in op.behind for rule in self._rules(op, before)]
+        super()._wake(op)
+
+    def _rules(self, op, before):
         if before.stream is op.stream:
-            rules.append(("stream order", before))
+            yield "stream order", before
         if before is op.after:
-            rules.append(("graph order" if isinstance(op, GraphOp) else "event wait", before))
+            yield "graph order" if isinstance(op, GraphOp) else "event wait", before
         one, other = op.stream, before.stream
         if (one.blocking and other is self.legacy) or (one is self.legacy and other.blocking):
-            rules.append(("legacy default stream", before))
-        super()._follow(op, before, behind)
+            yield "legacy default stream", before
 
     def _expand(self, op):
         super()._expand(op)

@@ -4,7 +4,6 @@
 #   make test UI=no              without the tests that drive a browser
 #   make test READERS=no         without the tests that open exports with other tools
 #   make test BASE=no            without the test of the base install in an environment of its own
-#   make test COVERAGE=no        without counting the lines that tests reach
 #   make lite PYODIDE=folder     host Pyodide from this folder instead of a CDN
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
@@ -18,7 +17,6 @@ CUDA_EXTRA ?= auto
 UI ?= yes
 READERS ?= yes
 BASE ?= yes
-COVERAGE ?= yes
 PYTHONS ?= 3.11 3.12 3.13 3.14
 OFFLINE ?=
 PYODIDE ?=
@@ -32,12 +30,13 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-base test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test coverage style types types-of-scripts other-programs test-base test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
 	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
+	@echo 'make coverage    the same without a browser, and how many lines it reaches: twice the time'
 	@echo 'make test-base   open, draw and export a trace with the base install and nothing else'
 	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
 	@echo 'make lab         open JupyterLab on notebooks/'
@@ -64,8 +63,7 @@ test:
 	@$(SETUP) test
 	@$(MAKE) --no-print-directory -j style types types-of-scripts other-programs
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop) \
-		$$(test '$(COVERAGE)' = no || echo --cov --cov-report=)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
 	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
 
@@ -84,6 +82,10 @@ types-of-scripts:
 other-programs:
 	@test '$(UI)' = no || scripts/chromium.sh
 	@test '$(READERS)' = no || scripts/readers.sh
+
+coverage:
+	@$(SETUP) test
+	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report=
 
 test-base:
 	@$(SETUP) --folder .cache/base base

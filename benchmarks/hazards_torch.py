@@ -95,10 +95,10 @@ def main() -> None:
                 with recorded() as recording:
                     times[way].append(took_us(program))
                 if way == "hazards":
-                    found = len(gs.analysis.hazards(recording.trace).found)
+                    hazard_count = len(gs.analysis.hazards(recording.trace).found)
         middle = {way: statistics.median(values) for way, values in times.items()}
         ours, theirs = middle["hazards"] - middle["bare"], middle["csan"] - middle["bare"]
-        print(f"{name}: {found} hazards")
+        print(f"{name}: {hazard_count} hazards")
         rows += [
             row(f"{name}, what hazards=True adds", f"≤ {theirs:.1f} µs, CSAN's", round(ours, 2),
                 "µs", met=ours <= theirs, **spread(times["hazards"])),

@@ -66,10 +66,11 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     known = coded.indices.cast(pa.int64())
     indices = np.asarray(known.fill_null(-1) if known.null_count else known) + 1
     values = [None, *coded.dictionary.to_pylist()]
-    number = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    if len(number) < len(values):  # a writer may have put a text into its dictionary twice
-        indices = np.array([number[value] for value in values])[indices]
-    return indices, list(number)
+    # A writer may have put a text into its dictionary twice.
+    if len(distinct := dict.fromkeys(values)) < len(values):
+        number = {value: code for code, value in enumerate(distinct)}
+        indices, values = np.array([number[value] for value in values])[indices], list(distinct)
+    return indices, values
 
 
 def outside(intended: tuple[Ints, list[Any]], partition: tuple[Ints, list[Any]]) -> Bools:

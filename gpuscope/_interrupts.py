@@ -27,6 +27,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _DEFERRING = (
     "gpuscope.device",
+    "gpuscope.races.hazard_log",
     "gpuscope.record",
     "gpuscope.simulator.engine",
     "gpuscope.workloads",

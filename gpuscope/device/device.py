@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -118,7 +118,7 @@ class Device(Unique):
         """The parts into which its driver splits its SMs."""
         return self.backend.layout
 
-    @door(instead_of=(SeveralOf(Partition), set, frozenset, Mapping))
+    @door(instead_of=(SeveralOf(Partition), set, frozenset))
     def plan_carve(
         self,
         sizes: Sizes,

@@ -316,8 +316,9 @@ def _is_on_cuda(value: object) -> bool:
     """Whether an array of any library says that a CUDA device holds it."""
     from gpuscope.device.cuda import dlpack  # noqa: PLC0415 - only foreign arrays need it
 
-    is_told = hasattr(value, "__cuda_array_interface__")
-    return is_told or dlpack.device_of(value)[0] in dlpack.ON_CUDA
+    # DLPack first: PyTorch refuses the other to what requires a gradient, by an error of its own.
+    is_there = dlpack.device_of(value)[0] in dlpack.ON_CUDA
+    return is_there or hasattr(value, "__cuda_array_interface__")
 
 
 def _cuda_device_of(array: Untyped) -> Device:

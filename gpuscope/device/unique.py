@@ -50,13 +50,13 @@ class Closing(Unique):
 
 
 def call_all(acts: Iterable[Callable[[], object]]) -> None:
-    """Call each, also when one fails; then raise the first error."""
+    """Call each, also when one fails; then raise the first error, an interrupt before others."""
     first: BaseException | None = None
     for act in acts:
         try:
             act()
         except BaseException as error:  # noqa: BLE001 - the others must still be called
-            first = first or error
+            first = error if first is None or not isinstance(error, Exception) else first
     if first is not None:
         raise first
 

@@ -17,11 +17,13 @@ from gpuscope.analysis.confinement_analysis import (
 from gpuscope.telling.of_setting import of_partition
 from gpuscope.telling.of_trace import of_escapes
 from gpuscope.timeline import style
-from gpuscope.timeline.text import duration, escape, notes_of, stated
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _BAR, _LINE = 22.0, 18.0
+_MOST = 400
+"""Characters of a finding: names of kernels may have thousands."""
 _LOOKS = {"resident": (1.0, ""), "allocated": (0.6, "/"), "simulated": (0.6, ".")}
 """Evidence → strength of its colour, and pattern."""
 
@@ -61,7 +63,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         labels.append(f"<b>{escape(part.partition, 24)}</b>{count}")
         y += _BAR + 2
         findings = [of_partition(part, result.incomplete), *of_escapes(part)]
-        for line in notes_of(*(finding.text for finding in findings)):
+        for line in notes_of(*(clean(finding.text, _MOST) for finding in findings)):
             annotations.append(style.heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
@@ -131,7 +133,8 @@ def _hover(
         f"{part.kernels:,} kernels judged by {part.observations:,} {part.judged_by}",
     ]
     if outside:
-        lines += notes_of(*(finding.text for finding in of_escapes(partition, part.kind)))
+        escapes = of_escapes(partition, part.kind)
+        lines += notes_of(*(clean(finding.text, _MOST) for finding in escapes))
         if ids := partition.escaping_sm_ids:
             more = f" and {len(ids) - 12:,} more" if len(ids) > 12 else ""
             lines.append(f"seen on SMs {', '.join(map(str, ids[:12]))}{more}")

@@ -167,7 +167,11 @@ def _bars(
         if is_of_requests(row):
             colour = "var(--muted)"  # they run on two partitions
         size = f"width:{_WIDEST * row[key] / longest:.1f}%;background:{colour}"
-        bars[row["setting"]] = f'<i style="{size}"></i><b>{safe(COMPARED[key].text(row[key]))}</b>'
+        number = COMPARED[key]
+        text = duration(1000 * row[key]) if number.unit == "µs" else number.text(row[key])
+        if key == "goodput_per_s":
+            text += f" of {row['requests_per_s']:,.0f}"
+        bars[row["setting"]] = f'<i style="{size}"></i><b>{safe(text)}</b>'
     return bars
 
 

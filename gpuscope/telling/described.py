@@ -47,6 +47,7 @@ def describe_workload(facts: Description, *, driven: bool = False) -> str:
     else:
         calls = f"{_text(facts.get('repeats', 100))} calls{_arriving(facts)}"
     queued, waits_on = facts.get("max_queued", 1), facts.get("waits_on") or ()
+    waits_on = waits_on if isinstance(waits_on, list | tuple) else [waits_on]
     notes = [
         calls,
         "" if queued == 1 else f"up to {_text(queued)} queued",
@@ -92,14 +93,15 @@ def _arriving(facts: Description) -> str:
 def _describe_requests(facts: Description) -> str:
     tokens, slo = facts.get("output_tokens", 64), facts.get("slo") or {}
     words = _text(tokens)
-    if isinstance(tokens, list) and tokens:
+    if isinstance(tokens, list) and tokens and all(isinstance(n, int) for n in tokens):
         words = f"{_text(min(tokens))} to {_text(max(tokens))}"
     elif isinstance(tokens, str):
         name, *values = tokens.split() or [""]
         forms = {"uniform": " to ".join(values), "geometric": f"on average {' '.join(values)}"}
         words = _text(forms.get(name, tokens))
     notes = [
-        f"{_text(facts.get('repeats', 100))} requests{_arriving(facts)}",
+        f"{_text(facts.get('repeats', 100))} requests"
+        + (" at recorded times" if facts.get("times_ms") else _arriving(facts)),
         f"prefilled by {_text(facts.get('prefill'))}",
         f"{words} tokens each by {_text(facts.get('decode'))}",
         f"up to {_text(facts.get('batch', 16))} at a time",

@@ -217,7 +217,7 @@ def ticks_of(window_ns: Stretch, most: int) -> Ticks:
     step = max(1, round(step_of(length, most)))
     stretch = 1024 * length
     round_ns = round(step_of(stretch, 1))
-    base = low // stretch * stretch // round_ns * round_ns
+    base = max(0, low) // stretch * stretch // round_ns * round_ns
     unit, unit_ns = next(pair for pair in UNITS if length >= 2 * pair[1] or pair[1] == 1)
     digits = max(0, len(str(unit_ns)) - len(str(step)) + len(str(step).rstrip("0")) - 1)
     at = np.arange(-(-low // step), high // step + 1, dtype=np.int64) * step

@@ -257,7 +257,8 @@ class Dashboard:
             done = execution.run(experiment, device, viewer=view, stop=stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             problem = said_of(error)
-        live.close()
+        finally:
+            live.close()
         self._finish(done, problem)
 
     def _tell_live(self, estimate: Estimate, progress: Progress) -> None:

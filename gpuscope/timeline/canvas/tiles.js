@@ -425,7 +425,8 @@ function paintTiles(model, root, tell) {
   const ticksOf = (low, high, px) => {
     const over = (high - low) / 2;
     const [pieces] = cover(low - over, high + over, 2 * px);
-    const { axis } = (pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1)).tile;
+    const middle = pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1);
+    const axis = middle?.tile.axis ?? plot._fullLayout.xaxis.title.text; // outside, there are no ticks
     const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
       tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
     return { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.map(([at]) => at / 1e3),

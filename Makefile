@@ -85,7 +85,9 @@ other-programs:
 
 coverage:
 	@$(SETUP) test
-	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report=
+	@test '$(READERS)' = no || scripts/readers.sh
+	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report= \
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
 
 test-base:
 	@$(SETUP) --folder .cache/base base

@@ -8,14 +8,14 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from gpuscope._text import clean
+from gpuscope._text import UNITS_NS, clean
 from gpuscope.errors import GpuscopeError, InvalidArgument
 
 _LIMIT = 60
@@ -63,15 +63,7 @@ def count(
     return number
 
 
-_UNITS_NS = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "min": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
+_UNITS_NS = {**UNITS_NS, "us": 10**3, "min": 60 * 10**9, "h": 3600 * 10**9}
 _LENGTH = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_NS)})\s*", re.ASCII)
 
 
@@ -97,12 +89,22 @@ class MappingOf:
     value: Kind
 
 
+IN_ANY_ORDER = (list, tuple, set, frozenset)
+
+
 @dataclass(frozen=True)
 class SeveralOf:
-    """A kind of argument: a list or tuple of values of one kind, and of one length if stated."""
+    """A kind of argument: a list or tuple of values of one kind, and of one length if stated.
+
+    Attributes
+    ----------
+    of
+        What may hold them: :data:`IN_ANY_ORDER` where their order means nothing.
+    """
 
     value: Kind
     length: int | None = None
+    of: tuple[type[Collection[object]], ...] = (list, tuple)
 
 
 def door(*annotated: str, **kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -164,7 +166,7 @@ def require_kind(name: str, value: object, *kinds: Kind) -> None:
             for key, item in value.items():
                 require_kind(f"a key of {name}", key, str)
                 require_kind(f"{name}[{given(key)}]", item, kind.value)
-        if isinstance(kind, SeveralOf) and isinstance(value, list | tuple):
+        if isinstance(kind, SeveralOf) and isinstance(value, kind.of):
             for index, item in enumerate(value):
                 require_kind(f"{name}[{index}]", item, kind.value)
     needed = " or ".join(_word(kind) for kind in kinds)
@@ -179,7 +181,7 @@ def _is(value: object, kind: Kind) -> bool:
         )
     if isinstance(kind, SeveralOf):
         return (
-            isinstance(value, list | tuple)
+            isinstance(value, kind.of)
             and kind.length in (None, len(value))
             and all(_is(item, kind.value) for item in value)
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from gpuscope._text import format_value
+from gpuscope._text import UNITS_NS, duration, format_value
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Column:
         """Write a value with its unit, for a sentence."""
         if value is None:
             return "–"
+        if self.is_time:
+            return duration(value * UNITS_NS[self.unit])
         if self.unit == "%":
             return f"{100 * value:.{self.digits}f} %"
         unit = self.title if self.is_rate else self.unit

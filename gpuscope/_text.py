@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+UNITS_NS = {"s": 10**9, "ms": 10**6, "µs": 10**3, "ns": 1}
+"""Unit of time → ns in it, the longest first."""
 
 
 def clean(text: object, limit: int | None = None) -> str:
@@ -80,19 +82,20 @@ def stream_label(name: object, limit: int | None = None) -> str:
     return known if "stream" in known else f"stream {known}"
 
 
-def percent(share: float | None) -> str | None:
-    """Write a share as per cent."""
-    return None if share is None else f"{100 * share:.1f} %"
+def percent(share: float) -> str:
+    """Write a share to three digits: almost all never as all."""
+    if 0 < share < 1e-4:
+        return "below 0.01 %"
+    text = f"{100 * share:.3g} %"
+    return "just under 100 %" if text == "100 %" and share < 1 else text
 
 
 def duration(ns: float) -> str:
     """Write a duration with a unit that suits it, to four digits."""
-    size = abs(ns)
-    if size < 1e3:
-        return f"{ns:.4g} ns"
-    if size < 1e6:
-        return f"{ns / 1e3:.4g} µs"
-    return f"{ns / 1e6:.4g} ms" if size < 1e9 else f"{ns / 1e9:.4g} s"
+    for unit, unit_ns in UNITS_NS.items():
+        if abs(ns) >= unit_ns:
+            return f"{ns / unit_ns:.4g} {unit}"
+    return f"{ns:.4g} ns"
 
 
 def _untypeset(found: str) -> str:

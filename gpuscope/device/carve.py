@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias, get_args
 
-from gpuscope._checks import MappingOf, SeveralOf, door, given
+from gpuscope._checks import IN_ANY_ORDER, MappingOf, SeveralOf, door, given
 from gpuscope._text import clean
 from gpuscope.device.sizes import Rounding, Size, Sizes, named_sizes, shown
 from gpuscope.errors import InvalidPartition
@@ -147,7 +147,7 @@ def sm_count_to_tell(sm_count: int, holding: int) -> int:
     "layout",
     "allow_shared",
     held=(MappingOf(SeveralOf(int)), None),
-    keep=(SeveralOf(str), set, frozenset, Mapping, None),
+    keep=(SeveralOf(str, of=IN_ANY_ORDER), MappingOf(object), None),
 )
 def plan_carve(
     layout: SmLayout,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope import _interrupts
-from gpuscope._checks import SeveralOf, count, door, given, require_kind
+from gpuscope._checks import IN_ANY_ORDER, SeveralOf, count, door, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
@@ -118,7 +118,7 @@ class Device(Unique):
         """The parts into which its driver splits its SMs."""
         return self.backend.layout
 
-    @door(instead_of=(SeveralOf(Partition), set, frozenset))
+    @door(instead_of=SeveralOf(Partition, of=IN_ANY_ORDER))
     def plan_carve(
         self,
         sizes: Sizes,
@@ -337,9 +337,9 @@ class Device(Unique):
         self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32", *, seed: int = 0
     ) -> NativeArray:
         """Return an array of uniform values in [-0.5, 0.5), and wait until it is filled."""
-        array = self.empty(shape, dtype)
+        seed, array = count("seed", seed, error=InvalidOperand), self.empty(shape, dtype)
         with self.calls.during("setup", "random"):
-            self.backend.fill_random(array, count("seed", seed, error=InvalidOperand))
+            self.backend.fill_random(array, seed)
         return array
 
     def scratch(self, nbytes: int) -> Scratch:

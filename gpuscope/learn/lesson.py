@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import write_csv
+from gpuscope._text import UNITS_NS
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
@@ -37,7 +38,6 @@ _UNTRIED = (
 )
 _SEEDS = 3
 """Different durations and values with which a check runs a program."""
-_SCALES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
 class Lesson:
@@ -175,7 +175,7 @@ class Lesson:
             explanation = None if why is None else explain(trace, why)
             guess = None
             if since_ns is not None and answer is not None and isinstance(kind, Interval):
-                low, high = (since_ns + round(end * _SCALES[kind.unit]) for end in answer)
+                low, high = (since_ns + round(end * UNITS_NS[kind.unit]) for end in answer)
                 guess = low, high
             window = window_ns or window_of(trace, explanation, guess)
             figure = picture(trace, result, explanation, window, guess)

@@ -167,8 +167,7 @@ def _bars(
         if is_of_requests(row):
             colour = "var(--muted)"  # they run on two partitions
         size = f"width:{_WIDEST * row[key] / longest:.1f}%;background:{colour}"
-        number = COMPARED[key]
-        text = duration(1000 * row[key]) if number.unit == "µs" else number.text(row[key])
+        text = COMPARED[key].text(row[key])
         if key == "goodput_per_s":
             text += f" of {row['requests_per_s']:,.0f}"
         bars[row["setting"]] = f'<i style="{size}"></i><b>{safe(text)}</b>'

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gpuscope._text import duration, format_value
+from gpuscope._text import UNITS_NS, duration, format_value, percent
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import NotFound
 from gpuscope.telling.rules import RULES, fill, names_listed
@@ -15,7 +15,6 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 """How urgent it is, the most urgent first: ``"error"``: a result cannot be relied on, or is not
 what was asked for; ``"warning"``: something is to be done; ``"note"``: nothing is."""
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-_NS = {"ns": 1.0, "µs": 1e3, "ms": 1e6}
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,10 @@ class Quantity:
         return f"{text} ({self._text(self.low)} to {self._text(self.high)})"
 
     def _text(self, value: float) -> str:
-        if self.unit in _NS:
-            return duration(value * _NS[self.unit])
+        if self.unit in UNITS_NS:
+            return duration(value * UNITS_NS[self.unit])
         if self.unit == "%":
-            return f"{100 * value:.3g} %"
+            return percent(value)
         if self.unit == "±%":
             return f"{100 * value:+.3g} %"
         return f"{format_value(value)} {self.unit}".rstrip()

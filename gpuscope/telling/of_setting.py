@@ -98,10 +98,8 @@ def together(rows: Iterable[Row], *, is_carved: bool) -> Finding:
 
 def of_partition(part: PartitionConfinement, missing: str) -> Finding:
     """Return where the work given to one partition ran, and by what evidence."""
-    subject = {
-        "partition": part.partition,
-        "notes": [f"{note.removesuffix('.')}." for note in part.notes],
-    }
+    subject: dict[str, str | list[str]]
+    subject = {"partition": part.partition, "notes": ". ".join(part.notes)}
     if part.fraction is None:
         return Finding("unused", "note", subject)
     subject["evidence"] = [

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope._text import UNITS_NS
 from gpuscope._types import Array, Bools
 from gpuscope.timeline.index import Index
 
@@ -188,8 +189,6 @@ def spans_from(
 
 
 # -- the time axis -------------------------------------------------------------------------
-UNITS = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
-"""Of time axes, and how many ns each has."""
 
 
 class Ticks(NamedTuple):
@@ -218,12 +217,12 @@ def ticks_of(window_ns: Stretch, most: int) -> Ticks:
     stretch = 1024 * length
     round_ns = round(step_of(stretch, 1))
     base = max(0, low) // stretch * stretch // round_ns * round_ns
-    unit, unit_ns = next(pair for pair in UNITS if length >= 2 * pair[1] or pair[1] == 1)
+    unit, unit_ns = next(pair for pair in UNITS_NS.items() if length >= 2 * pair[1] or pair[1] == 1)
     digits = max(0, len(str(unit_ns)) - len(str(step)) + len(str(step).rstrip("0")) - 1)
     at = np.arange(-(-low // step), high // step + 1, dtype=np.int64) * step
     since = "the start"
     if base:
-        name, ns = next(pair for pair in UNITS if base % max(1, pair[1] // 1000) == 0)
+        name, ns = next(pair for pair in UNITS_NS.items() if base % max(1, pair[1] // 1000) == 0)
         since = f"{base / ns:,.12g} {name} after the start"
     labels = [f"{(time - base) / unit_ns:,.{digits}f}" for time in at.tolist()]
     return Ticks(at, labels, f"time since {since} ({unit})")

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
-from gpuscope._checks import SeveralOf, closest, door, given, require_kind
+from gpuscope._checks import IN_ANY_ORDER, SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
@@ -35,7 +35,7 @@ _CLOSE = 1e-4
     streams=(Mapping, None),
     add_waits=SeveralOf(SeveralOf(int, 2)),
     drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
-    graphs=(SeveralOf(str), set, frozenset),
+    graphs=SeveralOf(str, of=IN_ANY_ORDER),
 )
 def what_if(
     trace: Trace,

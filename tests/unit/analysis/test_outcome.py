@@ -147,6 +147,10 @@ def test_a_simulated_outcome_says_so():
          "spin 50 µs blocks 64, 5 calls back to back, guard off: it escapes"),
         ({"kind": "traced_gemm", "m": 1, "n": 2, "k": 3, "repeats": 7, "rate_hz": 5,
           "arrival": "fixed"}, "traced gemm 1×2×3, 7 calls, fixed 5 Hz"),
+        ({"kind": "x", "waits_on": 5}, "x, 100 calls back to back, waits on 5"),
+        ({"kind": "requests", "times_ms": [0, 1], "repeats": 2, "output_tokens": [1, "a"],
+          "prefill": "p", "decode": "d"},
+         "2 requests at recorded times, prefilled by p, [1, 'a'] tokens each by d, up to 16 at a time"),
     ],
 )  # fmt: skip
 def test_a_workload_is_one_line(facts, words):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gpuscope as gs
 from gpuscope.device.carve import REMAINDER, SmLayout, plan_carve
 from gpuscope.device.sizes import Size, named_sizes
-from gpuscope.errors import InvalidPartition
+from gpuscope.errors import InvalidArgument, InvalidPartition
 
 H200 = SmLayout(quantum_sm_count=8, quanta=15, remainder_sm_count=12)
 
@@ -494,3 +494,19 @@ def test_numpys_whole_numbers_are_counts():
     assert named_sizes([np.uint8(8), 16]) == {"p0": Size(8), "p1": Size(16)}
     with pytest.raises(InvalidPartition, match="whole number"):
         named_sizes({"a": np.bool_(1)})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"instead_of": {"a"}}, {"instead_of": {"a": 1}}, {"keep": {1}}, {"keep": [1]}]
+)
+def test_what_stays_and_what_goes_is_named_as_it_has_to_be(wrong):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        gpu.plan_carve([8], rounding="nearest", **wrong)
+
+
+def test_who_stays_may_be_named_in_any_order():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.carve({"a": 16, "b": 8}) as parts:
+        plan = gpu.plan_carve({"c": "rest"}, keep={"c"}, instead_of={parts["a"], parts["b"]})
+    assert plan.granted() == {"c": 132}

@@ -8,11 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
 import gpuscope as gs
 from gpuscope import _interrupts
+from gpuscope.device.unique import call_all
+from gpuscope.errors import GpuscopeError
+from gpuscope.races.hazard_log import HazardLog
+from gpuscope.races.hazard_notes import Queue, Work
 
 
 @pytest.fixture
@@ -150,3 +155,35 @@ def test_a_handler_of_the_program_s_own_stays():
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_who_reads_notes_of_another_library_reads_each_once():
+    work = [Work(Queue("cuda:0", number), "w", (), (number,)) for number in range(1, 4)]
+    log, struck = HazardLog(), []
+
+    def look(frame, _event, _argument):
+        if "/races/haz" in frame.f_code.co_filename and not _interrupts.is_deferred(frame):
+            struck.append((frame.f_code.co_name, frame.f_lineno))
+        return look
+
+    sys.settrace(look)
+    try:
+        for note in work:
+            log.note(note)
+        log.read()
+    finally:
+        sys.settrace(None)
+    assert not struck
+
+
+def test_an_interrupt_while_many_are_closed_is_raised_and_all_are_closed():
+    def fail(error):
+        closed.append(error)
+        raise error
+
+    closed = []
+    acts = [partial(fail, GpuscopeError("first")), partial(fail, KeyboardInterrupt()),
+            partial(fail, GpuscopeError("last"))]  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        call_all(acts)
+    assert len(closed) == 3

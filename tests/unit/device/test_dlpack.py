@@ -264,3 +264,12 @@ def test_mm_out_06_a_stream_that_the_interface_forbids_is_refused(arrays, stream
 def test_mm_out_06_what_is_no_device_array_is_left_to_the_checks(arrays):
     for value in (np.zeros((2, 2)), 3, "a", None):
         assert arrays.adopt(value) is None
+
+
+def test_what_refuses_one_protocol_is_asked_by_the_other():
+    class NeedsGradient(OnCuda):
+        @property
+        def __cuda_array_interface__(self):
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad")
+
+    assert select._is_on_cuda(NeedsGradient(np.ones(3)))

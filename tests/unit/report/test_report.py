@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from report_pages import figures_of, without_plotly
 
+from gpuscope._columns import COMPARED
 from gpuscope.analysis import settings_table
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, trace_report
@@ -351,3 +352,12 @@ def test_what_the_sm_count_target_did_is_told_of_rates():
     (finding,) = variants(run)
     assert (finding.rule, finding.subject["workload"]) == ("target", "load")
     assert (finding.subject["base"], finding.subject["setting"]) == ("told", "untold")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("latency_p99_us", 12_000, "12 ms"), ("latency_p50_us", 83.25, "83.25 µs"),
+     ("ttft_p50_ms", 0.08325, "83.25 µs"), ("tbt_p50_ms", None, "–")],
+)  # fmt: skip
+def test_times_have_the_unit_that_suits_them(key, value, words):
+    assert COMPARED[key].text(value) == words

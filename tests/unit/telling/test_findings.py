@@ -8,6 +8,8 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import analysis, telling
+from gpuscope.analysis.confinement_analysis import PartitionConfinement
+from gpuscope.telling.of_setting import of_partition
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -290,3 +292,23 @@ def test_a_rule_that_nobody_words_still_says_its_facts():
 def test_a_name_that_moved_says_where_it_is(name):
     with pytest.raises(AttributeError, match=f"gs.telling.{name}"):
         getattr(analysis, name)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0, "0 %"), (5e-9, "below 0.01 %"), (1e-4, "0.01 %"), (0.5, "50 %"), (0.9994, "99.9 %"),
+     (0.99999, "just under 100 %"), (1, "100 %")],
+)  # fmt: skip
+def test_almost_all_is_not_all_and_almost_none_not_none(share, words):
+    assert str(gs.telling.Quantity("share", share, "%")) == words
+
+
+def test_notes_of_a_partition_end_once():
+    finding = of_partition(
+        PartitionConfinement(
+            "p", 0.5, (), (), (), 8, sm_ids_known=True, shares_with=(), notes=("one", "two")
+        ),
+        missing="",
+    )
+    assert finding.names["notes"] == "one. two"
+    assert finding.text.endswith("one. two.")

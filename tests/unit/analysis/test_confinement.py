@@ -498,11 +498,11 @@ def test_the_figure_names_partitions_without_work():
 
 
 @pytest.mark.parametrize(
-    ("ns", "said"), [(1, "1.11e-07 % of the time"), (10**8, "10 % of the time")]
+    ("ns", "said"), [(1, "below 0.01 % of the time"), (10**8, "10 % of the time")]
 )
 def test_almost_all_is_not_written_as_all(ns, said):
     rows = [kernel("p", "p", 0, 9 * 10**8), kernel("p", None, 0, ns)]
-    assert said in texts(figures.confinement(build(rows)))
+    assert said in texts(figures.confinement(build(rows))).replace("<br>", " ")
 
 
 def test_foreign_names_are_harmless_in_the_figure():

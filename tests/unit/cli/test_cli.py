@@ -227,11 +227,13 @@ def test_predict_compares_with_a_run(command, trial, tmp_path):
     code, told, _ = command("predict", trial, "--against", ran, "--out", out)
     assert code == 0
     assert names(out) == sorted([*FILES, "compare.html"])
-    assert "error" in told
+    assert "without sign 0.0%" in " ".join(told.split())
     assert "makespan" in told
     assert "SIMULATED" in told
     code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json", "--force")
-    assert {row["of"] for row in json.loads(told)["errors"]} == {"small", "load", "makespan"}
+    errors = json.loads(told)["errors"]
+    assert {row["of"] for row in errors} == {"small", "load", "makespan"}
+    assert {row["error"] for row in errors} == {0}
 
 
 def test_predict_alone_is_a_run_on_the_simulated_gpu(command, trial, tmp_path):

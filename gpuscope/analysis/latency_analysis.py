@@ -30,7 +30,7 @@ class _Quantiles:
     max_ns: Annotated[int, "max (µs)"]
 
 
-def _quantiles(
+def quantiles_by_group(
     groups: Groups[str], took: Array
 ) -> Iterator[tuple[str, int, float, float, float | None, int]]:
     """Yield what :class:`_Quantiles` holds of each group."""
@@ -121,7 +121,7 @@ def latency(trace: Trace) -> LatencyResult:
     calls, took, every = durations_ns(trace)
     handles = [
         HandleLatency(*quantiles, unseen=every[quantiles[0]] - quantiles[1])
-        for quantiles in _quantiles(calls, took)
+        for quantiles in quantiles_by_group(calls, took)
     ]
     if not handles:
         raise MissingEvidence(
@@ -272,5 +272,5 @@ def _groups(
         LaunchLatency(
             *quantiles, medians[index], queueing[index] / total[index] if total[index] > 0 else None
         )
-        for index, quantiles in enumerate(_quantiles(groups, waited))
+        for index, quantiles in enumerate(quantiles_by_group(groups, waited))
     )

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
-from gpuscope.analysis.latency_analysis import HandleLatency, durations_ns
+from gpuscope.analysis.intervals import Groups
+from gpuscope.analysis.latency_analysis import durations_ns, quantiles_by_group
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
@@ -72,7 +72,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
                 "dash": _DASHES[drawn[home] % len(_DASHES)],
             }
             drawn[home] += 1
-            data += _curve(setting, analysis.latency(trace)[handle], durations, look)
+            data += _curve(setting, durations, look)
         else:
             absent.append(setting)
     if not data:
@@ -122,16 +122,16 @@ def _home(trace: Trace, handle: str) -> str | None:
     )
 
 
-def _curve(
-    setting: str, seen: HandleLatency, durations: Array, look: dict[str, str]
-) -> list[go.Scatter]:
+def _curve(setting: str, durations: Array, look: dict[str, str]) -> list[go.Scatter]:
     count = len(durations)
     picked = np.unique(np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(np.int64))
     times_us = np.maximum(durations, 1) / 1e3
-    marks = {"p50": seen.p50_ns, "p90": seen.p90_ns, "p99": seen.p99_ns}
+    calls = Groups.of(np.zeros(count, np.int64), [setting])
+    ((_, _, p50, p90, p99, _),) = quantiles_by_group(calls, durations)
+    marks = {"p50": p50, "p90": p90, "p99": p99}
     known = {name: value for name, value in marks.items() if value is not None}
     quantiles = ", ".join(f"{name} {duration(value)}" for name, value in known.items())
-    few = "" if seen.p99_ns is not None else f"; no p99 below {P99_NEEDS:,} calls"
+    few = "" if p99 is not None else f"; no p99 below {P99_NEEDS:,} calls"
     name = f"{escape(setting, 40)}: {quantiles} (n = {count:,}{few})"
     return [
         go.Scatter(

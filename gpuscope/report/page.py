@@ -21,7 +21,7 @@ from gpuscope._text import counted, safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.intervals import by_stream, by_workload, ended_kernels
+from gpuscope.analysis.intervals import Groups, by_stream, by_workload
 from gpuscope.analysis.result import Result
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
@@ -30,6 +30,7 @@ from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
 from gpuscope.timeline.text import provenance_lines, uncertainty
 from gpuscope.timeline.tracks import default_window_ns
+from gpuscope.trace.columns import is_open
 from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
@@ -284,19 +285,21 @@ def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
 
     It is centred on a kernel of the workload that has the fewest, so that each is in view.
     """
-    longest = max(_median_kernel_ns(trace) for trace in traces.values())
+    kernels = {name: trace.where(kind="kernel") for name, trace in traces.items()}
+    longest = max(map(_median_kernel_ns, kernels.values()))
     length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest // 1_000_000 * 1_000_000)
     windows = {}
     for name, trace in traces.items():
         low, high = first_window_ns(trace)
-        start = max(low, min(_rarest_kernel_ns(trace, low, high) - length // 2, high - length))
+        rarest = _rarest_kernel_ns(kernels[name], low, high)
+        start = max(low, min(rarest - length // 2, high - length))
         windows[name] = (start, min(high, start + length))
     return windows
 
 
-def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
+def _rarest_kernel_ns(kernels: Trace, low: int, high: int) -> int:
     """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
-    middle, kernels = (low + high) // 2, trace.where(kind="kernel")
+    middle = (low + high) // 2
     starts, groups = kernels.array("start_ns"), by_workload(kernels)
     inside = (starts >= low) & (starts < high)
     counts = np.bincount(groups.code[inside], minlength=len(groups))
@@ -308,11 +311,13 @@ def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
     return int(rarest[np.abs(rarest - middle).argmin()])
 
 
-def _median_kernel_ns(trace: Trace) -> int:
+def _median_kernel_ns(kernels: Trace) -> int:
     """Return the longest of the streams' median kernel times."""
-    finished = ended_kernels(trace)
-    took = finished.array("end_ns") - finished.array("start_ns")
-    return int(by_stream(finished).quantiles(took, (0.5,)).max(initial=0))
+    ended = ~is_open(kernels)
+    took = (kernels.array("end_ns", fill=0) - kernels.array("start_ns"))[ended]
+    streams = by_stream(kernels)
+    ended_by_stream = Groups.of(streams.code[ended], streams.labels)
+    return int(ended_by_stream.quantiles(took, (0.5,)).max(initial=0))
 
 
 def ending(traces: Mapping[str, Trace]) -> list[str]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from string import Template
 
 from gpuscope._checks import given, require_kind
 from gpuscope._files import write_text
 from gpuscope._text import clean
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import InvalidArgument
+from gpuscope.experiments.carving_code import carving_code
+from gpuscope.experiments.setting import StreamSpec
 from gpuscope.report.series import tune_report
 from gpuscope.telling.of_tuning import ties, tuned_words
 
 PREFILL, DECODE = "prefill", "decode"
 """Partitions that SGLang knows."""
-_HERE = Path(__file__).parent
 
 
 def write_tuning(result: Tuning, path: str | Path, label: str | None) -> Path:
@@ -169,31 +170,21 @@ def _head(result: Tuning) -> list[str]:
         f"{device['name']}, {device['sm_count']} SMs, {device['driver']}",
         result.provenance,
     ]
-    return [clean(line).rstrip("\\") for line in lines]  # which would join the next line in C++
+    return [clean(line) for line in lines]
 
 
-def _python(result: Tuning, setting: TunedSetting) -> str:
-    return _filled("tuned_cuda_core.txt", "# ", result, repr(dict(setting.sizes)))
-
-
-def _cpp(result: Tuning, setting: TunedSetting) -> str:
-    named = {json.dumps(clean(name), ensure_ascii=False): n for name, n in setting.sizes.items()}
-    sizes = ", ".join(f"{{{name}, {count}}}" for name, count in named.items())
-    return _filled("tuned_driver_api.txt", "// ", result, sizes)
-
-
-def _filled(name: str, mark: str, result: Tuning, sizes: str) -> str:
-    return Template((_HERE / name).read_text("utf-8")).substitute(
-        head="\n".join(f"{mark}{line}" for line in _head(result)),
-        sizes=sizes,
-        sm_count=result.device["sm_count"],
-        quantum=result.device["quantum"],
+def _carving(language: str, result: Tuning, setting: TunedSetting) -> str:
+    """Return code that makes the partitions of a setting, and a stream in each."""
+    streams = {name: StreamSpec(partition=name) for name in setting.sizes}
+    sm_count, quantum = result.device["sm_count"], result.device["quantum"]
+    return carving_code(
+        language, _head(result), setting.sizes, streams, sm_count=sm_count, quantum=quantum
     )
 
 
 _CODE: dict[str, Callable[[Tuning, TunedSetting], str]] = {
     ".yaml": lambda result, setting: manual_divisions({1: result}, {1: setting.label}),
-    ".py": _python,
-    ".cpp": _cpp,
+    ".py": partial(_carving, "cuda.core"),
+    ".cpp": partial(_carving, "C++"),
 }
 SUFFIXES = (*_CODE, ".json", ".html")

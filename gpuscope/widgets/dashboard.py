@@ -13,12 +13,13 @@ from gpuscope._checks import door, given
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments import execution, nsight
+from gpuscope.experiments.carving_code import LANGUAGES
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Progress
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html, layout
-from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
+from gpuscope.widgets.as_code import carving, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
 from gpuscope.widgets.presets import PRESETS
@@ -109,7 +110,7 @@ class Dashboard:
                 "nsight": self.open_in_nsight,
                 "span": self._go_to,
             },
-            [_GPUSCOPE, *CARVINGS],
+            [_GPUSCOPE, *LANGUAGES],
             [*PRESETS],
             lock=self._lock,
         )
@@ -186,14 +187,14 @@ class Dashboard:
         InvalidPartition, InvalidExperiment
             The controls do not describe a valid experiment.
         """
-        if kind not in (known := [_GPUSCOPE, *CARVINGS]):
+        if kind not in (known := [_GPUSCOPE, *LANGUAGES]):
             raise InvalidArgument(f"kind is {given(kind)}; known: {', '.join(known)}")
         with self._lock:
             experiment = self.form.experiment()
             if kind == _GPUSCOPE:
                 return gpuscope_code(experiment, self.devices.device)
             index = self.devices.opened().info.index
-            return CARVINGS[kind](experiment, self.form.plan(), index)
+            return carving(kind, experiment, self.form.plan(), index)
 
     def start(self) -> None:
         """Start a run, as the Run button does; returns at once.

@@ -13,7 +13,11 @@ typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef enum { CU_DEV_RESOURCE_TYPE_INVALID = 0, CU_DEV_RESOURCE_TYPE_SM = 1 } CUdevResourceType;
 typedef enum { CU_GREEN_CTX_DEFAULT_STREAM = 0x1 } CUgreenCtxCreate_flags;
 typedef enum { CU_STREAM_DEFAULT = 0x0, CU_STREAM_NON_BLOCKING = 0x1 } CUstream_flags;
-typedef struct CUdevResource_st { CUdevResourceType type; unsigned char bytes[140]; } CUdevResource;
+typedef struct CUdevSmResource_st { unsigned int smCount; } CUdevSmResource;
+typedef struct CUdevResource_st {
+    CUdevResourceType type;
+    union { CUdevSmResource sm; unsigned char bytes[140]; };
+} CUdevResource;
 
 extern "C" {
 CUresult cuInit(unsigned int flags);
@@ -32,6 +36,8 @@ CUresult cuDevResourceGenerateDesc(
 CUresult cuGreenCtxCreate(
     CUgreenCtx *context, CUdevResourceDesc desc, CUdevice device, unsigned int flags);
 CUresult cuGreenCtxDestroy(CUgreenCtx context);
+CUresult cuGreenCtxGetDevResource(
+    CUgreenCtx context, CUdevResource *resource, CUdevResourceType type);
 CUresult cuGreenCtxStreamCreate(
     CUstream *stream, CUgreenCtx context, unsigned int flags, int priority);
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority);

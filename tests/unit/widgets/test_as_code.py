@@ -1,4 +1,4 @@
-"""Code to copy: gpuscope's runs, cuda.core's carves on a fake driver, C++ compiles."""
+"""Code to copy: gpuscope's runs, cuda.core's carves on a fake driver, C++ on a fake header."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.widgets.as_code import cpp_code, cuda_core_code, gpuscope_code
+from gpuscope.widgets.as_code import carving, gpuscope_code
 from gpuscope.widgets.presets import TEMPLATE
 
 DECLARED = Path(__file__).parents[2] / "data" / "cuda_driver.h"
@@ -114,7 +114,7 @@ class FakeCore(ModuleType):
         class Device:
             def __init__(self, index=None):
                 assert index == 0
-                sm = SimpleNamespace(split=split)
+                sm = SimpleNamespace(split=split, sm_count=132)
                 self.resources = SimpleNamespace(sm=sm)
 
             def set_current(self):
@@ -122,10 +122,12 @@ class FakeCore(ModuleType):
 
             def create_context(self, asked):
                 assert isinstance(asked.resources, list)
+                granted = sum(group.sm_count for group in asked.resources)
                 core.contexts.append(
                     Context(
-                        sms=sum(one.sm_count for one in asked.resources),
-                        ids=set.union(*(one.ids for one in asked.resources)),
+                        sms=granted,
+                        ids=set.union(*(group.ids for group in asked.resources)),
+                        resources=SimpleNamespace(sm=SimpleNamespace(sm_count=granted)),
                     )
                 )
                 return core.contexts[-1]
@@ -143,11 +145,12 @@ def test_cuda_core_code_carves_as_planned_and_leaves_nothing(experiment, plan, m
     core = FakeCore()
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.core", core)
-    made: dict[str, object] = {}
-    code = cuda_core_code(experiment, plan, 0)
+    made: dict[str, object] = {"__name__": "__main__"}
+    code = carving("cuda.core", experiment, plan, 0)
     exec(compile(code, "copied", "exec"), made)  # noqa: S102 - it is what a person would run
     contexts = made.get("contexts", {})
-    assert {name: one.sms for name, one in contexts.items()} == (plan.granted() if plan else {})
+    granted = {name: context.sms for name, context in contexts.items()}
+    assert granted == (plan.granted() if plan else {})
     for part in plan.partitions if plan else ():
         assert contexts[part.name].ids == set(part.parts)
     assert list(made["streams"]) == list(experiment.streams)
@@ -161,15 +164,27 @@ def test_cuda_core_code_carves_as_planned_and_leaves_nothing(experiment, plan, m
     assert core.open == []
 
 
+def test_cuda_core_code_refuses_another_gpu(monkeypatch):
+    core = FakeCore()
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    plan = gs.open_device("sim:h200", quiet=True).plan_carve(TEMPLATE["partitions"])
+    code = carving("cuda.core", Experiment.from_dict(TEMPLATE), plan, 0)
+    space: dict[str, object] = {"__name__": "carved"}
+    exec(code.replace("SM_COUNT, QUANTUM = 132", "SM_COUNT, QUANTUM = 108"), space)  # noqa: S102
+    with pytest.raises(RuntimeError, match="for 108 SMs, but the GPU has 132"):
+        space["carve"](core.Device(0))
+
+
 def test_cuda_core_code_uses_only_what_the_cuda_backend_uses(experiment, plan):
     folder = Path(gs.__file__).parent / "device" / "cuda"
     known = "".join(path.read_text() for path in folder.glob("*.py"))
-    code = cuda_core_code(experiment, plan, 0)
+    code = carving("cuda.core", experiment, plan, 0)
     (line,) = re.findall(r"from cuda\.core import (.*)", code)
     for name in line.split(", "):
         assert f".{name}(" in known, name
     for call in re.findall(r"\.(\w+)\(", code):
-        assert call in ("sync", "values") or f".{call}(" in known, call
+        assert call in {"sync", "values", "items", "append", "pop"} or f".{call}(" in known, call
 
 
 # -- C++ ----------------------------------------------------------------------------------
@@ -181,26 +196,21 @@ def declared() -> dict[str, int]:
 
 
 def test_cpp_code_calls_the_driver_with_the_right_arguments(experiment, plan):
-    code = re.sub(r"//.*", "", cpp_code(experiment, plan, 0))
+    code = re.sub(r"//.*", "", carving("C++", experiment, plan, 0))
     known = declared()
     calls = re.findall(r"\b(cu[A-Z]\w+)\(((?:[^()]|\([^()]*\))*)\)", code)
-    assert {"cuInit", "cuDeviceGet", "cuStreamDestroy"} <= {name for name, _ in calls}
-    if plan is not None:
-        assert {"cuDevSmResourceSplitByCount", "cuGreenCtxCreate", "cuGreenCtxStreamCreate"} <= {
-            name for name, _ in calls
-        }
+    assert {"cuDevSmResourceSplitByCount", "cuGreenCtxCreate", "cuStreamDestroy"} <= dict(
+        calls
+    ).keys()
     for name, args in calls:
         assert (args.count(",") + 1 if args.strip() else 0) == known[name], name
-    contexts = [one for one in code.splitlines() if "= make_context(" in one]
-    assert len(contexts) == len(plan.partitions if plan else ())
-    assert code.count("cuGreenCtxDestroy(") == len(contexts)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_cpp_code_compiles(experiment, plan, tmp_path):
     shutil.copyfile(DECLARED, tmp_path / "cuda.h")
     source = tmp_path / "carve.cpp"
-    source.write_text(cpp_code(experiment, plan, 0), "utf-8")
+    source.write_text(carving("C++", experiment, plan, 0), "utf-8")
     subprocess.run(
         ["g++", "-std=c++14", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", tmp_path,
          source],
@@ -208,9 +218,16 @@ def test_cpp_code_compiles(experiment, plan, tmp_path):
     )  # fmt: skip
 
 
-def test_cpp_code_names_the_quanta_that_were_planned(experiment, plan):
-    code = re.sub(r"\s+", " ", re.sub(r"//.*", "", cpp_code(experiment, plan, 0)))
-    lists = re.findall(r"make_context\(device, \{([^}]*)\}\)", code)
-    for part, text in zip(plan.partitions if plan else (), lists, strict=True):
-        names = {f"quanta[{number}]" if number >= 0 else "remainder" for number in part.parts}
-        assert set(text.split(", ")) == names
+def test_cpp_code_names_what_was_planned(experiment, plan):
+    code = carving("C++", experiment, plan, 0)
+    partitions, streams = (
+        re.search(rf"{name} = {{(.*?)}};", code, re.DOTALL).group(1).splitlines()[1:]
+        for name in ("kPartitions", "kStreams")
+    )
+    counts = list(plan.granted().values()) if plan else []
+    assert [int(re.search(r", (\d+)},$", line).group(1)) for line in partitions] == counts
+    assert len(streams) == len(experiment.streams)
+    for line, spec in zip(streams, experiment.streams.values(), strict=True):
+        flags = "CU_STREAM_DEFAULT" if spec.blocking else "CU_STREAM_NON_BLOCKING"
+        assert line.endswith(f"{flags}, {spec.priority}}},")
+        assert (', "", ' in line) == (spec.partition is None)

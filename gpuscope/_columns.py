@@ -122,6 +122,10 @@ COMPARED: dict[str, Column] = {
 of a workload that arrives at a given rate or as requests need it; the tight overlap where no
 uncertainty is stated. ``ttft``, ``tbt``, ``requests`` and ``goodput`` are of requests, which have
 no kernels of their own. Overlap and gain are the setting's."""
+WORDS = {COMPARED[key].heading: COMPARED[key].meaning for key in (_SHARE, "overlap", "gain")} | {
+    "handle": "a prepared call: execute() launches it, on the caller's stream",
+}
+"""Heading → what it means, of columns whose names do not say it."""
 TOGETHER = ("overlap", "overlap_tight", "gain")
 """Columns that are the setting's, not a workload's."""
 _ERROR = Column("error", "error", kind="text")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from gpuscope._text import clean, format_value, shown
+from gpuscope._text import clean, format_value, shortened, shown
 
 Rows: TypeAlias = Sequence[Mapping[str, object]]
 """Rows of a table: column → value."""
@@ -24,6 +25,12 @@ _NARROWEST = 20
 """Characters of a terminal; in a narrower one, lines are longer than it is wide."""
 _BETWEEN = 2
 """Blanks between columns."""
+_NAMES = 5
+"""Fewer leading columns than this tell rows apart; if they do not, the first is the name."""
+_SHARES = 5
+"""Texts longer than such a share of the terminal's width may be broken."""
+_LINES = 2
+"""Lines of the terminal that a text of a cell would fill, at most."""
 
 
 class Html(str):
@@ -76,45 +83,120 @@ def paragraph(text: object, width: int) -> str:
     return textwrap.fill(clean(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def text_table(
-    columns: Sequence[str], rows: Rows, notes: Sequence[str] = (), *, unbroken: Container[str] = ()
-) -> str:
-    """Return rows as text as wide as the terminal: a line each, or a block each if it is narrow.
+def terminal_width() -> int:
+    """Return how many characters a line of the terminal has; 80 where there is none."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
 
-    Words and numbers are not broken, unless a single one is longer than a third of the terminal.
+
+def text_table(columns: Sequence[str], rows: Rows, notes: Sequence[str] = ()) -> str:
+    """Return rows as text as wide as the terminal, a line each: see :func:`table_lines`.
 
     Parameters
     ----------
     notes
-        Paragraphs below the table.
-    unbroken
-        Columns of text whose cells are not broken at spaces either.
+        Paragraphs below the table, and below the names of columns that do not fit.
     """
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
-    heads = [clean(name) for name in columns]
-    cells = [[clean(format_value(row[name])) for row in rows] for name in columns]
-    left = [is_text(rows, name) for name in columns]
-    whole = [name in unbroken or not text for name, text in zip(columns, left, strict=True)]
-    widths = _widths(heads, cells, whole, width - _BETWEEN * (len(columns) - 1))
+    width = terminal_width()
+    lines, left_out = table_lines(columns, rows)
+    wider = f"left out at {width} columns: {', '.join(left_out)}; rows() has all"
+    words = [paragraph(note, width) for note in (wider * bool(left_out), *notes) if note]
+    return "\n".join([*lines, *[""] * bool(lines and words), *words])
+
+
+def table_lines(
+    columns: Sequence[str], rows: Rows, *, title: str = "", every: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return a table as lines, and the names of columns that the terminal is too narrow for.
+
+    Columns stand in their order as far as they fit: the last go first, and never the leading ones
+    that tell rows apart. One in which no row has a value is left out. Numbers are whole; texts are
+    broken between words, and long ones lose C++ template arguments and their middle.
+
+    Parameters
+    ----------
+    title
+        Stands in a rule above the headings; else there is a rule below them.
+    every
+        Leave out nothing: what does not fit goes on in a table below, under the same names.
+    """
+    width = terminal_width()
+    filled = [name for name in columns if any(row[name] not in (None, "") for row in rows)]
+    if not filled:
+        return [], []
+    names = next((n for n in range(1, _NAMES) if _tells_apart(filled[:n], rows)), 1)
+    longest_word = (width - _BETWEEN * names) // (names + 1)
+    table = [_column(name, rows, width, longest_word) for name in filled]
+    key, rest = table[:names], table[names:]
+    parts: list[list[_Column]] = []
+    while not parts or (every and rest):
+        fitting = 1
+        while fitting < len(rest) and _least([*key, *rest[: fitting + 1]]) <= width:
+            fitting += 1
+        parts.append([*key, *rest[:fitting]])
+        rest = rest[fitting:]
     lines: list[str] = []
-    if widths is None:
-        names = min(max(map(len, heads)), width // 2)
-        for values in zip(*cells, strict=True):
-            for head, value in zip(heads, values, strict=True):
-                lines += _line([head, value], [names, width - names - _BETWEEN], [True, True])
-            lines.append("")
-    elif rows:
-        lines = _line(heads, widths, left, at_bottom=True)
-        lines.append("─" * (sum(widths) + _BETWEEN * (len(widths) - 1)))
-        for values in zip(*cells, strict=True):
-            lines += _line(values, widths, left)
-        lines.append("")
-    lines += [paragraph(note, width) for note in notes if note]
-    return "\n".join(lines).rstrip("\n")
+    for part in parts:
+        widths = _widths(part, width)
+        rule = f"── {clean(title)} " * bool(title)
+        head = _line([column.head for column in part], widths, part, at_bottom=True)
+        head.insert(0 if title else len(head), rule.ljust(_total(widths), "─"))
+        lines += [*[""] * bool(lines and not title), *head]
+        for number in range(len(rows)):
+            lines += _line([column.cells[number] for column in part], widths, part)
+    return lines, [column.head for column in rest]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column as text, how wide it is at least, and how wide where nothing is broken."""
+
+    head: str
+    cells: list[str]
+    is_left: bool
+    least: int
+    most: int
+
+
+def _column(name: str, rows: Rows, width: int, longest_word: int) -> _Column:
+    is_left, head = is_text(rows, name), clean(name)
+    cells = [clean(format_value(row[name])) for row in rows]
+    if is_left:
+        whole = (shortened(cell, _LINES * width) for cell in cells)
+        cells = [" ".join(shortened(word, longest_word) for word in cell.split()) for cell in whole]
+    longest = max(map(len, cells))
+    words = [word for cell in cells for word in cell.split()] if is_left else cells
+    least = max(longest if not is_left else min(longest, width // _SHARES), *map(len, words), 1)
+    least = max(least, min(longest_word, max(map(len, head.split() or [""]))))
+    return _Column(head, cells, is_left, least, max(least, longest, len(head)))
+
+
+def _tells_apart(names: Sequence[str], rows: Rows) -> bool:
+    return len({tuple(str(row[name]) for name in names) for row in rows}) == len(rows)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _BETWEEN * (len(widths) - 1)
+
+
+def _least(columns: Sequence[_Column]) -> int:
+    return _total([column.least for column in columns])
+
+
+def _widths(columns: Sequence[_Column], width: int) -> list[int]:
+    """Share the room between columns that could be wider."""
+    more = sum(column.most - column.least for column in columns)
+    room = min(max(0, width - _least(columns)), more)
+    return [
+        column.least + room * (column.most - column.least) // max(more, 1) for column in columns
+    ]
 
 
 def _line(
-    values: Sequence[str], widths: Sequence[int], left: Sequence[bool], *, at_bottom: bool = False
+    values: Sequence[str],
+    widths: Sequence[int],
+    columns: Sequence[_Column],
+    *,
+    at_bottom: bool = False,
 ) -> list[str]:
     """Return the lines of one row; cells that are too long go on in the next line.
 
@@ -128,27 +210,9 @@ def _line(
     lines = []
     for number in range(height):
         row = []
-        for part, size, is_left in zip(parts, widths, left, strict=True):
+        for part, size, column in zip(parts, widths, columns, strict=True):
             at = number - (height - len(part)) if at_bottom else number
             text = part[at] if 0 <= at < len(part) else ""
-            row.append(text.ljust(size) if is_left else text.rjust(size))
+            row.append(text.ljust(size) if column.is_left else text.rjust(size))
         lines.append((" " * _BETWEEN).join(row).rstrip())
     return lines
-
-
-def _widths(
-    heads: Sequence[str], cells: Sequence[Sequence[str]], whole: Sequence[bool], width: int
-) -> list[int] | None:
-    """Return how wide columns are to be, ``None`` if they do not fit with their words whole."""
-    want, least = [], []
-    for head, values, unbroken in zip(heads, cells, whole, strict=True):
-        parts = values if unbroken else [word for value in values for word in value.split()]
-        longest = max([1, *map(len, [*head.split(), *parts])])
-        least.append(longest if unbroken else min(longest, max(8, width // 3)))
-        want.append(max([1, *map(len, [head, *values])]))
-    if sum(want) <= width:
-        return want
-    room, more = width - sum(least), sum(want) - sum(least)
-    if room < 0:
-        return None
-    return [low + room * (high - low) // more for low, high in zip(least, want, strict=True)]

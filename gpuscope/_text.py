@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Mapping
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+_ARGUMENTS, _PARAMETERS = (
+    re.compile(words) for words in (r"<(?!…>)(?:[^<>]|<…>)*>", r"(?<=>) ?\([^()]+\)")
+)
+_FOREIGN = 4000
+"""Characters of a text that is looked at; longer ones lose their middle first."""
 UNITS_NS = {"s": 10**9, "ms": 10**6, "µs": 10**3, "ns": 1}
 """Unit of time → ns in it, the longest first."""
 
@@ -32,6 +38,15 @@ def clean(text: object, limit: int | None = None) -> str:
     return "".join(
         " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in line
     )
+
+
+def shortened(text: object, limit: int) -> str:
+    """Return foreign text like :func:`clean`; C++ template arguments go before the middle does."""
+    line = clean(text, max(limit, _FOREIGN))
+    shorter = ""
+    while len(line) > limit and line != shorter:
+        shorter, line = line, _ARGUMENTS.sub("<…>", line)
+    return clean(_PARAMETERS.sub("(…)", line) if len(line) > limit else line, limit)
 
 
 def clean_lines(text: object) -> str:

@@ -125,7 +125,7 @@ class ConfinementResult(Result):
 
     partitions: tuple[PartitionConfinement, ...]
     notes: tuple[str, ...]
-    weight = "time (ms)"
+    weight = "escaped (ms)"
 
     def __getitem__(self, name: str) -> PartitionConfinement:
         return named(self.partitions, name, "partition", "partition")

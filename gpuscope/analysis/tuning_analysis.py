@@ -221,8 +221,7 @@ class Tuning(Result):
                 row[name] = f"likely {format_value(low)} to {format_value(high)}"
         forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
-        names = ("setting", "n", objective, *costs, *forecasts, "front")
-        every = (*names, "verdict", "error")
+        every = ("setting", "verdict", objective, *costs, "n", "front", *forecasts, "error")
         shown = [name for name in every if any(row[name] not in (None, "") for row in rows)]
         return [{name: row[name] for name in shown} for row in rows], left_out
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +17,12 @@ from rich.segment import Segment
 from rich.text import Text
 
 from gpuscope import __version__
-from gpuscope._tables import Rows, paragraph, text_table
+from gpuscope._tables import Rows, table_lines
 from gpuscope._text import clean, clean_lines
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
 from gpuscope.experiments.runner import Progress as RunProgress
 from gpuscope.experiments.runner import Viewer
-from gpuscope.telling.finding import Finding
-from gpuscope.telling.media import to_text
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,10 +71,9 @@ def say(line: object) -> None:
     _stdout.print(clean(line))
 
 
-def say_text(text: str, style: str = "") -> None:
-    """Print a paragraph: in a terminal broken between words."""
-    words = paragraph(text, _stdout.width) if _stdout.is_terminal else clean(text)
-    _stdout.print(Text(words, style=style))
+def say_lines(lines: Iterable[str], style: str = "") -> None:
+    """Print lines of plain text."""
+    _stdout.print(Text("\n".join(lines), style=style))
 
 
 def complain(text: str) -> None:
@@ -86,41 +85,14 @@ def complain(text: str) -> None:
             os.dup2(nowhere.fileno(), sys.__stderr__.fileno() if sys.__stderr__ else 2)
 
 
-def say_written(paths: Iterable[object]) -> None:
-    """Print which files were written."""
-    for path in paths:
-        say(f"wrote {path}")
-
-
-def show_table(title: str, rows: Rows, *, unbroken: Container[str] = ()) -> None:
-    """Print a table of plain text, as wide as the terminal.
-
-    Parameters
-    ----------
-    rows
-        At least one; all have the first one's columns.
-    unbroken
-        Columns whose cells are not folded.
-    """
-    _stdout.print(Text(clean(title), style="italic"))
-    _stdout.print(Text(text_table(list(rows[0]), rows, unbroken=unbroken)), end="\n\n")
+def show_table(title: str, rows: Rows) -> None:
+    """Print a table of plain text, with all its columns."""
+    say_lines(table_lines(list(rows[0]), rows, title=title, every=True)[0])
 
 
 def say_result(result: object) -> None:
     """Print a result as ``print`` shows it: a table, and what it rests on."""
     _stdout.print(clean_lines(result))
-
-
-_STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
-
-
-def say_findings(findings: Iterable[tuple[str, Finding]]) -> None:
-    """Print findings in their order, what to do below each; before each what it is about."""
-    for about, finding in findings:
-        text, *advice = to_text(finding, about).splitlines()
-        say_text(text, _STYLES[finding.severity])
-        for line in advice:
-            say_text(line)
 
 
 @contextlib.contextmanager
@@ -160,3 +132,9 @@ def say_json(facts: object) -> None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+All = Annotated[bool, typer.Option("--all", help="Print all that there is, not one screen of it.")]
+
+
+def open_target(spec: str, *, as_json: bool) -> Device:
+    """Open a device and say which; of one that was named as simulated only the screen does."""
+    return open_device(spec, quiet=as_json or spec.startswith("sim:"))

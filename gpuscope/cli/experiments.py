@@ -16,16 +16,17 @@ import typer
 from gpuscope import telling
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
-from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
+from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult, prediction
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
-from gpuscope.cli.app import Force, Json, app
-from gpuscope.device.select import open_device
+from gpuscope.cli.app import All, Force, Json, app
+from gpuscope.cli.screen import Screen
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
+from gpuscope.telling.finding import Finding, Quantity
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 from gpuscope.trace.store import read_parquet, save_trace
@@ -53,6 +54,7 @@ def run_command(
     out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
     under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
     force: Force = False,  # noqa: FBT002 - as above
+    every: All = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment and write an HTML report and one trace per setting.
@@ -72,23 +74,29 @@ def run_command(
         check_new(*(out / name for name in _OF_NSYS), replace=force)
         _run_under_nsys(experiment, "cuda:0" if device == "auto" else device, out, as_json=as_json)
         return
-    target = open_device(device, quiet=as_json)
+    target = terminal.open_target(device, as_json=as_json)
     _check_folder(out, experiment, replace=force)
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
-    _tell(result, write_run(result, out), None, as_json=as_json)
+    _tell(result, write_run(result, out), None, every=every, as_json=as_json)
 
 
 def _tell(
-    result: Run, written: list[Path], errors: PredictionResult | None, *, as_json: bool
+    result: Run,
+    written: list[Path],
+    errors: PredictionResult | None,
+    *,
+    every: bool,
+    as_json: bool,
 ) -> None:
     """Print a run or, where there are any, the errors of its prediction."""
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         terminal.say_json(facts if errors is None else {**facts, "errors": errors.rows()})
     else:
-        _show(result) if errors is None else terminal.say_result(errors)
-        terminal.say_written(written)
+        screen = Screen(every=every)
+        origin = _run_on(screen, result) if errors is None else _errors_on(screen, errors)
+        screen.show(origin, written)
     if result.stopped:
         raise typer.Exit(FAILED)
 
@@ -105,9 +113,10 @@ def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: 
         files = [str(path) for path in written]
         terminal.say_json({"experiment": experiment.name, "spans": spans, "files": files})
         return
+    screen = Screen(every=True)
     if trace is not None:
-        terminal.say(repr(trace))
-    terminal.say_written(written)
+        screen.find(repr(trace))
+    screen.show("", written)
 
 
 @app.command("kinds")
@@ -135,7 +144,7 @@ def kinds_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
             }
             for spec in kinds().values()
         ]
-        terminal.show_table("kinds of workloads", rows, unbroken=("kind",))
+        terminal.show_table("kinds of workloads", rows)
     for words in broken_kinds():
         terminal.complain(words)
 
@@ -149,7 +158,8 @@ def predict_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for reports and traces.")] = Path("out/predict"),
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment on a simulated GPU; compare it with what was measured.
 
@@ -157,7 +167,7 @@ def predict_command(
     """
     experiment = Experiment.from_file(file)
     measured = None if against is None else _load_run(against)
-    target = open_device(f"sim:{gpu_profile}", quiet=as_json)
+    target = terminal.open_target(f"sim:{gpu_profile}", as_json=as_json)
     _check_folder(out, experiment, *([] if against is None else [_COMPARED]), replace=force)
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
@@ -166,7 +176,7 @@ def predict_command(
     if measured is not None:
         errors = prediction(result, measured)
         written.insert(0, prediction_report(result, measured, out / _COMPARED))
-    _tell(result, written, errors, as_json=as_json)
+    _tell(result, written, errors, every=every, as_json=as_json)
 
 
 def _load_run(folder: Path) -> dict[str, Trace]:
@@ -256,13 +266,39 @@ def _facts_of(result: Run) -> dict[str, object]:
     }
 
 
-def _show(result: Run) -> None:
-    terminal.say_text(telling.outcome(result), "bold")
-    terminal.say_findings(findings_by_setting(result))
+def _run_on(screen: Screen, result: Run) -> str:
+    """Put on a screen how the settings of a run compare; returns where the numbers come from."""
+    screen.find(telling.outcome(result), style="bold")
+    screen.findings(findings_by_setting(result))
+    for title, rows in result.tables().items():
+        screen.table(title, rows)
+    granted: dict[str, list[str]] = {}
     for setting, trace in result.items():
         for name, facts in trace.metadata.partitions.items():
-            if facts.asked != facts.sm_count:
-                granted = f"asked for {facts.asked}, was granted {facts.sm_count} SMs"
-                terminal.say(f"{setting}: partition {name} {granted}")
-    terminal.say("")
-    terminal.say_result(result)
+            if facts.asked != facts.sm_count and (screen.every or facts.asked != "rest"):
+                words = (
+                    f"partition {name} asked for {facts.asked}, was granted {facts.sm_count} SMs"
+                )
+                granted.setdefault(words, []).append(setting)
+    for words, settings in granted.items():
+        screen.note(f"{', '.join(settings)}: {words}")
+    screen.note("stopped early: what was recorded until then is here" * result.stopped)
+    return "; ".join(dict.fromkeys(trace.origin for trace in result.values()))
+
+
+def _errors_on(screen: Screen, errors: PredictionResult) -> str:
+    """Put on a screen how far predictions are off; returns where the numbers come from."""
+    times = [time for time in errors.times if time.of != MAKESPAN]
+    worst = max(times, key=lambda time: abs(time.error))
+    values = (
+        Quantity("times", len(times)),
+        Quantity("error", errors.median_error, "%"),
+        Quantity("worst", worst.error, "±%"),
+    )
+    subject = {"workload": worst.of, "setting": worst.setting}
+    screen.findings([("", Finding("predicted", "note", subject, values))])
+    screen.result("kernel time of a call", errors)
+    screen.note("; ".join(errors.left_out) and f"Not compared: {'; '.join(errors.left_out)}")
+    if errors.predicted == errors.measured:
+        return f"both {errors.predicted}"
+    return f"predicted: {errors.predicted}. Measured: {errors.measured}"

@@ -17,8 +17,8 @@ from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Force, Json, app, run_bar, say, say_json, say_result, say_written
-from gpuscope.device.select import open_device
+from gpuscope.cli.app import All, Force, Json, app, open_target, run_bar, say_json
+from gpuscope.cli.screen import Screen
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed
@@ -29,6 +29,7 @@ from gpuscope.search.interference import measure_interference
 from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
+from gpuscope.telling.of_tuning import forecast_errors, measured, paid, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
 _TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]
@@ -78,6 +79,7 @@ def sweep_command(
         Path, typer.Option(help="Folder for the points, the table and the report.")
     ] = Path("out/sweep"),
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment at every point of a grid of parameters.
@@ -90,7 +92,7 @@ def sweep_command(
     experiment = Experiment.from_file(file)
     parameters = _varied(vary)
     _check_folder(out, [_TABLE, _SWEPT], ["point"], replace=force)
-    target = open_device(device, quiet=as_json) if workers is None else device
+    target = open_target(device, as_json=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = sweep(
             experiment,
@@ -106,7 +108,7 @@ def sweep_command(
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)
     written = [sweep_report(result, out / _SWEPT), table]
-    _tell(result, written, as_json=as_json)
+    _tell(result, written, every=every, as_json=as_json)
 
 
 @app.command("tune")
@@ -138,6 +140,7 @@ def tune_command(
         Path, typer.Option(help="Folder for the measurements, the report and the code.")
     ] = Path("out/tune"),
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
@@ -157,7 +160,7 @@ def tune_command(
     if objective is None:
         raise InvalidExperiment("--objective is missing: say what is sought, as decode.calls_per_s")
     _check_folder(out, [*_TUNED, *_CARVED, _DIVISIONS], ["turn", "forecast"], replace=force)
-    target = open_device(device, quiet=as_json) if workers is None else device
+    target = open_target(device, as_json=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = tune(
             experiment,
@@ -176,7 +179,7 @@ def tune_command(
         names += _CARVED
         names += [_DIVISIONS] * ({PREFILL, DECODE} <= result.choice.sizes.keys())
     written = [result.export(out / name) for name in names]
-    _tell(result, written, as_json=as_json)
+    _tell(result, written, every=every, as_json=as_json)
 
 
 def _check_folder(out: Path, names: Iterable[str], kept: Iterable[str], *, replace: bool) -> None:
@@ -248,6 +251,7 @@ def interference_command(
         "out/interference"
     ),
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Measure how much longer each workload of an experiment takes while each other one runs.
@@ -270,7 +274,7 @@ def interference_command(
             f"in setting {chosen.name!r} {listed(homeless)} run on no partition: choose another "
             f"with --setting: {listed(experiment.settings)}"
         )
-    target = open_device(device, quiet=as_json) if workers is None else device
+    target = open_target(device, as_json=as_json) if workers is None else device
     make_folder(out)
     _check_folder(out, [_NUMBERS, _MATRIX], [], replace=force)
     with run_bar(experiment.name) as view:
@@ -288,7 +292,7 @@ def interference_command(
         )
     numbers = write_text(out / _NUMBERS, json.dumps(result.rows(), indent=1))
     written = [interference_report(result, out / _MATRIX), numbers]
-    _tell(result, written, as_json=as_json)
+    _tell(result, written, every=every, as_json=as_json)
 
 
 def _setting(experiment: Experiment, name: str | None) -> ResolvedSetting:
@@ -302,18 +306,35 @@ def _setting(experiment: Experiment, name: str | None) -> ResolvedSetting:
 
 
 def _tell(
-    result: SweepResult | InterferenceResult | Tuning, written: list[Path], *, as_json: bool
+    result: SweepResult | InterferenceResult | Tuning,
+    written: list[Path],
+    *,
+    every: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         files = [str(path) for path in written]
         more = tuning_facts(result) if isinstance(result, Tuning) else {}
         say_json({**more, "stopped": result.stopped, "rows": result.rows(), "files": files})
     else:
-        say_result(result)
+        screen = Screen(every=every)
+        if isinstance(result, Tuning):
+            screen.findings(("", finding) for finding in (tuned(result), *paid(result)))
+            screen.result("settings", result)
+            screen.detail("how it was measured", measured(result).text)
+            for finding in forecast_errors(result):
+                screen.detail("forecasts", finding.text)
+            screen.detail("forecasts", result.forecasts)
+        elif isinstance(result, SweepResult):
+            screen.result("points", result)
+            screen.detail("GPUs", result.note)
+        else:
+            screen.result("interference", result)
+            screen.note(result.definition)
         if result.stopped:
             resumes = not isinstance(result, InterferenceResult)
             hint = "; the same command goes on from there" if resumes else ""
-            say(f"stopped early: this is what was measured until then{hint}")
-        say_written(written)
+            screen.note(f"stopped early: this is what was measured until then{hint}")
+        screen.show(result.provenance, written)
     if result.stopped:
         raise typer.Exit(FAILED)

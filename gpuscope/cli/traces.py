@@ -17,8 +17,9 @@ from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
-from gpuscope.cli.app import Force, Json, app
+from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.experiments import trace_names
+from gpuscope.cli.screen import Screen
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
@@ -122,7 +123,7 @@ def merge_command(
         for rank in merged.metadata.ranks
     ]
     terminal.show_table("ranks", ranks)
-    terminal.say(counted(merged.kind_counts()) or "no spans")
+    terminal.say(_spans(merged))
     terminal.say(f"wrote {written}")
 
 
@@ -169,10 +170,14 @@ def _traces_of(path: Path) -> list[Path]:
 
 
 @app.command("summary")
-def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
+def summary_command(
+    file: _File,
+    every: All = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
     """Say what is in a trace: what to act on, then what each analysis finds.
 
-    Example: gpuscope summary out/trace-shared.parquet --json
+    Example: gpuscope summary out/trace-shared.parquet --all
     """
     trace = load_trace(file)
     to_act_on = findings(trace).findings
@@ -193,17 +198,15 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         }
         terminal.say_json(facts)
         return
-    terminal.say(f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}")
-    terminal.say(trace.provenance)
-    terminal.say_findings(("", finding) for finding in to_act_on)
+    screen = Screen(every=every)
+    screen.findings(("", finding) for finding in to_act_on)
     for name, answer in answers.items():
         if isinstance(answer, str):
-            terminal.say(f"{name}: {answer}")
-            continue
-        rows, left_out = answer.readable()
-        if rows:
-            if answer.incomplete:
-                terminal.say(f"{name}: {answer.incomplete}")
-            terminal.show_table(name, rows)
-        if left_out:
-            terminal.say(f"{name}: {left_out}")
+            screen.note(f"{name}: {answer}")
+        else:
+            screen.result(name, answer)
+    screen.show(f"{trace.provenance}; {_spans(trace)}")
+
+
+def _spans(trace: Trace) -> str:
+    return f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}"

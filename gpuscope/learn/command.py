@@ -10,7 +10,7 @@ import typer
 from gpuscope._files import check_new
 from gpuscope._optional import needed_for
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Force, Json, say, say_json, say_result, say_written
+from gpuscope.cli.app import Force, Json, say, say_json, say_result
 
 
 def grade_command(
@@ -57,6 +57,6 @@ def grade_command(
     else:
         if grades.stopped:
             say("stopped early: what is not graded says so in the table")
-        say_written([written])
+        say(f"wrote {written}")
     if grades.stopped:
         raise typer.Exit(FAILED)

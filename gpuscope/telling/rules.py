@@ -228,6 +228,10 @@ RULES = {
         "{confidence} t-interval of each mean; equal below {close}; {ties}"
     ),
     "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
+    "predicted": Rule(
+        "Predicted kernel times are off by {error} (median of {times}), at most by {worst}: "
+        "{workload}[ in “{setting}”]"
+    ),
     "unused": Rule("{partition}: no work was given to it"),
 }
 """Rule → its words. A package that makes findings of its own adds its rules."""

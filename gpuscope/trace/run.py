@@ -91,15 +91,17 @@ class Run(Mapping[str, Trace]):
         notes = [stopped, incomplete(self.traces), f"{share.title}: {share.meaning}", *origins]
         return list(filter(None, notes))
 
-    def _tables(self) -> list[list[dict[str, object]]]:
+    def tables(self) -> dict[str, list[dict[str, object]]]:
         """Return the rows of workloads, and those of requests, which have other columns."""
         rows = self.comparison.to_pylist()
         requests = [row for row in rows if is_of_requests(row)]
         others = [row for row in rows if not is_of_requests(row)]
-        return [readable(part) for part in (others, requests) if part or part is others]
+        return {"settings": readable(others)} | (
+            {"requests": readable(requests)} if requests else {}
+        )
 
     def __str__(self) -> str:
-        *first, last = self._tables()
+        *first, last = self.tables().values()
         tables = [text_table(list(rows[0]), rows) for rows in first]
         tables.append(text_table(list(last[0]) if last else (), last, self._notes()))
         return "\n\n".join(tables)
@@ -108,5 +110,5 @@ class Run(Mapping[str, Trace]):
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        tables = "".join(html_table(rows) for rows in self._tables())
+        tables = "".join(html_table(rows) for rows in self.tables().values())
         return tables + "".join(f"<p>{shown(note)}</p>" for note in self._notes())

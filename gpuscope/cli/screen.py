@@ -1,0 +1,208 @@
+"""What a command prints: findings first, then tables, on one screen; with ``--all`` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpuscope._columns import WORDS
+from gpuscope._tables import Rows, paragraph, table_lines, terminal_width
+from gpuscope._text import clean, shortened
+from gpuscope.analysis.result import Result
+from gpuscope.cli.app import say_lines
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.media import to_text
+
+LINES = 40
+"""Lines of a screen."""
+_ROWS = (32, 24, 16, 12, 8, 5, 3, 2, 1)
+"""Rows of each table, as many of these as there is room for."""
+_FINDINGS, _TALLEST = 14, 4
+"""Lines of all findings, and of one paragraph."""
+_NAME, _FILES = 64, 6
+"""Characters of a name in a finding; files that are named."""
+_STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
+
+
+@dataclass
+class _Table:
+    """A table, drawn with as many rows as asked for.
+
+    Attributes
+    ----------
+    every
+        How many rows there are with those of zeros.
+    columns
+        What it shows.
+    left_out
+        What it does not show, in words.
+    """
+
+    title: str
+    rows: Rows
+    weight: str
+    every: int
+    lines: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    left_out: str = ""
+
+    def draw(self, most: int | None) -> None:
+        """Draw at most so many rows, those of most weight; or everything."""
+        rows = self.rows
+        if most is not None and len(rows) > most:
+            heaviest = list(range(len(rows)))
+            if self.weight:
+                heaviest.sort(key=lambda at: -_number(rows[at][self.weight]))
+            rows = [rows[at] for at in sorted(heaviest[:most])]
+        self.columns = list(rows[0])
+        self.lines, dropped = table_lines(self.columns, rows, title=self.title, every=most is None)
+        self.columns = [name for name in self.columns if name not in dropped]
+        missing = self.every - len(rows)
+        words = [f"{missing:,} row{'s' * (missing > 1)}"] * bool(missing)
+        words += [name.partition(" (")[0] for name in dropped]
+        self.left_out = f"{', '.join(words)} of {self.title}" if words else ""
+
+
+class Screen:
+    """What one command prints, when all of it is known.
+
+    Parameters
+    ----------
+    every
+        Whether to print all; else at most :data:`LINES` lines: no row of zeros, of each table as
+        many rows and columns as there is room for, and last what is left out.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self.every, self._width = every, terminal_width()
+        self._found: list[tuple[list[str], str]] = []
+        self._tables: list[_Table] = []
+        self._notes: list[str] = []
+        self._left_out: list[str] = []
+
+    def find(self, *texts: str, style: str = "") -> None:
+        """Add what was found, and what to do about it."""
+        lines = [line for text in texts for line in self._paragraph(text)]
+        room = _FINDINGS - sum(len(lines) for lines, _ in self._found)
+        if self.every or not self._found or (room >= len(lines) and not self._left_out):
+            self._found.append((lines, style))
+        else:
+            self._left_out.append("finding")
+
+    def findings(self, findings: Iterable[tuple[str, Finding]]) -> None:
+        """Add findings in their order, each with what it is about; long names are shortened."""
+        for about, finding in findings:
+            subject = {
+                role: shortened(name, _NAME)
+                if isinstance(name, str)
+                else [shortened(each, _NAME) for each in name]
+                for role, name in finding.subject.items()
+            }
+            brief = finding if self.every else replace(finding, subject=subject)
+            self.find(*to_text(brief, about).splitlines(), style=_STYLES[finding.severity])
+
+    def table(self, title: str, rows: Rows, weight: str = "") -> None:
+        """Add a table.
+
+        Parameters
+        ----------
+        weight
+            The column by which rows are chosen; a row that has 0 there is one of zeros.
+        """
+        kept = rows if self.every else [row for row in rows if not _is_zero(row, weight)]
+        if kept:
+            self._tables.append(_Table(title, kept, weight, len(rows)))
+        elif rows:
+            self.note(f"{title}: {weight or 'every number'} is 0 in all rows ({len(rows):,})")
+
+    def result(self, title: str, result: Result) -> None:
+        """Add the rows of a result that can be read."""
+        rows, left_out = result.readable()
+        for words in filter(None, (result.incomplete, left_out)):
+            self.detail(title, f"{title}: {words}")
+        self.table(title, rows, result.weight if rows and result.weight in rows[0] else "")
+
+    def note(self, text: str) -> None:
+        """Add what stands below the tables, once; texts may be empty."""
+        self._notes += [text] * bool(text and text not in self._notes)
+
+    def detail(self, what: str, text: str) -> None:
+        """Add what stands there if all is printed; else only that there is more about it."""
+        if self.every:
+            self.note(text)
+        elif text:
+            self._left_out.append(f"more about {what}")
+
+    def show(self, origin: str, written: Sequence[Path] = ()) -> None:
+        """Print it, then where the numbers come from and which files were written."""
+        if self.every:
+            foot = self._drawn(None, origin, written)
+        for most in () if self.every else _ROWS:
+            foot = self._drawn(most, origin, written)
+            if self._height(foot) <= LINES:
+                break
+        while not self.every and self._tables and self._height(foot) > LINES:
+            self._left_out.append(f"the table {self._tables.pop().title}")
+            foot = self._drawn(_ROWS[-1], origin, written)
+        for lines, style in self._found:
+            say_lines(lines, style)
+        for table in self._tables:
+            say_lines(table.lines)
+        for lines in [[""] * bool(self._tables), *foot]:
+            say_lines(lines, "dim")
+
+    def _drawn(self, most: int | None, origin: str, written: Sequence[Path]) -> list[list[str]]:
+        """Draw tables, and return what stands below them."""
+        for table in self._tables:
+            table.draw(most)
+        shown = {name for table in self._tables for name in table.columns}
+        words = [f"{name.partition(' (')[0]}: {WORDS[name]}" for name in WORDS if name in shown]
+        left_out = [table.left_out for table in self._tables if table.left_out]
+        findings = self._left_out.count("finding")
+        left_out += [f"{findings} finding{'s' * (findings > 1)}"] * bool(findings)
+        left_out += dict.fromkeys(what for what in self._left_out if what != "finding")
+        more = f"--all adds {'; '.join(left_out)}" if left_out else ""
+        texts = ["; ".join(words), *self._notes, origin, self._files(written)]
+        return [
+            *(self._paragraph(text) for text in texts if text),
+            *([paragraph(more, self._width).split("\n")] if more else []),
+        ]
+
+    def _files(self, written: Sequence[Path]) -> str:
+        if not written:
+            return ""
+        first, *others = written
+        most = len(others) if self.every else _FILES
+        beside = [path.name if path.parent == first.parent else str(path) for path in others[:most]]
+        more = f" and {len(others) - most} more" if len(others) > most else ""
+        return f"wrote {first}" + (f"; beside it {', '.join(beside)}{more}" if beside else "")
+
+    def _height(self, foot: Iterable[Sequence[str]]) -> int:
+        parts = [
+            *(lines for lines, _ in self._found),
+            *(each.lines for each in self._tables),
+            *foot,
+        ]
+        return sum(map(len, parts)) + bool(self._tables)
+
+    def _paragraph(self, text: str) -> list[str]:
+        """Return foreign text as lines; of a long one the middle is lost unless all is printed."""
+        limit = _TALLEST * self._width
+        lines = paragraph(text if self.every else clean(text, limit), self._width).split("\n")
+        while not self.every and len(lines) > _TALLEST:
+            limit -= self._width // 4
+            lines = paragraph(clean(text, limit), self._width).split("\n")
+        return lines
+
+
+def _is_zero(row: Mapping[str, object], weight: str) -> bool:
+    """Whether a row has 0 for its weight; or else only zeros for numbers, and one at least."""
+    if weight:
+        return not row[weight]
+    numbers = [value for value in row.values() if isinstance(value, int | float)]
+    return bool(numbers) and not any(numbers)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0.0

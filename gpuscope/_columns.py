@@ -109,9 +109,9 @@ COMPARED: dict[str, Column] = {
         Column("requests_per_s", "requests/s", "/s", 1, meaning="finished requests a second"),
         Column("goodput_per_s", "goodput/s", "/s", 1, meaning="those that meet the SLO"),
         Column("calls_per_s", "calls/s", "/s", 1, meaning="from the first kernel to the last"),
+        Column(_SHARE, "of alone", "%", 1, 1, "the rate over the rate alone on the whole GPU"),
         Column("tflop_per_s", "TFLOP/s", "TFLOP/s", 1, meaning="stated operations over that time"),
         Column("gb_per_s", "GB/s", "GB/s", 1, meaning="stated bytes over that time"),
-        Column(_SHARE, "of alone", "%", 1, 1, "the rate over the rate alone on the whole GPU"),
         Column("overlap", "overlap", meaning="shared over the shorter busy time, of one pair"),
         _detail("overlap_tight", "overlap (tight)", meaning="without what is uncertain of spans"),
         Column("gain", "gain", better=1, meaning="time alone over time together"),
@@ -122,10 +122,15 @@ COMPARED: dict[str, Column] = {
 of a workload that arrives at a given rate or as requests need it; the tight overlap where no
 uncertainty is stated. ``ttft``, ``tbt``, ``requests`` and ``goodput`` are of requests, which have
 no kernels of their own. Overlap and gain are the setting's."""
-WORDS = {COMPARED[key].heading: COMPARED[key].meaning for key in (_SHARE, "overlap", "gain")} | {
-    "handle": "a prepared call: execute() launches it, on the caller's stream",
+MEANINGS = {
+    "of alone": COMPARED[_SHARE].meaning,
+    "overlap": COMPARED["overlap"].meaning,
+    "gain": COMPARED["gain"].meaning,
+    "handle": "a prepared, reusable workload; its span is a call, until the host saw it done",
+    "guard": "selects the stream for everything that is launched below it",
+    "Guard": "selects the stream for everything that is launched below it",
 }
-"""Heading → what it means, of columns whose names do not say it."""
+"""Words of ours → what they mean, for a hover where each stands first."""
 TOGETHER = ("overlap", "overlap_tight", "gain")
 """Columns that are the setting's, not a workload's."""
 _ERROR = Column("error", "error", kind="text")

@@ -21,7 +21,7 @@ from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import latency
 from gpuscope.analysis.rates import Done, done, done_alone
 from gpuscope.analysis.requests_analysis import requests
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, sentences
 from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.columns import codes
 from gpuscope.trace.facts import SoloFacts
@@ -337,18 +337,18 @@ class SweepResult(Result):
         return readable(rows, list(self.parameters)), left_out
 
     @property
-    def note(self) -> str:
-        """What was varied, and provenance, in one line."""
+    def definition(self) -> str:
+        """What was varied, and by what it was normalised."""
         varied = ", ".join(f"{path} = {list(values)}" for path, values in self.parameters.items())
-        stopped = "stopped early. " if self.stopped else ""
-        words = f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}"
-        if self.speeds:
-            gpus = ", ".join(
-                f"{speed.relative:.3f} on {speed.gpu} (n = {speed.n}, drift {speed.drift:.1%})"
-                for speed in self.speeds
-            )
-            words += f"; times × and rates ÷ the speed of a reference on each GPU: {gpus}"
-        return clean(words)
+        gpus = ", ".join(
+            f"{speed.relative:.3f} on {speed.gpu} (n = {speed.n}, drift {speed.drift:.1%})"
+            for speed in self.speeds
+        )
+        return sentences(
+            "stopped early" if self.stopped else "",
+            clean(f"{self.experiment.get('name')} at {varied}"),
+            gpus and f"times × and rates ÷ the speed of a reference on each GPU: {gpus}",
+        )
 
 
 def solo_statistics(

@@ -20,7 +20,7 @@ from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult, pr
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
-from gpuscope.cli.screen import Screen
+from gpuscope.cli.screen import STYLES, Screen
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
@@ -268,6 +268,8 @@ def _facts_of(result: Run) -> dict[str, object]:
 
 def _run_on(screen: Screen, result: Run) -> str:
     """Put on a screen how the settings of a run compare; returns where the numbers come from."""
+    if result.stopped:
+        screen.find("stopped early: what was recorded until then is here", style=STYLES["warning"])
     screen.find(telling.outcome(result), style="bold")
     screen.findings(findings_by_setting(result))
     for title, rows in result.tables().items():
@@ -282,7 +284,6 @@ def _run_on(screen: Screen, result: Run) -> str:
                 granted.setdefault(words, []).append(setting)
     for words, settings in granted.items():
         screen.note(f"{', '.join(settings)}: {words}")
-    screen.note("stopped early: what was recorded until then is here" * result.stopped)
     return "; ".join(dict.fromkeys(trace.origin for trace in result.values()))
 
 
@@ -290,13 +291,12 @@ def _errors_on(screen: Screen, errors: PredictionResult) -> str:
     """Put on a screen how far predictions are off; returns where the numbers come from."""
     times = [time for time in errors.times if time.of != MAKESPAN]
     worst = max(times, key=lambda time: abs(time.error))
-    values = (
-        Quantity("times", len(times)),
-        Quantity("error", errors.median_error, "%"),
-        Quantity("worst", worst.error, "±%"),
-    )
-    subject = {"workload": worst.of, "setting": worst.setting}
-    screen.findings([("", Finding("predicted", "note", subject, values))])
+    values = [Quantity("times", len(times)), Quantity("error", errors.median_error, "%")]
+    subject = {}
+    if worst.error:
+        values.append(Quantity("worst", worst.error, "±%"))
+        subject = {"workload": worst.of, "setting": worst.setting}
+    screen.findings([("", Finding("predicted", "note", subject, tuple(values)))])
     screen.result("kernel time of a call", errors)
     screen.note("; ".join(errors.left_out) and f"Not compared: {'; '.join(errors.left_out)}")
     if errors.predicted == errors.measured:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpuscope._columns import WORDS
+from gpuscope._columns import MEANINGS
 from gpuscope._tables import Rows, paragraph, table_lines, terminal_width
 from gpuscope._text import clean, shortened
 from gpuscope.analysis.result import Result
@@ -22,7 +22,7 @@ _FINDINGS, _TALLEST = 14, 4
 """Lines of all findings, and of one paragraph."""
 _NAME, _FILES = 64, 6
 """Characters of a name in a finding; files that are named."""
-_STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
+STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Table:
         self.columns = [name for name in self.columns if name not in dropped]
         missing = self.every - len(rows)
         words = [f"{missing:,} row{'s' * (missing > 1)}"] * bool(missing)
-        words += [name.partition(" (")[0] for name in dropped]
+        words += map(_title, dropped)
         self.left_out = f"{', '.join(words)} of {self.title}" if words else ""
 
 
@@ -100,7 +100,7 @@ class Screen:
                 for role, name in finding.subject.items()
             }
             brief = finding if self.every else replace(finding, subject=subject)
-            self.find(*to_text(brief, about).splitlines(), style=_STYLES[finding.severity])
+            self.find(*to_text(brief, about).splitlines(), style=STYLES[finding.severity])
 
     def table(self, title: str, rows: Rows, weight: str = "") -> None:
         """Add a table.
@@ -156,27 +156,22 @@ class Screen:
         """Draw tables, and return what stands below them."""
         for table in self._tables:
             table.draw(most)
-        shown = {name for table in self._tables for name in table.columns}
-        words = [f"{name.partition(' (')[0]}: {WORDS[name]}" for name in WORDS if name in shown]
+        shown = {_title(name) for table in self._tables for name in table.columns}
+        words = [f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in shown]
         left_out = [table.left_out for table in self._tables if table.left_out]
         findings = self._left_out.count("finding")
         left_out += [f"{findings} finding{'s' * (findings > 1)}"] * bool(findings)
         left_out += dict.fromkeys(what for what in self._left_out if what != "finding")
-        more = f"--all adds {'; '.join(left_out)}" if left_out else ""
-        texts = ["; ".join(words), *self._notes, origin, self._files(written)]
-        return [
-            *(self._paragraph(text) for text in texts if text),
-            *([paragraph(more, self._width).split("\n")] if more else []),
-        ]
-
-    def _files(self, written: Sequence[Path]) -> str:
-        if not written:
-            return ""
-        first, *others = written
-        most = len(others) if self.every else _FILES
-        beside = [path.name if path.parent == first.parent else str(path) for path in others[:most]]
-        more = f" and {len(others) - most} more" if len(others) > most else ""
-        return f"wrote {first}" + (f"; beside it {', '.join(beside)}{more}" if beside else "")
+        texts = ["; ".join(words), *self._notes, origin]
+        foot = [self._paragraph(text) for text in texts if text]
+        foot += [[f"wrote {clean(path)}"] for path in written[:1]]  # unbroken, to be copied
+        if beside := [path.name for path in written[1:]]:
+            most = len(beside) if self.every else _FILES
+            more = [f"and {len(beside) - most} more"] * (len(beside) > most)
+            foot.append(self._paragraph(f"beside it: {', '.join([*beside[:most], *more])}"))
+        if left_out:
+            foot.append(paragraph(f"--all adds {'; '.join(left_out)}", self._width).split("\n"))
+        return foot
 
     def _height(self, foot: Iterable[Sequence[str]]) -> int:
         parts = [
@@ -202,6 +197,11 @@ def _is_zero(row: Mapping[str, object], weight: str) -> bool:
         return not row[weight]
     numbers = [value for value in row.values() if isinstance(value, int | float)]
     return bool(numbers) and not any(numbers)
+
+
+def _title(column: str) -> str:
+    """Return a heading without its unit."""
+    return column.partition(" (")[0]
 
 
 def _number(value: object) -> float:

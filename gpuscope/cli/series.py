@@ -18,7 +18,7 @@ from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import All, Force, Json, app, open_target, run_bar, say_json
-from gpuscope.cli.screen import Screen
+from gpuscope.cli.screen import STYLES, Screen
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed
@@ -29,6 +29,7 @@ from gpuscope.search.interference import measure_interference
 from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
+from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.telling.of_tuning import forecast_errors, measured, paid, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
@@ -318,23 +319,45 @@ def _tell(
         say_json({**more, "stopped": result.stopped, "rows": result.rows(), "files": files})
     else:
         screen = Screen(every=every)
-        if isinstance(result, Tuning):
-            screen.findings(("", finding) for finding in (tuned(result), *paid(result)))
-            screen.result("settings", result)
-            screen.detail("how it was measured", measured(result).text)
-            for finding in forecast_errors(result):
-                screen.detail("forecasts", finding.text)
-            screen.detail("forecasts", result.forecasts)
-        elif isinstance(result, SweepResult):
-            screen.result("points", result)
-            screen.detail("GPUs", result.note)
-        else:
-            screen.result("interference", result)
-            screen.note(result.definition)
         if result.stopped:
             resumes = not isinstance(result, InterferenceResult)
             hint = "; the same command goes on from there" if resumes else ""
-            screen.note(f"stopped early: this is what was measured until then{hint}")
+            words = f"stopped early: this is what was measured until then{hint}"
+            screen.find(words, style=STYLES["warning"])
+        if isinstance(result, Tuning):
+            _tuning_on(screen, result)
+        elif isinstance(result, SweepResult):
+            screen.result("points", result)
+            screen.note(result.definition)
+        else:
+            _interference_on(screen, result)
         screen.show(result.provenance, written)
     if result.stopped:
         raise typer.Exit(FAILED)
+
+
+def _tuning_on(screen: Screen, result: Tuning) -> None:
+    screen.findings(("", finding) for finding in (tuned(result), *paid(result)))
+    screen.result("settings", result)
+    screen.detail("how it was measured", measured(result).text)
+    for finding in forecast_errors(result):
+        screen.detail("forecasts", finding.text)
+    screen.detail("forecasts", result.forecasts)
+
+
+def _interference_on(screen: Screen, result: InterferenceResult) -> None:
+    told = {cell: cell.value for cell in result.cells if cell.value is not None}
+    untold = [cell for cell in result.cells if cell.value is None]
+    values = counts(told=len(told), untold=len(untold))
+    if told:
+        most = max(told, key=told.__getitem__)
+        subject = {"workload": most.of, "given": most.given}
+        values = (Quantity("longer", told[most], "%"), *values[: 1 + bool(untold)])
+        finding = Finding("interferes", "note", subject, values)
+    else:
+        finding = Finding("interferes.unknown", "warning", {}, values)
+    screen.findings([("", finding)])
+    screen.result("interference", result)
+    for cell in untold[:1]:
+        screen.note(f"{cell.of} given {cell.given}: {cell.reason}")
+    screen.note(result.definition)

@@ -229,9 +229,14 @@ RULES = {
     ),
     "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
     "predicted": Rule(
-        "Predicted kernel times are off by {error} (median of {times}), at most by {worst}: "
-        "{workload}[ in “{setting}”]"
+        "Predicted kernel times are off by {error} (median of {times})"
+        "[; most by {worst}, of {workload}][ in “{setting}”]"
     ),
+    "interferes": Rule(
+        "Kernels of {workload} take {longer} longer while {given} runs, the most of {told} pairs"
+        "[; {untold} more cannot be told]"
+    ),
+    "interferes.unknown": Rule("Of {untold} pairs none can be told"),
     "unused": Rule("{partition}: no work was given to it"),
 }
 """Rule → its words. A package that makes findings of its own adds its rules."""

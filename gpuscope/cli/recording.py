@@ -23,8 +23,11 @@ import typer
 from gpuscope._checks import length_ns
 from gpuscope._files import make_folder
 from gpuscope._libcupti import arrange_nvtx
+from gpuscope._tables import paragraph, terminal_width
 from gpuscope._text import clean, counted
+from gpuscope.analyses import findings
 from gpuscope.cli.app import app, complain
+from gpuscope.cli.screen import brief
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.processes import BOOTSTRAP
@@ -33,6 +36,8 @@ from gpuscope.experiments.so_far import SO_FAR, SoFar, cut_short, last_trace, re
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
+from gpuscope.telling.media import to_text
+from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
 
 _FIRST_S, _LIVE_S = 1.0, 2.0
@@ -41,6 +46,8 @@ _SHARE = 0.2
 _NICENESS = 5
 """The program goes first."""
 _SHOWN, _MOST = 60, 5
+_TOLD, _FOUND = 6, 2
+"""Files that are told one by one, and findings of each trace."""
 
 
 @app.command("record", context_settings={"allow_interspersed_args": False})
@@ -222,7 +229,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
         return
     every, unreadable = read_facts(work)
     done: list[Path] = []
-    ours: set[Path] = set()
+    ours: list[Path] = []
     has_traces = False
     for path, facts in every.items():
         who = f"process {facts.pid} ({facts.name})"
@@ -252,6 +259,10 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
             "gpuscope: nothing was recorded: no process of the program used CUDA or a device of "
             f"gpuscope of the kinds that --device names{unseen * (not cupti.ok)}"
         )
+    if len(ours) > _TOLD:
+        complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
+    for path in ours[:1]:
+        complain(f"gpuscope: gpuscope summary {path} says more")
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
     _clear(work, done)
@@ -305,7 +316,7 @@ def _base(target: Path, suffix: str, facts: Facts, *, is_program: bool) -> tuple
 
 
 def _is_published(
-    file: Path, facts: Facts, base: str, suffix: str, ours: set[Path], *, report: bool, title: str
+    file: Path, facts: Facts, base: str, suffix: str, ours: list[Path], *, report: bool, title: str
 ) -> bool:
     """Write a trace, and its report, under names that nobody uses; returns whether that worked.
 
@@ -331,16 +342,26 @@ def _is_published(
     except (GpuscopeError, OSError) as error:
         complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
         return False
-    complain(f"gpuscope: {title}: {counted(trace.kind_counts())}")
-    if trace.metadata.incomplete:
-        complain(f"gpuscope: {trace.metadata.incomplete}")
-    ours.update(written)
-    for path in written:
-        complain(f"gpuscope: wrote {path}")
+    ours += written
+    if len(ours) <= _TOLD:
+        with _whatever_happens("what was found is not shown"):
+            _tell(trace, title)
+        for path in written:
+            complain(f"gpuscope: wrote {path}")
     return True
 
 
-def _unused(base: str, suffix: str, ours: set[Path], *, with_page: bool) -> Path:
+def _tell(trace: Trace, title: str) -> None:
+    """Say what a trace comes to: its most urgent findings, then what is in it."""
+    width = terminal_width()
+    said = [to_text(brief(finding)) for finding in findings(trace).findings[:_FOUND]]
+    said.append(f"{title}: {counted(trace.kind_counts())}; {trace.origin}")
+    for text in said:
+        for line in text.splitlines():
+            complain(paragraph(f"gpuscope: {line}", width))
+
+
+def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:
     """Make an empty file under a name that nobody uses, nor as a report, and return its path."""
     for number in itertools.count(1):
         name = base if number == 1 else f"{base}-{number}"

@@ -93,14 +93,8 @@ class Screen:
     def findings(self, findings: Iterable[tuple[str, Finding]]) -> None:
         """Add findings in their order, each with what it is about; long names are shortened."""
         for about, finding in findings:
-            subject = {
-                role: shortened(name, _NAME)
-                if isinstance(name, str)
-                else [shortened(each, _NAME) for each in name]
-                for role, name in finding.subject.items()
-            }
-            brief = finding if self.every else replace(finding, subject=subject)
-            self.find(*to_text(brief, about).splitlines(), style=STYLES[finding.severity])
+            told = finding if self.every else brief(finding)
+            self.find(*to_text(told, about).splitlines(), style=STYLES[finding.severity])
 
     def table(self, title: str, rows: Rows, weight: str = "") -> None:
         """Add a table.
@@ -114,7 +108,8 @@ class Screen:
         if kept:
             self._tables.append(_Table(title, kept, weight, len(rows)))
         elif rows:
-            self.note(f"{title}: {weight or 'every number'} is 0 in all rows ({len(rows):,})")
+            where = f"all {len(rows):,} rows" if len(rows) > 1 else "its one row"
+            self.note(f"{title}: {weight or 'every number'} is 0 in {where}")
 
     def result(self, title: str, result: Result) -> None:
         """Add the rows of a result that can be read."""
@@ -189,6 +184,17 @@ class Screen:
             limit -= self._width // 4
             lines = paragraph(clean(text, limit), self._width).split("\n")
         return lines
+
+
+def brief(finding: Finding) -> Finding:
+    """Return a finding with short names."""
+    subject = {
+        role: shortened(name, _NAME)
+        if isinstance(name, str)
+        else [shortened(each, _NAME) for each in name]
+        for role, name in finding.subject.items()
+    }
+    return replace(finding, subject=subject)
 
 
 def _is_zero(row: Mapping[str, object], weight: str) -> bool:

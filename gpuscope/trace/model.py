@@ -345,8 +345,11 @@ class Trace:
         sources = list(filter(None, self._values("source")))
         kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
-        line = f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}"
-        return clean("; ".join(filter(None, [line, self.metadata.forecast])))
+        times = f"kernel times from: {', '.join(kernels) or 'nothing'}"
+        times *= kernels != ["simulated"]  # that has been said
+        return clean(
+            "; ".join(filter(None, [f"{kind} on {devices}", times, self.metadata.forecast]))
+        )
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{count} {kind}" for kind, count in self.kind_counts().items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -97,7 +97,8 @@ def text_table(columns: Sequence[str], rows: Rows, notes: Sequence[str] = ()) ->
         Paragraphs below the table, and below the names of columns that do not fit.
     """
     width = terminal_width()
-    lines, left_out = table_lines(columns, rows)
+    lines, shown_columns = table_lines(columns, rows)
+    left_out = [name for name in filled(columns, rows) if name not in shown_columns]
     wider = f"left out at {width} columns: {', '.join(left_out)}; rows() has all"
     words = [paragraph(note, width) for note in (wider * bool(left_out), *notes) if note]
     return "\n".join([*lines, *[""] * bool(lines and words), *words])
@@ -106,7 +107,7 @@ def text_table(columns: Sequence[str], rows: Rows, notes: Sequence[str] = ()) ->
 def table_lines(
     columns: Sequence[str], rows: Rows, *, title: str = "", every: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Return a table as lines, and the names of columns that the terminal is too narrow for.
+    """Return a table as lines, and the columns that it shows.
 
     Columns stand in their order as far as they fit: the last go first, and never the leading ones
     that tell rows apart. One in which no row has a value is left out. Numbers are whole; texts are
@@ -120,12 +121,12 @@ def table_lines(
         Leave out nothing: what does not fit goes on in a table below, under the same names.
     """
     width = terminal_width()
-    filled = [name for name in columns if any(row[name] not in (None, "") for row in rows)]
-    if not filled:
+    columns = filled(columns, rows)
+    if not columns:
         return [], []
-    names = next((n for n in range(1, _NAMES) if _tells_apart(filled[:n], rows)), 1)
+    names = next((n for n in range(1, _NAMES) if _tells_apart(columns[:n], rows)), 1)
     longest_word = (width - _BETWEEN * names) // (names + 1)
-    table = [_column(name, rows, width, longest_word) for name in filled]
+    table = [_column(name, rows, width, longest_word) for name in columns]
     key, rest = table[:names], table[names:]
     parts: list[list[_Column]] = []
     while not parts or (every and rest):
@@ -143,7 +144,12 @@ def table_lines(
         lines += [*[""] * bool(lines and not title), *head]
         for number in range(len(rows)):
             lines += _line([column.cells[number] for column in part], widths, part)
-    return lines, [column.head for column in rest]
+    return lines, columns[: len(columns) - len(rest)]
+
+
+def filled(columns: Iterable[str], rows: Rows) -> list[str]:
+    """Return the columns in which any row has a value."""
+    return [name for name in columns if any(row[name] not in (None, "") for row in rows)]
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def _column(name: str, rows: Rows, width: int, longest_word: int) -> _Column:
     is_left, head = is_text(rows, name), clean(name)
     cells = [clean(format_value(row[name])) for row in rows]
     if is_left:
-        whole = (shortened(cell, _LINES * width) for cell in cells)
+        whole = (shortened(cell, longest_word, _LINES * width) for cell in cells)
         cells = [" ".join(shortened(word, longest_word) for word in cell.split()) for cell in whole]
     longest = max(map(len, cells))
     words = [word for cell in cells for word in cell.split()] if is_left else cells

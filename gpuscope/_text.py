@@ -40,13 +40,17 @@ def clean(text: object, limit: int | None = None) -> str:
     )
 
 
-def shortened(text: object, limit: int) -> str:
-    """Return foreign text like :func:`clean`; C++ template arguments go before the middle does."""
-    line = clean(text, max(limit, _FOREIGN))
-    shorter = ""
-    while len(line) > limit and line != shorter:
-        shorter, line = line, _ARGUMENTS.sub("<…>", line)
-    return clean(_PARAMETERS.sub("(…)", line) if len(line) > limit else line, limit)
+def shortened(text: object, limit: int, most: int | None = None) -> str:
+    """Return foreign text like :func:`clean`: above the limit without C++ template arguments.
+
+    If it is longer than ``most`` even so, it loses its middle; ``most`` is the limit if not given.
+    """
+    line, before = clean(text, max(limit, _FOREIGN)), ""
+    if len(line) > limit:
+        while line != before:
+            before, line = line, _ARGUMENTS.sub("<…>", line)
+        line = _PARAMETERS.sub("(…)", line)
+    return clean(line, most or limit)
 
 
 def clean_lines(text: object) -> str:

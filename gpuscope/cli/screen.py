@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuscope._columns import MEANINGS
-from gpuscope._tables import Rows, paragraph, table_lines, terminal_width
+from gpuscope._tables import Rows, filled, paragraph, table_lines, terminal_width
 from gpuscope._text import clean, shortened
 from gpuscope.analysis.result import Result
 from gpuscope.cli.app import say_lines
@@ -55,9 +55,9 @@ class _Table:
             if self.weight:
                 heaviest.sort(key=lambda at: -_number(rows[at][self.weight]))
             rows = [rows[at] for at in sorted(heaviest[:most])]
-        self.columns = list(rows[0])
-        self.lines, dropped = table_lines(self.columns, rows, title=self.title, every=most is None)
-        self.columns = [name for name in self.columns if name not in dropped]
+        columns = filled(self.rows[0], self.rows)
+        self.lines, self.columns = table_lines(columns, rows, title=self.title, every=most is None)
+        dropped = [name for name in columns if name not in self.columns]
         missing = self.every - len(rows)
         words = [f"{missing:,} row{'s' * (missing > 1)}"] * bool(missing)
         words += map(_title, dropped)
@@ -108,7 +108,7 @@ class Screen:
         if kept:
             self._tables.append(_Table(title, kept, weight, len(rows)))
         elif rows:
-            where = f"all {len(rows):,} rows" if len(rows) > 1 else "its one row"
+            where = f"each of {len(rows):,} rows" if len(rows) > 1 else "its one row"
             self.note(f"{title}: {weight or 'every number'} is 0 in {where}")
 
     def result(self, title: str, result: Result) -> None:

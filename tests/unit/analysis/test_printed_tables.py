@@ -8,8 +8,8 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import analysis
-from gpuscope._tables import html_table, text_table
-from gpuscope._text import format_value
+from gpuscope._tables import html_table, table_lines, text_table
+from gpuscope._text import format_value, shortened
 
 PLAN = {
     "name": "two", "alone_repeats": 2,
@@ -50,12 +50,70 @@ def test_a_table_fits_the_terminal_and_keeps_numbers_whole(monkeypatch, width):
     assert " ".join(re.sub("[^a-z ]", " ", text).split()).count("kernel") == 1
 
 
-def test_where_a_line_each_does_not_fit_each_row_is_a_block(monkeypatch):
+@pytest.mark.parametrize("width", [30, 80, 120, 400])
+def test_columns_that_do_not_fit_are_named_the_last_first(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ["row", *(f"column{number}" for number in range(20))]
+    rows = [dict(zip(columns, ["a", *range(10**6, 10**6 + 20)], strict=True))]
+    lines, shown = table_lines(columns, rows)
+    assert shown == lines[0].split() == columns[: len(shown)]
+    assert len(shown) == {30: 3, 80: 8, 120: 11, 400: 21}[width]
+    *_, noted = text_table(columns, rows).partition("left out")
+    assert re.findall(r"column\d+", noted) == columns[len(shown) :]
+    every, shown = table_lines(columns, rows, every=True)
+    assert shown == columns
+    assert all(f"{number:,}" in "\n".join(every) for number in range(10**6, 10**6 + 20))
+    assert max(map(len, every)) <= width
+    assert all(line.startswith(("row", "a", "─")) for line in every if line), "named in each part"
+
+
+def test_no_column_goes_that_tells_rows_apart(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [{f"column {number}": 10**6 + number for number in range(9)}]
-    lines = text_table(list(rows[0]), rows).splitlines()
-    assert [line.split("  ")[0] for line in lines] == list(rows[0])
-    assert lines[3].endswith("1,000,003")
+    rows = [{"first": "a" * 30, "second": "b" * 30 + mark, "n": 1, "m": 10**9} for mark in "xy"]
+    lines, shown = table_lines(list(rows[0]), rows)
+    assert shown == ["first", "second", "n"]
+    assert max(map(len, lines)) <= 40
+    assert [line.split()[-2][-1] for line in lines[2:]] == ["x", "y"]
+
+
+def test_a_column_without_a_value_is_left_out():
+    assert table_lines(["a", "b"], [{"a": 1, "b": None}, {"a": 2, "b": ""}])[1] == ["a"]
+    assert table_lines(["a"], [{"a": None}]) == table_lines(["a"], []) == ([], [])
+
+
+KERNEL = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::Half, at::native::"
+    "sum_functor<c10::Half>::operator()(at::TensorIterator&)::{lambda(float, float)#1}> >"
+    "(at::native::ReduceOp<c10::Half, float>)"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "short"),
+    [
+        (KERNEL, 60, "void at::native::reduce_kernel<…>(…)"),
+        (KERNEL, 20, "void at::n…nel<…>(…)"),
+        ("n" * 90, 60, "n" * 30 + "…" + "n" * 29),
+        ("[red]g<b>", 60, "[red]g<b>"),
+        ("x" * 10**7, 5, "xx…xx"),
+        ("<" * 10**6, 5, "<<…<<"),
+        ("<a>" * 10**6, 5, "<…….>"),
+    ],
+)
+def test_long_names_lose_template_arguments_and_then_their_middle(text, limit, short):
+    found = shortened(text, limit)
+    assert len(found) <= limit
+    assert found == short or text.startswith("<a>")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_kernel_s_name_does_not_burst_a_table(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [{"kernel": KERNEL, "n": 1, "what ran": "n" * 300}]
+    lines, shown = table_lines(list(rows[0]), rows)
+    assert shown == list(rows[0])
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 4
 
 
 @pytest.mark.parametrize("width", [1, 5, 20])
@@ -93,7 +151,9 @@ def test_print_of_a_result_is_a_table(run, monkeypatch, name, width):
     text = str(result)
     assert max(map(len, text.splitlines())) <= width
     assert "Result(" not in text
-    assert all(str(column).split()[0] in text for column in result.rows()[0])
+    rows = result.rows()
+    filled = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
+    assert all(word in text for column in filled for word in column.split())
     assert "SIMULATED" in text
 
 
@@ -107,8 +167,8 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
         "runs on",
         "latency p50 (µs)",
         "calls/s",
-        "TFLOP/s",
         "of alone (%)",
+        "TFLOP/s",
         "overlap",
         "gain",
     ]
@@ -122,7 +182,7 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
 def test_a_notebook_sees_the_share_the_overlap_and_the_gain_under_plain_names(run):
     html = run._repr_html_()
     heads = re.findall(r"<th[^>]*>(.*?)</th>", html)
-    assert heads[-3:] == ["of alone (%)", "overlap", "gain"]
+    assert heads[-3:] == ["TFLOP/s", "overlap", "gain"]
     assert len(heads) == 9
     assert "share_of_alone_on_whole_gpu" not in html
     assert "whole GPU" in html

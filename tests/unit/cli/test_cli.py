@@ -105,10 +105,9 @@ def test_run_writes_report_comparison_and_traces(command, trial, tmp_path):
     assert names(out) == FILES
     assert "NVIDIA H200 (simulated)" in printed
     assert "SIMULATED" in printed
-    assert "16 | rest: partition b asked for rest, was granted 116 SMs" in printed
-    assert "partition a" not in printed  # it was granted the count that was asked for
-    for name in FILES:
-        assert f"wrote {out / name}" in printed
+    assert "was granted" not in printed, "the rest is what is left"
+    assert f"wrote {out / 'report.html'}\n" in printed
+    assert all(name in printed for name in FILES)
     trace = gs.load_trace(out / "trace-16-rest.parquet")
     assert trace.metadata.setting == "16 | rest"
     assert len(trace.where(kind="kernel", category="small")) == 5
@@ -227,7 +226,6 @@ def test_predict_compares_with_a_run(command, trial, tmp_path):
     code, told, _ = command("predict", trial, "--against", ran, "--out", out)
     assert code == 0
     assert names(out) == sorted([*FILES, "compare.html"])
-    assert "without sign 0.0%" in " ".join(told.split())
     assert "makespan" in told
     assert "SIMULATED" in told
     code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json", "--force")

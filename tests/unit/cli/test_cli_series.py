@@ -88,9 +88,7 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
     assert code == 0
     assert kept_points(out) == [0, 1]
     assert {name for name in names(out) if "point-" not in name} == {"sweep.csv", "sweep.html"}
-    assert "latency" in printed
-    assert "SIMULATED" in printed
-    assert f"wrote {out / 'sweep.html'}" in printed
+    assert f"wrote {out / 'sweep.html'}\n" in printed
     with (out / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["partitions.a"] for row in rows] == ["8"] * 4 + ["16"] * 4
@@ -118,7 +116,7 @@ def test_a_sweep_with_a_reference_says_so(command, trial, tmp_path):
     )  # fmt: skip
     assert code == 0
     said = " ".join(printed.split())
-    assert "rates ÷ the speed of a reference on each GPU: 1.000 on SIM-h200 (n = 2" in said
+    assert "a reference on each GPU: 1.000 on SIM-h200 (n = 2" in said
     with (tmp_path / "sweep.csv").open() as file:
         assert {row["speed"] for row in csv.DictReader(file)} == {"1"}
 

@@ -187,6 +187,17 @@ def readable(
     return table
 
 
+def tables(
+    rows: Sequence[Mapping[str, object]], besides: Sequence[str] = ()
+) -> dict[str, list[dict[str, object]]]:
+    """Return title → rows as people read them: of requests apart, which have other columns."""
+    parts = {
+        "settings": [row for row in rows if not is_of_requests(row)],
+        "requests": [row for row in rows if is_of_requests(row)],
+    }
+    return {title: readable(part, besides) for title, part in parts.items() if part}
+
+
 def _cell(row: Mapping[str, object], column: Column) -> object:
     has_kernels = row.get("workload") is not None and not is_of_requests(row)
     if column.key == "partition" and has_kernels and row.get("partition") is None:

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from gpuscope import telling
+from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult, prediction
@@ -272,7 +273,7 @@ def _run_on(screen: Screen, result: Run) -> str:
         screen.find("stopped early: what was recorded until then is here", style=STYLES["warning"])
     screen.find(telling.outcome(result), style="bold")
     screen.findings(findings_by_setting(result))
-    for title, rows in result.tables().items():
+    for title, rows in tables(result.comparison.to_pylist()).items():
         screen.table(title, rows)
     granted: dict[str, list[str]] = {}
     for setting, trace in result.items():

@@ -18,7 +18,7 @@ LINES = 40
 """Lines of a screen."""
 _ROWS = (32, 24, 16, 12, 8, 5, 3, 2, 1)
 """Rows of each table, as many of these as there is room for."""
-_FINDINGS, _TALLEST = 14, 4
+_FINDINGS, _TALLEST = 14, 6
 """Lines of all findings, and of one paragraph."""
 _NAME, _FILES = 64, 6
 """Characters of a name in a finding; files that are named."""
@@ -187,14 +187,16 @@ class Screen:
 
 
 def brief(finding: Finding) -> Finding:
-    """Return a finding with short names."""
+    """Return a finding with short names of kernels; what is a sentence stays one."""
     subject = {
-        role: shortened(name, _NAME)
-        if isinstance(name, str)
-        else [shortened(each, _NAME) for each in name]
+        role: _brief(name) if isinstance(name, str) else [_brief(each) for each in name]
         for role, name in finding.subject.items()
     }
     return replace(finding, subject=subject)
+
+
+def _brief(name: str) -> str:
+    return " ".join(shortened(word, _NAME) for word in shortened(name, _NAME, 10**4).split(" "))
 
 
 def _is_zero(row: Mapping[str, object], weight: str) -> bool:

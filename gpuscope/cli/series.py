@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import typer
 
+from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, replacing, write_text
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
@@ -30,6 +31,7 @@ from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
 from gpuscope.telling.finding import Finding, Quantity, counts
+from gpuscope.telling.of_sweep import swept
 from gpuscope.telling.of_tuning import forecast_errors, measured, paid, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
@@ -327,7 +329,9 @@ def _tell(
         if isinstance(result, Tuning):
             _tuning_on(screen, result)
         elif isinstance(result, SweepResult):
-            screen.result("points", result)
+            screen.findings(("", finding) for finding in swept(result))
+            for title, rows in tables(result.table.to_pylist(), list(result.parameters)).items():
+                screen.table(title, rows)
             screen.note(result.definition)
         else:
             _interference_on(screen, result)

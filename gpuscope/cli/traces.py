@@ -205,7 +205,8 @@ def summary_command(
             screen.note(f"{name}: {answer}")
         else:
             screen.result(name, answer)
-    screen.show(f"{trace.provenance}; {_spans(trace)}")
+    screen.note(trace.metadata.left_out)
+    screen.show(f"{trace.origin}; {_spans(trace)}")
 
 
 def _spans(trace: Trace) -> str:

@@ -232,6 +232,10 @@ RULES = {
         "Predicted kernel times are off by {error} (median of {times})"
         "[; most by {worst}, of {workload}][ in “{setting}”]"
     ),
+    "swept": Rule(
+        "{quantity} of {workload} is best at {best}: {good}; and worst at {worst}: {bad}. Each "
+        "point was measured once: gpuscope tune tells differences from noise"
+    ),
     "interferes": Rule(
         "Kernels of {workload} take {longer} longer while {given} runs, the most of {told} pairs"
         "[; {untold} more cannot be told]"

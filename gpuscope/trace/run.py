@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from gpuscope._columns import COMPARED, is_of_requests, readable
+from gpuscope._columns import COMPARED, tables
 from gpuscope._tables import Printer, html_table, text_table
 from gpuscope._text import shown
 from gpuscope.trace.metadata import Description
@@ -91,24 +91,18 @@ class Run(Mapping[str, Trace]):
         notes = [stopped, incomplete(self.traces), f"{share.title}: {share.meaning}", *origins]
         return list(filter(None, notes))
 
-    def tables(self) -> dict[str, list[dict[str, object]]]:
-        """Return the rows of workloads, and those of requests, which have other columns."""
-        rows = self.comparison.to_pylist()
-        requests = [row for row in rows if is_of_requests(row)]
-        others = [row for row in rows if not is_of_requests(row)]
-        return {"settings": readable(others)} | (
-            {"requests": readable(requests)} if requests else {}
-        )
+    def _tables(self) -> list[list[dict[str, object]]]:
+        return [*tables(self.comparison.to_pylist()).values()]
 
     def __str__(self) -> str:
-        *first, last = self.tables().values()
-        tables = [text_table(list(rows[0]), rows) for rows in first]
-        tables.append(text_table(list(last[0]) if last else (), last, self._notes()))
-        return "\n\n".join(tables)
+        *first, last = self._tables() or [[]]
+        parts = [text_table(list(rows[0]), rows) for rows in first]
+        parts.append(text_table(list(last[0]) if last else (), last, self._notes()))
+        return "\n\n".join(parts)
 
     def _repr_pretty_(self, printer: Printer, _cycle: object) -> None:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        tables = "".join(html_table(rows) for rows in self.tables().values())
-        return tables + "".join(f"<p>{shown(note)}</p>" for note in self._notes())
+        parts = "".join(html_table(rows) for rows in self._tables())
+        return parts + "".join(f"<p>{shown(note)}</p>" for note in self._notes())

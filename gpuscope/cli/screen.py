@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuscope._columns import MEANINGS
-from gpuscope._tables import Rows, filled, paragraph, table_lines, terminal_width
+from gpuscope._tables import filled, paragraph, table_lines, terminal_width
 from gpuscope._text import clean, shortened
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.cli.app import say_lines
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import to_text
@@ -40,7 +40,7 @@ class _Table:
     """
 
     title: str
-    rows: Rows
+    rows: Sequence[Row]
     weight: str
     every: int
     lines: list[str] = field(default_factory=list)
@@ -53,14 +53,13 @@ class _Table:
         if most is not None and len(rows) > most:
             heaviest = list(range(len(rows)))
             if self.weight:
-                heaviest.sort(key=lambda at: -_number(rows[at][self.weight]))
+                heaviest.sort(key=lambda at: rows[at][self.weight], reverse=True)
             rows = [rows[at] for at in sorted(heaviest[:most])]
         columns = filled(self.rows[0], self.rows)
         self.lines, self.columns = table_lines(columns, rows, title=self.title, every=most is None)
-        dropped = [name for name in columns if name not in self.columns]
         missing = self.every - len(rows)
         words = [f"{missing:,} row{'s' * (missing > 1)}"] * bool(missing)
-        words += map(_title, dropped)
+        words += [_title(name) for name in columns if name not in self.columns]
         self.left_out = f"{', '.join(words)} of {self.title}" if words else ""
 
 
@@ -96,7 +95,7 @@ class Screen:
             told = finding if self.every else brief(finding)
             self.find(*to_text(told, about).splitlines(), style=STYLES[finding.severity])
 
-    def table(self, title: str, rows: Rows, weight: str = "") -> None:
+    def table(self, title: str, rows: Sequence[Row], weight: str = "") -> None:
         """Add a table.
 
         Parameters
@@ -131,20 +130,19 @@ class Screen:
 
     def show(self, origin: str, written: Sequence[Path] = ()) -> None:
         """Print it, then where the numbers come from and which files were written."""
-        if self.every:
-            foot = self._drawn(None, origin, written)
-        for most in () if self.every else _ROWS:
+        for most in (None,) if self.every else _ROWS:
             foot = self._drawn(most, origin, written)
             if self._height(foot) <= LINES:
                 break
-        while not self.every and self._tables and self._height(foot) > LINES:
-            self._left_out.append(f"the table {self._tables.pop().title}")
+        while not self.every and self._height(foot) > LINES and (self._tables or self._notes):
+            least = f"the table {self._tables.pop().title}" if self._tables else self._notes.pop()
+            self._left_out.append(_title(least.partition(": ")[0]))
             foot = self._drawn(_ROWS[-1], origin, written)
         for lines, style in self._found:
             say_lines(lines, style)
         for table in self._tables:
             say_lines(table.lines)
-        for lines in [[""] * bool(self._tables), *foot]:
+        for lines in [*[[""]] * bool(self._tables), *foot]:
             say_lines(lines, "dim")
 
     def _drawn(self, most: int | None, origin: str, written: Sequence[Path]) -> list[list[str]]:
@@ -169,12 +167,8 @@ class Screen:
         return foot
 
     def _height(self, foot: Iterable[Sequence[str]]) -> int:
-        parts = [
-            *(lines for lines, _ in self._found),
-            *(each.lines for each in self._tables),
-            *foot,
-        ]
-        return sum(map(len, parts)) + bool(self._tables)
+        above = [*(lines for lines, _ in self._found), *(each.lines for each in self._tables)]
+        return sum(map(len, (*above, *foot))) + bool(self._tables)
 
     def _paragraph(self, text: str) -> list[str]:
         """Return foreign text as lines; of a long one the middle is lost unless all is printed."""
@@ -199,7 +193,7 @@ def _brief(name: str) -> str:
     return " ".join(shortened(word, _NAME) for word in shortened(name, _NAME, 10**4).split(" "))
 
 
-def _is_zero(row: Mapping[str, object], weight: str) -> bool:
+def _is_zero(row: Row, weight: str) -> bool:
     """Whether a row has 0 for its weight; or else only zeros for numbers, and one at least."""
     if weight:
         return not row[weight]
@@ -210,7 +204,3 @@ def _is_zero(row: Mapping[str, object], weight: str) -> bool:
 def _title(column: str) -> str:
     """Return a heading without its unit."""
     return column.partition(" (")[0]
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, int | float) else 0.0

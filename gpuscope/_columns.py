@@ -109,9 +109,9 @@ COMPARED: dict[str, Column] = {
         Column("requests_per_s", "requests/s", "/s", 1, meaning="finished requests a second"),
         Column("goodput_per_s", "goodput/s", "/s", 1, meaning="those that meet the SLO"),
         Column("calls_per_s", "calls/s", "/s", 1, meaning="from the first kernel to the last"),
-        Column(_SHARE, "of alone", "%", 1, 1, "the rate over the rate alone on the whole GPU"),
         Column("tflop_per_s", "TFLOP/s", "TFLOP/s", 1, meaning="stated operations over that time"),
         Column("gb_per_s", "GB/s", "GB/s", 1, meaning="stated bytes over that time"),
+        Column(_SHARE, "of alone", "%", 1, 1, "the rate over the rate alone on the whole GPU"),
         Column("overlap", "overlap", meaning="shared over the shorter busy time, of one pair"),
         _detail("overlap_tight", "overlap (tight)", meaning="without what is uncertain of spans"),
         Column("gain", "gain", better=1, meaning="time alone over time together"),
@@ -131,6 +131,8 @@ MEANINGS = {
     "Guard": "selects the stream for everything that is launched below it",
 }
 """Words of ours → what they mean, for a hover where each stands first."""
+_LEAST = ("tflop_per_s", "gb_per_s")
+"""Columns that come last, for people: calls a second say the same of one workload."""
 TOGETHER = ("overlap", "overlap_tight", "gain")
 """Columns that are the setting's, not a workload's."""
 _ERROR = Column("error", "error", kind="text")
@@ -173,9 +175,10 @@ def readable(
         hidden.add("kernel_median_us")
     if not besides and len({row.get("incomplete") for row in rows}) <= 1:
         hidden.add("incomplete")  # it stands beside the table
+    compared = sorted(COMPARED.values(), key=lambda column: column.key in _LEAST)
     columns = [
         column
-        for column in (*(Column(key, heading(key)) for key in besides), *COMPARED.values(), _ERROR)
+        for column in (*(Column(key, heading(key)) for key in besides), *compared, _ERROR)
         if (full or column.is_brief) and column.key not in hidden
     ]
     table: list[dict[str, object]] = [{} for _ in rows]

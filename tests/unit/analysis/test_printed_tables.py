@@ -168,9 +168,9 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
         "latency p50 (µs)",
         "calls/s",
         "of alone (%)",
-        "TFLOP/s",
         "overlap",
         "gain",
+        "TFLOP/s",
     ]
     assert re.split(r"\s{2,}", head.strip()) == columns
     assert sum(line.startswith(("shared by both", "16 | rest")) for line in lines) == 4
@@ -182,7 +182,7 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
 def test_a_notebook_sees_the_share_the_overlap_and_the_gain_under_plain_names(run):
     html = run._repr_html_()
     heads = re.findall(r"<th[^>]*>(.*?)</th>", html)
-    assert heads[-3:] == ["TFLOP/s", "overlap", "gain"]
+    assert heads[-3:] == ["overlap", "gain", "TFLOP/s"]
     assert len(heads) == 9
     assert "share_of_alone_on_whole_gpu" not in html
     assert "whole GPU" in html

@@ -24,10 +24,9 @@ from gpuscope._checks import length_ns
 from gpuscope._files import make_folder
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._tables import paragraph, terminal_width
-from gpuscope._text import clean, counted
+from gpuscope._text import clean, counted, shortened
 from gpuscope.analyses import findings
 from gpuscope.cli.app import app, complain
-from gpuscope.cli.screen import brief
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.processes import BOOTSTRAP
@@ -46,8 +45,8 @@ _SHARE = 0.2
 _NICENESS = 5
 """The program goes first."""
 _SHOWN, _MOST = 60, 5
-_TOLD, _FOUND = 6, 2
-"""Files that are told one by one, and findings of each trace."""
+_TOLD, _FOUND, _TALLEST = 6, 2, 4
+"""Files that are told one by one, findings of each trace, and lines of one."""
 
 
 @app.command("record", context_settings={"allow_interspersed_args": False})
@@ -354,11 +353,11 @@ def _is_published(
 def _tell(trace: Trace, title: str) -> None:
     """Say what a trace comes to: its most urgent findings, then what is in it."""
     width = terminal_width()
-    said = [to_text(brief(finding)) for finding in findings(trace).findings[:_FOUND]]
+    said = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
     said.append(f"{title}: {counted(trace.kind_counts())}; {trace.origin}")
     for text in said:
         for line in text.splitlines():
-            complain(paragraph(f"gpuscope: {line}", width))
+            complain(paragraph(f"gpuscope: {shortened(line, width, _TALLEST * width)}", width))
 
 
 def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:

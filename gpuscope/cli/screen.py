@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuscope._columns import MEANINGS
@@ -20,8 +20,8 @@ _ROWS = (32, 24, 16, 12, 8, 5, 3, 2, 1)
 """Rows of each table, as many of these as there is room for."""
 _FINDINGS, _TALLEST = 14, 6
 """Lines of all findings, and of one paragraph."""
-_NAME, _FILES = 64, 6
-"""Characters of a name in a finding; files that are named."""
+_FILES = 6
+"""Files that are named."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
@@ -90,10 +90,9 @@ class Screen:
             self._left_out.append("finding")
 
     def findings(self, findings: Iterable[tuple[str, Finding]]) -> None:
-        """Add findings in their order, each with what it is about; long names are shortened."""
+        """Add findings in their order, each with what it is about."""
         for about, finding in findings:
-            told = finding if self.every else brief(finding)
-            self.find(*to_text(told, about).splitlines(), style=STYLES[finding.severity])
+            self.find(*to_text(finding, about).splitlines(), style=STYLES[finding.severity])
 
     def table(self, title: str, rows: Sequence[Row], weight: str = "") -> None:
         """Add a table.
@@ -173,24 +172,12 @@ class Screen:
     def _paragraph(self, text: str) -> list[str]:
         """Return foreign text as lines; of a long one the middle is lost unless all is printed."""
         limit = _TALLEST * self._width
-        lines = paragraph(text if self.every else clean(text, limit), self._width).split("\n")
-        while not self.every and len(lines) > _TALLEST:
+        brief = text if self.every else shortened(text, 2 * self._width, limit)
+        lines = paragraph(brief, self._width).split("\n")
+        while len(lines) > _TALLEST and not self.every:
             limit -= self._width // 4
-            lines = paragraph(clean(text, limit), self._width).split("\n")
+            lines = paragraph(shortened(text, self._width, limit), self._width).split("\n")
         return lines
-
-
-def brief(finding: Finding) -> Finding:
-    """Return a finding with short names of kernels; what is a sentence stays one."""
-    subject = {
-        role: _brief(name) if isinstance(name, str) else [_brief(each) for each in name]
-        for role, name in finding.subject.items()
-    }
-    return replace(finding, subject=subject)
-
-
-def _brief(name: str) -> str:
-    return " ".join(shortened(word, _NAME) for word in shortened(name, _NAME, 10**4).split(" "))
 
 
 def _is_zero(row: Row, weight: str) -> bool:

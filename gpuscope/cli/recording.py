@@ -45,8 +45,8 @@ _SHARE = 0.2
 _NICENESS = 5
 """The program goes first."""
 _SHOWN, _MOST = 60, 5
-_TOLD, _FOUND, _TALLEST = 6, 2, 4
-"""Files that are told one by one, findings of each trace, and lines of one."""
+_TOLD, _FOUND, _TALLEST = 4, 2, 4
+"""Files that are told one by one, findings of the first trace, and lines of one."""
 
 
 @app.command("record", context_settings={"allow_interspersed_args": False})
@@ -344,20 +344,21 @@ def _is_published(
     ours += written
     if len(ours) <= _TOLD:
         with _whatever_happens("what was found is not shown"):
-            _tell(trace, title)
+            _tell(trace, title, is_first=len(ours) == len(written))
         for path in written:
             complain(f"gpuscope: wrote {path}")
     return True
 
 
-def _tell(trace: Trace, title: str) -> None:
-    """Say what a trace comes to: its most urgent findings, then what is in it."""
+def _tell(trace: Trace, title: str, *, is_first: bool) -> None:
+    """Say what a trace comes to, and what is in it: all of it is to be one screen."""
     width = terminal_width()
-    said = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
-    said.append(f"{title}: {counted(trace.kind_counts())}; {trace.origin}")
-    for text in said:
-        for line in text.splitlines():
-            complain(paragraph(f"gpuscope: {shortened(line, width, _TALLEST * width)}", width))
+    told = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+    lines = [line for text in told for line in text.splitlines()]
+    lines = lines if is_first else lines[:1]
+    for line in [*lines, f"{title}: {counted(trace.kind_counts())}; {trace.origin}"]:
+        words = shortened(line, 2 * width, _TALLEST * width)
+        complain(paragraph(f"gpuscope: {words}", width))
 
 
 def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:

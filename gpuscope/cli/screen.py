@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,8 +149,13 @@ class Screen:
         """Draw tables, and return what stands below them."""
         for table in self._tables:
             table.draw(most)
-        shown = {_title(name) for table in self._tables for name in table.columns}
-        words = [f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in shown]
+        said = [line for lines, _ in self._found for line in lines]
+        said += [name for table in self._tables for name in table.columns]
+        words = [
+            f"{name}: {meaning}"
+            for name, meaning in MEANINGS.items()
+            if re.search(rf"\b{name}\b", " ".join(said))
+        ]
         left_out = [table.left_out for table in self._tables if table.left_out]
         findings = self._left_out.count("finding")
         left_out += [f"{findings} finding{'s' * (findings > 1)}"] * bool(findings)

@@ -113,8 +113,9 @@ class Screen:
     def result(self, title: str, result: Result) -> None:
         """Add the rows of a result that can be read."""
         rows, left_out = result.readable()
-        for words in filter(None, (result.incomplete, left_out)):
-            self.detail(title, f"{title}: {words}")
+        if result.incomplete and self.every:  # else the finding says so, once
+            self.note(f"{title}: {result.incomplete}")
+        self.detail(title, left_out and f"{title}: {left_out}")
         self.table(title, rows, result.weight if rows and result.weight in rows[0] else "")
 
     def note(self, text: str) -> None:

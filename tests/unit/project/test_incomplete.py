@@ -455,7 +455,8 @@ def command(monkeypatch, capsys):
 
 def test_the_command_line_says_it(trace, run, broken, check, command, tmp_path):
     file = gs.export(trace, tmp_path / "in.parquet")
-    said = command("summary", file)
+    check(command("summary", file))
+    said = command("summary", file, "--all")
     check(said)
     if run is broken:
         for title in ("streams", "overlap", "latency"):

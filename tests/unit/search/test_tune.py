@@ -123,7 +123,8 @@ def test_what_was_not_measured_is_ruled_out_by_its_corrected_forecast(tuned):
         assert least_us > 65 or most_rate < 1.01 * best.mean(rate)
 
 
-def test_forecasts_of_the_limits_columns_are_shown(tuned):
+def test_forecasts_of_the_limits_columns_are_shown(tuned, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     column = "forecast decode.latency_p50_us"
     told = {row["setting"]: row[column] for row in tuned.rows()}
     assert all(told.values())

@@ -99,8 +99,8 @@ def text_table(columns: Sequence[str], rows: Rows, notes: Sequence[str] = ()) ->
     width = terminal_width()
     lines, shown_columns = table_lines(columns, rows)
     left_out = [name for name in filled(columns, rows) if name not in shown_columns]
-    wider = f"left out at {width} columns: {', '.join(left_out)}; rows() has all"
-    words = [paragraph(note, width) for note in (wider * bool(left_out), *notes) if note]
+    narrow = f"left out, as the terminal is {width} wide: {', '.join(left_out)}"
+    words = [paragraph(note, width) for note in (narrow * bool(left_out), *notes) if note]
     return "\n".join([*lines, *[""] * bool(lines and words), *words])
 
 

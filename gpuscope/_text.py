@@ -12,7 +12,7 @@ _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 _ARGUMENTS, _PARAMETERS = (
     re.compile(words) for words in (r"<(?!…>)(?:[^<>]|<…>)*>", r"(?<=>) ?\([^()]+\)")
 )
-_FOREIGN = 4000
+_FOREIGN = 2000
 """Characters of a text that is looked at; longer ones lose their middle first."""
 UNITS_NS = {"s": 10**9, "ms": 10**6, "µs": 10**3, "ns": 1}
 """Unit of time → ns in it, the longest first."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -71,9 +71,10 @@ def say(line: object) -> None:
     _stdout.print(clean(line))
 
 
-def say_lines(lines: Iterable[str], style: str = "") -> None:
-    """Print lines of plain text."""
-    _stdout.print(Text("\n".join(lines), style=style))
+def say_lines(lines: Sequence[str], style: str = "") -> None:
+    """Print lines of plain text, if there are any."""
+    if lines:
+        _stdout.print(Text("\n".join(lines), style=style))
 
 
 def complain(text: str) -> None:

@@ -81,12 +81,14 @@ class Screen:
         self._notes: list[str] = []
         self._left_out: list[str] = []
 
-    def find(self, *texts: str, style: str = "") -> None:
+    def find(self, text: str, *advice: str, style: str = "") -> None:
         """Add what was found, and what to do about it."""
-        lines = [line for text in texts for line in self._paragraph(text)]
+        lines = self._paragraph(text)
+        more = [part for line in advice for part in self._paragraph(line)]
         room = _FINDINGS - sum(len(lines) for lines, _ in self._found)
-        if self.every or not self._found or (room >= len(lines) and not self._left_out):
-            self._found.append((lines, style))
+        fits = room >= len(lines) + len(more) and not self._left_out
+        if self.every or not self._found or fits:
+            self._found += [(lines, style), (more, "")]
         else:
             self._left_out.append("finding")
 
@@ -141,10 +143,8 @@ class Screen:
             foot = self._drawn(_ROWS[-1], origin, written)
         for lines, style in self._found:
             say_lines(lines, style)
-        for table in self._tables:
-            say_lines(table.lines)
-        for lines in [*[[""]] * bool(self._tables), *foot]:
-            say_lines(lines, "dim")
+        for lines in (*(table.lines for table in self._tables), [""] * bool(self._tables), *foot):
+            say_lines(lines)
 
     def _drawn(self, most: int | None, origin: str, written: Sequence[Path]) -> list[list[str]]:
         """Draw tables, and return what stands below them."""

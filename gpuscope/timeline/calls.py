@@ -147,16 +147,24 @@ class Calls:
         chosen: Array = is_most[at] + low + calls.start
         return chosen
 
-    def parts(self, call: int) -> tuple[Part, ...]:
-        """Return the parts of a call's time."""
-        if call not in self._parts:
-            self._parts[call] = self._told.parts(int(self.row[call]))
-        return self._parts[call]
+    def _parts_of(self, call: int, *, keep: bool) -> tuple[Part, ...]:
+        parts = self._parts.get(call)
+        if parts is None:
+            parts = self._told.parts(int(self.row[call]))
+            if keep:
+                self._parts[call] = parts
+        return parts
 
-    def seen(self, calls: Sequence[Array]) -> Seen:
-        """Return calls with their parts."""
+    def seen(self, calls: Sequence[Array], *, keep: bool = True) -> Seen:
+        """Return calls with their parts.
+
+        Parameters
+        ----------
+        keep
+            Whether the parts are asked for again.
+        """
         call = np.concatenate([np.zeros(0, np.int64), *calls])
-        parts = [self.parts(at) for at in call.tolist()]
+        parts = [self._parts_of(at, keep=keep) for at in call.tolist()]
         every = [part for of_call in parts for part in of_call]
         causes = np.array([-1 if part.span is None else part.span for part in every], np.int64)
         return Seen(

@@ -15,6 +15,8 @@ from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, Layout, TrackKey
 
+MAX_TRACKS = 100
+"""Tracks that a page can show legibly; the busiest stay."""
 _ON_HOST = ("process", "thread")
 LAYOUT = Layout(
     {
@@ -57,12 +59,20 @@ class Class(NamedTuple):
         Whether the end was not seen.
     escaped
         Whether it is a kernel that ran outside the partition it was intended for.
+    stream
+        Its stream's name in a trace without partitions, ``""`` otherwise.
     """
 
     kind: str
     partition: str | None
     is_open: bool
     escaped: bool = False
+    stream: str = ""
+
+    @property
+    def owner(self) -> str | None:
+        """Whose colour it has: that of a partition, of a stream, of the whole GPU, of the host."""
+        return self.partition or self.stream or self.partition
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
     unordered = set(classes)
     kinds = list(KIND_STYLES)
     names = dict.fromkeys(
-        ["", *partitions, *sorted({bar_class.partition or "" for bar_class in unordered})]
+        ["", *partitions, *sorted({bar_class.owner or "" for bar_class in unordered})]
     )
     rank = {name: index for index, name in enumerate(names)}
     return tuple(
@@ -113,7 +123,7 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
             unordered,
             key=lambda item: (
                 item.escaped,
-                -1 if item.partition is None else rank[item.partition],
+                -1 if item.owner is None else rank[item.owner],
                 kinds.index(item.kind),
                 item.is_open,
             ),
@@ -154,6 +164,24 @@ def labelled(
         seen.add((owner, label))
         tracks.append(Track(numbers[key], label, key.group, key.partition, owner))
     return tuple(tracks)
+
+
+def busiest(
+    tracks: Iterable[Track], busy_ns: Array, most: int = MAX_TRACKS
+) -> tuple[list[Track], int]:
+    """Return as many of the tracks as a page can show, and how many are left out.
+
+    Parameters
+    ----------
+    busy_ns
+        Track number → how busy it is.
+    """
+    held = list(tracks)
+    if len(held) <= most:
+        return held, 0
+    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
+    numbers = {track.number for track in kept}
+    return [track for track in held if track.number in numbers], len(held) - len(kept)
 
 
 def folded(tracks: Sequence[Track]) -> list[Track]:

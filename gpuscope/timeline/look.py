@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuscope._text import stream_label
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, partition_label
 from gpuscope.timeline.text import clean
@@ -45,11 +46,13 @@ def look(
     outlined: Callable[[str], str] = style.darker,
 ) -> Look:
     """Return how a class looks; ``outlined`` colours its outline."""
-    kind, partition, is_open, escaped = bar_class
+    kind, partition, is_open, escaped, stream = bar_class
     how = style.KIND_STYLES[kind]
     name = how.label.partition(",")[0] + (", open" if is_open else "")
     if partition is None:
         colour = style.HOST_COLOUR
+    elif stream:
+        colour, name = colours[stream], f"{stream_label(stream, 24)}: {name}"
     elif not partition:
         colour, name = style.WHOLE_GPU_COLOUR, f"whole GPU: {name}"
     else:
@@ -95,12 +98,15 @@ class PartLook:
     Attributes
     ----------
     name
-        Plain text: what it was, and for whom it waited.
+        Plain text: what it was, and in brackets for whom it waited.
+    who
+        For whom it waited.
     """
 
     name: str
     fill: str
     pattern: str
+    who: str = ""
 
 
 def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartLook:
@@ -108,7 +114,9 @@ def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartL
     words, pattern = PARTS[part.kind]
     if part.partition is None:
         return PartLook(words, style.HOST_COLOUR, pattern)
-    colour = colours[part.partition] if part.partition else style.WHOLE_GPU_COLOUR
-    held = part.kind not in ("running", "stream order")
-    who = partition_label(tracks.names, part.partition or None)
-    return PartLook(f"{words} ({who} held it)" if held else words, colour, pattern)
+    colour = colours.get(part.partition or part.stream, style.WHOLE_GPU_COLOUR)
+    if part.kind in ("running", "stream order"):
+        return PartLook(words, colour, pattern)
+    who = stream_label(part.stream, 24) if part.stream else ""
+    who = who or partition_label(tracks.names, part.partition or None)
+    return PartLook(f"{words} ({who})", colour, pattern, who)

@@ -17,8 +17,8 @@ from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline.columns import Columns, Marks, columns_of, marks, spans_from
 from gpuscope.timeline.index import OPEN_NS, Index
-from gpuscope.timeline.labels import Class, Track, folded
-from gpuscope.timeline.tracks import Tracks, busiest
+from gpuscope.timeline.labels import Class, Track, busiest, folded
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import Waiting, waiting_of
 from gpuscope.timeline.waits import Waits
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,9 +23,8 @@ from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
-MAX_TRACKS = 100
-"""Tracks that a page can show legibly; the busiest stay."""
-
+MOST_STREAMS = 16
+"""Streams that have colours of their own, where a trace has no partitions."""
 _INSTANTS = ("mark", "event")
 _CODED = (
     "kind",
@@ -165,14 +164,14 @@ class Tracks:
         is_mixed = np.isin(self.track, several)
         return Index(self.start_ns, self.end_ns, np.where(is_mixed, self.track, -1))
 
-    def busy_in(self, track: int, window_ns: tuple[int, int]) -> int:
-        """Return for how many ns of a window something was on a track."""
-        groups = self.rows[track].groups
+    def busy_in(self, tracks: Sequence[int], window_ns: tuple[int, int]) -> int:
+        """Return for how many ns of a window something was on any of some tracks."""
+        groups = sum((self.rows[track].groups for track in tracks), ())
         if len(groups) == 1:
             index: Index = self.index
-        elif self.calls is not None:
-            index, groups = self._mixed, (track,)
-        else:  # all of the rows change soon
+        elif self.calls is not None and len(tracks) == 1:
+            index, groups = self._mixed, tuple(tracks)
+        else:  # together, or all of the rows change soon
             start, end = self.index.times(window_ns, groups)
             index, groups = Index(start, end, np.zeros(len(start), np.int64)), (0,)
         return int(index.columns(np.array(window_ns), groups)[0].sum())
@@ -230,8 +229,9 @@ class Tracks:
         return int(np.count_nonzero(self.track >= 0))
 
     def partitions(self) -> set[str]:
-        """Return the partitions in which something ran."""
-        return {name for name in self.coded["partition"].values if name is not None}
+        """Return the partitions in which something ran; without any, the streams."""
+        names = {bar_class.stream for _, bar_class in self.groups} - {""}
+        return names | {name for name in self.coded["partition"].values if name is not None}
 
     def elsewhere(self) -> dict[str, int]:
         """Kind → rows that a timeline does not draw (blocks, counters)."""
@@ -281,8 +281,22 @@ class Tracks:
             names = Trace.from_columns({}, metadata=metadata)
         groups = dict(self.groups)
         classes = {bar_class: set(sources) for bar_class, sources in self.classes.items()}
+        streams = coded["stream"].values
+        known = [
+            name for name in ("partition", "intended_partition") if len(coded[name].values) > 1
+        ]
+        if metadata.partitions or known or len(streams) > MOST_STREAMS:
+            streams = []
         number = _grouped(
-            groups, classes, coded, fresh, track, is_open, escaped, group == Group.STREAM
+            groups,
+            classes,
+            coded,
+            fresh,
+            track,
+            is_open,
+            escaped,
+            group == Group.STREAM,
+            [names.stream_name(stream) for stream in streams],
         )
         columns["group"] = self._columns["group"].extended(number)
         return replace(
@@ -304,24 +318,6 @@ class Tracks:
             _sole_process=sole,
             calls=None,
         )
-
-
-def busiest(
-    tracks: Iterable[Track], busy_ns: Array, most: int = MAX_TRACKS
-) -> tuple[list[Track], int]:
-    """Return as many of the tracks as a page can show, and how many are left out.
-
-    Parameters
-    ----------
-    busy_ns
-        Track number → how busy it is.
-    """
-    held = list(tracks)
-    if len(held) <= most:
-        return held, 0
-    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
-    numbers = {track.number for track in kept}
-    return [track for track in held if track.number in numbers], len(held) - len(kept)
 
 
 def default_window_ns(trace: Trace) -> tuple[int, int]:
@@ -373,8 +369,12 @@ def _grouped(
     is_open: Array,
     escaped: Array,
     on_stream: Array,
+    streams: Sequence[str],
 ) -> Array:
-    """Return new rows' groups; new groups, classes and their sources are added."""
+    """Return new rows' groups; new groups, classes and their sources are added.
+
+    ``streams`` names the values of the column, if classes are told apart by it.
+    """
     group = np.zeros(len(track), np.int32)
     shown = np.flatnonzero(track >= 0)
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
@@ -387,7 +387,8 @@ def _grouped(
         )
         if partition is None and on_stream[at]:
             partition = ""
-        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
+        stream = streams[code["stream"][at]] if partition == "" and streams else ""
+        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]), stream)
         classes.setdefault(bar_class, set()).add(source)
         number[new] = groups.setdefault((int(track[at]), bar_class), len(groups))
     group[shown] = number[combination]

@@ -32,12 +32,12 @@ class PartClass(NamedTuple):
         Where the work ran that the part is of, or that held this one; ``""`` on the whole GPU;
         ``None``: it is the host's.
     stream
-        Of that work, where the trace has no partitions.
+        Of that work, where the trace has no partitions; ``""`` otherwise.
     """
 
     kind: str
     partition: str | None
-    stream: str | None = None
+    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ def classed(
     pairs, look = np.unique(np.stack([kind, group]), axis=1, return_inverse=True)
     of_group = [bar_class for _, bar_class in tracks.groups]
     classes = [
-        PartClass(kinds[name], None if at < 0 else of_group[at].partition)
+        PartClass(
+            kinds[name], *((None,) if at < 0 else (of_group[at].partition, of_group[at].stream))
+        )
         for name, at in pairs.T.tolist()
     ]
     distinct = [*dict.fromkeys(classes)]

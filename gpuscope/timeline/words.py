@@ -123,9 +123,11 @@ def shares_of(
     length = window_ns[1] - window_ns[0]
     texts: list[list[str]] = []
     for track in shown:
-        busy_ns = 0 if track.is_host else tracks.busy_in(track.number, window_ns)
-        is_told = not track.is_host
-        texts.append([percent(busy_ns / length), duration(busy_ns)] if is_told else [])
+        if track.is_host:
+            texts.append([])
+            continue
+        busy_ns = tracks.busy_in([track.number], window_ns)
+        texts.append([percent(busy_ns / length), duration(busy_ns)])
     return texts
 
 

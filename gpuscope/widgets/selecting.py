@@ -5,7 +5,13 @@ from __future__ import annotations
 from gpuscope._checks import door
 from gpuscope.timeline.canvas.state import Search
 from gpuscope.timeline.canvas.window import around, clamped, widened
-from gpuscope.widgets.details import links
+from gpuscope.widgets.details import (
+    describe,
+    links,
+    of_stretch,
+    told_of_span,
+    told_of_stretch,
+)
 from gpuscope.widgets.view import TimelineView
 
 
@@ -102,9 +108,11 @@ class SelectingView(TimelineView):
     def zoom_to_selection(self) -> None:
         """Show the selected span, or the range, and a little around it."""
         with self._lock:
-            selected = self.state.selected
-            if selected is not None:
-                low, high = self.state.span_ns(selected)
+            chosen = self.range_ns
+            if self.state.selected is not None:
+                chosen = self.state.span_ns(self.state.selected)
+            if chosen is not None:
+                low, high = chosen
                 self.follow = False
                 self.window_ns = clamped(
                     widened((low, max(high, low + 1)), 0.3), self.state.extent_ns
@@ -119,7 +127,11 @@ class SelectingView(TimelineView):
         else:
             trace, span = self._whole(), int(state.tracks.ids[row])
             state.select(row, links(trace, span))
-            self.details.show(trace, row)
+            tracks, colours = state.tracks, state.colours
+            self.details.show(
+                describe(trace, row), lambda: told_of_span(trace, span, tracks, colours)
+            )
+            self.set_trait("range_ns", None)
         self.set_trait("selected", span)
         if row is not None and move:
             self.follow = False
@@ -149,9 +161,33 @@ class SelectingView(TimelineView):
         self.state.marks = tuple(marks)
         self.scheduler.ask()
 
+    # -- a stretch of time ------------------------------------------------------------
+    @door(low_ns=(int, None), high_ns=(int, None))
+    def select_range(self, low_ns: int | None = None, high_ns: int | None = None) -> None:
+        """Select a stretch of time, and show what it consists of; by default what is in view."""
+        self._come_near()
+        with self._lock:
+            view, state = self.window_ns, self.state
+            window = clamped(
+                (
+                    view[0] if low_ns is None else low_ns,
+                    max(view[1] if high_ns is None else high_ns, (low_ns or 0) + 1),
+                ),
+                state.extent_ns,
+            )
+            self._choose(None)
+            self.set_trait("range_ns", window)
+            tracks, rows, colours = state.tracks, state.rows, state.colours
+            self.details.show(
+                of_stretch(window, state.zero_ns),
+                lambda: told_of_stretch(window, tracks, rows, colours),
+            )
+            self.scheduler.ask()
+
     def clear(self) -> None:
         """Clear selection and measurement."""
         with self._lock:
+            self.set_trait("range_ns", None)
             self._is_measuring = False
             self._mark([])
             self._choose(None)

@@ -10,8 +10,8 @@ from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
 from gpuscope.timeline.canvas.window import widened
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.bar import Message
 from gpuscope.widgets.selecting import SelectingView
-from gpuscope.widgets.view import Message
 
 if TYPE_CHECKING:  # what records takes a while to import, and a trace needs none of it
     from gpuscope.record.recorder import Recording
@@ -33,7 +33,8 @@ class Timeline(SelectingView):
     With the keyboard, once the plot has the focus: W and S zoom, A and D pan, F shows
     everything and Z the selection, / searches names, N and Shift+N go to the next and previous
     match, X goes to the next escape, L to the longest wait, the arrow keys from call to call, H
-    shows the rows of the host, M measures between two clicks, Escape clears.
+    shows the rows of the host, M measures between two clicks, R selects the range in view, Escape
+    clears. Dragging with Shift selects a range, too.
 
     Parameters
     ----------
@@ -279,6 +280,9 @@ _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
     "host": lambda self, _: self.set_trait("host", not self.host),
     "escape": lambda self, _: self.next_escape(),
     "wait": lambda self, _: self.longest_wait(),
+    "stretch": lambda self, message: self.select_range(
+        *(int(edge) + self.state.zero_ns for edge in message.get("range", ()))
+    ),
     "closer": lambda self, _: self.zoom_to_selection(),
     "tiles": lambda self, message: self.send_tiles(int(message["version"]), message["want"]),
     "range": lambda self, message: self._ranged(float(message["low"]), float(message["high"])),

@@ -14,11 +14,11 @@ from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
 from gpuscope.timeline.canvas.window import Window
 from gpuscope.timeline.index import OPEN_NS
-from gpuscope.timeline.labels import folded
+from gpuscope.timeline.labels import Track, busiest, folded
 from gpuscope.timeline.scene import LANES, lanes_of
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
-from gpuscope.timeline.tracks import Tracks, busiest, default_window_ns
+from gpuscope.timeline.tracks import Tracks, default_window_ns
 from gpuscope.trace.model import Trace
 
 HEIGHTS = (140, 640)
@@ -51,6 +51,8 @@ class TimelineState:
         Label of each track, in order, and whether it is shown; of many those of the busiest.
     left_out
         Less busy tracks that nobody hid and that are not shown.
+    zero_ns, colours
+        Where the time axis starts to count; of partitions, or of streams.
     folds
         Whether the host's tracks are one row.
     has_blocks
@@ -74,7 +76,7 @@ class TimelineState:
         self.extent_ns = self._whole(trace)
         windows = trace.metadata.windows_ns
         began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
-        self._zero_ns = min(began_ns, self.extent_ns[0])
+        self.zero_ns = min(began_ns, self.extent_ns[0])
         self.has_blocks = "block" in self.tracks.elsewhere()
         self._blocks_of = trace
         self._held: HeldIndex | None = None
@@ -150,12 +152,17 @@ class TimelineState:
         if before is None or places != before:
             self._places = places
             self._version = next(_versions)
-        self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
+        self.colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
 
     def fold(self, *, folds: bool) -> None:
         """Show the host as one row, or each of its rows."""
         self.folds = folds
         self._place()
+
+    @property
+    def rows(self) -> tuple[Track, ...]:
+        """What is drawn, one under the other."""
+        return self._places.tracks
 
     # -- rows -------------------------------------------------------------------------
     def row(self, span: int) -> int:
@@ -252,7 +259,7 @@ class TimelineState:
 
     def window_at(self, low_us: float, high_us: float) -> Window:
         """Return the window that the time axis has with this range."""
-        low, high = (round(edge * 1e3) + self._zero_ns for edge in (low_us, high_us))
+        low, high = (round(edge * 1e3) + self.zero_ns for edge in (low_us, high_us))
         return low, max(high, low + 1)
 
     # -- the picture ------------------------------------------------------------------
@@ -278,12 +285,12 @@ class TimelineState:
         return Snapshot(
             tracks=self.tracks,
             places=self._places,
-            colours=self._colours,
+            colours=self.colours,
             window_ns=window,
             extent_ns=self.extent_ns,
             following=following,
             pixels=self.pixels,
-            zero_ns=self._zero_ns,
+            zero_ns=self.zero_ns,
             plot_px=self.height,
             theme=self._theme,
             selected=self.selected,

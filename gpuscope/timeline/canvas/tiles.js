@@ -127,6 +127,12 @@ function paintTiles(model, root, tell) {
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
   const partFills = new Map();
+  let sweeping = null; // a range that the kernel does not know yet
+  const changed = () => {
+    sweeping = null;
+    news += 1;
+    ask();
+  };
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
@@ -221,7 +227,7 @@ function paintTiles(model, root, tell) {
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
-    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, model.get("state").shares, ...hidden].join();
+    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
     if (canvas.parentNode !== holder) holder.prepend(canvas);
     else if (now === shown) return;
     shown = now;
@@ -254,6 +260,7 @@ function paintTiles(model, root, tell) {
     paintWaits(pieces, view, ratio);
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
+    paintStretch(view, height);
     context.restore();
     paintShares(view);
     request(missing, soon);
@@ -485,6 +492,28 @@ function paintTiles(model, root, tell) {
       context.globalAlpha = 1;
     });
   };
+  // Shade the selected stretch of time, or the one that is being dragged.
+  const paintStretch = (view, height) => {
+    const range = sweeping ?? model.get("state").range;
+    if (!range) return;
+    const [x, end] = range.map((at) => Math.min(Math.max((at - view.low) * view.px, -2), view.width + 2));
+    context.fillStyle = context.strokeStyle = scene.ink;
+    context.globalAlpha = 0.1;
+    context.fillRect(x, 0, end - x, height);
+    context.globalAlpha = 0.8;
+    context.lineWidth = 1.5;
+    context.strokeRect(x, 0, end - x, height);
+    context.globalAlpha = 1;
+  };
+  // Take two points of a drag, from 0 to 1; return the range in ns, if it has some width.
+  const sweep = (one, other) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    sweeping = [one, other].sort((a, b) => a - b).map((at) => Math.round(low + at * (high - low)));
+    news += 1;
+    ask();
+    return sweeping[1] > sweeping[0] ? sweeping : null;
+  };
   const paintNames = (named, view) => {
     context.textBaseline = "middle";
     context.lineJoin = "round";
@@ -685,18 +714,18 @@ function paintTiles(model, root, tell) {
     ask();
   };
   model.on("change:scene", take);
-  model.on("change:state", ask);
+  model.on("change:state", changed);
   model.on("msg:custom", arrived);
   take();
   return {
-    attach, hit, hover, isOn, move, save,
+    attach, hit, hover, isOn, move, save, sweep,
     row: (at) => {
       const bar = scene.live ? null : hit(at);
       return bar ? bar.tile.row[bar.n] : null;
     },
     stop: () => {
       model.off("change:scene", take);
-      model.off("change:state", ask);
+      model.off("change:state", changed);
       model.off("msg:custom", arrived);
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);

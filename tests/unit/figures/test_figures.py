@@ -14,9 +14,9 @@ from PIL import Image
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
+from gpuscope.timeline.labels import MAX_TRACKS
 from gpuscope.timeline.scene import LANES
 from gpuscope.timeline.text import clean, duration, escape
-from gpuscope.timeline.tracks import MAX_TRACKS
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 

@@ -32,6 +32,7 @@ def kernels(count: int, *, every_ns: int = 1000, lasts_ns: int = 700, **more) ->
             "end_ns": [5_000 + number * every_ns + lasts_ns for number in range(count)],
             "source": ["cupti"] * count,
             "stream": [1 + number % 3 for number in range(count)],
+            "partition": ["p"] * count,
             **more,
         }
     )
@@ -160,7 +161,7 @@ def test_tiles_of_what_was_shown_before_are_not_sent(shown, monkeypatch):
 def test_plotly_has_bars_for_its_legend_alone(shown):
     few = shown(kernels(3))
     (legend,) = [one for one in few.figure.data if one.type == "bar"]
-    assert (legend.name, legend.meta, legend.y) == ("whole GPU: kernel", 0, (-100,))
+    assert (legend.name, legend.meta, legend.y) == ("p: kernel", 0, (-100,))
 
 
 def test_an_export_has_the_bars_that_the_browser_paints(shown):

@@ -217,7 +217,7 @@ def test_the_share_of_a_row_is_exact(trace, tracks):
             for start, end in busy:
                 total += max(0, end - max(start, reach))
                 reach = max(reach, end)
-            assert tracks.busy_in(track.number, window) == total
+            assert tracks.busy_in([track.number], window) == total
 
 
 def test_keys_go_to_escapes_and_to_the_longest_waits():

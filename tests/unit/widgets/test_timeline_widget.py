@@ -42,7 +42,7 @@ from gpuscope.timeline.canvas.window import (
     widened,
     zoomed,
 )
-from gpuscope.timeline.tracks import MAX_TRACKS
+from gpuscope.timeline.labels import MAX_TRACKS
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details, describe
@@ -795,7 +795,7 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
         assert timeline.bar.state["live"] or timeline.wait(PATIENCE_S)
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
-        until(lambda: bars(timeline).get("whole GPU: kernel") == 5, "kernels are not drawn")
+        until(lambda: bars(timeline).get("stream s: kernel") == 5, "kernels are not drawn")
         assert "live (SIMULATED)" in timeline.figure.layout.title.text
         assert timeline.follow
         high = timeline.window_ns[1]
@@ -972,7 +972,7 @@ def test_profile_live_shows_a_timeline_that_stays(gpu, monkeypatch, capsys):
     (timeline,) = made
     assert "<Timeline" in capsys.readouterr().out  # as plain Python displays things
     assert rows(timeline) == len(recording.trace)
-    assert bars(timeline)["whole GPU: kernel"] == 4
+    assert bars(timeline)["stream s: kernel"] == 4
     assert not live_threads()
     timeline.close()
 

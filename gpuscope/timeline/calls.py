@@ -55,8 +55,8 @@ class Calls:
     ----------
     row, work, track, start_ns, end_ns
         One a call; ``work`` is the row of what ended last.
-    ran_ns
-        Call → for how long its work ran, each piece by itself.
+    waited_ns
+        Call → how long its work waited, from the return of its launch until it began.
     line
         Call → its line in a lane; −1 where none is free when it begins.
     """
@@ -65,13 +65,16 @@ class Calls:
         self._trace = trace
         self._parts: dict[int, tuple[Part, ...]] = {}
         rows = self._told.rows
-        row, last, ran = _calls(rows)
+        row, last = _calls(rows)
         start = np.where(row == last, _begins(rows)[row], rows.starts[row])
         there = (track[last] >= 0) & (start < rows.ends[row])
-        row, last, start, ran = row[there], last[there], start[there], ran[there]
+        row, last, start = row[there], last[there], start[there]
         order = np.lexsort((row, start, track[last]))
         self.row, self.work, self.start_ns = row[order], last[order], start[order]
-        self.track, self.ran_ns = track[self.work], ran[order]
+        self.track = track[self.work]
+        queued = rows.queued[self.work]
+        waited = np.maximum(rows.starts[self.work] - np.maximum(queued, self.start_ns), 0)
+        self.waited_ns = np.where(queued < 0, 0, waited)
         self.end_ns = rows.ends[self.row]
 
     @classmethod
@@ -118,9 +121,8 @@ class Calls:
 
     @cached_property
     def by_wait(self) -> Array:
-        """The calls by the time in which their work did not run, the longest first."""
-        waited = self.end_ns - self.start_ns - self.ran_ns
-        return np.lexsort((self.start_ns, -waited))
+        """The calls by how long their work waited, the longest first."""
+        return np.lexsort((self.start_ns, -self.waited_ns))
 
     def inside(self, track: int, window_ns: tuple[int, int]) -> Array:
         """Return the calls of a track that are seen in a window."""
@@ -185,8 +187,8 @@ def _begins(rows: SpanRows) -> Array:
     return begins
 
 
-def _calls(rows: SpanRows) -> tuple[Array, Array, Array]:
-    """Return rows of calls, of each call the work that ended last, and how long its work ran."""
+def _calls(rows: SpanRows) -> tuple[Array, Array]:
+    """Return rows of calls, and of each call the work that ended last."""
     call, work = rows.edges_of("launch")
     handle = _handles(rows)[call]
     is_known = (handle >= 0) & rows.is_work[work]
@@ -197,11 +199,7 @@ def _calls(rows: SpanRows) -> tuple[Array, Array, Array]:
     alone: Bools = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN)
     alone[launched] = False
     own = np.flatnonzero(alone)
-    lasts = rows.ends - rows.starts
-    sums = np.r_[0, np.cumsum(lasts[launched])]
-    ran = np.diff(sums[np.r_[0, np.flatnonzero(is_last) + 1]])
-    last = np.r_[launched[is_last], own]
-    return np.r_[of_handle[is_last], own], last, np.r_[ran, lasts[own]]
+    return np.r_[of_handle[is_last], own], np.r_[launched[is_last], own]
 
 
 def _handles(rows: SpanRows) -> Array:

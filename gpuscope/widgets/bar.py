@@ -33,7 +33,7 @@ class Bar(anywidget.AnyWidget):
     state = traitlets.Dict().tag(sync=True)
     """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
     nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
-    ``match`` (from 1), ``range`` (ns on the time axis), ``shares`` (of the rows, in words),
+    ``match`` (from 1), ``row`` (the selected one), ``range`` (ns on the time axis), ``shares`` (of the rows, in words),
     ``host`` (whether its rows are shown), ``escapes`` (how many),
     ``calls`` (whether there are), ``status``, ``problem`` (the status is an error), ``dark``."""
     frame = traitlets.Int(0).tag(sync=True)

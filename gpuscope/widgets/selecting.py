@@ -99,7 +99,7 @@ class SelectingView(TimelineView):
             return None if row is None else self._choose(row)
 
     def longest_wait(self) -> int | None:
-        """Select the call whose work did not run for longest, then the next; returns its id."""
+        """Select the call whose work waited longest, then the next longest; returns its id."""
         self._come_near()
         with self._lock:
             row = self.state.waited_longest()

@@ -341,6 +341,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
                 "matches": self.matches,
                 "match": self._search.at + 1,
                 "range": self.range_ns and [edge - self.state.zero_ns for edge in self.range_ns],
+                "row": self.state.selected,
                 "host": self.host,
                 "escapes": len(self.state.tracks.escaped),
                 "calls": bool(self.state.tracks.waiting),

@@ -241,7 +241,7 @@ class TimelineState:
         return int(rows[order[np.searchsorted(start[order], time_ns) % len(rows)]])
 
     def waited_longest(self) -> int | None:
-        """Return the row of the call that was not running for longest.
+        """Return the row of the call whose work waited longest before it began.
 
         If that is selected, of the next longest.
         """

@@ -10,6 +10,7 @@ const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const HIT_PX = 2;
+const OVERVIEW_PX = 34;
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return a tile as typed arrays, in the order in which tiles.py writes them.
@@ -263,6 +264,7 @@ function paintTiles(model, root, tell) {
     paintStretch(view, height);
     context.restore();
     paintShares(view);
+    paintOverview(low, high);
     request(missing, soon);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
@@ -466,7 +468,26 @@ function paintTiles(model, root, tell) {
       for (const y of [top, top + tall - 2]) context.fillRect(x, y, right - x, 1);
       if (begin >= from) context.fillRect(x, top, 1, tall - 1);
       if (end <= to) context.fillRect(right - 1, top, 1, tall - 1);
+      if (how.who) fitInto(how.who, x, right, top + tall / 2, Math.min(11, tall - 3));
     }
+    if (calls.row[n] === model.get("state").row) {
+      context.strokeStyle = scene.ink;
+      context.lineWidth = 2;
+      context.strokeRect((calls.start[n] - view.low) * view.px, top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
+    }
+  };
+  // Write for whom a part waited into it, where there is room: a pattern runs through no letters.
+  const fitInto = (text, left, right, y, size) => {
+    const room = right - left - 12;
+    if (size < 8 || widthOf(text, size) > room) return;
+    context.font = size + FONT;
+    context.textBaseline = "middle";
+    context.lineWidth = 4;
+    context.lineJoin = "round";
+    context.strokeStyle = scene.paper;
+    context.strokeText(text, left + 6, y);
+    context.fillStyle = scene.ink;
+    context.fillText(text, left + 6, y);
   };
   const partFill = (how) => {
     const key = how.fill + how.pattern;
@@ -590,7 +611,98 @@ function paintTiles(model, root, tell) {
     window.Plotly.relayout(plot, changes);
   };
 
+  // -- all time, and what of it is in view -----------------------------------------------
+  const strip = h("canvas", { class: "gpuscope-overview", role: "img", title: "All time. Drag to choose what is in view",
+    "aria-label": "Overview of all time; what is framed is in view, and the keys W, S, A and D move it" });
+  const picture = document.createElement("canvas");
+  let drawn = "", grabbed = null;
+  const paintOverview = (low, high) => {
+    strip.hidden = scene.live;
+    if (scene.live) return;
+    const bar = root.querySelector(".gpuscope-timeline-bar");
+    if (strip.parentNode !== bar) bar.append(strip);
+    const { xaxis, _size } = plot._fullLayout, ratio = window.devicePixelRatio || 1;
+    const [wide, tall] = [Math.round(xaxis._length * ratio), OVERVIEW_PX * ratio];
+    strip.style.marginLeft = `${xaxis._offset}px`;
+    strip.style.width = `${xaxis._length}px`;
+    const now = [scene.version, wide, ratio, scene.ink].join();
+    if (drawn !== now) {
+      drawn = now;
+      for (const canvas of [strip, picture]) Object.assign(canvas, { width: wide, height: tall });
+      paintWhole(picture.getContext("2d"), wide, tall, ratio);
+    }
+    const pen = strip.getContext("2d");
+    pen.clearRect(0, 0, wide, tall);
+    pen.drawImage(picture, 0, 0);
+    const [x, end] = brushAt(low, high, wide);
+    pen.fillStyle = pen.strokeStyle = scene.focus;
+    pen.globalAlpha = 0.2;
+    pen.fillRect(x, 0, end - x, tall);
+    pen.globalAlpha = 1;
+    pen.lineWidth = 1.5 * ratio;
+    pen.strokeRect(x + ratio, ratio, end - x - 2 * ratio, tall - 2 * ratio);
+  };
+  const brushAt = (low, high, wide) => {
+    const [first, last] = scene.extent, px = wide / (last - first);
+    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / strip.clientWidth);
+    return [Math.max(0, middle - half), Math.min(wide, middle + half)];
+  };
+  const paintWhole = (pen, wide, tall, ratio) => {
+    const [first, last] = scene.extent, step = (last - first) / wide, pieces = [{ tile: base, low: base.low, high: base.high }];
+    const rows = scene.tops.map((_, place) => place).filter((place) => scene.gpu[place]);
+    const top = 7 * ratio, each = (tall - top) / Math.max(1, rows.length);
+    rows.forEach((place, n) => {
+      const groups = groupsOf(pieces, place), shares = sharesOf(pieces, groups, first, step, wide);
+      for (let x = 0; x < wide; x++) {
+        let sum = 0, most = 0;
+        for (let k = 0; k < groups.length; k++) {
+          sum += shares[k * wide + x];
+          if (shares[k * wide + x] > shares[most * wide + x]) most = k;
+        }
+        if (!sum) continue;
+        const high = Math.max(ratio, Math.min(sum, 1) * (each - ratio));
+        pen.fillStyle = scene.classes[groups[most][0]].fill;
+        pen.fillRect(x, top + (n + 1) * each - high, 1, high);
+      }
+    });
+    for (const [, column, what] of base.marks) {
+      pen.fillStyle = what === "escape" ? scene.marked : scene.ink;
+      pen.fillRect(Math.round((base.low + column * base.column - first) / step), 0, 1.5 * ratio, 6 * ratio);
+    }
+    pen.fillStyle = scene.ink;
+    pen.globalAlpha = 0.25;
+    for (const [from, to] of scene.breaks) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
+    pen.globalAlpha = 1;
+  };
+  const timeAt = (event) => {
+    const box = strip.getBoundingClientRect(), [first, last] = scene.extent;
+    return first + ((event.clientX - box.left) / box.width) * (last - first);
+  };
+  strip.addEventListener("pointerdown", (event) => {
+    const { follow } = model.get("state");
+    if (event.button !== 0 || follow || !isOn()) return;
+    const [low, high] = range(), time = timeAt(event), box = strip.getBoundingClientRect();
+    const [x, end] = brushAt(low, high, box.width), at = event.clientX - box.left;
+    const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
+    grabbed = { time, low, high, moves: at >= x && at <= end && !isWhole };
+    strip.setPointerCapture(event.pointerId);
+  });
+  strip.addEventListener("pointermove", (event) => {
+    if (!grabbed) return;
+    const { time, low, high, moves } = grabbed, now = timeAt(event);
+    if (moves) goTo(low + now - time, high - low);
+    else if (Math.abs(now - time) * strip.clientWidth > 3 * (scene.extent[1] - scene.extent[0])) goTo(Math.min(time, now), Math.abs(now - time));
+  });
+  strip.addEventListener("pointerup", () => (grabbed = null));
+
   // -- moving --------------------------------------------------------------------------
+  const goTo = (from, wide) => {
+    const [least, most] = scene.extent, width = Math.min(Math.max(wide, scene.narrowest), most - least);
+    const low = Math.round(Math.min(Math.max(from, least), most - width)), high = Math.round(low + width);
+    showRange(low, high);
+    paint();
+    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+  };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = (message) => {
     const { follow } = model.get("state");
@@ -605,11 +717,7 @@ function paintTiles(model, root, tell) {
       width = wide;
     }
     if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, scene.narrowest)];
-    low = Math.round(Math.min(Math.max(low, least), most - width));
-    high = Math.round(low + width);
-    showRange(low, high);
-    paint();
-    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+    goTo(low, width);
     return true;
   };
 
@@ -651,6 +759,35 @@ function paintTiles(model, root, tell) {
     if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
     return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
+  // Return the call whose parts are painted at a point.
+  const callAt = ({ x, y }) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    const { xaxis, yaxis, _size } = plot._fullLayout;
+    const up = _size.t + y * _size.h - yaxis._offset, ratio = window.devicePixelRatio || 1;
+    const place = lanes.findIndex((lane) => lane && up >= lane.top && up < lane.top + lane.tall);
+    if (place < 0) return null;
+    const lane = lanes[place], time = low + x * (high - low), near = (HIT_PX * (high - low)) / xaxis._length;
+    if (!lane.isWide) {
+      const at = Math.floor(x * xaxis._length * ratio);
+      for (let off = 0; off <= HIT_PX * ratio; off++)
+        for (const column of [at - off, at + off]) if (lane.longest.has(column)) return lane.longest.get(column);
+      return null;
+    }
+    for (const { tile: { calls } } of seen)
+      for (let n = 0; n < calls.count; n++) {
+        const line = Math.floor(((up - lane.top) / lane.tall) * calls.lines[place]);
+        if (calls.place[n] === place && calls.line[n] === line && calls.start[n] <= time + near && calls.end[n] >= time - near)
+          return { calls, n };
+      }
+    return null;
+  };
+  const wordsOf = ({ calls, n }) => {
+    const lines = [`a call of ${durationOf(calls.end[n] - calls.start[n])}`];
+    for (let part = calls.first[n]; part < calls.first[n + 1]; part++)
+      lines.push(`${durationOf(calls.length[part])} ${calls.looks[calls.look[part]].name}`);
+    return { edge: scene.ink, lines };
+  };
   // Return what is said of the columns or the marks under the pointer, the strongest class first.
   const columnAt = ({ x, y }) => {
     if (!isOn()) return null;
@@ -675,8 +812,8 @@ function paintTiles(model, root, tell) {
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
   const hover = (at) => {
     const isFree = at && !plot?._dragging;
-    const bar = isFree ? hit(at) : null;
-    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
+    const bar = isFree ? hit(at) : null, call = isFree && !bar ? callAt(at) : null;
+    const words = call ? wordsOf(call) : bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
@@ -720,8 +857,8 @@ function paintTiles(model, root, tell) {
   return {
     attach, hit, hover, isOn, move, save, sweep,
     row: (at) => {
-      const bar = scene.live ? null : hit(at);
-      return bar ? bar.tile.row[bar.n] : null;
+      const bar = scene.live ? null : hit(at), call = bar || scene.live ? null : callAt(at);
+      return bar ? bar.tile.row[bar.n] : call ? call.calls.row[call.n] : null;
     },
     stop: () => {
       model.off("change:scene", take);
@@ -730,6 +867,7 @@ function paintTiles(model, root, tell) {
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);
       canvas.remove();
+      strip.remove();
       tip.remove();
     },
   };

@@ -198,6 +198,8 @@ def page(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) ->
         "lane": MARKS_PX,
         "waits": places.lanes,
         "wait": WAITS_PX,
+        "gpu": [not track.is_host for track in places.tracks],
+        "focus": style.FOCUS,
         "least": LEAST_PX,
         "free": FREE_PX,
         "breaks": [

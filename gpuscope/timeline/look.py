@@ -89,6 +89,8 @@ PARTS = {
     "unexplained": ("unexplained", "+"),
 }
 """Kind of a part → its words, and its pattern: Plotly's characters, and ``o`` for circles."""
+ORDER = "-./\\xo+|"
+"""Patterns of parts as a legend has them."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def bar_look(how: Look, unit: str) -> Properties:
     marker: Properties = {"color": how.fill, "line": {"width": 0.7, "color": how.edge}}
     around = "none"
     if how.pattern:
-        marker["pattern"] = {"shape": how.pattern, "size": 6, "solidity": 0.35}
+        marker["pattern"] = {"shape": how.pattern.replace("o", "."), "size": 6, "solidity": 0.35}
     if how.escaped:  # its outline shows where the bar is too narrow to
         marker["line"]["width"] = 3
         marker["pattern"] |= {"solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK}

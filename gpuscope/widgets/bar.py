@@ -33,9 +33,9 @@ class Bar(anywidget.AnyWidget):
     state = traitlets.Dict().tag(sync=True)
     """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
     nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
-    ``match`` (from 1), ``row`` (the selected one), ``range`` (ns on the time axis), ``shares`` (of the rows, in words),
-    ``host`` (whether its rows are shown), ``escapes`` (how many),
-    ``calls`` (whether there are), ``status``, ``problem`` (the status is an error), ``dark``."""
+    ``match`` (from 1), ``row`` (the selected one), ``range`` (ns on the time axis), ``shares`` (of
+    the rows, in words), ``host`` (whether its rows are shown), ``escapes`` (how many), ``calls``
+    (whether there are), ``status``, ``problem`` (the status is an error), ``dark``."""
     frame = traitlets.Int(0).tag(sync=True)
     """Number of the frame that was sent last; the browser answers when it is painted."""
     height = traitlets.Int(400).tag(sync=True)

@@ -9,7 +9,8 @@ from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.snapshot import STRIPE, Bars, Drawn, Frame, Snapshot
 from gpuscope.timeline.canvas.window import Window, widened
 from gpuscope.timeline.index import OPEN_NS
-from gpuscope.timeline.look import look
+from gpuscope.timeline.labels import Class
+from gpuscope.timeline.look import ORDER, Look, PartLook, look
 from gpuscope.timeline.picture import Panel
 from gpuscope.timeline.plotly_parts import arrow_lines, gapped
 from gpuscope.timeline.scene import Scene
@@ -40,7 +41,7 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     )
     page = _page(snapshot, fetched, before)
     shares = shares_of(snapshot.tracks, snapshot.places.tracks, snapshot.window_ns)
-    frame = Frame(_legend(snapshot), {}, {}, page, _words(snapshot, scene), shares)
+    frame = Frame(_legend(snapshot, page), {}, {}, page, _words(snapshot, scene), shares)
     drawn, layout = Drawn(snapshot, scene, frame), frame.layout
     frame.overlays.update(_overlays(drawn))
     layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
@@ -65,13 +66,28 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     return drawn
 
 
-def _legend(snapshot: Snapshot) -> Bars:
-    """Return bars out of sight that put the classes into the legend; ``meta`` is their place."""
+def _legend(snapshot: Snapshot, page: Properties) -> Bars:
+    """Return bars out of sight that put the classes into the legend; ``meta`` is their place.
+
+    Those of the host are in it if its rows are shown. Parts of calls have none: they stay.
+    """
     bar = {"base": [0], "x": [1], "y": [-100], "width": [1], "hovertext": [""], "text": [""]}
     legend = {}
+    tracks, rows = snapshot.tracks, snapshot.places.tracks
+    shown = {number for track in rows if not track.folded for number in track.numbers}
+    there = {bar_class for track, bar_class in tracks.groups if track in shown}
     for at, bar_class in enumerate(tiles.classes_of(snapshot)):
+        if bar_class not in there:
+            continue
         how = look(snapshot.tracks, bar_class, snapshot.colours, snapshot.theme.outlined)
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}, bar
+    parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
+    for part in sorted(parts, key=lambda part: ORDER.index(part.pattern)):
+        if part.pattern:
+            how = Look(
+                part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
+            )
+            legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs"), bar
     return legend
 
 

@@ -43,6 +43,7 @@ from gpuscope.timeline.canvas.window import (
     zoomed,
 )
 from gpuscope.timeline.labels import MAX_TRACKS
+from gpuscope.timeline.look import look
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details, describe
@@ -347,7 +348,8 @@ def bars(timeline: gs.Timeline) -> dict[str, int]:
     """Class → how many of its spans the last frame shows."""
     settle(timeline)
     scene, found = timeline.drawn.scene, Counter()
-    names = {kind: look["name"] for kind, (look, _) in timeline.drawn.frame.bars.items()}
+    colours = timeline.state.colours
+    names = {kind: look(scene.tracks, kind, colours).name for kind in scene.tracks.classes}
     shown = {number for track in scene.shown for number in track.numbers}
     for (track, bar_class), group in scene.tracks.groups.items():
         if track in shown:
@@ -374,7 +376,7 @@ def test_a_notebook_gets_the_widget_and_a_picture_for_pages_without_scripts(show
 def test_a_page_that_opens_later_gets_what_was_drawn(shown):
     settle(shown)
     state = shown.figure.get_state()
-    assert {one["name"] for one in state["_widget_data"]} >= {"range", "prefill: kernel"}
+    assert {one["name"] for one in state["_widget_data"]} >= {"decode: kernel", "prefill: kernel"}
     assert state["_widget_layout"]["xaxis"]["range"] == [0.0, 1200.0]
 
 

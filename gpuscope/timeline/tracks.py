@@ -192,8 +192,7 @@ class Tracks:
 
     def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
         """Place rows one under the other."""
-        lanes = {"escaped": self.narrow, "waiting": self.waiting}
-        return Places.of(rows, lines, self.marked, top, **lanes)
+        return Places.of(rows, lines, self.marked, top, escaped=self.narrow, waiting=self.waiting)
 
     @property
     def ids(self) -> Array:
@@ -325,6 +324,12 @@ def default_window_ns(trace: Trace) -> tuple[int, int]:
     windows = trace.metadata.windows_ns
     if len(windows) > 1:
         return int(windows[0][0]), int(windows[0][1])
+    return whole_ns(trace)
+
+
+def whole_ns(trace: Trace) -> tuple[int, int]:
+    """Return start and end of all that is in a trace."""
+    windows = trace.metadata.windows_ns[-1:]
     if not len(trace):
         return 0, 1
     starts = trace.array("start_ns")

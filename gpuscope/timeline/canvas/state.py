@@ -18,7 +18,7 @@ from gpuscope.timeline.labels import Track, busiest, folded
 from gpuscope.timeline.scene import LANES, lanes_of
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
-from gpuscope.timeline.tracks import Tracks, default_window_ns
+from gpuscope.timeline.tracks import Tracks, default_window_ns, whole_ns
 from gpuscope.trace.model import Trace
 
 HEIGHTS = (140, 640)
@@ -96,8 +96,7 @@ class TimelineState:
         if not len(trace):
             low = int(windows[0][0]) if windows else 0
             return low, low + 1
-        low, high = default_window_ns(trace.with_metadata(windows_ns=windows[-1:]))
-        return low, high
+        return whole_ns(trace)
 
     def first_view(self, trace: Trace) -> Window:
         """Return what of a trace to show at first."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuscope._text import stream_label
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import Class
+from gpuscope.timeline.labels import Class, partition_label
 from gpuscope.timeline.text import clean
 from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.waiting import PartClass
 from gpuscope.timeline.words import OUTSIDE, shared_lines
 
 
@@ -44,11 +46,13 @@ def look(
     outlined: Callable[[str], str] = style.darker,
 ) -> Look:
     """Return how a class looks; ``outlined`` colours its outline."""
-    kind, partition, is_open, escaped = bar_class
+    kind, partition, is_open, escaped, stream = bar_class
     how = style.KIND_STYLES[kind]
     name = how.label.partition(",")[0] + (", open" if is_open else "")
     if partition is None:
         colour = style.HOST_COLOUR
+    elif stream:
+        colour, name = colours[stream], f"{stream_label(stream, 24)}: {name}"
     elif not partition:
         colour, name = style.WHOLE_GPU_COLOUR, f"whole GPU: {name}"
     else:
@@ -65,3 +69,56 @@ def look(
         escaped=escaped,
         lines=tuple(shared_lines(tracks, bar_class)),
     )
+
+
+PARTS = {
+    "launch call": ("in the launch call", "-"),
+    "on the way": ("on the way to the GPU", "."),
+    "stream order": ("queued behind its stream", "\\"),
+    "event wait": ("waiting for an event", "x"),
+    "graph order": ("waiting for another node of its graph", "x"),
+    "legacy default stream": ("waiting for the legacy default stream", "x"),
+    "collective": ("waiting for another rank", "x"),
+    "SMs held": ("waiting for SMs", "/"),
+    "priority": ("waiting for SMs, by priority", "/"),
+    "copy engine": ("waiting for a copy engine", "o"),
+    "request queue": ("in a queue of requests", "o"),
+    "running": ("running", ""),
+    "not looking": ("done, host not looking", "|"),
+    "host": ("host", "-"),
+    "unexplained": ("unexplained", "+"),
+}
+"""Kind of a part → its words, and its pattern: Plotly's characters, and ``o`` for circles."""
+ORDER = "-./\\xo+|"
+"""Patterns of parts as a legend has them."""
+
+
+@dataclass(frozen=True)
+class PartLook:
+    """The look of parts of calls.
+
+    Attributes
+    ----------
+    name
+        Plain text: what it was, and in brackets for whom it waited.
+    who
+        For whom it waited.
+    """
+
+    name: str
+    fill: str
+    pattern: str
+    who: str = ""
+
+
+def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartLook:
+    """Return how parts look: colour says who, pattern says what."""
+    words, pattern = PARTS[part.kind]
+    if part.partition is None:
+        return PartLook(words, style.HOST_COLOUR, pattern)
+    colour = colours.get(part.partition or part.stream, style.WHOLE_GPU_COLOUR)
+    if part.kind in ("running", "stream order"):
+        return PartLook(words, colour, pattern)
+    who = stream_label(part.stream, 24) if part.stream else ""
+    who = who or partition_label(tracks.names, part.partition or None)
+    return PartLook(f"{words} ({who})", colour, pattern, who)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ ESCAPED = "#D55E00"
 """Their vermilion: what ran outside its partition, and nothing else."""
 WHOLE_GPU_COLOUR = "#6E7781"
 HOST_COLOUR = "#A8B0B9"
+FOCUS = "#3D7BE0"
+"""What is chosen, on either page."""
 INK = "#1B1F24"
 MUTED = "#57606A"
 WHITE = "#FFFFFF"
@@ -71,15 +73,27 @@ KIND_STYLES = {
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """Give each name a colour that follows the name, wherever it stands among the others.
 
-    Of names that would have the same colour the later in the alphabet gets the next free one.
+    Of names that would have the same colour the later in the alphabet gets the next free one. Of
+    more than the palette has, the next are darker, those after them lighter.
     """
     chosen: dict[str, str] = {}
     for at, name in enumerate(sorted(set(names))):
         first = zlib.crc32(name.encode("utf-8", "replace")) * _SEED >> 16
-        tried = [OKABE_ITO[(first + step) % len(OKABE_ITO)] for step in range(len(OKABE_ITO))]
+        shade = _SHADES[at // len(OKABE_ITO) % len(_SHADES)]
+        tried = [
+            shade(OKABE_ITO[(first + step) % len(OKABE_ITO)]) for step in range(len(OKABE_ITO))
+        ]
         taken = list(chosen.values())[at - at % len(OKABE_ITO) :]
         chosen[name] = next(colour for colour in tried if colour not in taken)
     return chosen
+
+
+_SHADES: tuple[Callable[[str], str], ...] = (
+    lambda colour: colour,
+    lambda colour: darker(darker(colour)),
+    lambda colour: tinted(colour, 0.45),
+)
+"""What names have in turn whose number exceeds the palette's: eighteen colours in all."""
 
 
 def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dict[str, str]:

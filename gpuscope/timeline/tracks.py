@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.timeline.calls import Calls
 from gpuscope.timeline.columns import Row
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
-from gpuscope.timeline.labels import LAYOUT, Class, Track, in_order, labelled
+from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.waits import Waits
 from gpuscope.trace.columns import combined, outside
@@ -22,9 +23,8 @@ from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
-MAX_TRACKS = 100
-"""Tracks that a page can show legibly; the busiest stay."""
-
+MOST_STREAMS = 16
+"""Streams that have colours of their own, where a trace has no partitions."""
 _INSTANTS = ("mark", "event")
 _CODED = (
     "kind",
@@ -71,6 +71,8 @@ class Tracks:
         Rows of kernels that ran outside the partition they were intended for.
     waits
         Which rows waited for which, by events and in collectives.
+    calls
+        What calls waited for; ``None`` while rows still come.
     """
 
     names: Trace
@@ -85,6 +87,7 @@ class Tracks:
     _columns: dict[str, Grown]
     _keys: dict[TrackKey, int]
     _sole_process: int | None
+    calls: Calls | None = None
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -108,7 +111,8 @@ class Tracks:
             {},
             None,
         )
-        return empty.extended(trace.spans, trace.edges, trace.metadata)
+        tracks = empty.extended(trace.spans, trace.edges, trace.metadata)
+        return replace(tracks, calls=Calls(trace, tracks.track))
 
     def __len__(self) -> int:
         """Rows, also those that are not drawn."""
@@ -146,6 +150,50 @@ class Tracks:
             for track, members in groups.items()
         }
 
+    def row_of(self, track: Track) -> Row:
+        """Return the groups of a track that is drawn."""
+        if not track.folded:
+            return self.rows[track.number]
+        rows = [self.rows[number] for number in track.folded]
+        return Row(sum((row.groups for row in rows), ()), sum((row.escaped for row in rows), ()))
+
+    @cached_property
+    def _mixed(self) -> Index:
+        """The spans of tracks with several groups, which may overlap, by track."""
+        several = [track for track, row in self.rows.items() if len(row.groups) > 1]
+        is_mixed = np.isin(self.track, several)
+        return Index(self.start_ns, self.end_ns, np.where(is_mixed, self.track, -1))
+
+    def busy_in(self, tracks: Sequence[int], window_ns: tuple[int, int]) -> int:
+        """Return for how many ns of a window something was on any of some tracks."""
+        groups = sum((self.rows[track].groups for track in tracks), ())
+        if len(groups) == 1:
+            index: Index = self.index
+        elif self.calls is not None and len(tracks) == 1:
+            index, groups = self._mixed, tuple(tracks)
+        else:  # together, or all of the rows change soon
+            start, end = self.index.times(window_ns, groups)
+            index, groups = Index(start, end, np.zeros(len(start), np.int64)), (0,)
+        return int(index.columns(np.array(window_ns), groups)[0].sum())
+
+    @cached_property
+    def waiting(self) -> set[int]:
+        """Numbers of the tracks with a lane of waits."""
+        return self.calls.tracks if self.calls is not None else set()
+
+    @cached_property
+    def narrow(self) -> set[int]:
+        """Numbers of the tracks on which all that ran had escaped."""
+        escaped, there = (
+            np.bincount(track[track >= 0], minlength=len(self.tracks))
+            for track in (self.track[self.escaped], self.track)
+        )
+        return set(np.flatnonzero((escaped > 0) & (escaped == there)).tolist())
+
+    def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
+        """Place rows one under the other."""
+        return Places.of(rows, lines, self.marked, top, escaped=self.narrow, waiting=self.waiting)
+
     @property
     def ids(self) -> Array:
         """Row → the span's id."""
@@ -180,8 +228,9 @@ class Tracks:
         return int(np.count_nonzero(self.track >= 0))
 
     def partitions(self) -> set[str]:
-        """Return the partitions in which something ran."""
-        return {name for name in self.coded["partition"].values if name is not None}
+        """Return the partitions in which something ran; without any, the streams."""
+        names = {bar_class.stream for _, bar_class in self.groups} - {""}
+        return names | {name for name in self.coded["partition"].values if name is not None}
 
     def elsewhere(self) -> dict[str, int]:
         """Kind → rows that a timeline does not draw (blocks, counters)."""
@@ -231,8 +280,22 @@ class Tracks:
             names = Trace.from_columns({}, metadata=metadata)
         groups = dict(self.groups)
         classes = {bar_class: set(sources) for bar_class, sources in self.classes.items()}
+        streams = coded["stream"].values
+        known = [
+            name for name in ("partition", "intended_partition") if len(coded[name].values) > 1
+        ]
+        if metadata.partitions or known or len(streams) > MOST_STREAMS:
+            streams = []
         number = _grouped(
-            groups, classes, coded, fresh, track, is_open, escaped, group == Group.STREAM
+            groups,
+            classes,
+            coded,
+            fresh,
+            track,
+            is_open,
+            escaped,
+            group == Group.STREAM,
+            [names.stream_name(stream) for stream in streams],
         )
         columns["group"] = self._columns["group"].extended(number)
         return replace(
@@ -252,25 +315,8 @@ class Tracks:
             _columns=columns,
             _keys=keys,
             _sole_process=sole,
+            calls=None,
         )
-
-
-def busiest(
-    tracks: Iterable[Track], busy_ns: Array, most: int = MAX_TRACKS
-) -> tuple[list[Track], int]:
-    """Return as many of the tracks as a page can show, and how many are left out.
-
-    Parameters
-    ----------
-    busy_ns
-        Track number → how busy it is.
-    """
-    held = list(tracks)
-    if len(held) <= most:
-        return held, 0
-    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
-    numbers = {track.number for track in kept}
-    return [track for track in held if track.number in numbers], len(held) - len(kept)
 
 
 def default_window_ns(trace: Trace) -> tuple[int, int]:
@@ -278,6 +324,12 @@ def default_window_ns(trace: Trace) -> tuple[int, int]:
     windows = trace.metadata.windows_ns
     if len(windows) > 1:
         return int(windows[0][0]), int(windows[0][1])
+    return whole_ns(trace)
+
+
+def whole_ns(trace: Trace) -> tuple[int, int]:
+    """Return start and end of all that is in a trace."""
+    windows = trace.metadata.windows_ns[-1:]
     if not len(trace):
         return 0, 1
     starts = trace.array("start_ns")
@@ -322,8 +374,12 @@ def _grouped(
     is_open: Array,
     escaped: Array,
     on_stream: Array,
+    streams: Sequence[str],
 ) -> Array:
-    """Return new rows' groups; new groups, classes and their sources are added."""
+    """Return new rows' groups; new groups, classes and their sources are added.
+
+    ``streams`` names the values of the column, if classes are told apart by it.
+    """
     group = np.zeros(len(track), np.int32)
     shown = np.flatnonzero(track >= 0)
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
@@ -336,7 +392,8 @@ def _grouped(
         )
         if partition is None and on_stream[at]:
             partition = ""
-        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
+        stream = streams[code["stream"][at]] if partition == "" and streams else ""
+        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]), stream)
         classes.setdefault(bar_class, set()).add(source)
         number[new] = groups.setdefault((int(track[at]), bar_class), len(groups))
     group[shown] = number[combination]

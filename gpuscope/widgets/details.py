@@ -1,9 +1,10 @@
-"""The panel below a timeline: everything known about the selected span."""
+"""The dock below a timeline: everything known about the selected span or stretch of time."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 import anywidget
 import numpy as np
@@ -11,13 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
-from gpuscope._text import stream_label
+from gpuscope._text import percent, stream_label
 from gpuscope._threads import start
+from gpuscope._types import Array
 from gpuscope.analysis.result import Row
+from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
-from gpuscope.timeline.labels import partition_label
+from gpuscope.timeline.labels import Track, partition_label
+from gpuscope.timeline.look import part_look
+from gpuscope.timeline.stretch import stretch_of
+from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.waiting import PartClass, classed
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.base import script, static
 
@@ -26,22 +34,30 @@ _NESTED = 8
 
 
 class Facts(TypedDict):
-    """What the panel shows of a span: plain text, to be shown as text.
+    """What the dock shows of a span: plain text, to be shown as text.
 
-    ``related`` has relation, label and id of its launch call, of the ranges around it and of
-    what it waited for or made wait; ``columns`` name and value of every column that says
-    something.
+    ``parts`` has words, time in µs, share, colour and pattern of each part of its time, which add
+    up to ``total``; ``related`` relation, label and id of its launch call, of the ranges around it
+    and of what it waited for or made wait; ``columns`` name and value of every column that says
+    something; ``tables`` heading and rows of name and value.
     """
 
     title: str
     subtitle: str
     why: str
+    parts: list[tuple[str, str, float, str, str]]
+    total: str
     related: list[list[str]]
     columns: list[list[str]]
+    tables: list[tuple[str, list[tuple[str, str]]]]
+
+
+Tell: TypeAlias = Callable[[], dict[str, object]]
+"""Returns facts that take a while to find."""
 
 
 class Details(anywidget.AnyWidget):
-    """The panel that shows one span; empty while none is selected."""
+    """The dock that shows one span or a stretch; empty while nothing is selected."""
 
     _esm = script("details.js")
     _css = static("details.css")
@@ -49,21 +65,19 @@ class Details(anywidget.AnyWidget):
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""
 
-    def show(self, trace: Trace, row: int) -> None:
-        """Show a row; what its time consists of follows, as that may take a while."""
-        facts = describe(trace, row)
+    def show(self, facts: Facts, tell: Tell) -> None:
+        """Show facts; what ``tell`` returns follows, as that may take a while."""
         self.set_trait("facts", facts)
-        span = int(trace.spans.column("id")[row].as_py())
-        explaining = threading.Thread(
-            target=self._explain, args=(trace, span, facts), name="gpuscope-explain", daemon=True
+        telling = threading.Thread(
+            target=self._tell, args=(facts, tell), name="gpuscope-explain", daemon=True
         )
-        if not start(explaining):
-            explaining.run()
+        if not start(telling):
+            telling.run()
 
-    def _explain(self, trace: Trace, span: int, facts: Facts) -> None:
-        explanation = why(trace, span)
+    def _tell(self, facts: Facts, tell: Tell) -> None:
+        more = tell()
         if self.facts is facts:  # else another is shown by now
-            self.set_trait("facts", {**facts, "why": explanation})
+            self.set_trait("facts", {**facts, **more})
 
     def clear(self) -> None:
         """Show nothing."""
@@ -98,9 +112,83 @@ def describe(trace: Trace, row: int) -> Facts:
         "title": clean(span["name"], 200),
         "subtitle": " · ".join(heads),
         "why": "",
+        "parts": [],
+        "total": "",
         "related": _related(trace, span),
         "columns": [[name, clean(text, 2000)] for name, text in values.items()],
+        "tables": [],
     }
+
+
+def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str]) -> Properties:
+    """Return what a span's time consists of, in words and as parts."""
+    known = trace_parts(trace)
+    try:
+        found = known.parts(known.explained(span))
+    except MissingEvidence as error:
+        return {"why": str(error)}
+    cause = known.rows.places(np.array([-1 if at.span is None else at.span for at in found]))
+    ran = [row for row, part in zip(cause, found, strict=True) if part.kind == "running"]
+    work = np.full(len(found), ran[-1] if ran else known.explained(span))
+    classes, look = classed(tracks, [part.kind for part in found], cause, work)
+    lengths = [(classes[at], part.duration_ns) for at, part in zip(look, found, strict=True)]
+    return {"why": why(trace, span), **_shares(lengths, tracks, colours)}
+
+
+def _shares(
+    lengths: Sequence[tuple[PartClass, int]], tracks: Tracks, colours: dict[str, str]
+) -> Properties:
+    """Return parts and their sum, in words."""
+    total = sum(length for _, length in lengths)
+    looks = [part_look(tracks, part, colours) for part, _ in lengths]
+    parts = [
+        (how.name, f"{length / 1e3:,.3f}", length / max(total, 1), how.fill, how.pattern)
+        for how, (_, length) in zip(looks, lengths, strict=True)
+    ]
+    return {"parts": parts, "total": f"{total / 1e3:,.3f}"}
+
+
+def of_stretch(window_ns: tuple[int, int], zero_ns: int) -> Facts:
+    """Return what is known at once of a stretch of time."""
+    low, high = ((edge - zero_ns) / 1e3 for edge in window_ns)
+    return {
+        "title": f"Range of {duration(window_ns[1] - window_ns[0])}",
+        "subtitle": f"from {low:,.1f} to {high:,.1f} µs",
+        "why": "",
+        "parts": [],
+        "total": "",
+        "related": [],
+        "columns": [],
+        "tables": [],
+    }
+
+
+def told_of_stretch(
+    window_ns: tuple[int, int], tracks: Tracks, shown: Sequence[Track], colours: dict[str, str]
+) -> Properties:
+    """Return busy shares, overlap, confinement, and the calls wholly inside a stretch of time."""
+    found, length = stretch_of(tracks, shown, window_ns), window_ns[1] - window_ns[0]
+    busy = [(row, f"{percent(ns / length)}, {duration(ns)}") for row, ns in found.busy_ns.items()]
+    both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in found.overlap_ns.items()]
+    kept = [
+        (clean(name, 40), f"{out:,} of {count:,} kernels escaped")
+        for name, (count, out) in found.kept.items()
+    ]
+    calls = [
+        (f"{clean(name, 40)}, {len(lengths):,} calls", _latency(lengths))
+        for name, lengths in found.latency_ns.items()
+    ]
+    headings = ("Busy", "Busy together", "Confinement", "Calls wholly inside: p50, p99, longest")
+    tables = zip(headings, (busy, both, kept, calls), strict=True)
+    shares = _shares(list(found.parts.items()), tracks, colours)
+    sampled = found.sampled and f"The parts are of {found.sampled:,} of these calls, evenly spaced."
+    return {"tables": [pair for pair in tables if pair[1]], **shares, "why": sampled or ""}
+
+
+def _latency(lengths_ns: Array) -> str:
+    ordered = np.sort(lengths_ns)
+    at = [-(-len(ordered) * share // 100) - 1 for share in (50, 99, 100)]
+    return ", ".join(duration(int(ordered[place])) for place in at)
 
 
 def why(trace: Trace, span: int) -> str:

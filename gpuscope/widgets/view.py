@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
 
-import anywidget
 import ipywidgets as ipw
 import traitlets
 
@@ -26,42 +24,9 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.timeline_figure import still
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.base import hear_beside_cells, script, static
+from gpuscope.widgets.bar import Bar, Message
+from gpuscope.widgets.base import hear_beside_cells
 from gpuscope.widgets.details import Details
-
-Message: TypeAlias = Mapping[str, Any]
-"""What the page sends, decoded from JSON."""
-
-
-class Bar(anywidget.AnyWidget):
-    """Buttons, search and status line; its script also handles events of the plot beside it.
-
-    It sends keys, clicks, the plot's width, the page's theme and the numbers of painted frames,
-    each as a message ``{"do": what, …}``.
-
-    Parameters
-    ----------
-    told
-        Called with each message, on any thread.
-    """
-
-    _esm = f"{tiles.SCRIPT}\n{script('timeline.js')}"
-    _css = static("timeline.css")
-
-    state = traitlets.Dict().tag(sync=True)
-    """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
-    nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
-    ``match`` (from 1), ``status``, ``problem`` (the status is an error), ``dark``."""
-    frame = traitlets.Int(0).tag(sync=True)
-    """Number of the frame that was sent last; the browser answers when it is painted."""
-    height = traitlets.Int(400).tag(sync=True)
-    """Of the plot with all that is around it, px."""
-    scene = traitlets.Dict().tag(sync=True)
-    """What the page paints, as of :func:`~gpuscope.timeline.canvas.tiles.page`."""
-
-    def __init__(self, told: Callable[[Message], None], **options: object) -> None:
-        super().__init__(**options)
-        self.on_msg(lambda _widget, content, _buffers: told(content))
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]
@@ -98,9 +63,13 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     """How many spans match the search, by their name or their workload's."""
     hidden = traitlets.Tuple(default_value=())
     """Labels of the tracks that are not shown. May be set."""
+    host = traitlets.Bool(default_value=False)
+    """Whether each row of the host is shown; else all of them are one. May be set."""
     sms = traitlets.Bool(default_value=False)
     """Whether the SMs are shown below the tracks, where the trace has thread blocks. May be
     set."""
+    range_ns = traitlets.Tuple(None, allow_none=True, read_only=True)
+    """Start and end of the selected stretch of time; :meth:`select_range` sets it."""
     measured_ns = traitlets.Int(None, allow_none=True, read_only=True)
     """Time between the two points that were measured last."""
 
@@ -128,7 +97,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             hear_beside_cells(heard)
         super().__init__([self.bar, self.figure, self.details], **options)
         self.add_class("gpuscope-timeline")
-        self.observe(self._changed, ["window_ns", "hidden", "sms"])
+        self.observe(self._changed, ["window_ns", "hidden", "host", "sms"])
         self.observe(self._followed, "follow")
 
     def _repr_mimebundle_(self, **options: object) -> Properties | tuple[Properties, Properties]:
@@ -282,6 +251,8 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         with self._lock:
             if change["name"] == "hidden":
                 self.state.hide(change["new"])
+            elif change["name"] == "host":
+                self.state.fold(folds=not change["new"])
             elif change["name"] == "sms":
                 self.state.show_sms(shown=change["new"])
         self.scheduler.ask()
@@ -369,6 +340,12 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
                 "search": self.search,
                 "matches": self.matches,
                 "match": self._search.at + 1,
+                "range": self.range_ns and [edge - self.state.zero_ns for edge in self.range_ns],
+                "row": self.state.selected,
+                "host": self.host,
+                "escapes": len(self.state.tracks.escaped),
+                "calls": bool(self.state.tracks.waiting),
+                "shares": [] if self.drawn is None else self.drawn.frame.shares,
                 "status": problem or self._status(),
                 "problem": bool(problem),
                 "dark": self.state.is_dark,

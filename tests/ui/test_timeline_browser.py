@@ -185,7 +185,7 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
 drawn = timeline.drawn
 rows = [int(row) for row in drawn.scene.rows if {label!r} in
         next(one.label for one in drawn.snapshot.places.tracks
-             if one.number == drawn.snapshot.tracks.track[row])]
+             if drawn.snapshot.tracks.track[row] in one.numbers)]
 low, high = timeline.window_ns
 inside = sorted(row for row in rows if low < drawn.snapshot.tracks.start_ns[row]
                 and drawn.snapshot.tracks.end_ns[row] < high)
@@ -295,6 +295,7 @@ def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console
     page.get_by_role("searchbox").fill("<b>small")
     page.keyboard.press("Enter")
     details = page.get_by_role("region", name="Details of the selected span")
+    details.get_by_text("All columns").click()
     details.get_by_role("cell", name="<b>small</b>").first.wait_for()
     shot("search")
     page.keyboard.press("Escape")
@@ -402,7 +403,7 @@ def test_what_the_page_paints_can_be_pointed_at_hidden_and_saved(open_notebook, 
         page.keyboard.press("w")
     painted(page)
 
-    # What is under the pointer; a click tells all of it, beside the plot.
+    # What is under the pointer; a click tells all of it, below the plot.
     x, y = json.loads(ask(page, """
 drawn, (low, high) = timeline.drawn, timeline.window_ns
 row = int(((low + high) / 2) // 1000)
@@ -416,17 +417,19 @@ print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snap
     assert re.search(
         r"^<i>kernel \d+</i>\n700 ns\nstream \d\nstarts at [\d,.]+ µs\nkernel", said
     ), said
+    box = page.locator(PLOT).bounding_box()
     page.mouse.click(*at)
     details = page.get_by_role("region", name="Details of the selected span")
+    details.get_by_text("All columns").click()
     details.get_by_text("start_ns").wait_for()
     expect(details).to_contain_text(said.split("\n")[0])
 
-    def is_beside() -> None:
-        beside, plot = details.bounding_box(), page.locator(PLOT).bounding_box()
-        assert beside["x"] >= plot["x"] + plot["width"] - 2
-        assert beside["y"] < plot["y"] + 20
+    def is_below() -> None:
+        dock, plot = details.bounding_box(), page.locator(PLOT).bounding_box()
+        assert plot == box, "the plot's box changes"
+        assert dock["y"] >= plot["y"] + plot["height"] - 1
 
-    eventually(is_beside)
+    eventually(is_below)
     shot("many")
 
     # The legend hides a class here, too, and a picture that is saved has the bars.
@@ -451,7 +454,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
         }"""))  # fmt: skip
         page.keyboard.press("Tab")
     assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
-    for label in ("Pan left", "Zoom in", "Fit: show everything", "Search names of spans", "Tracks"):
+    for label in ("Pan left", "Zoom in", "All: show everything", "Search names of spans", "Tracks"):
         assert label in reached
     plot = page.locator(PLOT)
     expect(plot).to_have_attribute("role", "application")
@@ -625,3 +628,110 @@ def test_the_canvas_shows_in_every_column_what_the_rows_say(open_notebook, conso
                 escaped = [at for at, count in enumerate(escapes[12:-12], 12) if count]
                 for at in escaped:
                     assert max(lane[at - 12 : at + 13]) > 2, f"{kind}: no mark at column {at}"
+
+
+ESCAPES = """
+import gpuscope as gs
+gpu = gs.open_device("sim:h200", quiet=True)
+gemm = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "small"}
+run = gs.run({
+    "name": "lanes", "alone_repeats": 0, "streams": {"small": {}, "load": {}},
+    "settings": {"split": {
+        "partitions": {"small": 16, "load": "rest"},
+        "streams": {"small": {"partition": "small"}, "load": {"partition": "load"}},
+    }},
+    "workloads": {
+        "small": {**gemm, "repeats": 400}, "check": {**gemm, "repeats": 9, "guard": False},
+        "load": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "load", "repeats": 60},
+    },
+}, gpu)
+timeline = gs.Timeline(run.traces["split"])
+timeline
+"""
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1440)])
+def test_the_parts_of_a_call_add_up_in_the_dock(open_notebook, console, shot, dark, width):
+    page = open_notebook(ESCAPES, dark=dark)
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page)
+    theme = "dark" if dark else "light"
+    shot(f"lanes-{theme}-{width}")
+    box = page.locator(PLOT).bounding_box()
+    dock = page.get_by_role("region", name="Details of the selected span")
+
+    # A key and a button for each: the next escape, the longest wait.
+    page.locator(PLOT).focus()
+    page.keyboard.press("x")
+    dock.get_by_text("intended for small").wait_for()
+    first = ask(page, "print(timeline.selected)")
+    page.get_by_role("button", name="Next escape").click()
+    eventually(lambda: _is_not(ask(page, "print(timeline.selected)"), first))
+    page.get_by_role("button", name="Longest wait").click()
+    dock.get_by_text("sum, in µs").wait_for()
+    page.keyboard.press("z")
+    painted(page)
+    shot(f"wait-{theme}-{width}")
+    assert page.locator(PLOT).bounding_box() == box, "the dock changes the plot's box"
+    assert dock.bounding_box()["y"] >= box["y"] + box["height"] - 1
+    times = dock.locator(".sum td").all_text_contents()
+    parts = [round(1000 * float(text.replace(",", ""))) for text in times]
+    row = "timeline.state.selected"
+    tracks = "timeline.state.tracks"
+    length = int(ask(page, f"print({tracks}.end_ns[{row}] - {tracks}.start_ns[{row}])"))
+    assert sum(parts[:-1]) == parts[-1] == length
+
+    # A click on a part selects its call.
+    call = ask(page, "print(timeline.selected)")
+    page.keyboard.press("Escape")
+    dock.wait_for(state="hidden")
+    at_y = json.loads(ask(page, """
+calls, state = timeline.state.tracks.calls, timeline.state
+places, track = state._places, int(calls.track[calls.by_wait[0]])
+(at,) = [n for n, one in enumerate(places.tracks) if one.number == track]
+height = timeline.bar.scene["height"]
+print([(places.lanes[at] + 18) / height])
+"""))  # fmt: skip
+    area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
+    page.mouse.click(area["x"] + area["width"] / 2, area["y"] + at_y[0] * area["height"])
+    eventually(lambda: _is(ask(page, "print(timeline.selected)"), call))
+
+
+def test_all_time_has_a_brush_and_a_range_is_dragged_with_shift(open_notebook, console, shot):
+    page = open_notebook(ESCAPES)
+    area = show(page)
+    box = page.locator(PLOT).bounding_box()
+    dock = page.get_by_role("region", name="Details of the selected span")
+    strip = page.locator(f"{ROOM} .gpuscope-overview").bounding_box()
+    page.mouse.move(strip["x"] + strip["width"] * 0.2, strip["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(strip["x"] + strip["width"] * 0.4, strip["y"] + 10, steps=4)
+    page.mouse.up()
+    painted(page)
+    low, high = json.loads(ask(page, "print(list(timeline.state.extent_ns))"))
+    seen = [(edge - low) / (high - low) for edge in window_of(page)]
+    assert seen == pytest.approx([0.2, 0.4], abs=0.01)
+    page.keyboard.down("Shift")
+    page.mouse.move(area["x"] + area["width"] * 0.25, area["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] * 0.75, area["y"] + 40, steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    dock.get_by_text("Calls wholly inside").wait_for()
+    dock.get_by_text("Busy together").wait_for()
+    window = window_of(page)
+    chosen = json.loads(ask(page, "print(list(timeline.range_ns))"))
+    width_ns = window[1] - window[0]
+    assert [(edge - window[0]) / width_ns for edge in chosen] == pytest.approx(
+        [0.25, 0.75], abs=0.01
+    )
+    shot("range")
+    assert page.locator(PLOT).bounding_box() == box
+
+
+def _is(found, wanted) -> None:
+    assert found == wanted
+
+
+def _is_not(found, unwanted) -> None:
+    assert found not in (unwanted, "None")

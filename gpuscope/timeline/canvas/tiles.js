@@ -10,6 +10,7 @@ const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const HIT_PX = 2;
+const OVERVIEW_PX = 34;
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return a tile as typed arrays, in the order in which tiles.py writes them.
@@ -40,7 +41,22 @@ function readTile(scene, tile, data) {
   read.line = take(Uint8Array, count);
   read.members = scene.classes.map(() => []);
   for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
+  const { calls } = tile;
+  at = calls.at;
+  read.calls = { ...calls, start: take(Float64Array, calls.count), end: take(Float64Array, calls.count) };
+  read.calls.length = take(Float64Array, calls.parts);
+  read.calls.row = take(Int32Array, calls.count);
+  read.calls.first = take(Int32Array, calls.count + 1);
+  read.calls.look = take(Uint16Array, calls.parts);
+  read.calls.place = take(Uint8Array, calls.count);
+  read.calls.line = take(Uint8Array, calls.count);
   return read;
+}
+
+// Return what a lane of calls reaches to, in ns. As `axis_ns` of timeline/waiting.py.
+function axisOf(longest) {
+  const step = 10 ** (String(Math.max(1, Math.round(longest))).length - 1);
+  return step * [1, 2, 5, 10].find((times) => longest <= times * step);
 }
 
 // Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
@@ -68,21 +84,27 @@ function fit(tall, there, total, px, least, free) {
 }
 
 // Return what fills the bars of a class: Plotly's patterns, drawn by hand.
-function fillOf(context, { fill, pattern, escaped }) {
+function fillOf(context, { fill, pattern, escaped }, tint = 0) {
   if (!pattern) return fill;
   const size = 6;
   const cell = new OffscreenCanvas(size, size);
   const pen = cell.getContext("2d");
-  if (escaped) {
-    pen.fillStyle = fill;
-    pen.fillRect(0, 0, size, size);
-  }
+  pen.fillStyle = fill;
+  pen.globalAlpha = escaped ? 1 : tint;
+  pen.fillRect(0, 0, size, size);
+  pen.globalAlpha = 1;
   pen.strokeStyle = escaped ? "#1B1F24" : fill;
   pen.lineWidth = escaped ? 1.2 : 2;
   const strokes = {
     "/": [[-1, 7, 7, -1]], "\\": [[-1, -1, 7, 7]], "|": [[3, 0, 3, 6]], "-": [[0, 3, 6, 3]],
     "+": [[3, 0, 3, 6], [0, 3, 6, 3]], x: [[-1, 7, 7, -1], [-1, -1, 7, 7]], ".": [[2, 3, 4, 3]],
   };
+  if (pattern === "o") {
+    pen.lineWidth = 1;
+    pen.beginPath();
+    pen.arc(3, 3, 1.8, 0, 7);
+    pen.stroke();
+  }
   for (const [x0, y0, x1, y1] of strokes[pattern] ?? []) {
     pen.beginPath();
     pen.moveTo(x0, y0);
@@ -104,7 +126,14 @@ function paintTiles(model, root, tell) {
   const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
-  let bars = [], marked = []; // track → whether its spans are painted; the marks
+  let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
+  const partFills = new Map();
+  let sweeping = null; // a range that the kernel does not know yet
+  const changed = () => {
+    sweeping = null;
+    news += 1;
+    ask();
+  };
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
@@ -184,8 +213,9 @@ function paintTiles(model, root, tell) {
   );
   const barAt = (tile, n, scale) => {
     const place = tile.place[n];
-    const size = (scene.heights[place] - 6) / scene.lines[place];
-    const top = scene.tops[place] + 3 + size * Math.min(tile.line[n], scene.lines[place] - 1);
+    const height = scene.heights[place], room = Math.max(height - 6, height / 2);
+    const size = room / scene.lines[place];
+    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(tile.line[n], scene.lines[place] - 1);
     return [top * scale, Math.max(1, (size - 1) * scale)];
   };
   const paint = () => {
@@ -202,13 +232,14 @@ function paintTiles(model, root, tell) {
     if (canvas.parentNode !== holder) holder.prepend(canvas);
     else if (now === shown) return;
     shown = now;
-    const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+    const right = plot._fullLayout._size.r; // in which words stand
+    const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
     Object.assign(canvas.style, {
-      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width}px`, height: `${height}px`,
+      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width + right}px`, height: `${height}px`,
     });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, height);
+    context.clearRect(0, 0, width + right, height);
     const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
@@ -216,15 +247,24 @@ function paintTiles(model, root, tell) {
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
       tile.spans[place] !== null && view.px >= tile.spans[place]));
     const ratioY = canvas.height / height;
-    paintColumns(pieces, view, hidden, ratio, ratioY);
+    paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, height);
+    context.clip();
     paintBreaks(view, height);
     const named = [];
     scene.classes.forEach((look, kind) => {
       if (hidden.has(kind)) return;
       for (const piece of pieces) paintBars(piece, look, kind, view, named);
     });
+    paintWaits(pieces, view, ratio);
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
+    paintStretch(view, height);
+    context.restore();
+    paintShares(view);
+    paintOverview(low, high);
     request(missing, soon);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
@@ -262,10 +302,10 @@ function paintTiles(model, root, tell) {
     });
     return shares;
   };
-  const paintColumns = (pieces, view, hidden, ratio, ratioY) => {
-    const image = context.createImageData(canvas.width, canvas.height);
+  const paintColumns = (pieces, view, hidden, ratio, ratioY, wide) => {
+    const image = context.createImageData(wide, canvas.height);
     const pixels = new Uint32Array(image.data.buffer);
-    const wide = canvas.width, step = (view.high - view.low) / wide;
+    const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
       const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
@@ -380,6 +420,121 @@ function paintTiles(model, root, tell) {
       context.fillRect(x, top + tall - 1, wide, 1);
     }
   };
+  // Paint below each row what its calls waited for: as spans where they are wide, else of the longest
+  // call that starts in each column its parts, one on the other.
+  const paintWaits = (pieces, view, ratio) => {
+    lanes = scene.waits.map((top, place) => {
+      if (!top) return null;
+      const isWide = pieces.every(({ tile: { calls } }) => calls.spans[place] !== null && view.px >= calls.spans[place]);
+      return { top: (top + 3) * view.scale, tall: (scene.wait - 6) * view.scale, isWide, longest: new Map(), axis: 0 };
+    });
+    const step = 1 / ratio;
+    pieces.forEach(({ tile: { calls }, low, high }, number) => {
+      for (let n = 0; n < calls.count; n++) {
+        const lane = lanes[calls.place[n]], start = calls.start[n];
+        if (!lane) continue;
+        if (lane.isWide) paintCall(calls, n, lane, view, Math.max(low, view.low), Math.min(high, view.high));
+        else if (start >= low && start < high && start >= view.low && start < view.high) {
+          const x = Math.floor(((start - view.low) * view.px) / step), best = lane.longest.get(x);
+          if (!best || calls.end[n] - start > best.length) lane.longest.set(x, { calls, n, length: calls.end[n] - start });
+        }
+      }
+    });
+    for (const lane of lanes) {
+      if (!lane || lane.isWide) continue;
+      lane.axis = axisOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 0));
+      for (const [x, { calls, n }] of lane.longest) {
+        let sum = 0;
+        for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+          const low = lane.tall * (sum / lane.axis);
+          sum += calls.length[part];
+          context.fillStyle = partFill(calls.looks[calls.look[part]]);
+          context.fillRect(x * step, lane.top + lane.tall * (1 - sum / lane.axis), step, lane.tall * (sum / lane.axis) - low);
+        }
+      }
+    }
+  };
+  const paintCall = (calls, n, lane, view, from, to) => {
+    const lines = calls.lines[calls.place[n]], tall = lane.tall / lines, top = lane.top + tall * calls.line[n];
+    let time = calls.start[n];
+    for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+      const [begin, end] = [time, (time += calls.length[part])];
+      const how = calls.looks[calls.look[part]];
+      if (!how.pattern || end < from || begin > to) continue; // the row above shows what runs
+      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map((at) => (at - view.low) * view.px);
+      context.fillStyle = partFill(how);
+      context.fillRect(x, top, Math.max(1, right - x), tall - 1);
+      context.fillStyle = how.fill;
+      for (const y of [top, top + tall - 2]) context.fillRect(x, y, right - x, 1);
+      if (begin >= from) context.fillRect(x, top, 1, tall - 1);
+      if (end <= to) context.fillRect(right - 1, top, 1, tall - 1);
+      if (how.who) fitInto(how.who, x, right, top + tall / 2, Math.min(11, tall - 3));
+    }
+    if (calls.row[n] === model.get("state").row) {
+      context.strokeStyle = scene.ink;
+      context.lineWidth = 2;
+      context.strokeRect((calls.start[n] - view.low) * view.px, top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
+    }
+  };
+  // Write for whom a part waited into it, where there is room: a pattern runs through no letters.
+  const fitInto = (text, left, right, y, size) => {
+    const room = right - left - 12;
+    if (size < 8 || widthOf(text, size) > room) return;
+    context.font = size + FONT;
+    context.textBaseline = "middle";
+    context.lineWidth = 4;
+    context.lineJoin = "round";
+    context.strokeStyle = scene.paper;
+    context.strokeText(text, left + 6, y);
+    context.fillStyle = scene.ink;
+    context.fillText(text, left + 6, y);
+  };
+  const partFill = (how) => {
+    const key = how.fill + how.pattern;
+    if (!partFills.has(key)) partFills.set(key, fillOf(context, how, 0.18));
+    return partFills.get(key);
+  };
+  // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
+  const paintShares = (view) => {
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillStyle = scene.ink;
+    const shares = model.get("state").shares ?? [], x = view.width + 6;
+    scene.tops.forEach((top, place) => {
+      const middle = (top + scene.heights[place] / 2) * view.scale;
+      (shares[place] ?? []).forEach((text, n, { length }) => {
+        context.font = (n ? 11 : 12) + FONT;
+        context.globalAlpha = n ? 0.75 : 1;
+        context.fillText(text, x, middle + 13 * (n - (length - 1) / 2));
+      });
+      context.font = 11 + FONT;
+      context.globalAlpha = 0.75;
+      if (lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
+      context.globalAlpha = 1;
+    });
+  };
+  // Shade the selected stretch of time, or the one that is being dragged.
+  const paintStretch = (view, height) => {
+    const range = sweeping ?? model.get("state").range;
+    if (!range) return;
+    const [x, end] = range.map((at) => Math.min(Math.max((at - view.low) * view.px, -2), view.width + 2));
+    context.fillStyle = context.strokeStyle = scene.ink;
+    context.globalAlpha = 0.1;
+    context.fillRect(x, 0, end - x, height);
+    context.globalAlpha = 0.8;
+    context.lineWidth = 1.5;
+    context.strokeRect(x, 0, end - x, height);
+    context.globalAlpha = 1;
+  };
+  // Take two points of a drag, from 0 to 1; return the range in ns, if it has some width.
+  const sweep = (one, other) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    sweeping = [one, other].sort((a, b) => a - b).map((at) => Math.round(low + at * (high - low)));
+    news += 1;
+    ask();
+    return sweeping[1] > sweeping[0] ? sweeping : null;
+  };
   const paintNames = (named, view) => {
     context.textBaseline = "middle";
     context.lineJoin = "round";
@@ -456,7 +611,98 @@ function paintTiles(model, root, tell) {
     window.Plotly.relayout(plot, changes);
   };
 
+  // -- all time, and what of it is in view -----------------------------------------------
+  const strip = h("canvas", { class: "gpuscope-overview", role: "img", title: "All time. Drag to choose what is in view",
+    "aria-label": "Overview of all time; what is framed is in view, and the keys W, S, A and D move it" });
+  const picture = document.createElement("canvas");
+  let drawn = "", grabbed = null;
+  const paintOverview = (low, high) => {
+    strip.hidden = scene.live;
+    if (scene.live) return;
+    const bar = root.querySelector(".gpuscope-timeline-bar");
+    if (strip.parentNode !== bar) bar.append(strip);
+    const { xaxis, _size } = plot._fullLayout, ratio = window.devicePixelRatio || 1;
+    const [wide, tall] = [Math.round(xaxis._length * ratio), OVERVIEW_PX * ratio];
+    strip.style.marginLeft = `${xaxis._offset}px`;
+    strip.style.width = `${xaxis._length}px`;
+    const now = [scene.version, wide, ratio, scene.ink].join();
+    if (drawn !== now) {
+      drawn = now;
+      for (const canvas of [strip, picture]) Object.assign(canvas, { width: wide, height: tall });
+      paintWhole(picture.getContext("2d"), wide, tall, ratio);
+    }
+    const pen = strip.getContext("2d");
+    pen.clearRect(0, 0, wide, tall);
+    pen.drawImage(picture, 0, 0);
+    const [x, end] = brushAt(low, high, wide);
+    pen.fillStyle = pen.strokeStyle = scene.focus;
+    pen.globalAlpha = 0.2;
+    pen.fillRect(x, 0, end - x, tall);
+    pen.globalAlpha = 1;
+    pen.lineWidth = 1.5 * ratio;
+    pen.strokeRect(x + ratio, ratio, end - x - 2 * ratio, tall - 2 * ratio);
+  };
+  const brushAt = (low, high, wide) => {
+    const [first, last] = scene.extent, px = wide / (last - first);
+    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / strip.clientWidth);
+    return [Math.max(0, middle - half), Math.min(wide, middle + half)];
+  };
+  const paintWhole = (pen, wide, tall, ratio) => {
+    const [first, last] = scene.extent, step = (last - first) / wide, pieces = [{ tile: base, low: base.low, high: base.high }];
+    const rows = scene.tops.map((_, place) => place).filter((place) => scene.gpu[place]);
+    const top = 7 * ratio, each = (tall - top) / Math.max(1, rows.length);
+    rows.forEach((place, n) => {
+      const groups = groupsOf(pieces, place), shares = sharesOf(pieces, groups, first, step, wide);
+      for (let x = 0; x < wide; x++) {
+        let sum = 0, most = 0;
+        for (let k = 0; k < groups.length; k++) {
+          sum += shares[k * wide + x];
+          if (shares[k * wide + x] > shares[most * wide + x]) most = k;
+        }
+        if (!sum) continue;
+        const high = Math.max(ratio, Math.min(sum, 1) * (each - ratio));
+        pen.fillStyle = scene.classes[groups[most][0]].fill;
+        pen.fillRect(x, top + (n + 1) * each - high, 1, high);
+      }
+    });
+    for (const [, column, what] of base.marks) {
+      pen.fillStyle = what === "escape" ? scene.marked : scene.ink;
+      pen.fillRect(Math.round((base.low + column * base.column - first) / step), 0, 1.5 * ratio, 6 * ratio);
+    }
+    pen.fillStyle = scene.ink;
+    pen.globalAlpha = 0.25;
+    for (const [from, to] of scene.breaks) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
+    pen.globalAlpha = 1;
+  };
+  const timeAt = (event) => {
+    const box = strip.getBoundingClientRect(), [first, last] = scene.extent;
+    return first + ((event.clientX - box.left) / box.width) * (last - first);
+  };
+  strip.addEventListener("pointerdown", (event) => {
+    const { follow } = model.get("state");
+    if (event.button !== 0 || follow || !isOn()) return;
+    const [low, high] = range(), time = timeAt(event), box = strip.getBoundingClientRect();
+    const [x, end] = brushAt(low, high, box.width), at = event.clientX - box.left;
+    const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
+    grabbed = { time, low, high, moves: at >= x && at <= end && !isWhole };
+    strip.setPointerCapture(event.pointerId);
+  });
+  strip.addEventListener("pointermove", (event) => {
+    if (!grabbed) return;
+    const { time, low, high, moves } = grabbed, now = timeAt(event);
+    if (moves) goTo(low + now - time, high - low);
+    else if (Math.abs(now - time) * strip.clientWidth > 3 * (scene.extent[1] - scene.extent[0])) goTo(Math.min(time, now), Math.abs(now - time));
+  });
+  strip.addEventListener("pointerup", () => (grabbed = null));
+
   // -- moving --------------------------------------------------------------------------
+  const goTo = (from, wide) => {
+    const [least, most] = scene.extent, width = Math.min(Math.max(wide, scene.narrowest), most - least);
+    const low = Math.round(Math.min(Math.max(from, least), most - width)), high = Math.round(low + width);
+    showRange(low, high);
+    paint();
+    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+  };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = (message) => {
     const { follow } = model.get("state");
@@ -471,11 +717,7 @@ function paintTiles(model, root, tell) {
       width = wide;
     }
     if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, scene.narrowest)];
-    low = Math.round(Math.min(Math.max(low, least), most - width));
-    high = Math.round(low + width);
-    showRange(low, high);
-    paint();
-    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+    goTo(low, width);
     return true;
   };
 
@@ -517,6 +759,35 @@ function paintTiles(model, root, tell) {
     if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
     return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
+  // Return the call whose parts are painted at a point.
+  const callAt = ({ x, y }) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    const { xaxis, yaxis, _size } = plot._fullLayout;
+    const up = _size.t + y * _size.h - yaxis._offset, ratio = window.devicePixelRatio || 1;
+    const place = lanes.findIndex((lane) => lane && up >= lane.top && up < lane.top + lane.tall);
+    if (place < 0) return null;
+    const lane = lanes[place], time = low + x * (high - low), near = (HIT_PX * (high - low)) / xaxis._length;
+    if (!lane.isWide) {
+      const at = Math.floor(x * xaxis._length * ratio);
+      for (let off = 0; off <= HIT_PX * ratio; off++)
+        for (const column of [at - off, at + off]) if (lane.longest.has(column)) return lane.longest.get(column);
+      return null;
+    }
+    for (const { tile: { calls } } of seen)
+      for (let n = 0; n < calls.count; n++) {
+        const line = Math.floor(((up - lane.top) / lane.tall) * calls.lines[place]);
+        if (calls.place[n] === place && calls.line[n] === line && calls.start[n] <= time + near && calls.end[n] >= time - near)
+          return { calls, n };
+      }
+    return null;
+  };
+  const wordsOf = ({ calls, n }) => {
+    const lines = [`a call of ${durationOf(calls.end[n] - calls.start[n])}`];
+    for (let part = calls.first[n]; part < calls.first[n + 1]; part++)
+      lines.push(`${durationOf(calls.length[part])} ${calls.looks[calls.look[part]].name}`);
+    return { edge: scene.ink, lines };
+  };
   // Return what is said of the columns or the marks under the pointer, the strongest class first.
   const columnAt = ({ x, y }) => {
     if (!isOn()) return null;
@@ -541,8 +812,8 @@ function paintTiles(model, root, tell) {
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
   const hover = (at) => {
     const isFree = at && !plot?._dragging;
-    const bar = isFree ? hit(at) : null;
-    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
+    const bar = isFree ? hit(at) : null, call = isFree && !bar ? callAt(at) : null;
+    const words = call ? wordsOf(call) : bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
@@ -563,7 +834,7 @@ function paintTiles(model, root, tell) {
     const [x, y] = [(xaxis._offset - _size.l) / _size.w, 1 - (yaxis._offset - _size.t) / _size.h];
     const image = {
       source: canvas.toDataURL(), xref: "paper", yref: "paper", x, y, layer: "below", sizing: "stretch",
-      sizex: xaxis._length / _size.w, sizey: yaxis._length / _size.h,
+      sizex: (xaxis._length + _size.r) / _size.w, sizey: yaxis._length / _size.h,
     };
     const images = [...(plot.layout.images ?? []), image];
     return { data: plot.data, layout: { ...plot.layout, images } };
@@ -580,20 +851,23 @@ function paintTiles(model, root, tell) {
     ask();
   };
   model.on("change:scene", take);
+  model.on("change:state", changed);
   model.on("msg:custom", arrived);
   take();
   return {
-    attach, hit, hover, isOn, move, save,
+    attach, hit, hover, isOn, move, save, sweep,
     row: (at) => {
-      const bar = scene.live ? null : hit(at);
-      return bar ? bar.tile.row[bar.n] : null;
+      const bar = scene.live ? null : hit(at), call = bar || scene.live ? null : callAt(at);
+      return bar ? bar.tile.row[bar.n] : call ? call.calls.row[call.n] : null;
     },
     stop: () => {
       model.off("change:scene", take);
+      model.off("change:state", changed);
       model.off("msg:custom", arrived);
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);
       canvas.remove();
+      strip.remove();
       tip.remove();
     },
   };

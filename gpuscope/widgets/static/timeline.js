@@ -10,6 +10,11 @@ const KEYS = {
   n: { do: "next" },
   N: { do: "previous" },
   m: { do: "measure" },
+  x: { do: "escape" },
+  l: { do: "wait" },
+  z: { do: "closer" },
+  h: { do: "host" },
+  r: { do: "stretch" },
   Escape: { do: "clear" },
   ArrowLeft: { do: "step", along: -1, across: 0 },
   ArrowRight: { do: "step", along: 1, across: 0 },
@@ -17,9 +22,10 @@ const KEYS = {
   ArrowDown: { do: "step", along: 0, across: 1 },
 };
 const HELP =
-  "Timeline. W and S zoom, A and D pan, F shows everything, slash searches names, " +
-  "N and Shift N go to the next and previous match, arrow keys go from span to span, " +
-  "M measures between two clicks, Escape clears.";
+  "Timeline. W and S zoom, A and D move, F shows everything, Z the selection, slash searches names, " +
+  "N and Shift N go to the next and previous match, X to the next escape, L to the longest wait, " +
+  "arrow keys from call to call, H shows the host, M measures between two clicks, " +
+  "R selects the range in view, Escape clears.";
 const DRAG_PX = 4;
 const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
@@ -67,7 +73,11 @@ function toolbar(model, el, move) {
   const found = h("span", { class: "found" });
   const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
   const next = button("›", "Next match", { do: "next" }, "N");
+  const stretch = button("Range", "Select the range in view; or drag with Shift", KEYS.r, "R");
   const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
+  const escape = button("Next escape", "Next escape", KEYS.x, "X");
+  const wait = button("Longest wait", "Longest wait", KEYS.l, "L");
+  const host = button("Host", "Each row of the host", KEYS.h, "H");
   const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
   const list = h("div", { class: "list" });
   const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
@@ -80,10 +90,14 @@ function toolbar(model, el, move) {
       button("▸", "Pan right", KEYS.d, "D"),
       button("+", "Zoom in", KEYS.w, "W"),
       button("−", "Zoom out", KEYS.s, "S"),
-      button("Fit", "Fit: show everything", KEYS.f, "F"),
+      button("All", "All: show everything", KEYS.f, "F"),
+      button("Selection", "Zoom to the selection", KEYS.z, "Z"),
     ),
+    group("Go to", escape, wait,
+      button("←", "Previous call", KEYS.ArrowLeft, "ArrowLeft"),
+      button("→", "Next call", KEYS.ArrowRight, "ArrowRight")),
     group("Search", search, previous, next, found),
-    group("View", measure, sms, tracks),
+    group("View", measure, stretch, host, sms, tracks),
     status,
   );
 
@@ -107,6 +121,9 @@ function toolbar(model, el, move) {
     pressed(measure, state.measuring);
     sms.hidden = state.sms === null;
     pressed(sms, state.sms === true);
+    pressed(host, state.host);
+    escape.disabled = !state.escapes;
+    wait.disabled = !state.calls;
     previous.disabled = next.disabled = !state.matches;
     found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
     if (document.activeElement !== search) search.value = state.search;
@@ -171,13 +188,22 @@ function attend(model, el, search) {
 
   let down = null;
   let clicked = null;
+  let swept = null; // where a drag with Shift began
+  on(root, "mousedown", (event) => swept === null || event.stopImmediatePropagation(), true); // from Plotly
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
+    swept = event.shiftKey && event.button === 0 ? within(event)?.x ?? null : null;
+    if (swept !== null) return event.preventDefault();
     down = event.button === 0 && within(event) ? event : null;
     if (down) tell({ do: "hold", on: true });
     plot().focus({ preventScroll: true });
   }, true);
   on(window, "pointerup", (event) => {
+    if (swept !== null) {
+      const range = tiles.sweep(swept, pointer?.x ?? swept);
+      swept = null;
+      return range && tell({ do: "stretch", range });
+    }
     const dragged = down !== null;
     const still = down && distance(event, down) < DRAG_PX;
     down = null;
@@ -203,7 +229,10 @@ function attend(model, el, search) {
     if (down) tell({ do: "hold", on: false });
     down = null;
   });
-  on(root, "pointermove", (event) => tiles.hover((pointer = within(event))), true);
+  on(root, "pointermove", (event) => {
+    tiles.hover((pointer = within(event)));
+    if (swept !== null && pointer) tiles.sweep(swept, pointer.x);
+  }, true);
   on(root, "pointerleave", () => tiles.hover((pointer = null)));
   on(root, "click", (event) => {
     if (!tiles.isOn() || !event.target.closest('.modebar-btn[data-title*="PNG"]')) return;

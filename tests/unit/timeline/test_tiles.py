@@ -32,6 +32,7 @@ def kernels(count: int, *, every_ns: int = 1000, lasts_ns: int = 700, **more) ->
             "end_ns": [5_000 + number * every_ns + lasts_ns for number in range(count)],
             "source": ["cupti"] * count,
             "stream": [1 + number % 3 for number in range(count)],
+            "partition": ["p"] * count,
             **more,
         }
     )
@@ -63,7 +64,7 @@ def read(tile) -> dict[str, np.ndarray]:
         for name, kind in names:
             found[name] = np.frombuffer(tile["data"], kind, count, at)
             at += found[name].nbytes
-    assert at == len(tile["data"])
+    assert at + -at % 8 == tile["calls"]["at"]
     found["busy"] = found["busy"].reshape(groups, columns)
     return found
 
@@ -160,7 +161,7 @@ def test_tiles_of_what_was_shown_before_are_not_sent(shown, monkeypatch):
 def test_plotly_has_bars_for_its_legend_alone(shown):
     few = shown(kernels(3))
     (legend,) = [one for one in few.figure.data if one.type == "bar"]
-    assert (legend.name, legend.meta, legend.y) == ("whole GPU: kernel", 0, (-100,))
+    assert (legend.name, legend.meta, legend.y) == ("p: kernel", 0, (-100,))
 
 
 def test_an_export_has_the_bars_that_the_browser_paints(shown):
@@ -214,12 +215,12 @@ def test_every_escape_is_marked_in_the_column_of_its_start(shown):
     root = scene["root"]
     column = (root["high"] - root["low"]) / root["columns"]
     assert [mark[:3] for mark in root["marks"]] == [
-        [track, int(number * 1000 / column), "escape"] for track, number in ((0, 1234), (1, 1235))
+        [track, int(number * 1000 / column), "escape"] for track, number in ((3, 1234), (4, 1235))
     ]
     escaped = [number for number, kind in enumerate(scene["classes"]) if kind["escaped"]]
     assert escaped == [len(scene["classes"]) - 1], "others are painted over it"
     marked = {track for track, kind in root["groups"] if kind in escaped}
-    assert marked == {0, 1}, "those of the whole GPU"
+    assert marked == {3, 4}, "those of the whole GPU"
     near = tiles.tile(snapshot_of(timeline), (5_000 + 1_230_000, 5_000 + 1_240_000))
     spans = read(near)
     at = spans["row"].tolist().index(1235)

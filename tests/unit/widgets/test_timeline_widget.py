@@ -42,7 +42,8 @@ from gpuscope.timeline.canvas.window import (
     widened,
     zoomed,
 )
-from gpuscope.timeline.tracks import MAX_TRACKS
+from gpuscope.timeline.labels import MAX_TRACKS
+from gpuscope.timeline.look import look
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details, describe
@@ -347,8 +348,9 @@ def bars(timeline: gs.Timeline) -> dict[str, int]:
     """Class → how many of its spans the last frame shows."""
     settle(timeline)
     scene, found = timeline.drawn.scene, Counter()
-    names = {kind: look["name"] for kind, (look, _) in timeline.drawn.frame.bars.items()}
-    shown = {track.number for track in scene.shown}
+    colours = timeline.state.colours
+    names = {kind: look(scene.tracks, kind, colours).name for kind in scene.tracks.classes}
+    shown = {number for track in scene.shown for number in track.numbers}
     for (track, bar_class), group in scene.tracks.groups.items():
         if track in shown:
             count = scene.tracks.index.counts(scene.window_ns, [group])
@@ -374,7 +376,7 @@ def test_a_notebook_gets_the_widget_and_a_picture_for_pages_without_scripts(show
 def test_a_page_that_opens_later_gets_what_was_drawn(shown):
     settle(shown)
     state = shown.figure.get_state()
-    assert {one["name"] for one in state["_widget_data"]} >= {"range", "prefill: kernel"}
+    assert {one["name"] for one in state["_widget_data"]} >= {"decode: kernel", "prefill: kernel"}
     assert state["_widget_layout"]["xaxis"]["range"] == [0.0, 1200.0]
 
 
@@ -608,13 +610,13 @@ def test_a_click_on_a_column_selects_what_is_there():
 
 def test_the_arrow_keys_go_from_span_to_span(shown):
     tell(shown, "step", along=1, across=0)
-    assert shown.selected == 10  # the first in view
-    assert shown.step(1) == 15
-    assert shown.step(1) == 20
-    assert shown.step(-1) == 15
-    assert shown.step(across=1) == 16  # its launch call is on the track below
-    assert shown.step(across=-1) == 15
+    first = shown.selected  # the first call in view: a kernel of the first row
+    assert [shown.step(1), shown.step(1), shown.step(-1)] == [first + 10, first + 20, first + 10]
     assert shown.step(across=-1) is None  # there is no track above
+    assert shown.step(across=1) == first + 5
+    assert "host, 2 rows" in shown.figure.layout.yaxis.ticktext[2]
+    assert shown.step(across=1) in (first + 4, first + 6)
+    assert shown.step(across=1) is None
 
 
 def test_two_clicks_measure_and_hold_on_to_edges(shown):
@@ -636,11 +638,14 @@ def test_two_clicks_measure_and_hold_on_to_edges(shown):
 
 def test_tracks_can_be_hidden(shown):
     labels = [label for label, _ in shown.bar.state["tracks"]]
-    assert labels == ["ranges", "API calls", "decode (2 SMs) · s2", "prefill (4 SMs) · s1"]
+    assert labels == ["decode (2 SMs) · s2", "prefill (4 SMs) · s1", "ranges", "API calls"]
     tell(shown, "hide", track="API calls", hidden=True)
     assert shown.hidden == ("API calls",)
     assert bars(shown) == {"range": 12, "prefill: kernel": 6, "decode: kernel": 6}
-    assert list(shown.figure.layout.yaxis.ticktext) == [labels[0], *labels[2:]]
+    tell(shown, "host")
+    settle(shown)
+    ticks = list(shown.figure.layout.yaxis.ticktext)
+    assert ticks == [*labels[:3], *["calls, by cause"] * 2]
     assert status(shown) == "24 spans in view"
     tell(shown, "hide", track="API calls", hidden=False)
     assert bars(shown)["API call"] == 12
@@ -792,7 +797,7 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
         assert timeline.bar.state["live"] or timeline.wait(PATIENCE_S)
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
-        until(lambda: bars(timeline).get("whole GPU: kernel") == 5, "kernels are not drawn")
+        until(lambda: bars(timeline).get("stream s: kernel") == 5, "kernels are not drawn")
         assert "live (SIMULATED)" in timeline.figure.layout.title.text
         assert timeline.follow
         high = timeline.window_ns[1]
@@ -969,7 +974,7 @@ def test_profile_live_shows_a_timeline_that_stays(gpu, monkeypatch, capsys):
     (timeline,) = made
     assert "<Timeline" in capsys.readouterr().out  # as plain Python displays things
     assert rows(timeline) == len(recording.trace)
-    assert bars(timeline)["whole GPU: kernel"] == 4
+    assert bars(timeline)["stream s: kernel"] == 4
     assert not live_threads()
     timeline.close()
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.explanation import explain
 from gpuscope.timeline.canvas import tiles
-from gpuscope.timeline.canvas.snapshot import Snapshot
+from gpuscope.timeline.canvas.snapshot import DARK, Snapshot
+from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.timeline.canvas.window import Window
 from gpuscope.timeline.columns import MARK_PX
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.scene import Scene
@@ -17,7 +24,14 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean
 from gpuscope.timeline.words import mark_text, tails
 from gpuscope.trace.columns import combined
+from gpuscope.trace.model import Trace
 
+SCRIPT = "\n".join(
+    Path(__file__).with_name(name).read_text("utf-8")
+    for name in ("dom.js", "tiles.js", "served.js", "file.js")
+)
+"""What draws the timelines of a page."""
+STYLE = Path(__file__).with_name("file.css").read_text("utf-8")
 MOST_SPANS = 1_000_000
 """Spans of a timeline in a file at most."""
 _LONGEST = 120
@@ -25,8 +39,59 @@ _LEVEL = 6
 """Of compression: 9 takes four times as long for 2 % less."""
 
 
-def packed(snapshot: Snapshot) -> Properties:
-    """Return all spans of the tracks shown as ``served.js`` reads them.
+def timeline_html(
+    trace: Trace, *, window_ns: Window | None = None, selected: int | None = None
+) -> str:
+    """Return a timeline that a page with :data:`SCRIPT` and :data:`STYLE` draws.
+
+    It holds all spans of the trace or, of more than :data:`MOST_SPANS`, the earliest.
+
+    Parameters
+    ----------
+    window_ns
+        What is in view at first.
+    selected
+        The id of the row that is selected at first, whose time is explained.
+
+    Raises
+    ------
+    MissingEvidence
+        There is no such row, or no track shows it.
+    """
+    whole, left_out = trace, len(trace) - MOST_SPANS
+    if left_out > 0:
+        order = np.argsort(trace.array("start_ns"), kind="stable")
+        trace = trace.where(np.isin(np.arange(len(trace)), order[:MOST_SPANS]))
+    state = TimelineState(trace, None)
+    snapshot = state.snapshot(state.extent_ns, following=False)
+    low, high = window_ns or state.first_view(trace)
+    facts, rows = packed(snapshot)
+    dark = replace(snapshot, theme=DARK)
+    facts |= {
+        "scene": tiles.page(snapshot, snapshot.extent_ns, None, live=False),
+        "dark": tiles.looks(dark),
+        "height": state.height,
+        "first": [low - snapshot.zero_ns, high - snapshot.zero_ns],
+        "label": f"Timeline of {len(rows):,} spans",
+        "selected": None,
+        "explained": {},
+    }
+    if selected is not None:
+        at = np.flatnonzero(rows == state.row(selected))
+        if not len(at):
+            raise MissingEvidence(f"row {selected} is on no track of this timeline: select another")
+        facts |= {"selected": int(at[0]), "explained": {int(at[0]): str(explain(whole, selected))}}
+    written = json.dumps(facts, ensure_ascii=False).replace("<", "\\u003c")
+    note = f"The earliest {MOST_SPANS:,} of {len(whole):,} spans. " if left_out > 0 else ""
+    return (
+        f'<div class="timeline" data-timeline><script type="application/json">{written}</script>'
+        f'</div><p class="muted">{note}Click into the timeline for its keys; Ctrl and the wheel '
+        "zoom, dragging moves.</p>"
+    )
+
+
+def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
+    """Return all spans of the tracks shown as ``served.js`` reads them, and their rows in order.
 
     ``groups`` has the track, the class and the number of spans of each group, which stand one
     after the other in ``data``, by start. Of each, four columns: the start, since the start of the
@@ -63,8 +128,8 @@ def packed(snapshot: Snapshot) -> Properties:
         for column, many in zip(columns, planes, strict=True)
     )
     values = tracks.coded["name"].values
-    works = [*dict.fromkeys(np.concatenate([np.zeros(0, np.int64), *tracks.hazards]).tolist())]
-    return {
+    works = np.unique(np.concatenate([np.zeros(0, np.int64), *tracks.hazards]))
+    facts: Properties = {
         "groups": groups,
         "planes": planes,
         "data": base64.b64encode(gzip.compress(data, _LEVEL, mtime=0)).decode(),
@@ -76,7 +141,11 @@ def packed(snapshot: Snapshot) -> Properties:
         "tails": lines,
         "tracks": [clean(track.label, _LONGEST) for track in snapshot.places.tracks],
         "hazards": [
-            [int(tracks.start_ns[row]) - zero_ns for row in works if tracks.track[row] == track.number]
+            [
+                int(tracks.start_ns[row]) - zero_ns
+                for row in works
+                if tracks.track[row] == track.number
+            ]
             for track in snapshot.places.tracks
         ],
         "escaped": [of.escaped for of in tiles.classes_of(snapshot)],
@@ -84,6 +153,7 @@ def packed(snapshot: Snapshot) -> Properties:
         "mark": MARK_PX * tiles.FINER,
         "words": {what: [mark_text(what, 1), mark_text(what, 2)] for what in ("escape", "hazard")},
     }
+    return facts, rows
 
 
 def _planes(values: Array, many: int) -> bytes:

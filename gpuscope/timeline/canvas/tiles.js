@@ -108,6 +108,7 @@ function paintTiles(model, root, tell) {
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
+  const plotly = () => plot.plotly ?? window.Plotly; // a file's plot has axes of its own
 
   const take = () => {
     const next = model.get("scene");
@@ -120,7 +121,7 @@ function paintTiles(model, root, tell) {
       canvas.remove();
       tip.hidden = true;
     }
-    if (scene.view && isOn() && window.Plotly && !plot._dragging) showRange(...scene.view);
+    if (scene.view && isOn() && plotly() && !plot._dragging) showRange(...scene.view);
     ask();
   };
 
@@ -453,14 +454,14 @@ function paintTiles(model, root, tell) {
       for (const name of ["tickvals", "ticktext"]) held[name] = ticks[`xaxis.${name}`];
     tickvals = ticks["xaxis.tickvals"];
     ticked = [low, high];
-    window.Plotly.relayout(plot, changes);
+    plotly().relayout(plot, changes);
   };
 
   // -- moving --------------------------------------------------------------------------
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = (message) => {
     const { follow } = model.get("state");
-    if (!isOn() || follow || !window.Plotly || !["zoom", "pan", "fit"].includes(message.do)) return false;
+    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) return false;
     let [low, high] = range();
     const [least, most] = scene.extent;
     let width = high - low;
@@ -570,7 +571,7 @@ function paintTiles(model, root, tell) {
   };
   const save = () => {
     const { width, height } = plot._fullLayout;
-    window.Plotly.downloadImage(whole(), { format: "png", filename: "timeline", width, height });
+    plotly().downloadImage(whole(), { format: "png", filename: "timeline", width, height });
   };
 
   const attach = (element) => {
@@ -583,7 +584,7 @@ function paintTiles(model, root, tell) {
   model.on("msg:custom", arrived);
   take();
   return {
-    attach, hit, hover, isOn, move, save,
+    attach, hit, hover, isOn, move, save, show: showRange,
     row: (at) => {
       const bar = scene.live ? null : hit(at);
       return bar ? bar.tile.row[bar.n] : null;

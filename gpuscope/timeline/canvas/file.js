@@ -24,7 +24,6 @@ async function showTimeline(root) {
   const holder = h("div", { class: "svg-container", tabindex: 0, role: "application", "aria-label": spans.label });
   const [labels, axis, title] = [h("div"), h("div", { class: "axis" }), h("div", { class: "muted title" })];
   const outline = h("div", { class: "selected", hidden: true }), dock = h("div", { class: "dock", "aria-live": "polite" });
-  const level = h("span", { class: "muted" });
   const listeners = {};
   const plot = {
     _fullData: spans.scene.classes.map((_, meta) => ({ type: "bar", visible: true, meta })),
@@ -90,8 +89,7 @@ async function showTimeline(root) {
       tick.style.left = `${x}px`;
       return [tick];
     }));
-    title.textContent = xaxis.title.text;
-    level.textContent = `${durationOf(high - low)} of ${durationOf(most - least)}`;
+    title.textContent = `${xaxis.title.text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
     drawSelected();
   };
 
@@ -192,7 +190,7 @@ async function showTimeline(root) {
 
   // -- keys, buttons, pointers --------------------------------------------------------
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what, act]]) =>
-    h("button", { type: "button", onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))), level);
+    h("button", { type: "button", onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
   holder.addEventListener("keydown", (event) => {
     const action = ACTIONS[event.key] ?? ACTIONS[event.key.toLowerCase()];
     if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -267,5 +265,6 @@ async function showTimeline(root) {
   select(linked.has("s") && find(Number(linked.get("s"))) ? Number(linked.get("s")) : spans.selected);
 }
 
-for (const root of document.querySelectorAll("[data-timeline]"))
-  showTimeline(root).catch((error) => (root.textContent = `This browser cannot draw the timeline: ${error}`));
+// The page's other figures wait for this.
+globalThis.timelinesDrawn = Promise.all([...document.querySelectorAll("[data-timeline]")].map((root) =>
+  showTimeline(root).catch((error) => (root.textContent = `This browser cannot draw the timeline: ${error}`))));

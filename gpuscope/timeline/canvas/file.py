@@ -64,11 +64,19 @@ def timeline_html(
         trace = trace.where(np.isin(np.arange(len(trace)), order[:MOST_SPANS]))
     state = TimelineState(trace, None)
     snapshot = state.snapshot(state.extent_ns, following=False)
+    if not snapshot.places.tracks:
+        return '<p class="muted">There are no spans to draw.</p>'
     low, high = window_ns or state.first_view(trace)
     facts, rows = packed(snapshot)
     dark = replace(snapshot, theme=DARK)
     facts |= {
-        "scene": tiles.page(snapshot, snapshot.extent_ns, None, live=False),
+        "scene": tiles.page(
+            # Files of one trace are the same.
+            replace(snapshot, version=0),
+            snapshot.extent_ns,
+            None,
+            live=False,
+        ),
         "dark": tiles.looks(dark),
         "height": state.height,
         "first": [low - snapshot.zero_ns, high - snapshot.zero_ns],
@@ -103,11 +111,11 @@ def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
     number = {of: at for at, of in enumerate(tiles.classes_of(snapshot))}
     class_of = [bar_class for _, bar_class in tracks.groups]
     groups, rows_of = [], []
-    for place, track in enumerate(snapshot.places.tracks):
+    for position, track in enumerate(snapshot.places.tracks):
         for group in tracks.rows[track.number].groups:
             rows = tracks.index.rows((int(np.iinfo(np.int64).min), OPEN_NS), [group])
             rows_of.append(rows[np.argsort(tracks.start_ns[rows], kind="stable")])
-            groups.append([place, number[class_of[group]], len(rows)])
+            groups.append([position, number[class_of[group]], len(rows)])
     rows = np.concatenate([np.zeros(0, np.int64), *rows_of])
     scene = Scene(tracks, snapshot.places.tracks, snapshot.extent_ns, 1, np.zeros(0), rows, 0, 0)
     lines, tail = tails(scene)

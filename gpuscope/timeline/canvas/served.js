@@ -4,7 +4,8 @@
 const WIDE_PX = 3; // of the median span of a track that draws its spans
 
 async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let n = 0; n < bytes.length; n++) bytes[n] = letters.charCodeAt(n);
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(plain).arrayBuffer());
 }
@@ -33,11 +34,13 @@ function readGroups({ groups, planes }, bytes) {
     });
     const end = new Float64Array(count), reach = new Float64Array(count), left = new Float64Array(count);
     const busy = [[], [], [0]]; // starts, ends, ns before each
+    let isSorted = true;
     for (let n = 0; n < count; n++) {
       if (n) start[n] += start[n - 1];
       end[n] = length[n] ? start[n] + length[n] - 1 : Infinity;
       reach[n] = n ? Math.max(reach[n - 1], end[n]) : end[n];
       left[n] = Math.max(end[n], start[n] + 1);
+      isSorted &&= !n || left[n] >= left[n - 1];
       if (end[n] === start[n]) continue;
       const last = busy[0].length - 1, till = Math.min(end[n], Number.MAX_SAFE_INTEGER);
       if (last >= 0 && start[n] <= busy[1][last]) busy[1][last] = Math.max(busy[1][last], till);
@@ -45,7 +48,7 @@ function readGroups({ groups, planes }, bytes) {
     }
     busy[0].forEach((from, n) => busy[2].push(busy[2][n] + busy[1][n] - from));
     first += count;
-    return { place, kind, count, start, end, reach, left: left.sort(), code, line, busy, row: first - count };
+    return { place, kind, count, start, end, reach, left: isSorted ? left : left.sort(), code, line, busy, row: first - count };
   });
 }
 

@@ -162,8 +162,8 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
 
     before = view()
     assert before[1] - before[0] == 500_000
-    plot = root.bounding_box()
     root.focus()
+    plot = root.bounding_box()
     browser_page.keyboard.press("w")
     assert view()[1] - view()[0] == 250_000
     browser_page.keyboard.press("d")

@@ -78,6 +78,8 @@ class Track:
     process
         What its process is called, such as ``"rank 1 · node7"``, or ``None`` where the trace has
         only one.
+    folded
+        Numbers of the tracks that it stands for; nothing: only for itself.
     """
 
     number: int
@@ -85,6 +87,12 @@ class Track:
     group: Group
     partition: str | None
     process: str | None
+    folded: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The tracks whose spans it shows."""
+        return self.folded or (self.number,)
 
     @property
     def is_host(self) -> bool:
@@ -148,6 +156,20 @@ def labelled(
     return tuple(tracks)
 
 
+def folded(tracks: Sequence[Track]) -> list[Track]:
+    """Return tracks with those of the host as one, below the GPU's of the same process."""
+    rows: list[Track] = []
+    for process in dict.fromkeys(track.process for track in tracks):
+        own = [track for track in tracks if track.process == process]
+        host = [track for track in own if track.is_host]
+        rows += [track for track in own if not track.is_host] or host
+        if host and len(host) < len(own):
+            label = f"▸ host, {len(host)} row{'s' * (len(host) > 1)}"
+            numbers = tuple(track.number for track in host)
+            rows.append(replace(host[0], number=-1 - host[0].number, label=label, folded=numbers))
+    return rows
+
+
 def _sort_key(
     places: Mapping[str, int], key: TrackKey
 ) -> tuple[int, int, int, int, str, int, bool, int, str, int]:
@@ -155,9 +177,9 @@ def _sort_key(
         -1 if value is None else value
         for value in (key.process, key.thread, key.device, key.stream)
     )
-    block = {Group.RANGES: 0, Group.STREAM: 2}.get(key.group, 1)
+    block = {Group.STREAM: 0, Group.RANGES: 1}.get(key.group, 2)
     partition, name = key.partition or "", key.category or key.name or ""
-    where = (device, key.partition is not None, places.get(partition, len(places)), partition)
+    where = (device, key.partition is None, places.get(partition, len(places)), partition)
     return (process, block, thread, key.group, name, *where, stream)
 
 
@@ -193,6 +215,12 @@ def partition_label(trace: Trace, partition: str | None, *, ranked: bool = True)
 
 MARKS_PX = 14
 """Height of a lane for marks."""
+WAITS_PX, LANE_MARGIN = 36, 3
+"""Height of a lane for what calls waited for, and how much of it is free above and below."""
+_GPU_PX, _ESCAPED_PX, _FOLDED_PX = 34, 20, (6, 14)
+"""Height of a row of the GPU at least, of one with work that escaped, of the folded host."""
+_FOLDED_SHARE = 0.1
+"""Of the plot that folded hosts take at most."""
 _PROCESS = 24
 _GAP = 4
 
@@ -205,6 +233,8 @@ class Places:
     ----------
     tops, heights, lines
         One a track; a lane for marks lies above the top.
+    lanes
+        Where a track's lane of waits begins, below it; 0: it has none.
     bottom
         Where the last track ends.
     processes
@@ -212,13 +242,14 @@ class Places:
     stripes
         Top and bottom of what lies behind every second track.
     rules
-        Where the GPU's tracks begin below the host's.
+        Where the host's tracks begin below the GPU's.
     """
 
     tracks: tuple[Track, ...]
     tops: list[int]
     heights: list[int]
     lines: list[int]
+    lanes: list[int]
     bottom: int
     processes: list[tuple[str, float]]
     stripes: list[tuple[float, float]]
@@ -231,6 +262,9 @@ class Places:
         lines: Sequence[int],
         marked: Collection[int] = (),
         top: int = 4,
+        *,
+        escaped: Collection[int] = (),
+        waiting: Collection[int] = (),
     ) -> Places:
         """Place tracks that have these numbers of lines for spans that overlap.
 
@@ -238,35 +272,63 @@ class Places:
         ----------
         marked
             Numbers of the tracks with a lane for marks above what they show.
+        escaped, waiting
+            Numbers of the tracks with work that escaped, and of those with a lane of waits.
         """
         y = top
-        places = cls(tuple(tracks), [], [], list(lines), top, [], [], [])
-        process, was_host = None, True
-        for index, (track, count) in enumerate(zip(tracks, lines, strict=True)):
+        places = cls(tuple(tracks), [], [], list(lines), [], top, [], [], [])
+        heights = _heights(tracks, lines, escaped, waiting)
+        process, was_host = None, False
+        for index, (track, height) in enumerate(zip(tracks, heights, strict=True)):
             if track.process is not None and track.process != process:
                 places.processes.append((track.process, y + _PROCESS / 2))
                 y += _PROCESS
-            elif was_host and not track.is_host and index:
+            elif track.is_host and not was_host and index:
                 places.rules.append(y + _GAP / 2)
                 y += _GAP
             process, was_host = track.process, track.is_host
-            height = 8 + count * 18  # in which a bar's name fits
-            lane = MARKS_PX if track.number in marked else 0
-            if index % 2 == 0:
-                places.stripes.append((y, y + lane + height))
-            places.tops.append(y + lane)
+            begin, y = y, y + (MARKS_PX if track.number in marked else 0)
+            places.tops.append(y)
             places.heights.append(height)
-            y += lane + height
+            y += height
+            places.lanes.append(y if track.number in waiting else 0)
+            y += WAITS_PX if track.number in waiting else 0
+            if index % 2 == 0:
+                places.stripes.append((begin, y))
         return replace(places, bottom=y)
 
     def bars(self, track: Array | int, line: Array | int) -> tuple[Array, Array]:
         """Return centres and heights of bars on lines of tracks, by position here; px."""
-        lines = np.array(self.lines)[track]
-        size = (np.array(self.heights)[track] - 6) / lines
-        middle = size * (np.minimum(line, lines - 1) + 0.5)
-        return np.array(self.tops)[track] + 3 + middle, size - 1
+        lines, height = np.array(self.lines)[track], np.array(self.heights)[track]
+        room = np.maximum(height - 6, height / 2)
+        size = room / lines
+        middle = (height - room) / 2 + size * (np.minimum(line, lines - 1) + 0.5)
+        return np.array(self.tops)[track] + middle, size - 1
 
     @property
     def centres(self) -> list[float]:
         """Track → its middle."""
         return [top + height / 2 for top, height in zip(self.tops, self.heights, strict=True)]
+
+
+def _heights(
+    tracks: Sequence[Track],
+    lines: Sequence[int],
+    escaped: Collection[int],
+    waiting: Collection[int],
+) -> list[int]:
+    """Return heights of tracks: a name fits into each line, and a folded host stays small."""
+    heights = []
+    for track, count in zip(tracks, lines, strict=True):
+        least = 0 if track.is_host else _ESCAPED_PX if track.number in escaped else _GPU_PX
+        heights.append(max(8 + 18 * count, least))
+    hosts = [at for at, track in enumerate(tracks) if track.folded]
+    if hosts:
+        others = sum(heights) - sum(heights[at] for at in hosts) + WAITS_PX * len(waiting)
+        least, most = _FOLDED_PX
+        needed = round(least * len(hosts) / _FOLDED_SHARE) - least * len(hosts)
+        heights[0] += max(0, needed - others)  # the GPU's first, where there is little else
+        room = int(max(needed, others) * _FOLDED_SHARE / (1 - _FOLDED_SHARE) / len(hosts)) // 2 * 2
+        for at in hosts:
+            heights[at] = max(least, min(most, room))
+    return heights

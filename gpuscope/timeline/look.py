@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import Class
+from gpuscope.timeline.labels import Class, partition_label
 from gpuscope.timeline.text import clean
 from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.waiting import PartClass
 from gpuscope.timeline.words import OUTSIDE, shared_lines
 
 
@@ -65,3 +66,49 @@ def look(
         escaped=escaped,
         lines=tuple(shared_lines(tracks, bar_class)),
     )
+
+
+PARTS = {
+    "launch call": ("in the launch call", "-"),
+    "on the way": ("on the way to the GPU", "."),
+    "stream order": ("queued behind its stream", "\\"),
+    "event wait": ("waiting for an event", "x"),
+    "graph order": ("waiting for another node of its graph", "x"),
+    "legacy default stream": ("waiting for the legacy default stream", "x"),
+    "collective": ("waiting for another rank", "x"),
+    "SMs held": ("waiting for SMs", "/"),
+    "priority": ("waiting for SMs, by priority", "/"),
+    "copy engine": ("waiting for a copy engine", "o"),
+    "request queue": ("in a queue of requests", "o"),
+    "running": ("running", ""),
+    "not looking": ("done, host not looking", "|"),
+    "host": ("host", "-"),
+    "unexplained": ("unexplained", "+"),
+}
+"""Kind of a part → its words, and its pattern: Plotly's characters, and ``o`` for circles."""
+
+
+@dataclass(frozen=True)
+class PartLook:
+    """The look of parts of calls.
+
+    Attributes
+    ----------
+    name
+        Plain text: what it was, and for whom it waited.
+    """
+
+    name: str
+    fill: str
+    pattern: str
+
+
+def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartLook:
+    """Return how parts look: colour says who, pattern says what."""
+    words, pattern = PARTS[part.kind]
+    if part.partition is None:
+        return PartLook(words, style.HOST_COLOUR, pattern)
+    colour = colours[part.partition] if part.partition else style.WHOLE_GPU_COLOUR
+    held = part.kind not in ("running", "stream order")
+    who = partition_label(tracks.names, part.partition or None)
+    return PartLook(f"{words} ({who} held it)" if held else words, colour, pattern)

@@ -10,10 +10,11 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import Class, Places, in_order
-from gpuscope.timeline.look import Look, look
+from gpuscope.timeline.labels import LANE_MARGIN, WAITS_PX, Class, Places, in_order
+from gpuscope.timeline.look import Look, PartLook, look, part_look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
+from gpuscope.timeline.waiting import Boxes, PartClass, boxes_of
 
 HAZARD = "hazard: in no order"
 """What the legend calls arrows between work that nothing orders."""
@@ -38,6 +39,15 @@ class Panel:
         """Return times on the axis."""
         return (np.asarray(time_ns) - self.zero_ns) / self.unit_ns
 
+    def boxes(self, edges: Array) -> tuple[Boxes, Array, Array]:
+        """Return what lanes draw in columns between edges, and the px of tops and bottoms."""
+        lanes = np.array([*self.places.lanes, 0])
+        boxes, _ = boxes_of(self.scene.waiting, self.scene.window_ns, edges)
+        boxes = Boxes(*(side[lanes[boxes.place] > 0] for side in boxes))
+        bottom = lanes[boxes.place] + WAITS_PX - LANE_MARGIN
+        tall = WAITS_PX - 2 * LANE_MARGIN
+        return boxes, bottom - tall * boxes.high, bottom - tall * boxes.low
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -60,6 +70,15 @@ class Picture:
     def looks(self) -> dict[Class, Look]:
         """How classes look, in the order of drawing."""
         return looks_of([panel.scene for panel in self.panels], self.colours)
+
+    @cached_property
+    def part_looks(self) -> dict[PartClass, PartLook]:
+        """How parts of calls look."""
+        return {
+            part: part_look(panel.scene.tracks, part, self.colours)
+            for panel in self.panels
+            for part in panel.scene.waiting.classes
+        }
 
 
 def looks_of(scenes: Iterable[Scene], colours: dict[str, str]) -> dict[Class, Look]:

@@ -9,19 +9,22 @@ import numpy as np
 from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.columns import MARK_PX, heights
-from gpuscope.timeline.labels import MARKS_PX, Class, Places
-from gpuscope.timeline.look import Look
+from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, Places
+from gpuscope.timeline.look import Look, PartLook
 from gpuscope.timeline.picture import HAZARD, Panel, Picture, arrow_colours
 from gpuscope.timeline.scene import Arrows, Scene
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import duration, escape
-from gpuscope.timeline.words import OUTSIDE, hovers, mark_text
+from gpuscope.timeline.waiting import boxes_of
+from gpuscope.timeline.words import OUTSIDE, hovers, mark_text, shares_of
 
 MARGIN = 2
 """Px of a track above and below its columns."""
 ARROW = {"symbol": "arrow", "angleref": "previous"}
 """A marker that points away from the one before it."""
 SYMBOLS = {"escape": "triangle-down", "hazard": "diamond"}
+RIGHT = 78
+"""Px at the right of rows, for their shares."""
 _LABEL_SHARE = 0.07
 """Of a window: a stretch without rows that is shorter has no label."""
 _MAX_TEXTS = 300
@@ -42,6 +45,7 @@ def traces_of(picture: Picture) -> list[Properties]:
             data.append({**bar_look(how, unit), **_joined(parts)})
     for panel in panels:
         data += _columns(panel, looks, unit)
+    data += _waits(picture)
     seen = set()
     for trace in data:  # a class that has bars and columns has one entry in the legend
         group = trace.setdefault("legendgroup", trace.get("name"))
@@ -197,6 +201,49 @@ def _stepped(values: Array, kind: type = np.int16) -> Array:
     return np.concatenate([values, values[-1:]]).astype(kind)
 
 
+def _waits(picture: Picture) -> Iterator[Properties]:
+    """Yield what calls waited for, one trace a look: rectangles in the lanes below the rows."""
+    corners: dict[PartLook, list[Array]] = {}
+    for panel in picture.panels:
+        scene = panel.scene
+        boxes, high, low = panel.boxes(scene.columns.edges)
+        left, right = (
+            panel.x(np.clip(side, *scene.window_ns)) for side in (boxes.from_ns, boxes.to_ns)
+        )
+        gap = np.full(len(low), np.nan)
+        x = np.stack([left, right, right, left, gap], axis=1)
+        y = np.stack([low, low, high, high, gap], axis=1)
+        number = scene.waiting.look[boxes.part]
+        for at, part in enumerate(scene.waiting.classes):
+            points = np.stack([x[number == at].ravel(), y[number == at].ravel()])
+            corners.setdefault(picture.part_looks[part], []).append(points)
+    for how, pieces in corners.items():
+        x, y = np.concatenate(pieces, axis=1)
+        if not len(x):
+            continue
+        colour = f"rgba{(*style.rgb(how.fill), 0.18)}"
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "name": escape(how.name),
+            "x": x,
+            "y": y.astype(np.float32),
+            "line": {"width": 0.5, "color": how.fill},
+            "fill": "toself",
+            "fillcolor": colour if how.pattern else how.fill,
+            "fillpattern": {
+                "shape": how.pattern.replace("o", "."),
+                "fgcolor": how.fill,
+                "bgcolor": colour,
+                "size": 9 if how.pattern == "o" else 6,
+                "solidity": 0.5 if how.pattern == "o" else 0.35,
+            },
+            "hoveron": "fills",
+            "hoverinfo": "text",
+            "text": escape(how.name),
+        }
+
+
 # -- marks and arrows -------------------------------------------------------------------------
 def mark_points(panel: Panel, what: str) -> Properties:
     """Return where marks stand; ``customdata`` holds for how many each stands."""
@@ -292,6 +339,24 @@ def missing(panel: Panel) -> tuple[list[Properties], list[Properties]]:
     return shapes, annotations
 
 
+def shares(panel: Panel) -> list[Properties]:
+    """Return what stands at the right of rows: how busy they were, and what lanes reach to."""
+    scene, places = panel.scene, panel.places
+    _, tops = boxes_of(scene.waiting, scene.window_ns, scene.columns.edges)
+    right = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 6}
+    words = shares_of(scene.tracks, scene.shown, scene.window_ns)
+    notes = [
+        style.heading("<br>".join(text), centre, **right, font={"size": 11})
+        for centre, text in zip(places.centres, words, strict=True)
+        if text
+    ]
+    font = {"size": 11, "color": style.MUTED}
+    return notes + [
+        style.heading(f"▔ {duration(top)}", places.lanes[place] + 9, **right, font=font)
+        for place, top in tops.items()
+    ]
+
+
 def headings(places: Places) -> list[Properties]:
     """Return the names of processes."""
     return [style.heading(escape(name), y) for name, y in places.processes]
@@ -304,11 +369,22 @@ def nothing(y: float) -> Properties:
     return style.heading("no spans to draw here", y, font=font, **where)
 
 
+def ticks_of(places: Places, limit: int | None = None) -> list[tuple[float, str]]:
+    """Return the labels of tracks and of lanes of waits, and where they stand."""
+    lanes = [lane + WAITS_PX / 2 for lane in places.lanes if lane]
+    labels = [escape(track.label, limit) for track in places.tracks]
+    return [
+        *zip(places.centres, labels, strict=True),
+        *((lane, "calls, by cause") for lane in lanes),
+    ]
+
+
 def track_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
     """Return the vertical axis: px from the top, the tracks' labels as ticks."""
+    ticks = [tick for part in places for tick in ticks_of(part)]
     return style.label_axis(
-        [centre for part in places for centre in part.centres],
-        [escape(track.label) for part in places for track in part.tracks],
+        [at for at, _ in ticks],
+        [label for _, label in ticks],
         range=[height, 0],
         tickfont={"size": 12},
         **more,

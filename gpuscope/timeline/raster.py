@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from html import unescape
@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.columns import MARK_PX, heights, resampled, step_of
+from gpuscope.timeline.columns import MARK_PX, edges_of, heights, resampled, step_of
 from gpuscope.timeline.labels import MARKS_PX, Class
-from gpuscope.timeline.look import Look
+from gpuscope.timeline.look import Look, PartLook
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours
 from gpuscope.timeline.plotly_parts import MARGIN
 from gpuscope.timeline.scene import Arrows
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean
 from gpuscope.timeline.themed import ThemedFigure
+from gpuscope.timeline.waiting import PartClass
 
 WIDTH = 840
 """A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
@@ -38,6 +40,17 @@ _FONTS = (
 _LABEL_GAP = 8
 _TICKS = 8
 _ARROW, _DOT = 4, 8
+_PATTERNS: dict[str, Callable[[Array, Array], Array]] = {
+    "/": lambda x, y: (x + y) % 6 < 2,
+    "\\": lambda x, y: (x - y) % 6 < 2,
+    "x": lambda x, y: ((x + y) % 6 < 1) | ((x - y) % 6 < 1),
+    "-": lambda x, y: (y % 3 < 1) | (x < 0),
+    "|": lambda x, y: (x % 3 < 1) | (y < 0),
+    "+": lambda x, y: (x == 3) | (y == 3),
+    ".": lambda x, y: (x % 3 < 1) & (y % 3 < 1),
+    "o": lambda x, y: np.abs((x - 2) ** 2 + (y - 2) ** 2 - 4) < 2,
+}
+"""Pattern → which pixels of a square of 6 it covers."""
 _NAME, _LEAST_NAME_PX = 60, 12
 """Characters of a name in a bar at most, and room that the shortest one needs."""
 
@@ -98,14 +111,15 @@ def png(drawn: StaticFigure | Picture, *, dark: bool = False) -> bytes:
     for panel in picture.panels:
         drawing.columns(panel, picture.looks)
         drawing.bars(panel, picture.looks)
+        drawing.waits(panel, picture.part_looks)
     for panel in picture.panels:
         drawing.marks(panel)
         drawing.arrows(panel, panel.scene.waits)
         drawing.arrows(panel, panel.scene.hazards, dotted=True)
-    drawing.words(
-        {how.name: _fill(how) for how in picture.looks.values()}
-        | arrow_colours(panel.scene for panel in picture.panels)
-    )
+    colours = {how.name: (_fill(how), "") for how in picture.looks.values()}
+    parts = {how.name: (how.fill, how.pattern) for how in picture.part_looks.values()}
+    arrows = arrow_colours(panel.scene for panel in picture.panels)
+    drawing.words(colours | parts | {name: (colour, "") for name, colour in arrows.items()})
     file = io.BytesIO()
     # A better palette takes longer than all the drawing, and a timeline has few colours.
     few = drawing.image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
@@ -255,6 +269,34 @@ class _Drawing:
             corner = (left, round(self._y(bottom, self._layout["yaxis"])) - px)
             self.image.paste(strip, corner, strip)
 
+    def waits(self, panel: Panel, looks: Mapping[PartClass, PartLook]) -> None:
+        """Draw what calls waited for, in lanes, in columns of this picture's pixels."""
+        scene, axis = panel.scene, self._layout["yaxis"]
+        wide = round(self._x(float(panel.x(scene.window_ns[1])))) - self._box[0]
+        waiting = scene.waiting
+        boxes, high, low = panel.boxes(edges_of(scene.window_ns, max(1, wide)))
+        x0, x1 = (
+            np.rint(self._x(panel.x(np.clip(side, *scene.window_ns)))).astype(int)
+            for side in (boxes.from_ns, boxes.to_ns)
+        )
+        y0, y1 = (np.rint(self._y(side, axis)).astype(int) for side in (high, low))
+        for number, *corners in zip(waiting.look[boxes.part].tolist(), x0, y0, x1, y1, strict=True):
+            how = looks[waiting.classes[number]]
+            self._pattern(corners, how.fill, how.pattern)
+
+    def _pattern(self, corners: Sequence[int], colour: str, pattern: str) -> None:
+        """Fill a rectangle, at least 1 px wide, with a pattern."""
+        x0, y0, x1, y1 = corners
+        shape = (max(1, x1 - x0), y1 - y0)
+        if min(shape) < 1:
+            return
+        if not pattern:
+            self._draw.rectangle((x0, y0, x0 + shape[0] - 1, y1 - 1), fill=colour)
+            return
+        y, x = np.ogrid[y0:y1, x0 : x0 + shape[0]]
+        mask = np.where(_PATTERNS[pattern](x % 6, y % 6), 255, 45).astype(np.uint8)
+        self.image.paste(colour, (x0, y0), Image.fromarray(np.broadcast_to(mask, shape[::-1])))
+
     def arrows(self, panel: Panel, arrows: Arrows, *, dotted: bool = False) -> None:
         """Draw arrows between bars."""
         scene, axis = panel.scene, self._layout["yaxis"]
@@ -288,8 +330,8 @@ class _Drawing:
                 }
                 self._draw.polygon(corners[what], fill=style.ESCAPED, outline=self._ink)
 
-    def words(self, legend: Mapping[str, str]) -> None:
-        """Write title, headings and legend."""
+    def words(self, legend: Mapping[str, tuple[str, str]]) -> None:
+        """Write title, headings and legend: name → colour and pattern."""
         title = self._layout["title"]
         top = title["pad"]["t"]
         self._draw.text((14, top), _plain(title["text"]), self._ink, self._large)
@@ -301,16 +343,18 @@ class _Drawing:
             x = self._x(note["x"]) if note.get("xref") == "x" else left + note["x"] * (right - left)
             is_above = note["yref"] == "y domain"
             y = self._box[1] - 10 if is_above else self._y(note["y"], self._axis(note["yref"]))
-            where = (min(x, right), y)
+            where = (min(x, right) + note.get("xshift", 0), y)
             anchor = {"left": "lm", "right": "rm"}.get(note.get("xanchor"), "mm")
-            self._draw.text(where, _plain(note["text"]), self._ink, self._plain, anchor=anchor)
+            font = self._small if note.get("font", {}).get("size") == 11 else self._plain
+            self._draw.text(where, _plain(note["text"]), self._ink, font, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
-        for text, colour in legend.items():
+        for text, (colour, pattern) in legend.items():
             name = _written(text)
             length = 18 + self._small.getlength(name) + 18
             if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
-            self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=self._muted)
+            self._pattern((int(x), y, int(x) + 12, y + 12), colour, pattern)
+            self._draw.rectangle((x, y, x + 11, y + 11), outline=self._muted)
             self._draw.text((x + 18, y + 6), name, self._ink, self._small, anchor="lm")
             x += length
 

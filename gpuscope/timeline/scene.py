@@ -17,8 +17,9 @@ from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline.columns import Columns, Marks, columns_of, marks, spans_from
 from gpuscope.timeline.index import OPEN_NS, Index
-from gpuscope.timeline.labels import Class, Track
+from gpuscope.timeline.labels import Class, Track, folded
 from gpuscope.timeline.tracks import Tracks, busiest
+from gpuscope.timeline.waiting import Waiting, waiting_of
 from gpuscope.timeline.waits import Waits
 
 LANES = 8
@@ -86,9 +87,19 @@ class Scene:
 
     @classmethod
     def of(
-        cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int = MOST_SPANS
+        cls,
+        tracks: Tracks,
+        window_ns: tuple[int, int],
+        *,
+        max_spans: int = MOST_SPANS,
+        host: bool = False,
     ) -> Scene:
         """Look at the tracks in which something is in a window, the busiest if they are many.
+
+        Parameters
+        ----------
+        host
+            Whether each track of the host is shown, or all as one.
 
         Raises
         ------
@@ -103,6 +114,7 @@ class Scene:
         counts = [_count(tracks, track, window_ns) for track in tracks.tracks]
         there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
         shown, hidden = busiest(there, tracks.busy_ns)
+        shown = shown if host else folded(shown)
         scene = cls.among(tracks, shown, window_ns, max_spans=max_spans)
         return replace(scene, total=sum(counts), hidden_tracks=hidden)
 
@@ -118,7 +130,7 @@ class Scene:
         row_lanes: Array | None = None,
     ) -> Scene:
         """Look at certain tracks, whether or not something is in them."""
-        all_rows = [tracks.rows[track.number] for track in shown]
+        all_rows = [tracks.row_of(track) for track in shown]
         counts = [_count(tracks, track, window_ns) for track in shown]
         zoom = spans_from(tracks.index, window_ns, pixels, all_rows, counts, max_spans)
         groups = [all_rows[at].groups for at in np.flatnonzero(np.isfinite(zoom)).tolist()]
@@ -131,7 +143,7 @@ class Scene:
     def alone(self) -> Scene:
         """Return the same without the rows that it does not show: pictures may outlive these."""
         seen = ("columns", "classes", "place", "is_open", "lanes", "depth", "waits", "hazards")
-        for name in seen:
+        for name in (*seen, "waiting"):
             getattr(self, name)  # computed now, and kept below
         nothing = np.zeros(0, np.int64)
         names = self.tracks.coded["name"]
@@ -141,6 +153,7 @@ class Scene:
             coded={"name": names.chosen(self.rows)},
             escaped=nothing,
             waits=Waits.none(),
+            calls=None,
             _columns={},
         )
         scene = replace(self, tracks=tracks, rows=np.arange(len(self.rows)))
@@ -165,13 +178,20 @@ class Scene:
             tracks.index,
             self.window_ns,
             self.pixels,
-            [tracks.rows[track.number] for track in self.shown],
-            hazards=[tracks.start_ns[works[track_of == track.number]] for track in self.shown]
+            [tracks.row_of(track) for track in self.shown],
+            hazards=[
+                tracks.start_ns[works[np.isin(track_of, track.numbers)]] for track in self.shown
+            ]
             if len(works)
             else (),
             recorded=metadata.windows_ns,
             kept_since_ns=kept.since_ns if kept is not None and kept.rows_left_out else None,
         )
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        """What calls waited for, in the lanes below their tracks."""
+        return waiting_of(self.tracks, self.shown, self.window_ns, self.columns.edges)
 
     def marks(self, columns: int) -> dict[str, Marks]:
         """Return what is marked above tracks: escapes, and works of hazards, where they start.
@@ -196,7 +216,8 @@ class Scene:
     def place(self) -> Array:
         """Bar → position of its track in ``shown``."""
         position = np.zeros(len(self.tracks.tracks), np.int64)
-        position[[track.number for track in self.shown]] = np.arange(len(self.shown))
+        for at, track in enumerate(self.shown):
+            position[[*track.numbers]] = at
         return position[self.tracks.track[self.rows]]
 
     @cached_property
@@ -252,6 +273,8 @@ class Scene:
         start, end, tracks = self.start_ns.tolist(), self.end_ns.tolist(), self.place.tolist()
         for bar in np.lexsort((-self.end_ns, self.start_ns)).tolist():
             track = tracks[bar]
+            if self.shown[track].folded:
+                continue
             busy_until = free[track]
             lane = next(
                 (line for line, until in enumerate(busy_until) if until <= start[bar]), LANES
@@ -289,7 +312,7 @@ class Scene:
         from_ns = np.where(joint, tracks.start_ns[cause], tracks.end_ns[cause])
         to_ns = np.where(joint, tracks.end_ns[effect], tracks.start_ns[effect])
         shown = np.zeros(len(tracks.tracks) + 1, bool)
-        shown[[track.number for track in self.shown]] = True
+        shown[[number for track in self.shown for number in track.numbers]] = True
         seen = np.flatnonzero(
             (np.minimum(from_ns, to_ns) < high)
             & (np.maximum(from_ns, to_ns) > low)
@@ -307,7 +330,7 @@ class Scene:
 
 
 def _count(tracks: Tracks, track: Track, window_ns: tuple[int, int]) -> int:
-    return int(tracks.index.counts(window_ns, tracks.rows[track.number].groups).sum())
+    return int(tracks.index.counts(window_ns, tracks.row_of(track).groups).sum())
 
 
 def lanes_of(tracks: Tracks) -> Array:

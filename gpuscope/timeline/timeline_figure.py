@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline import plotly_parts, style
-from gpuscope.timeline.labels import Places
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours, looks_of
 from gpuscope.timeline.raster import StaticFigure, png
 from gpuscope.timeline.scene import PIXELS, Scene
@@ -33,7 +32,14 @@ _SM_NOTE = (
 _GRID = "rgba(27,31,36,0.1)"
 
 
-@door(trace=Trace, window_ns=(SeveralOf(int, 2), None), max_spans=int, title=(str, None), sm=bool)
+@door(
+    trace=Trace,
+    window_ns=(SeveralOf(int, 2), None),
+    max_spans=int,
+    title=(str, None),
+    sm=bool,
+    host=bool,
+)
 def timeline(
     trace: Trace,
     *,
@@ -41,8 +47,9 @@ def timeline(
     max_spans: int = 2000,
     title: str | None = None,
     sm: bool = False,
+    host: bool = False,
 ) -> go.Figure:
-    """Draw a trace as a timeline: host ranges and calls, then one row per stream.
+    """Draw a trace as a timeline: one row per stream, what its calls waited for, and the host.
 
     Parameters
     ----------
@@ -58,6 +65,8 @@ def timeline(
     sm
         Whether to draw below, on the same time axis, which SMs were held by blocks of which
         partition; :func:`sm_map` shows more detail.
+    host
+        Whether to draw each row of the host; else all of them are one.
 
     Raises
     ------
@@ -79,7 +88,7 @@ def timeline(
     2
     """
     window = default_window_ns(trace) if window_ns is None else window_ns
-    scene = Scene.of(Tracks.of(trace), window, max_spans=max_spans)
+    scene = Scene.of(Tracks.of(trace), window, max_spans=max_spans, host=host)
     blocks = HeldIndex(Blocks(trace, None)) if sm else None
     return _figure(_picture([scene], title or "Timeline", {"": trace}, held=blocks))
 
@@ -209,7 +218,9 @@ def _picture(
     length = length_ns / unit_ns
     looks = looks_of(scenes, colours)
     escaped = any(how.escaped for how in looks.values())
-    rows = -(-(len(looks) + len(arrow_colours(scenes))) // (2 if escaped else 3))
+    parts = {part for scene in scenes for part in scene.waiting.classes}
+    entries = len(looks) + len(parts) + len(arrow_colours(scenes))
+    rows = -(-entries // (2 if escaped or parts else 3))
     layout = style.base_layout(
         escape(title, 90) + suffix,
         notes,
@@ -230,6 +241,7 @@ def _picture(
         ),
         **axes,
     )
+    layout["margin"]["r"] = plotly_parts.RIGHT
     return Picture(tuple(panels), colours, unit, layout)
 
 
@@ -249,11 +261,11 @@ def _placed(
             annotations.append(style.heading("<br>".join(lines), y + size / 2))
             shapes.append(style.stripe(y, y + size, style.HEADING))
             y += size
-        places = Places.of(scene.shown, scene.depth, scene.tracks.marked, y)
+        places = scene.tracks.placed(scene.shown, scene.depth, y)
         panel = Panel(scene, places, scene.window_ns[0], unit_ns)
         panels.append(panel)
         bands, labels = plotly_parts.missing(panel)
-        annotations += plotly_parts.headings(places) + labels
+        annotations += plotly_parts.headings(places) + plotly_parts.shares(panel) + labels
         shapes += plotly_parts.behind(places) + bands
         y = places.bottom
         if not places.tracks:

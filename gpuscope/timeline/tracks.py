@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.timeline.calls import Calls
 from gpuscope.timeline.columns import Row
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
-from gpuscope.timeline.labels import LAYOUT, Class, Track, in_order, labelled
+from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.waits import Waits
 from gpuscope.trace.columns import combined, outside
@@ -71,6 +72,8 @@ class Tracks:
         Rows of kernels that ran outside the partition they were intended for.
     waits
         Which rows waited for which, by events and in collectives.
+    calls
+        What calls waited for; ``None`` while rows still come.
     """
 
     names: Trace
@@ -85,6 +88,7 @@ class Tracks:
     _columns: dict[str, Grown]
     _keys: dict[TrackKey, int]
     _sole_process: int | None
+    calls: Calls | None = None
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -108,7 +112,8 @@ class Tracks:
             {},
             None,
         )
-        return empty.extended(trace.spans, trace.edges, trace.metadata)
+        tracks = empty.extended(trace.spans, trace.edges, trace.metadata)
+        return replace(tracks, calls=Calls(trace, tracks.track))
 
     def __len__(self) -> int:
         """Rows, also those that are not drawn."""
@@ -145,6 +150,51 @@ class Tracks:
             track: Row(*(zip(*members, strict=True) if members else ((), ())))
             for track, members in groups.items()
         }
+
+    def row_of(self, track: Track) -> Row:
+        """Return the groups of a track that is drawn."""
+        if not track.folded:
+            return self.rows[track.number]
+        rows = [self.rows[number] for number in track.folded]
+        return Row(sum((row.groups for row in rows), ()), sum((row.escaped for row in rows), ()))
+
+    @cached_property
+    def _mixed(self) -> Index:
+        """The spans of tracks with several groups, which may overlap, by track."""
+        several = [track for track, row in self.rows.items() if len(row.groups) > 1]
+        is_mixed = np.isin(self.track, several)
+        return Index(self.start_ns, self.end_ns, np.where(is_mixed, self.track, -1))
+
+    def busy_in(self, track: int, window_ns: tuple[int, int]) -> int:
+        """Return for how many ns of a window something was on a track."""
+        groups = self.rows[track].groups
+        if len(groups) == 1:
+            index: Index = self.index
+        elif self.calls is not None:
+            index, groups = self._mixed, (track,)
+        else:  # all of the rows change soon
+            start, end = self.index.times(window_ns, groups)
+            index, groups = Index(start, end, np.zeros(len(start), np.int64)), (0,)
+        return int(index.columns(np.array(window_ns), groups)[0].sum())
+
+    @cached_property
+    def waiting(self) -> set[int]:
+        """Numbers of the tracks with a lane of waits."""
+        return self.calls.tracks if self.calls is not None else set()
+
+    @cached_property
+    def narrow(self) -> set[int]:
+        """Numbers of the tracks on which all that ran had escaped."""
+        escaped, there = (
+            np.bincount(track[track >= 0], minlength=len(self.tracks))
+            for track in (self.track[self.escaped], self.track)
+        )
+        return set(np.flatnonzero((escaped > 0) & (escaped == there)).tolist())
+
+    def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
+        """Place rows one under the other."""
+        lanes = {"escaped": self.narrow, "waiting": self.waiting}
+        return Places.of(rows, lines, self.marked, top, **lanes)
 
     @property
     def ids(self) -> Array:
@@ -252,6 +302,7 @@ class Tracks:
             _columns=columns,
             _keys=keys,
             _sole_process=sole,
+            calls=None,
         )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gpuscope._text import stream_label
+from gpuscope._text import percent, stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import Class, partition_label
+from gpuscope.timeline.labels import Class, Track, partition_label
 from gpuscope.timeline.scene import LANES, Scene
 from gpuscope.timeline.text import clean, duration, escape
 from gpuscope.timeline.tracks import Tracks
@@ -114,6 +114,19 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
     if len(tracks.classes[bar_class]) != 1:
         lines.append((f"source: {clean(source, 40)}", False))
     return lines
+
+
+def shares_of(
+    tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int]
+) -> list[list[str]]:
+    """Return of each row of a GPU which share of a window it was busy for, and for how long."""
+    length = window_ns[1] - window_ns[0]
+    texts: list[list[str]] = []
+    for track in shown:
+        busy_ns = 0 if track.is_host else tracks.busy_in(track.number, window_ns)
+        is_told = not track.is_host
+        texts.append([percent(busy_ns / length), duration(busy_ns)] if is_told else [])
+    return texts
 
 
 def mark_text(what: str, count: int) -> str:

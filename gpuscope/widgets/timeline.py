@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from gpuscope._checks import count, door
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
-from gpuscope.timeline.canvas.state import Search
-from gpuscope.timeline.canvas.window import around, widened
+from gpuscope.timeline.canvas.window import widened
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.details import links
-from gpuscope.widgets.view import Message, TimelineView
+from gpuscope.widgets.selecting import SelectingView
+from gpuscope.widgets.view import Message
 
 if TYPE_CHECKING:  # what records takes a while to import, and a trace needs none of it
     from gpuscope.record.recorder import Recording
@@ -26,14 +25,15 @@ FOLLOWED_NS = 200_000_000
 _RECORDING = "gpuscope.record.recorder.Recording"
 
 
-class Timeline(TimelineView):
+class Timeline(SelectingView):
     """An interactive timeline. What the browser receives depends on its pixels, not on the trace.
 
     Display it as the last line of a notebook cell. With the mouse: drag to pan, Ctrl and the
     wheel to zoom, click a span for its details, double-click to show everything.
     With the keyboard, once the plot has the focus: W and S zoom, A and D pan, F shows
-    everything, / searches names, N and Shift+N go to the next and previous match, the arrow
-    keys go from span to span, M measures between two clicks, Escape clears.
+    everything and Z the selection, / searches names, N and Shift+N go to the next and previous
+    match, X goes to the next escape, L to the longest wait, the arrow keys from call to call, H
+    shows the rows of the host, M measures between two clicks, Escape clears.
 
     Parameters
     ----------
@@ -173,120 +173,9 @@ class Timeline(TimelineView):
         self.drawn = self._painted = None
         self.clear()
 
-    # -- search -----------------------------------------------------------------------
-    @door(text=str)
-    def find(self, text: str) -> int:
-        """Search the names of spans and of workloads, without regard to case.
-
-        Returns
-        -------
-        int
-            How many spans match; :meth:`next` goes to the first in view or after it.
-        """
-        if text:
-            self._come_near()
-        with self._lock:
-            self._search = Search(text)
-            self.set_trait("search", text)
-            self._look()
-        self.scheduler.ask()
-        return int(self.matches)
-
-    def next(self) -> int | None:
-        """Select the next match and show it; returns its id."""
-        return self._go(1)
-
-    def previous(self) -> int | None:
-        """Select the match before and show it; returns its id."""
-        return self._go(-1)
-
-    def _look(self) -> None:
-        self._search.look(self.state)
-        self.set_trait("matches", len(self._search.rows))
-
-    def _go(self, step: int) -> int | None:
-        self._come_near()
-        with self._lock:
-            if self._recording is not None:
-                self._look()
-            row = self._search.go(step, self.state, self.window_ns)
-            return None if row is None else self._choose(row)
-
-    # -- one span ---------------------------------------------------------------------
-    @door(span=(int, None))
-    def select(self, span: int | None) -> None:
-        """Select a span by its id, bring it into view, and show what is known of it.
-
-        Raises
-        ------
-        MissingEvidence
-            There is no such span in what is shown.
-        """
-        if span is not None:
-            self._come_near()
-        with self._lock:
-            self._choose(None if span is None else self.state.row(span))
-
-    @door(along=int, across=int)
-    def step(self, along: int = 0, across: int = 0) -> int | None:
-        """Select the next span ``along`` the track or ``across`` the tracks; returns its id.
-
-        Where none is selected, the first in view.
-        """
-        self._come_near()
-        with self._lock:
-            row = self.state.neighbour(self.window_ns, along, across)
-            return None if row is None else self._choose(row)
-
-    def _choose(self, row: int | None, *, move: bool = True) -> int | None:
-        """Select a row, or none; return its id."""
-        state, span = self.state, None
-        if row is None:
-            state.select(None)
-            self.details.clear()
-        else:
-            trace, span = self._whole(), int(state.tracks.ids[row])
-            state.select(row, links(trace, span))
-            self.details.show(trace, row)
-        self.set_trait("selected", span)
-        if row is not None and move:
-            self.follow = False
-            self.window_ns = around(self.window_ns, state.span_ns(row), state.extent_ns)
-        self.scheduler.ask()
-        return span
-
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
         return self._trace if self._recording is None else self._recording.snapshot()
-
-    # -- measuring --------------------------------------------------------------------
-    def measure(self, *at_ns: int) -> int | None:
-        """Measure between two points in time; without them, between the next two clicks.
-
-        Returns
-        -------
-        int or None
-            The time between them in ns.
-        """
-        self._come_near()
-        with self._lock:
-            self._is_measuring = len(at_ns) < 2
-            self._mark(list(at_ns))
-            return self.measured_ns
-
-    def _mark(self, marks: list[int]) -> None:
-        done = len(marks) == 2
-        self._is_measuring = self._is_measuring and not done
-        self.set_trait("measured_ns", abs(marks[1] - marks[0]) if done else None)
-        self.state.marks = tuple(marks)
-        self.scheduler.ask()
-
-    def clear(self) -> None:
-        """Clear selection and measurement."""
-        with self._lock:
-            self._is_measuring = False
-            self._mark([])
-            self._choose(None)
 
     # -- what the browser tells -------------------------------------------------------
     def _act(self, message: Message) -> None:
@@ -387,6 +276,10 @@ _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
     "hide": lambda self, message: self._hide(str(message["track"]), hidden=bool(message["hidden"])),
     "follow": lambda self, message: self.set_trait("follow", bool(message["on"])),
     "sms": lambda self, message: self.set_trait("sms", bool(message["on"])),
+    "host": lambda self, _: self.set_trait("host", not self.host),
+    "escape": lambda self, _: self.next_escape(),
+    "wait": lambda self, _: self.longest_wait(),
+    "closer": lambda self, _: self.zoom_to_selection(),
     "tiles": lambda self, message: self.send_tiles(int(message["version"]), message["want"]),
     "range": lambda self, message: self._ranged(float(message["low"]), float(message["high"])),
     "size": lambda self, message: self._redraw(self.state.resize(int(message["pixels"]))),

@@ -51,7 +51,8 @@ class Bar(anywidget.AnyWidget):
     state = traitlets.Dict().tag(sync=True)
     """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
     nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
-    ``match`` (from 1), ``status``, ``problem`` (the status is an error), ``dark``."""
+    ``match`` (from 1), ``shares`` (of the rows, in words), ``host``, ``escapes`` (how many),
+    ``calls`` (whether there are), ``status``, ``problem`` (the status is an error), ``dark``."""
     frame = traitlets.Int(0).tag(sync=True)
     """Number of the frame that was sent last; the browser answers when it is painted."""
     height = traitlets.Int(400).tag(sync=True)
@@ -98,6 +99,8 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     """How many spans match the search, by their name or their workload's."""
     hidden = traitlets.Tuple(default_value=())
     """Labels of the tracks that are not shown. May be set."""
+    host = traitlets.Bool(default_value=False)
+    """Whether each row of the host is shown; else all of them are one. May be set."""
     sms = traitlets.Bool(default_value=False)
     """Whether the SMs are shown below the tracks, where the trace has thread blocks. May be
     set."""
@@ -128,7 +131,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             hear_beside_cells(heard)
         super().__init__([self.bar, self.figure, self.details], **options)
         self.add_class("gpuscope-timeline")
-        self.observe(self._changed, ["window_ns", "hidden", "sms"])
+        self.observe(self._changed, ["window_ns", "hidden", "host", "sms"])
         self.observe(self._followed, "follow")
 
     def _repr_mimebundle_(self, **options: object) -> Properties | tuple[Properties, Properties]:
@@ -282,6 +285,8 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         with self._lock:
             if change["name"] == "hidden":
                 self.state.hide(change["new"])
+            elif change["name"] == "host":
+                self.state.fold(folds=not change["new"])
             elif change["name"] == "sms":
                 self.state.show_sms(shown=change["new"])
         self.scheduler.ask()
@@ -369,6 +374,10 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
                 "search": self.search,
                 "matches": self.matches,
                 "match": self._search.at + 1,
+                "host": self.host,
+                "escapes": len(self.state.tracks.escaped),
+                "calls": bool(self.state.tracks.waiting),
+                "shares": [] if self.drawn is None else self.drawn.frame.shares,
                 "status": problem or self._status(),
                 "problem": bool(problem),
                 "dark": self.state.is_dark,

@@ -15,7 +15,8 @@ from gpuscope.timeline.plotly_parts import arrow_lines, gapped
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.sm_map_figure import sm_axis, sm_image
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import duration, escape
+from gpuscope.timeline.text import duration
+from gpuscope.timeline.words import shares_of
 
 _NOTES = 2
 _LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
@@ -38,7 +39,8 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
         row_lanes=snapshot.lanes,
     )
     page = _page(snapshot, fetched, before)
-    frame = Frame(_legend(snapshot), {}, {}, page, _words(snapshot, scene))
+    shares = shares_of(snapshot.tracks, snapshot.places.tracks, snapshot.window_ns)
+    frame = Frame(_legend(snapshot), {}, {}, page, _words(snapshot, scene), shares)
     drawn, layout = Drawn(snapshot, scene, frame), frame.layout
     frame.overlays.update(_overlays(drawn))
     layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
@@ -91,7 +93,7 @@ def _page(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Properti
 def _words(snapshot: Snapshot, scene: Scene) -> str:
     """Say how much is in view, and how much of it has a bar of its own."""
     tracks = snapshot.tracks
-    groups = [group for track in scene.shown for group in tracks.rows[track.number].groups]
+    groups = [group for track in scene.shown for group in tracks.row_of(track).groups]
     total = int(tracks.index.counts(snapshot.window_ns, groups).sum())
     return f"{total:,} spans in view" + ("" if scene.with_spans.all() else _IN_COLUMNS)
 
@@ -126,6 +128,7 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
         dragmode="pan",
         uniformtext={"minsize": 10, "mode": "hide"},
     )
+    layout["margin"]["r"] = plotly_parts.RIGHT
     layout["margin"]["l"] = _left([track.label for track in snapshot.places.tracks])
     layout["legend"]["maxheight"] = _LEGEND_PX * rows + 14
     layout["autosize"] = True
@@ -142,13 +145,14 @@ def _tracks(snapshot: Snapshot) -> Properties:
     """Return what marks the tracks."""
     places = snapshot.places
     scale = (snapshot.plot_px - snapshot.sms_px) / snapshot.height
-    px = scale * min(places.heights, default=26)
+    px = scale * min((8 + 18 * lines for lines in places.lines), default=26)
+    ticks = plotly_parts.ticks_of(places, _LABEL)
     nothing = [] if places.tracks else [plotly_parts.nothing(snapshot.height / 2)]
     return {
         "margin.l": _left([track.label for track in places.tracks]),
         "yaxis.range": [snapshot.height, 0],
-        "yaxis.tickvals": places.centres,
-        "yaxis.ticktext": [escape(track.label, _LABEL) for track in places.tracks],
+        "yaxis.tickvals": [at for at, _ in ticks],
+        "yaxis.ticktext": [label for _, label in ticks],
         "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
         "shapes": plotly_parts.behind(places, STRIPE),
         "annotations": plotly_parts.headings(places) + nothing,

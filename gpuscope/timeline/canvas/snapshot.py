@@ -125,6 +125,8 @@ class Frame:
         What the canvas shows, as of :func:`~gpuscope.timeline.canvas.tiles.page`.
     words
         How much is in view, and how much of it has a bar of its own.
+    shares
+        Track → which share of the view the GPU was busy for with it, and for how long; in words.
     """
 
     bars: Bars
@@ -132,6 +134,7 @@ class Frame:
     layout: Properties
     page: Properties
     words: str
+    shares: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ class Drawn:
     def place(self, row: int) -> tuple[float, float]:
         """Return the centre and height of a span, px from the top: its bar's, or its track's."""
         scene, places, lanes = self.scene, self.snapshot.places, self.snapshot.lanes
-        position = {track.number: at for at, track in enumerate(places.tracks)}
+        position = {
+            number: at for at, track in enumerate(places.tracks) for number in track.numbers
+        }
         track = position.get(int(scene.tracks.track[row]))
         if track is None:
             return -100.0, 0.0  # it is hidden: out of sight
@@ -179,7 +184,7 @@ class Drawn:
         for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
             if 0 <= px - top < height:  # columns: the longest of the spans there
                 window = (int(time_ns - near), int(time_ns + near) + 1)
-                rows = tracks.index.rows(window, tracks.rows[track.number].groups)
+                rows = tracks.index.rows(window, tracks.row_of(track).groups)
                 width = tracks.end_ns[rows] - tracks.start_ns[rows]
                 order = np.lexsort((rows, tracks.start_ns[rows], -width))
                 return int(rows[order[0]]) if len(rows) else None

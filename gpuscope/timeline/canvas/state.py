@@ -14,7 +14,7 @@ from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
 from gpuscope.timeline.canvas.window import Window
 from gpuscope.timeline.index import OPEN_NS
-from gpuscope.timeline.labels import Places
+from gpuscope.timeline.labels import folded
 from gpuscope.timeline.scene import LANES, lanes_of
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
@@ -51,6 +51,8 @@ class TimelineState:
         Label of each track, in order, and whether it is shown; of many those of the busiest.
     left_out
         Less busy tracks that nobody hid and that are not shown.
+    folds
+        Whether the host's tracks are one row.
     has_blocks
         Whether there are thread blocks; a recording's come when it has ended.
     """
@@ -60,6 +62,7 @@ class TimelineState:
         self._theme: Theme = LIGHT
         self._hidden: tuple[str, ...] = ()
         self._shows_sms = False
+        self.folds = True
         self.show(trace)
         below = SM_HEIGHT if self.has_blocks else 0
         needed = min(max(self._places.bottom + 6 + below, HEIGHTS[0]), HEIGHTS[1])
@@ -136,14 +139,23 @@ class TimelineState:
         self.labels = [(label, label not in hidden) for label in labels]
         wanted = [track for track in tracks if track.label not in hidden]
         shown, self.left_out = busiest(wanted, busy_ns)
-        depths = self.tracks.index.depths(np.array([track.number for track in shown], np.int64))
-        lines = [int(depth) for depth in np.minimum(depths, LANES)]
+        rows = folded(shown) if self.folds else shown
+        depths = self.tracks.index.depths(np.array([max(0, row.number) for row in rows], np.int64))
+        lines = [
+            1 if row.folded else min(int(depth), LANES)
+            for row, depth in zip(rows, depths, strict=True)
+        ]
         before = getattr(self, "_places", None)
-        places = Places.of(shown, lines, self.tracks.marked)
+        places = self.tracks.placed(rows, lines)
         if before is None or places != before:
             self._places = places
             self._version = next(_versions)
         self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
+
+    def fold(self, *, folds: bool) -> None:
+        """Show the host as one row, or each of its rows."""
+        self.folds = folds
+        self._place()
 
     # -- rows -------------------------------------------------------------------------
     def row(self, span: int) -> int:
@@ -185,25 +197,53 @@ class TimelineState:
     def neighbour(self, window: Window, along: int, across: int) -> int | None:
         """Return the row next to the selected one, along its track or on another track.
 
-        Without a selected row, the first that starts in the window.
+        Along from a call it is the next call on its track. Without a selected row, it is the first
+        call that starts in the window, or the first row.
         """
-        track, start = self.tracks.track, self.tracks.start_ns
-        order = [track.number for track in self._places.tracks]
-        row = self.selected
-        if row is None or int(track[row]) not in order:
-            inside = np.isin(track, order) & (start >= window[0]) & (start < window[1])
+        tracks, calls = self.tracks, self.tracks.calls
+        start, places = tracks.start_ns, self._places.tracks
+        place_of = np.full(len(tracks.tracks) + 1, -1)
+        for number, track in enumerate(places):
+            place_of[[*track.numbers]] = number
+        place, row = place_of[tracks.track], self.selected
+        if row is None or place[row] < 0:
+            inside = (place >= 0) & (start >= window[0]) & (start < window[1])
             rows = np.flatnonzero(inside)
+            if calls is not None and inside[calls.work].any():
+                seen = np.flatnonzero(inside[calls.work])
+                order = np.lexsort((calls.start_ns[seen], place[calls.work[seen]]))
+                return int(calls.row[seen[order[0]]])
             return int(rows[start[rows].argmin()]) if len(rows) else None
         if across:
-            at = order.index(int(track[row])) + across
-            if not 0 <= at < len(order):
-                return None
-            rows = np.flatnonzero(track == order[at])
-            return int(rows[np.abs(start[rows] - start[row]).argmin()])
-        same = np.flatnonzero(track == track[row])
+            rows = np.flatnonzero((place >= 0) & (place == place[row] + across))
+            return int(rows[np.abs(start[rows] - start[row]).argmin()]) if len(rows) else None
+        same = np.flatnonzero(tracks.track == tracks.track[row])
         same = same[np.argsort(start[same], kind="stable")]
+        if calls is not None and len(call := np.flatnonzero(calls.row == row)):
+            same = calls.row[calls.of(int(calls.track[call[0]]))]
         at = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
         return int(same[at]) if 0 <= at < len(same) else None
+
+    def escape_after(self, time_ns: int) -> int | None:
+        """Return the first row from a time on that escaped, after the last one the first again."""
+        rows = self.tracks.escaped
+        if not len(rows):
+            return None
+        start = self.tracks.start_ns[rows]
+        order = np.argsort(start, kind="stable")
+        return int(rows[order[np.searchsorted(start[order], time_ns) % len(rows)]])
+
+    def waited_longest(self) -> int | None:
+        """Return the row of the call that was not running for longest.
+
+        If that is selected, of the next longest.
+        """
+        calls = self.tracks.calls
+        if calls is None or not len(calls.row):
+            return None
+        rows = calls.row[calls.by_wait]
+        at = np.flatnonzero(rows == self.selected)
+        return int(rows[(at[0] + 1) % len(rows) if len(at) else 0])
 
     def select(self, row: int | None, links: Sequence[tuple[int, int]] = ()) -> None:
         """Mark a row, and which rows had to come before which."""

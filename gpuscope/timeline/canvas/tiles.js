@@ -40,7 +40,22 @@ function readTile(scene, tile, data) {
   read.line = take(Uint8Array, count);
   read.members = scene.classes.map(() => []);
   for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
+  const { calls } = tile;
+  at = calls.at;
+  read.calls = { ...calls, start: take(Float64Array, calls.count), end: take(Float64Array, calls.count) };
+  read.calls.length = take(Float64Array, calls.parts);
+  read.calls.row = take(Int32Array, calls.count);
+  read.calls.first = take(Int32Array, calls.count + 1);
+  read.calls.look = take(Uint16Array, calls.parts);
+  read.calls.place = take(Uint8Array, calls.count);
+  read.calls.line = take(Uint8Array, calls.count);
   return read;
+}
+
+// Return what a lane of calls reaches to, in ns. As `axis_ns` of timeline/waiting.py.
+function axisOf(longest) {
+  const step = 10 ** (String(Math.max(1, Math.round(longest))).length - 1);
+  return step * [1, 2, 5, 10].find((times) => longest <= times * step);
 }
 
 // Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
@@ -68,21 +83,27 @@ function fit(tall, there, total, px, least, free) {
 }
 
 // Return what fills the bars of a class: Plotly's patterns, drawn by hand.
-function fillOf(context, { fill, pattern, escaped }) {
+function fillOf(context, { fill, pattern, escaped }, tint = 0) {
   if (!pattern) return fill;
   const size = 6;
   const cell = new OffscreenCanvas(size, size);
   const pen = cell.getContext("2d");
-  if (escaped) {
-    pen.fillStyle = fill;
-    pen.fillRect(0, 0, size, size);
-  }
+  pen.fillStyle = fill;
+  pen.globalAlpha = escaped ? 1 : tint;
+  pen.fillRect(0, 0, size, size);
+  pen.globalAlpha = 1;
   pen.strokeStyle = escaped ? "#1B1F24" : fill;
   pen.lineWidth = escaped ? 1.2 : 2;
   const strokes = {
     "/": [[-1, 7, 7, -1]], "\\": [[-1, -1, 7, 7]], "|": [[3, 0, 3, 6]], "-": [[0, 3, 6, 3]],
     "+": [[3, 0, 3, 6], [0, 3, 6, 3]], x: [[-1, 7, 7, -1], [-1, -1, 7, 7]], ".": [[2, 3, 4, 3]],
   };
+  if (pattern === "o") {
+    pen.lineWidth = 1;
+    pen.beginPath();
+    pen.arc(3, 3, 1.8, 0, 7);
+    pen.stroke();
+  }
   for (const [x0, y0, x1, y1] of strokes[pattern] ?? []) {
     pen.beginPath();
     pen.moveTo(x0, y0);
@@ -104,7 +125,8 @@ function paintTiles(model, root, tell) {
   const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
   let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
-  let bars = [], marked = []; // track → whether its spans are painted; the marks
+  let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
+  const partFills = new Map();
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
@@ -185,8 +207,9 @@ function paintTiles(model, root, tell) {
   );
   const barAt = (tile, n, scale) => {
     const place = tile.place[n];
-    const size = (scene.heights[place] - 6) / scene.lines[place];
-    const top = scene.tops[place] + 3 + size * Math.min(tile.line[n], scene.lines[place] - 1);
+    const height = scene.heights[place], room = Math.max(height - 6, height / 2);
+    const size = room / scene.lines[place];
+    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(tile.line[n], scene.lines[place] - 1);
     return [top * scale, Math.max(1, (size - 1) * scale)];
   };
   const paint = () => {
@@ -199,17 +222,18 @@ function paintTiles(model, root, tell) {
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
-    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
+    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, model.get("state").shares, ...hidden].join();
     if (canvas.parentNode !== holder) holder.prepend(canvas);
     else if (now === shown) return;
     shown = now;
-    const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+    const right = plot._fullLayout._size.r; // in which words stand
+    const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
     Object.assign(canvas.style, {
-      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width}px`, height: `${height}px`,
+      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width + right}px`, height: `${height}px`,
     });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, height);
+    context.clearRect(0, 0, width + right, height);
     const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
@@ -217,15 +241,22 @@ function paintTiles(model, root, tell) {
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
       tile.spans[place] !== null && view.px >= tile.spans[place]));
     const ratioY = canvas.height / height;
-    paintColumns(pieces, view, hidden, ratio, ratioY);
+    paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, height);
+    context.clip();
     paintBreaks(view, height);
     const named = [];
     scene.classes.forEach((look, kind) => {
       if (hidden.has(kind)) return;
       for (const piece of pieces) paintBars(piece, look, kind, view, named);
     });
+    paintWaits(pieces, view, ratio);
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
+    context.restore();
+    paintShares(view);
     request(missing, soon);
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
@@ -263,10 +294,10 @@ function paintTiles(model, root, tell) {
     });
     return shares;
   };
-  const paintColumns = (pieces, view, hidden, ratio, ratioY) => {
-    const image = context.createImageData(canvas.width, canvas.height);
+  const paintColumns = (pieces, view, hidden, ratio, ratioY, wide) => {
+    const image = context.createImageData(wide, canvas.height);
     const pixels = new Uint32Array(image.data.buffer);
-    const wide = canvas.width, step = (view.high - view.low) / wide;
+    const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
       const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
@@ -380,6 +411,80 @@ function paintTiles(model, root, tell) {
       context.fillRect(x, top, wide, 1);
       context.fillRect(x, top + tall - 1, wide, 1);
     }
+  };
+  // Paint below each row what its calls waited for: as spans where they are wide, else of the longest
+  // call that starts in each column its parts, one on the other.
+  const paintWaits = (pieces, view, ratio) => {
+    lanes = scene.waits.map((top, place) => {
+      if (!top) return null;
+      const isWide = pieces.every(({ tile: { calls } }) => calls.spans[place] !== null && view.px >= calls.spans[place]);
+      return { top: (top + 3) * view.scale, tall: (scene.wait - 6) * view.scale, isWide, longest: new Map(), axis: 0 };
+    });
+    const step = 1 / ratio;
+    pieces.forEach(({ tile: { calls }, low, high }, number) => {
+      for (let n = 0; n < calls.count; n++) {
+        const lane = lanes[calls.place[n]], start = calls.start[n];
+        if (!lane) continue;
+        if (lane.isWide) paintCall(calls, n, lane, view, Math.max(low, view.low), Math.min(high, view.high));
+        else if (start >= low && start < high && start >= view.low && start < view.high) {
+          const x = Math.floor(((start - view.low) * view.px) / step), best = lane.longest.get(x);
+          if (!best || calls.end[n] - start > best.length) lane.longest.set(x, { calls, n, length: calls.end[n] - start });
+        }
+      }
+    });
+    for (const lane of lanes) {
+      if (!lane || lane.isWide) continue;
+      lane.axis = axisOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 0));
+      for (const [x, { calls, n }] of lane.longest) {
+        let sum = 0;
+        for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+          const low = lane.tall * (sum / lane.axis);
+          sum += calls.length[part];
+          context.fillStyle = partFill(calls.looks[calls.look[part]]);
+          context.fillRect(x * step, lane.top + lane.tall * (1 - sum / lane.axis), step, lane.tall * (sum / lane.axis) - low);
+        }
+      }
+    }
+  };
+  const paintCall = (calls, n, lane, view, from, to) => {
+    const lines = calls.lines[calls.place[n]], tall = lane.tall / lines, top = lane.top + tall * calls.line[n];
+    let time = calls.start[n];
+    for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+      const [begin, end] = [time, (time += calls.length[part])];
+      const how = calls.looks[calls.look[part]];
+      if (!how.pattern || end < from || begin > to) continue; // the row above shows what runs
+      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map((at) => (at - view.low) * view.px);
+      context.fillStyle = partFill(how);
+      context.fillRect(x, top, Math.max(1, right - x), tall - 1);
+      context.fillStyle = how.fill;
+      for (const y of [top, top + tall - 2]) context.fillRect(x, y, right - x, 1);
+      if (begin >= from) context.fillRect(x, top, 1, tall - 1);
+      if (end <= to) context.fillRect(right - 1, top, 1, tall - 1);
+    }
+  };
+  const partFill = (how) => {
+    const key = how.fill + how.pattern;
+    if (!partFills.has(key)) partFills.set(key, fillOf(context, how, 0.18));
+    return partFills.get(key);
+  };
+  // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
+  const paintShares = (view) => {
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillStyle = scene.ink;
+    const shares = model.get("state").shares ?? [], x = view.width + 6;
+    scene.tops.forEach((top, place) => {
+      const middle = (top + scene.heights[place] / 2) * view.scale;
+      (shares[place] ?? []).forEach((text, n, { length }) => {
+        context.font = (n ? 11 : 12) + FONT;
+        context.globalAlpha = n ? 0.75 : 1;
+        context.fillText(text, x, middle + 13 * (n - (length - 1) / 2));
+      });
+      context.font = 11 + FONT;
+      context.globalAlpha = 0.75;
+      if (lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
+      context.globalAlpha = 1;
+    });
   };
   const paintNames = (named, view) => {
     context.textBaseline = "middle";
@@ -564,7 +669,7 @@ function paintTiles(model, root, tell) {
     const [x, y] = [(xaxis._offset - _size.l) / _size.w, 1 - (yaxis._offset - _size.t) / _size.h];
     const image = {
       source: canvas.toDataURL(), xref: "paper", yref: "paper", x, y, layer: "below", sizing: "stretch",
-      sizex: xaxis._length / _size.w, sizey: yaxis._length / _size.h,
+      sizex: (xaxis._length + _size.r) / _size.w, sizey: yaxis._length / _size.h,
     };
     const images = [...(plot.layout.images ?? []), image];
     return { data: plot.data, layout: { ...plot.layout, images } };
@@ -581,6 +686,7 @@ function paintTiles(model, root, tell) {
     ask();
   };
   model.on("change:scene", take);
+  model.on("change:state", ask);
   model.on("msg:custom", arrived);
   take();
   return {
@@ -591,6 +697,7 @@ function paintTiles(model, root, tell) {
     },
     stop: () => {
       model.off("change:scene", take);
+      model.off("change:state", ask);
       model.off("msg:custom", arrived);
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);

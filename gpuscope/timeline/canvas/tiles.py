@@ -16,8 +16,8 @@ from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import Snapshot
 from gpuscope.timeline.canvas.window import LEAST_NS, Window, widened
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX, ticks_of
-from gpuscope.timeline.labels import MARKS_PX, Class, in_order
-from gpuscope.timeline.look import look
+from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, in_order
+from gpuscope.timeline.look import look, part_look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
@@ -61,7 +61,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     Then, of the bars again, class and tail (uint16), track and line (uint8). ``groups`` has the
     track and the class of each group, ``spans`` from how many px per ns on a track draws its spans,
     ``marks`` the track, the column, the kind and the words of each mark; ``ticks`` time and label
-    of each tick, ``axis`` the title of the time axis.
+    of each tick, ``axis`` the title of the time axis; ``calls`` what :func:`_calls` says.
     """
     tracks = snapshot.tracks
     scene = Scene.among(
@@ -97,6 +97,9 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         (scene.place, np.uint8),
         (scene.lanes, np.uint8),
     )
+    calls, held = _calls(snapshot, scene)
+    data = b"".join(np.asarray(values).astype(kind).tobytes() for values, kind in arrays)
+    data += bytes(-len(data) % 8)
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
     low, high = (edge - snapshot.zero_ns for edge in window)
@@ -123,8 +126,38 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         ],
         "names": [clean(values[at], limit) for at in code.tolist()],
         "tails": lines,
-        "data": b"".join(np.asarray(held).astype(kind).tobytes() for held, kind in arrays),
+        "calls": {**calls, "at": len(data)},
+        "data": data + held,
     }
+
+
+def _calls(snapshot: Snapshot, scene: Scene) -> tuple[Properties, bytes]:
+    """Return what lanes of waits have, and the arrays of it, 8 bytes each first.
+
+    Start and end of calls and the length of their parts (float64, ns), row and first part of calls
+    (int32, one more), look of parts (uint16), track and line of calls (uint8).
+    """
+    waiting = scene.waiting
+    zero_ns = snapshot.zero_ns
+    arrays = (
+        (waiting.start_ns - zero_ns, np.float64),
+        (waiting.end_ns - zero_ns, np.float64),
+        (waiting.length_ns, np.float64),
+        (waiting.row, np.int32),
+        (waiting.first, np.int32),
+        (waiting.look, np.uint16),
+        (waiting.place, np.uint8),
+        (waiting.line, np.uint8),
+    )
+    looks = [part_look(snapshot.tracks, part, snapshot.colours) for part in waiting.classes]
+    facts = {
+        "count": len(waiting.row),
+        "parts": len(waiting.length_ns),
+        "looks": [asdict(how) for how in looks],
+        "spans": [float(zoom) if np.isfinite(zoom) else None for zoom in waiting.spans_from],
+        "lines": waiting.lines,
+    }
+    return facts, b"".join(values.astype(kind).tobytes() for values, kind in arrays)
 
 
 def classes_of(snapshot: Snapshot) -> tuple[Class, ...]:
@@ -170,6 +203,8 @@ def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: b
         "heights": places.heights,
         "lines": places.lines,
         "lane": MARKS_PX,
+        "waits": places.lanes,
+        "wait": WAITS_PX,
         "least": LEAST_PX,
         "free": FREE_PX,
         "breaks": [

@@ -10,6 +10,10 @@ const KEYS = {
   n: { do: "next" },
   N: { do: "previous" },
   m: { do: "measure" },
+  x: { do: "escape" },
+  l: { do: "wait" },
+  z: { do: "closer" },
+  h: { do: "host" },
   Escape: { do: "clear" },
   ArrowLeft: { do: "step", along: -1, across: 0 },
   ArrowRight: { do: "step", along: 1, across: 0 },
@@ -17,9 +21,9 @@ const KEYS = {
   ArrowDown: { do: "step", along: 0, across: 1 },
 };
 const HELP =
-  "Timeline. W and S zoom, A and D pan, F shows everything, slash searches names, " +
-  "N and Shift N go to the next and previous match, arrow keys go from span to span, " +
-  "M measures between two clicks, Escape clears.";
+  "Timeline. W and S zoom, A and D move, F shows everything, Z the selection, slash searches names, " +
+  "N and Shift N go to the next and previous match, X to the next escape, L to the longest wait, " +
+  "arrow keys from call to call, H shows the host, M measures between two clicks, Escape clears.";
 const DRAG_PX = 4;
 const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
@@ -68,6 +72,9 @@ function toolbar(model, el, move) {
   const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
   const next = button("›", "Next match", { do: "next" }, "N");
   const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
+  const escape = button("Next escape", "Next escape", KEYS.x, "X");
+  const wait = button("Longest wait", "Longest wait", KEYS.l, "L");
+  const host = button("Host", "Each row of the host", KEYS.h, "H");
   const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
   const list = h("div", { class: "list" });
   const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
@@ -80,10 +87,14 @@ function toolbar(model, el, move) {
       button("▸", "Pan right", KEYS.d, "D"),
       button("+", "Zoom in", KEYS.w, "W"),
       button("−", "Zoom out", KEYS.s, "S"),
-      button("Fit", "Fit: show everything", KEYS.f, "F"),
+      button("All", "All: show everything", KEYS.f, "F"),
+      button("Selection", "Zoom to the selection", KEYS.z, "Z"),
     ),
+    group("Go to", escape, wait,
+      button("←", "Previous call", KEYS.ArrowLeft, "ArrowLeft"),
+      button("→", "Next call", KEYS.ArrowRight, "ArrowRight")),
     group("Search", search, previous, next, found),
-    group("View", measure, sms, tracks),
+    group("View", measure, host, sms, tracks),
     status,
   );
 
@@ -107,6 +118,9 @@ function toolbar(model, el, move) {
     pressed(measure, state.measuring);
     sms.hidden = state.sms === null;
     pressed(sms, state.sms === true);
+    pressed(host, state.host);
+    escape.disabled = !state.escapes;
+    wait.disabled = !state.calls;
     previous.disabled = next.disabled = !state.matches;
     found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
     if (document.activeElement !== search) search.value = state.search;

@@ -133,12 +133,14 @@ def mixed():
     )
 
 
-def test_tracks_stand_in_order_host_above_streams(mixed):
-    figure = figures.timeline(mixed)
+def test_tracks_stand_in_order_streams_above_the_host(mixed):
+    figure = figures.timeline(mixed, host=True)
     assert labels(figure) == [
+        "decode (16 SMs) · d0", "prefill (116 SMs) · p0", "whole GPU · copies",
         "ranges", "handle small", "API calls", "synchronisation",
-        "whole GPU · copies", "decode (16 SMs) · d0", "prefill (116 SMs) · p0",
     ]  # fmt: skip
+    folded = figures.timeline(mixed)
+    assert labels(folded) == [*labels(figure)[:3], "▸ host, 4 rows"]
     places = list(figure.layout.yaxis.tickvals)
     assert places == sorted(places)
     low, high = figure.layout.yaxis.range
@@ -156,10 +158,11 @@ def test_each_thread_and_process_has_rows_of_its_own():
             ],
             thread_names={"1": "MainThread"},
             process_names={"2": "worker"},
-        )
+        ),
+        host=True,
     )
     assert labels(figure) == [
-        "ranges · MainThread", "API calls · thread 2", "ranges · thread 3", "whole GPU · stream 1",
+        "ranges · MainThread", "API calls · thread 2", "whole GPU · stream 1", "ranges · thread 3",
     ]  # fmt: skip
     assert "process 1" in words(figure)
     assert "process worker" in words(figure)
@@ -170,7 +173,7 @@ def test_a_kernel_that_names_no_process_belongs_to_the_only_one(mixed):
 
 
 def test_nested_ranges_do_not_hide_each_other(mixed):
-    figure = figures.timeline(mixed)
+    figure = figures.timeline(mixed, host=True)
     outer, first = bar_of(figure, "<b>step</b>")
     inner, second = bar_of(figure, "<b>inner</b>")
     assert outer.y[first] < inner.y[second]

@@ -348,7 +348,7 @@ def bars(timeline: gs.Timeline) -> dict[str, int]:
     settle(timeline)
     scene, found = timeline.drawn.scene, Counter()
     names = {kind: look["name"] for kind, (look, _) in timeline.drawn.frame.bars.items()}
-    shown = {track.number for track in scene.shown}
+    shown = {number for track in scene.shown for number in track.numbers}
     for (track, bar_class), group in scene.tracks.groups.items():
         if track in shown:
             count = scene.tracks.index.counts(scene.window_ns, [group])
@@ -608,13 +608,13 @@ def test_a_click_on_a_column_selects_what_is_there():
 
 def test_the_arrow_keys_go_from_span_to_span(shown):
     tell(shown, "step", along=1, across=0)
-    assert shown.selected == 10  # the first in view
-    assert shown.step(1) == 15
-    assert shown.step(1) == 20
-    assert shown.step(-1) == 15
-    assert shown.step(across=1) == 16  # its launch call is on the track below
-    assert shown.step(across=-1) == 15
+    first = shown.selected  # the first call in view: a kernel of the first row
+    assert [shown.step(1), shown.step(1), shown.step(-1)] == [first + 10, first + 20, first + 10]
     assert shown.step(across=-1) is None  # there is no track above
+    assert shown.step(across=1) == first + 5
+    assert "host, 2 rows" in shown.figure.layout.yaxis.ticktext[2]
+    assert shown.step(across=1) in (first + 4, first + 6)
+    assert shown.step(across=1) is None
 
 
 def test_two_clicks_measure_and_hold_on_to_edges(shown):
@@ -636,11 +636,14 @@ def test_two_clicks_measure_and_hold_on_to_edges(shown):
 
 def test_tracks_can_be_hidden(shown):
     labels = [label for label, _ in shown.bar.state["tracks"]]
-    assert labels == ["ranges", "API calls", "decode (2 SMs) · s2", "prefill (4 SMs) · s1"]
+    assert labels == ["decode (2 SMs) · s2", "prefill (4 SMs) · s1", "ranges", "API calls"]
     tell(shown, "hide", track="API calls", hidden=True)
     assert shown.hidden == ("API calls",)
     assert bars(shown) == {"range": 12, "prefill: kernel": 6, "decode: kernel": 6}
-    assert list(shown.figure.layout.yaxis.ticktext) == [labels[0], *labels[2:]]
+    tell(shown, "host")
+    settle(shown)
+    ticks = list(shown.figure.layout.yaxis.ticktext)
+    assert ticks == [*labels[:3], *["calls, by cause"] * 2]
     assert status(shown) == "24 spans in view"
     tell(shown, "hide", track="API calls", hidden=False)
     assert bars(shown)["API call"] == 12

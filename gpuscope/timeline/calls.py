@@ -1,0 +1,208 @@
+"""The calls of a trace by track: when they were made and over, and what their time consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope._types import Array, Bools
+from gpuscope.analysis.part import Part
+from gpuscope.analysis.span_rows import OPEN, SpanRows
+from gpuscope.analysis.trace_parts import TraceParts, trace_parts
+from gpuscope.trace.model import Trace
+
+LINES = 4
+"""Of calls that overlap, in a lane; calls that find no line are drawn in columns."""
+_NESTED = 8
+
+
+class Seen(NamedTuple):
+    """Calls, and the parts of their time in order.
+
+    Attributes
+    ----------
+    call
+        Positions in :class:`Calls`.
+    first
+        Call → its first part; and the number of parts.
+    length_ns, kind, cause
+        Part → how long it lasts; what it is; the row that caused it, −1 for none.
+    """
+
+    call: Array
+    first: Array
+    length_ns: Array
+    kind: list[str]
+    cause: Array
+
+
+class Calls:
+    """Calls in order of their tracks and starts.
+
+    A call is that of a handle, from entering ``execute()`` until the host saw it done, on the track
+    of its work that ended last. Work that no finished call of a handle launched is a call of its
+    own, from entering the call that launched it to its end.
+
+    Parameters
+    ----------
+    track
+        Row of the trace → its track, negative: none.
+
+    Attributes
+    ----------
+    row, work, track, start_ns, end_ns
+        One a call; ``work`` is the row of what ended last.
+    ran_ns
+        Call → for how long its work ran, each piece by itself.
+    line
+        Call → its line in a lane; −1 where none is free when it begins.
+    """
+
+    def __init__(self, trace: Trace, track: Array) -> None:
+        self._trace = trace
+        self._parts: dict[int, tuple[Part, ...]] = {}
+        rows = self._told.rows
+        row, last, ran = _calls(rows)
+        start = np.where(row == last, _begins(rows)[row], rows.starts[row])
+        there = (track[last] >= 0) & (start < rows.ends[row])
+        row, last, start, ran = row[there], last[there], start[there], ran[there]
+        order = np.lexsort((row, start, track[last]))
+        self.row, self.work, self.start_ns = row[order], last[order], start[order]
+        self.track, self.ran_ns = track[self.work], ran[order]
+        self.end_ns = rows.ends[self.row]
+
+    @classmethod
+    def none(cls) -> Calls:
+        """Return those of a trace without rows."""
+        return cls(Trace.from_columns({}), np.zeros(0, np.int64))
+
+    @cached_property
+    def _told(self) -> TraceParts:
+        return trace_parts(self._trace)
+
+    @cached_property
+    def tracks(self) -> set[int]:
+        """Numbers of the tracks that have calls."""
+        return set(np.unique(self.track).tolist())
+
+    def of(self, track: int) -> slice:
+        """Return where the calls of a track are."""
+        low, high = np.searchsorted(self.track, [track, track + 1]).tolist()
+        return slice(low, high)
+
+    @cached_property
+    def line(self) -> Array:
+        """Call → line: in turn, as calls of a stream end in the order in which they begin."""
+        line = np.zeros(len(self.row), np.int8)
+        for track in self.tracks:
+            calls = self.of(track)
+            start, end = self.start_ns[calls], self.end_ns[calls]
+            at = np.arange(len(start))
+            there = int((at + 1 - np.searchsorted(np.sort(end), start, "right")).max())
+            lines = min(there, LINES)
+            line[calls] = at % lines
+            for first in range(lines):
+                on_line = slice(first, None, lines)
+                free = np.r_[0, np.maximum.accumulate(end[on_line])[:-1]]
+                taken = free > start[on_line]
+                line[calls][on_line][taken] = -1
+        return line
+
+    @cached_property
+    def lines(self) -> dict[int, int]:
+        """Track → how many lines its calls have."""
+        return {track: max(1, int(self.line[self.of(track)].max()) + 1) for track in self.tracks}
+
+    @cached_property
+    def by_wait(self) -> Array:
+        """The calls by the time in which their work did not run, the longest first."""
+        waited = self.end_ns - self.start_ns - self.ran_ns
+        return np.lexsort((self.start_ns, -waited))
+
+    def inside(self, track: int, window_ns: tuple[int, int]) -> Array:
+        """Return the calls of a track that are seen in a window."""
+        calls = self.of(track)
+        until = int(np.searchsorted(self.start_ns[calls], window_ns[1]))
+        inside: Array = np.flatnonzero(self.end_ns[calls][:until] > window_ns[0]) + calls.start
+        return inside
+
+    def longest(self, track: int, edges: Array) -> Array:
+        """Return the longest call that starts in each column between edges, the first of equals."""
+        calls = self.of(track)
+        start = self.start_ns[calls]
+        first = np.searchsorted(start, edges)
+        columns = np.flatnonzero(np.diff(first))
+        if not len(columns):
+            return np.zeros(0, np.int64)
+        low, high = first[columns[0]], first[columns[-1] + 1]
+        length = self.end_ns[calls][low:high] - start[low:high]
+        begins = first[columns] - low
+        most = np.maximum.reduceat(length, begins)
+        is_most = np.flatnonzero(length == np.repeat(most, np.diff(np.r_[begins, len(length)])))
+        of_column = np.searchsorted(begins, is_most, "right")
+        _, at = np.unique(of_column, return_index=True)
+        chosen: Array = is_most[at] + low + calls.start
+        return chosen
+
+    def parts(self, call: int) -> tuple[Part, ...]:
+        """Return the parts of a call's time."""
+        if call not in self._parts:
+            self._parts[call] = self._told.parts(int(self.row[call]))
+        return self._parts[call]
+
+    def seen(self, calls: Sequence[Array]) -> Seen:
+        """Return calls with their parts."""
+        call = np.concatenate([np.zeros(0, np.int64), *calls])
+        parts = [self.parts(at) for at in call.tolist()]
+        every = [part for of_call in parts for part in of_call]
+        causes = np.array([-1 if part.span is None else part.span for part in every], np.int64)
+        return Seen(
+            call,
+            np.r_[0, np.cumsum([len(of_call) for of_call in parts], dtype=np.int64)],
+            np.array([part.duration_ns for part in every], np.int64),
+            [part.kind for part in every],
+            self._told.rows.places(causes),
+        )
+
+
+def _begins(rows: SpanRows) -> Array:
+    """Return when the call that launched each row was entered, or its launch returned."""
+    call, work = rows.edges_of("launch")
+    entered = np.full(len(rows.ids), -1, np.int64)
+    np.maximum.at(entered, work, rows.starts[call])
+    begins: Array = np.minimum(rows.starts, np.where(entered >= 0, entered, rows.queued))
+    return begins
+
+
+def _calls(rows: SpanRows) -> tuple[Array, Array, Array]:
+    """Return rows of calls, of each call the work that ended last, and how long its work ran."""
+    call, work = rows.edges_of("launch")
+    handle = _handles(rows)[call]
+    is_known = (handle >= 0) & rows.is_work[work]
+    of_handle, launched = handle[is_known], work[is_known]
+    order = np.lexsort((-launched, rows.ends[launched], of_handle))
+    of_handle, launched = of_handle[order], launched[order]
+    is_last = np.r_[of_handle[1:] != of_handle[:-1], True][: len(of_handle)]
+    alone: Bools = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN)
+    alone[launched] = False
+    own = np.flatnonzero(alone)
+    lasts = rows.ends - rows.starts
+    sums = np.r_[0, np.cumsum(lasts[launched])]
+    ran = np.diff(sums[np.r_[0, np.flatnonzero(is_last) + 1]])
+    last = np.r_[launched[is_last], own]
+    return np.r_[of_handle[is_last], own], last, np.r_[ran, lasts[own]]
+
+
+def _handles(rows: SpanRows) -> Array:
+    """Return row → the outermost finished call of a handle that it is in, −1 for none."""
+    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
+    found = np.full(len(rows.ids), -1, np.int64)
+    at = np.arange(len(rows.ids))
+    parent = rows.places(rows.parents)
+    for _ in range(_NESTED):
+        found = np.where((at >= 0) & is_handle[at], at, found)
+        at = np.where(at >= 0, parent[at], -1)
+    return found

@@ -1,19 +1,42 @@
 // A timeline in a file: tiles.js paints it from the tiles that served.js makes, on axes of its own.
 // file.py writes the elements that this fills.
 
+const SHARES_PX = 72;
 const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
 const WHEEL = 1.0015, STEP = 0.25, FACTOR = 0.5;
 const SHORTEST_CLICK_PX = 4;
 
 async function showTimeline(root) {
   const spans = JSON.parse(root.querySelector("script").textContent);
-  const { height, first, dark } = spans;
+  const { first, dark } = spans;
   const groups = readGroups(spans, await unpacked(spans.data));
-  const make = tileServer(spans, groups);
+  const calls = readCalls(spans.calls, await unpacked(spans.calls.data));
   const inDark = matchMedia("(prefers-color-scheme: dark)");
-  const columnsOf = (low, high) => Math.min(spans.scene.columns, high - low);
-  const top = spans.scene.columns * 2 ** spans.scene.top;
-  const painted = { ...spans.scene, root: make(0, top, spans.scene.columns) };
+  let layout = null, painted = null, height = 0;
+  const make = tileServer(spans, groups, calls, () => layout.labels.length);
+  // Put the rows where a layout has them: those of the host as one, or each.
+  const place = (which) => {
+    layout = spans.layouts[which];
+    ({ height, rows: spans.rows } = layout);
+    for (const thing of [...groups, ...calls.lanes]) thing.place = layout.rows[thing.home];
+    const { columns, top } = layout.scene;
+    painted = { ...layout.scene, root: make(0, columns * 2 ** top, columns) };
+  };
+  place(0);
+  const unions = groups.reduce((all, { home, busy: [from, till] }) => {
+    const [starts, ends] = (all[home] ??= [[], []]);
+    from.forEach((time, n) => (starts.push(time), ends.push(till[n])));
+    return all;
+  }, []).map(([starts, ends]) => unionOf(starts, ends));
+  // Return which share of the view the rows of the GPU were busy for, and for how long.
+  const sharesIn = () => spans.layouts[1].labels.reduce((words, _, track) => {
+    const row = layout.rows[track];
+    if (!layout.isHost[row]) {
+      const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
+      words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
+    }
+    return words;
+  }, []);
   const themed = () => {
     const colours = getComputedStyle(root);
     return { ...painted, ink: colours.color, paper: colours.getPropertyValue("--card"),
@@ -26,7 +49,7 @@ async function showTimeline(root) {
   const outline = h("div", { class: "selected", hidden: true }), dock = h("div", { class: "dock", "aria-live": "polite" });
   const listeners = {};
   const plot = {
-    _fullData: spans.scene.classes.map((_, meta) => ({ type: "bar", visible: true, meta })),
+    _fullData: painted.classes.map((_, meta) => ({ type: "bar", visible: true, meta })),
     layout: { xaxis: {} },
     on: (name, act) => (listeners[name] = act),
     querySelector: () => holder,
@@ -34,7 +57,7 @@ async function showTimeline(root) {
   };
   let selected = null, scene = themed(), heard = {}, pointers = new Map(), pressed = null;
   const model = {
-    get: (name) => (name === "scene" ? scene : {}),
+    get: (name) => (name === "scene" ? scene : { shares: sharesIn() }),
     on: (name, act) => (heard[name] = act),
     off: () => {},
   };
@@ -42,29 +65,30 @@ async function showTimeline(root) {
     if (message.do !== "tiles") return;
     setTimeout(() => {
       const tiles = message.want.map(([levelOf, index]) => {
-        const size = spans.scene.columns * 2 ** levelOf;
-        return { key: [levelOf, index], ...make(index * size, (index + 1) * size, columnsOf(0, size)) };
+        const size = painted.columns * 2 ** levelOf;
+        return { key: [levelOf, index], ...make(index * size, (index + 1) * size, painted.columns) };
       });
       heard["msg:custom"]({ tiles, version: scene.version }, tiles.map(({ data }) => data));
     });
   };
-  const [least, most] = spans.scene.extent;
+  const [least, most] = painted.extent;
   const linked = new URLSearchParams(location.hash.slice(1));
   let [low, high] = linked.has("t") ? linked.get("t").split("-").map(Number) : first;
   if (!(high > low && low >= least && high <= most)) [low, high] = first;
 
   const fitWidth = () => {
     const width = root.clientWidth;
+    holder.style.height = `${height}px`;
     const left = Math.round(Math.min(GUTTER[0] * width, GUTTER[1]));
-    const [wide, xaxis] = [Math.max(50, width - left), plot._fullLayout?.xaxis];
+    const right = Math.min(SHARES_PX, 0.2 * width), wide = Math.max(50, width - left - right), xaxis = plot._fullLayout?.xaxis;
     plot._fullLayout = {
-      width, height, _size: { l: left, t: 0, w: wide, h: height }, yaxis: { _length: height, _offset: 0 },
+      width, height, _size: { l: left, t: 0, r: right, w: wide, h: height }, yaxis: { _length: height, _offset: 0 },
       xaxis: { range: [low / 1e3, high / 1e3], title: { text: "" }, ...xaxis, _length: wide, _offset: left },
     };
     const scale = height / scene.height;
-    labels.replaceChildren(...spans.tracks.map((text, place) => {
+    labels.replaceChildren(...layout.labels.map((text, row) => {
       const label = h("div", { class: "track", title: text }, text);
-      Object.assign(label.style, { top: `${scene.tops[place] * scale}px`, lineHeight: `${scene.heights[place] * scale}px`, width: `${left - 8}px` });
+      Object.assign(label.style, { top: `${scene.tops[row] * scale}px`, lineHeight: `${scene.heights[row] * scale}px`, width: `${left - 8}px` });
       return label;
     }));
     title.style.marginLeft = axis.style.marginLeft = `${left}px`;
@@ -104,12 +128,12 @@ async function showTimeline(root) {
     if (!group) return;
     const { xaxis } = plot._fullLayout, scale = height / scene.height;
     const x = (time) => xaxis._offset + (Math.min(Math.max(time, low), high) - low) * (xaxis._length / (high - low));
-    const size = (scene.heights[group.place] - 6) / scene.lines[group.place];
+    const tall = scene.heights[group.place], room = Math.max(tall - 6, tall / 2), size = room / scene.lines[group.place];
     const [left, right] = [x(group.start[n]), x(group.end[n])];
     outline.hidden = group.end[n] < low || group.start[n] > high;
     Object.assign(outline.style, {
       left: `${left - 2}px`, width: `${Math.max(right - left, 1) + 4}px`, height: `${size * scale + 2}px`,
-      top: `${(scene.tops[group.place] + 3 + size * Math.min(group.line[n], scene.lines[group.place] - 1)) * scale - 2}px`,
+      top: `${(scene.tops[group.place] + (tall - room) / 2 + size * Math.min(group.line[n], scene.lines[group.place] - 1)) * scale - 2}px`,
     });
   };
   const select = (row) => {
@@ -119,8 +143,11 @@ async function showTimeline(root) {
     if (group) {
       const [name, tail] = spans.codes[group.code[n]], [start, end] = [group.start[n], group.end[n]];
       const lasts = end === Infinity ? "open: its end was not seen" : durationOf(end - start);
-      const facts = [["track", spans.tracks[group.place]], ["starts at", `${start.toLocaleString("en-US")} ns`], ["takes", lasts]];
+      const facts = [["track", spans.layouts[1].labels[group.home]], ["starts at", `${start.toLocaleString("en-US")} ns`], ["takes", lasts]];
       facts.push(...spans.tails[tail].map(([text]) => ["", text]), ...scene.classes[group.kind].lines.map((text) => ["", text]));
+      const call = calls.row.indexOf(row);
+      for (let part = calls.first[call]; part < calls.first[call + 1]; part++)
+        facts.push([durationOf(calls.length[part]), calls.looks[calls.look[part]].name]);
       if (spans.explained[row]) facts.push(["why", spans.explained[row]]);
       dock.append(h("strong", {}, spans.names[name]), h("dl", {}, ...facts.flatMap(([what, text]) => [h("dt", {}, what), h("dd", {}, text)])));
     } else dock.append(h("span", { class: "muted" }, "Select a span to see what is known of it."));
@@ -132,7 +159,7 @@ async function showTimeline(root) {
     history.replaceState(null, "", `#t=${low}-${high}${of}`);
   };
   const show = (from, to) => {
-    const width = Math.min(Math.max(to - from, spans.scene.narrowest), most - least);
+    const width = Math.min(Math.max(to - from, painted.narrowest), most - least);
     const start = Math.round(Math.min(Math.max(from, least), most - width));
     painter.show(start, Math.round(start + width));
     remember();
@@ -183,6 +210,12 @@ async function showTimeline(root) {
     }],
     l: ["Longest in view", () => goTo(longest())],
     ...(spans.escaped.includes(true) ? { x: ["Next escape", () => goTo(escaped())] } : {}),
+    h: ["Host rows", () => {
+      place(layout === spans.layouts[0] ? 1 : 0);
+      repaint();
+      fitWidth();
+      painter.show(low, high);
+    }],
     ArrowLeft: ["Previous", () => goTo(beside(-1))], ArrowRight: ["Next", () => goTo(beside(1))],
     Escape: ["Clear", () => select(null)],
   };
@@ -232,10 +265,14 @@ async function showTimeline(root) {
   for (const name of ["pointerup", "pointercancel"]) holder.addEventListener(name, released);
   holder.addEventListener("pointerleave", () => painter.hover(null));
 
-  const legend = () => spans.scene.classes.map((look, kind) => {
+  const swatchOf = (look, tint) => {
     const swatch = h("canvas", { width: 16, height: 10 }), pen = swatch.getContext("2d");
-    pen.fillStyle = fillOf(pen, scene.classes[kind]);
+    pen.fillStyle = fillOf(pen, look, tint);
     pen.fillRect(0, 0, 16, 10);
+    return swatch;
+  };
+  const legend = () => painted.classes.map((look, kind) => {
+    const swatch = swatchOf(scene.classes[kind]);
     const name = h("button", { type: "button", "aria-pressed": true, onclick: () => {
       const entry = plot._fullData[kind];
       entry.visible = entry.visible ? "" : true;
@@ -244,10 +281,10 @@ async function showTimeline(root) {
     } }, swatch, ` ${look.name}`);
     return name;
   });
-  const classes = h("div", { class: "classes" });
+  const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, 0.18), ` ${look.name}`));
+  const classes = h("div", { class: "classes" }), parts = h("div", { class: "classes" }, ...waits);
   holder.append(labels, outline);
-  holder.style.height = `${height}px`;
-  root.replaceChildren(tools, holder, axis, title, classes, dock);
+  root.replaceChildren(tools, holder, axis, title, parts, classes, dock);
   const painter = paintTiles(model, root, tell);
   fitWidth();
   painter.attach(plot);

@@ -118,6 +118,13 @@ function durationOf(ns) {
   return `${Number((ns / size).toPrecision(4))} ${unit}`;
 }
 
+// Write a share to three digits: almost all never as all. As `percent` of _text.py.
+function percentOf(share) {
+  if (share > 0 && share < 1e-4) return "below 0.01 %";
+  const text = `${Number((100 * share).toPrecision(3))} %`;
+  return text === "100 %" && share < 1 ? "just under 100 %" : text;
+}
+
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
 function paintTiles(model, root, tell) {
   const canvas = h("canvas", { class: "gpuscope-tiles" });
@@ -641,7 +648,7 @@ function paintTiles(model, root, tell) {
     const shares = sharesOf(seen, groups, from, step, 1);
     const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
     if (!busy.length) return null;
-    const lines = busy.map(([share, kind]) => `${Number((100 * share).toPrecision(3))} % busy: ${scene.classes[kind].lines.join(", ")}`);
+    const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);
     return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;

@@ -21,14 +21,19 @@ DATA = Path(__file__).parents[2] / "data"
 SERVED = Path(file.__file__).with_name("served.js").read_text("utf-8")
 PROGRAM = """
 const { spans, windows } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-unpacked(spans.data).then((bytes) => {
-  const make = tileServer(spans, readGroups(spans, bytes));
+Promise.all([unpacked(spans.data), unpacked(spans.calls.data)]).then(([bytes, ofCalls]) => {
+  const groups = readGroups(spans, bytes), waits = readCalls(spans.calls, ofCalls);
+  for (const thing of [...groups, ...waits.lanes]) thing.place = spans.rows[thing.home];
+  const make = tileServer(spans, groups, waits, () => Math.max(...spans.rows) + 1);
   process.stdout.write(JSON.stringify(windows.map(([low, high]) => {
     const tile = make(low, high, 1024), read = readTile({ classes: spans.escaped }, tile, tile.data);
     const bars = [...read.start.keys()].map((n) => [
       read.start[n], Number.isFinite(read.end[n]) ? read.end[n] : -1, spans.names[read.name[n]],
       spans.tails[read.tail[n]], read.later[n], read.earlier[n], read.kind[n], read.place[n], read.line[n]]);
-    return { ...tile, data: 0, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
+    const { start, end, length, first, look, place, line, looks } = read.calls;
+    const calls = [...start.keys()].map((n) => [start[n], end[n], place[n], line[n],
+      [...length.slice(first[n], first[n + 1])].map((ns, at) => [ns, looks[look[first[n] + at]]])]);
+    return { ...tile, data: 0, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
   })));
 });
 """
@@ -78,14 +83,17 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
         (level, int(rng.integers(0, extent // (tiles.COLUMNS << level) + 1))) for level in levels
     ]
     windows = [tiles.window_of(snapshot, *key) for key in keys]
+    state.fold(folds=False)
+    unfolded = state.snapshot(state.extent_ns, following=False)
     asked = {
-        "spans": file.packed(snapshot)[0],
+        "spans": file.packed(unfolded)[0] | {"rows": file.layout(snapshot, unfolded)["rows"]},
         "windows": [[edge - snapshot.zero_ns for edge in window] for window in windows],
     }
     done = subprocess.run(
         ["node", "-e", tiles.SCRIPT + SERVED + PROGRAM],
-        input=json.dumps(asked), capture_output=True, text=True, check=True,
+        input=json.dumps(asked), capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert not done.returncode, done.stderr[-600:]
     for window, made in zip(windows, json.loads(done.stdout), strict=True):
         tile = tiles.tile(snapshot, window)
         for key in ("low", "high", "columns", "unit", "bits", "count", "groups", "axis", "spans"):
@@ -96,6 +104,8 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
         assert sorted(map(str, made["bars"])) == sorted(map(str, bars))
         assert made["busy"] == busy
         assert made["at"] == at
+        assert made["spansOf"] == tile["calls"]["spans"]
+        assert sorted(map(str, made["calls"])) == sorted(map(str, read_calls(tile)))
 
 
 def read(tile: dict) -> tuple[list, list, list]:
@@ -130,6 +140,31 @@ def read(tile: dict) -> tuple[list, list, list]:
     return bars, busy, at
 
 
+def read_calls(tile: dict) -> list:
+    """Return start, end, track, line and parts of the calls of a tile."""
+    facts, offset = tile["calls"], tile["calls"]["at"]
+    sizes = {
+        "start": (np.float64, facts["count"]), "end": (np.float64, facts["count"]),
+        "length": (np.float64, facts["parts"]), "row": (np.int32, facts["count"]),
+        "first": (np.int32, facts["count"] + 1), "look": (np.uint16, facts["parts"]),
+        "place": (np.uint8, facts["count"]), "line": (np.uint8, facts["count"]),
+    }  # fmt: skip
+    held = {}
+    for name, (kind, number) in sizes.items():
+        held[name] = np.frombuffer(tile["data"], kind, number, offset).tolist()
+        offset += np.dtype(kind).itemsize * number
+    return [
+        [
+            int(held["start"][n]), int(held["end"][n]), held["place"][n], held["line"][n],
+            [
+                [int(held["length"][part]), dict(facts["looks"][held["look"][part]])]
+                for part in range(held["first"][n], held["first"][n + 1])
+            ],
+        ]
+        for n in range(facts["count"])
+    ]  # fmt: skip
+
+
 def test_the_earliest_spans_are_kept_of_too_many(monkeypatch):
     monkeypatch.setattr(file, "MOST_SPANS", 100)
     page = file.timeline_html(random_trace(1))
@@ -138,3 +173,13 @@ def test_the_earliest_spans_are_kept_of_too_many(monkeypatch):
     assert "earliest 100 of 3,000" in page
     with pytest.raises(gs.errors.MissingEvidence, match="2900"):
         file.timeline_html(random_trace(1), selected=2900)
+
+
+def test_of_too_many_calls_the_longest_keep_their_parts(monkeypatch):
+    trace = gs.load_trace(DATA / "before" / "run" / "trace-split.parquet")
+    monkeypatch.setattr(file, "MOST_CALLS", 10)
+    page = file.timeline_html(trace)
+    facts = json.loads(page.split(">", 2)[2].split("</script>")[0])["calls"]
+    kept = sum(count for _, count, _ in facts["tracks"])
+    assert 0 < kept <= 10
+    assert f"of {facts['left_out']:,} others" in page

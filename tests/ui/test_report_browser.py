@@ -151,7 +151,7 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     browser_page.context.set_offline(True)
     browser_page.set_viewport_size({"width": width, "height": 800})
     browser_page.goto(path.as_uri())
-    browser_page.wait_for_function(f"({PAINTED})() > 1000")
+    browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
     assert "Look at this call." in browser_page.inner_text("body")
     assert str(gs.telling.explain(trace, call)) in browser_page.inner_text(".dock")
     root = browser_page.locator(".timeline .svg-container")
@@ -179,7 +179,7 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     assert root.bounding_box() == plot
     browser_page.reload()
     assert browser_page.url.split("&s=")[1] == str(int(selected) + 1)
-    browser_page.wait_for_function(f"({PAINTED})() > 1000")
+    browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
     wide, room = browser_page.evaluate(
         "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 from string import Template
 from typing import Any, TypeAlias
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
@@ -21,16 +20,14 @@ from gpuscope._text import counted, safe
 from gpuscope.analyses import Analysis, problems
 from gpuscope.analyses.declared import AnalysisFailed
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.intervals import Groups, by_stream, by_workload
 from gpuscope.analysis.result import Result
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
+from gpuscope.timeline.canvas import file
 from gpuscope.timeline.text import provenance_lines, uncertainty
-from gpuscope.timeline.tracks import default_window_ns
-from gpuscope.trace.columns import is_open
 from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
@@ -263,61 +260,15 @@ def write(
         )
     head = [f"<h1>{safe(title)}</h1>", paragraph(about, "muted") if about else ""]
     body = "\n".join(filter(None, [*head, *banners(traces), *parts]))
-    page = _PAGE.substitute(title=safe(title), plotly=_plotly(), dark=json.dumps(_DARK), body=body)
+    page = _PAGE.substitute(
+        title=safe(title),
+        plotly=_plotly(),
+        dark=json.dumps(_DARK),
+        body=body,
+        style=file.STYLE,
+        script=f"<script>\n{file.SCRIPT}</script>",
+    )
     return write_text(target, page)
-
-
-_CLOSE_NS = 2_000_000
-_KERNELS_IN_VIEW = 10
-
-
-def first_window_ns(trace: Trace) -> tuple[int, int]:
-    """Return the first recording window, else the whole trace."""
-    windows = trace.metadata.windows_ns
-    if windows:
-        low, high = (int(edge) for edge in windows[0])
-        return low, max(high, low + 1)
-    return default_window_ns(trace)
-
-
-def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
-    """Return a window near the middle of each first window, where single kernels can be seen.
-
-    It is centred on a kernel of the workload that has the fewest, so that each is in view.
-    """
-    kernels = {name: trace.where(kind="kernel") for name, trace in traces.items()}
-    longest = max(map(_median_kernel_ns, kernels.values()))
-    length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest // 1_000_000 * 1_000_000)
-    windows = {}
-    for name, trace in traces.items():
-        low, high = first_window_ns(trace)
-        rarest = _rarest_kernel_ns(kernels[name], low, high)
-        start = max(low, min(rarest - length // 2, high - length))
-        windows[name] = (start, min(high, start + length))
-    return windows
-
-
-def _rarest_kernel_ns(kernels: Trace, low: int, high: int) -> int:
-    """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
-    middle = (low + high) // 2
-    starts, groups = kernels.array("start_ns"), by_workload(kernels)
-    inside = (starts >= low) & (starts < high)
-    counts = np.bincount(groups.code[inside], minlength=len(groups))
-    there = np.flatnonzero(counts).tolist()
-    if not there:
-        return middle
-    least = min(there, key=lambda workload: (counts[workload], str(groups.labels[workload])))
-    rarest = starts[inside & (groups.code == least)]
-    return int(rarest[np.abs(rarest - middle).argmin()])
-
-
-def _median_kernel_ns(kernels: Trace) -> int:
-    """Return the longest of the streams' median kernel times."""
-    ended = ~is_open(kernels)
-    took = (kernels.array("end_ns", fill=0) - kernels.array("start_ns"))[ended]
-    streams = by_stream(kernels)
-    ended_by_stream = Groups.of(streams.code[ended], streams.labels)
-    return int(ended_by_stream.quantiles(took, (0.5,)).max(initial=0))
 
 
 def ending(traces: Mapping[str, Trace]) -> list[str]:

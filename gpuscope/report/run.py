@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
@@ -20,11 +20,9 @@ from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.telling.media import to_html, unbroken
 from gpuscope.telling.of_setting import together
 from gpuscope.timeline import style
-from gpuscope.timeline.text import duration
+from gpuscope.timeline.canvas.file import timeline_html
 from gpuscope.trace.run import Run, incomplete
 
-_SPANS = 2000
-"""Spans drawn of one setting's window."""
 _WIDEST = 60
 """Per cent of its cell that the longest bar takes; its number stands beside it."""
 _ABOVE = 2
@@ -197,16 +195,6 @@ def _together(run: Run, rows: list[Row]) -> list[str]:
 
 
 def _timelines(run: Run) -> list[str]:
-    if not run.traces:
-        return []
-    close = page.close_windows_ns(run.traces)
-    whole = {name: page.first_window_ns(trace) for name, trace in run.traces.items()}
-    length = max(high - low for low, high in close.values())
-    title = f"Close up: {duration(length)} from the middle"
-    drawn = figures.timelines(run.traces, windows_ns=close, title=title)
-    seen = ["<h2>Timelines</h2>", page.figure(drawn, "timelines-close", run.traces)]
-    if whole != close:
-        title, most = "The first recording window", _SPANS * len(run.traces)
-        drawn = figures.timelines(run.traces, windows_ns=whole, title=title, max_spans=most)
-        seen.append(page.figure(drawn, "timelines-whole", run.traces))
-    return seen
+    heads = [f"<h3>{safe(name, 60)}</h3>" if len(run.traces) > 1 else "" for name in run.traces]
+    drawn = map(timeline_html, run.traces.values())
+    return ["<h2>Timelines</h2>", *itertools.chain(*zip(heads, drawn, strict=True))]

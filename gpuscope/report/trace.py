@@ -11,19 +11,28 @@ from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
-from gpuscope.timeline.scene import Scene
-from gpuscope.timeline.text import duration
-from gpuscope.timeline.timeline_figure import of_scene
-from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.canvas.file import timeline_html
 from gpuscope.trace.model import Trace
 
-_SPANS = 2000
-"""Spans drawn one by one in a timeline."""
 
-
-@door(trace=Trace, path=(str, Path), title=(str, None))
-def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) -> Path:
-    """Write a trace as one HTML file that opens without a network.
+@door(
+    trace=Trace,
+    path=(str, Path),
+    title=(str, None),
+    note=(str, None),
+    window_ns=(tuple, None),
+    selected=(int, None),
+)
+def trace_report(
+    trace: Trace,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    note: str | None = None,
+    window_ns: tuple[int, int] | None = None,
+    selected: int | None = None,
+) -> Path:
+    """Write a trace as one HTML file that opens without a network, with a timeline that zooms.
 
     Parameters
     ----------
@@ -31,6 +40,12 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         Where to; a file of that name is replaced, and stays as it was if writing fails.
     title
         Default: the trace's setting, else ``"gpuscope trace"``.
+    note
+        What to tell who opens it; stands above the timeline.
+    window_ns
+        What of the timeline is in view at first; by default the whole of it.
+    selected
+        The ``id`` of the row that is selected at first; the page explains its time.
 
     Returns
     -------
@@ -39,6 +54,8 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
 
     Raises
     ------
+    MissingEvidence
+        ``selected`` is no row of the timeline.
     GpuscopeError
         The file cannot be written (no such folder, no room).
     """
@@ -47,27 +64,14 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     sections = [
         to_html(findings(trace).findings),
         *page.broken(),
-        *_timelines(trace),
+        "<h2>Timeline</h2>",
+        page.paragraph(note or ""),
+        timeline_html(trace, window_ns=window_ns, selected=selected),
         *(part for known in known_analyses() for part in page.section(known, traces)),
         *page.ending(traces),
     ]
     about = f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}"
     return page.write(path, heading, traces, sections, about)
-
-
-def _timelines(trace: Trace) -> list[str]:
-    (close,) = page.close_windows_ns({"": trace}).values()
-    whole = page.first_window_ns(trace)
-    tracks = Tracks.of(trace)  # once for both
-    seen = ["<h2>Timeline</h2>"]
-    for window, name, title in (
-        (whole, "timeline-whole", "Timeline"),
-        (close, "timeline-close", f"Close up: {duration(close[1] - close[0])} from the middle"),
-    ):
-        if name == "timeline-whole" or close != whole:
-            scene = Scene.of(tracks, window, max_spans=_SPANS)
-            seen.append(page.figure(of_scene(scene, trace, title), name, {"": trace}))
-    return seen
 
 
 @door(predicted=MappingOf(Trace), measured=MappingOf(Trace), path=(str, Path))

@@ -15,7 +15,7 @@ from gpuscope.timeline.tracks import Tracks
 
 CALL_PX = 8
 """How wide the median call of a lane is once the lane draws parts as spans."""
-_MOST_CALLS = 500
+MOST_CALLS = 500
 """Calls of a lane that are drawn as spans at most."""
 _OF_HOST = ("launch call", "on the way", "not looking", "host", "unexplained")
 _OWN = ("running", "stream order")
@@ -109,7 +109,7 @@ def waiting_of(
         inside = calls.inside(track.number, window_ns)
         zoom = _spans_from(calls.end_ns[inside] - calls.start_ns[inside])
         has_room = zoom * (window_ns[1] - window_ns[0]) <= len(edges) - 1
-        if has_room and len(inside) <= _MOST_CALLS and (calls.line[inside] >= 0).all():
+        if has_room and len(inside) <= MOST_CALLS and (calls.line[inside] >= 0).all():
             spans_from[place] = zoom
         else:
             inside = calls.longest(track.number, edges)

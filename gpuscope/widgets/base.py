@@ -10,6 +10,8 @@ import anywidget
 import traitlets
 from ipywidgets import Widget
 
+from gpuscope.timeline.canvas.tiles import DOM
+
 
 def static(name: str) -> str:
     """Return a script or a style."""
@@ -18,7 +20,7 @@ def static(name: str) -> str:
 
 def script(name: str) -> str:
     """Return a control's script with what all of them share: each has to be whole by itself."""
-    return f"{static('dom.js')}\n{static(name)}"
+    return f"{DOM}\n{static(name)}"
 
 
 def hear_beside_cells(widget: Widget) -> None:

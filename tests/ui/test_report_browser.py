@@ -127,6 +127,66 @@ REQUESTS = {
 }  # fmt: skip
 
 
+PAINTED = """() => {
+    const canvas = document.querySelector('.gpuscope-tiles');
+    if (!canvas) return 0;
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    return data.filter((value, n) => n % 4 === 3 && value).length;
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
+    browser_page, tmp_path, width
+):
+    (trace,) = gs.run(CARVED, gs.open_device("sim:h200", quiet=True)).traces.values()
+    calls = trace.where(kind="handle", category="small")
+    call, start = int(calls.array("id")[50]), int(calls.array("start_ns")[50])
+    path = reports.trace_report(
+        trace, tmp_path / "t.html", note="Look at this call.", selected=call,
+        window_ns=(start - 100_000, start + 400_000),
+    )  # fmt: skip
+    problems = []
+    browser_page.on("pageerror", lambda error: problems.append(str(error)))
+    browser_page.context.set_offline(True)
+    browser_page.set_viewport_size({"width": width, "height": 800})
+    browser_page.goto(path.as_uri())
+    browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
+    assert "Look at this call." in browser_page.inner_text("body")
+    assert str(gs.telling.explain(trace, call)) in browser_page.inner_text(".dock")
+    root = browser_page.locator(".timeline .svg-container")
+
+    def view() -> tuple[int, int]:
+        low, high = browser_page.url.split("#t=")[1].split("&")[0].split("-")
+        return int(low), int(high)
+
+    before = view()
+    assert before[1] - before[0] == 500_000
+    root.focus()
+    plot = root.bounding_box()
+    browser_page.keyboard.press("w")
+    assert view()[1] - view()[0] == 250_000
+    browser_page.keyboard.press("d")
+    assert view()[0] > before[0]
+    browser_page.keyboard.press("f")
+    assert view()[0] == 0
+    assert view()[1] > 5_000_000
+    browser_page.keyboard.press("z")
+    assert view()[0] < view()[1]
+    selected = browser_page.url.split("&s=")[1]
+    browser_page.keyboard.press("ArrowRight")
+    assert browser_page.url.split("&s=")[1] == str(int(selected) + 1)
+    assert root.bounding_box() == plot
+    browser_page.reload()
+    assert browser_page.url.split("&s=")[1] == str(int(selected) + 1)
+    browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
+    wide, room = browser_page.evaluate(
+        "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert wide <= room
+    assert not problems
+
+
 def write_trace(path, gpu):
     (trace,) = gs.run(REQUESTS, gpu).traces.values()
     reports.trace_report(trace, path)

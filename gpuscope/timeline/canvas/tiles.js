@@ -119,6 +119,13 @@ function durationOf(ns) {
   return `${Number((ns / size).toPrecision(4))} ${unit}`;
 }
 
+// Write a share to three digits: almost all never as all. As `percent` of _text.py.
+function percentOf(share) {
+  if (share > 0 && share < 1e-4) return "below 0.01 %";
+  const text = `${Number((100 * share).toPrecision(3))} %`;
+  return text === "100 %" && share < 1 ? "just under 100 %" : text;
+}
+
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
 function paintTiles(model, root, tell) {
   const canvas = h("canvas", { class: "gpuscope-tiles" });
@@ -137,6 +144,7 @@ function paintTiles(model, root, tell) {
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
+  const plotly = () => plot.plotly ?? window.Plotly; // a file's plot has axes of its own
 
   const take = () => {
     const next = model.get("scene");
@@ -149,7 +157,7 @@ function paintTiles(model, root, tell) {
       canvas.remove();
       tip.hidden = true;
     }
-    if (scene.view && isOn() && window.Plotly && !plot._dragging) showRange(...scene.view);
+    if (scene.view && isOn() && plotly() && !plot._dragging) showRange(...scene.view);
     ask();
   };
 
@@ -608,7 +616,7 @@ function paintTiles(model, root, tell) {
       for (const name of ["tickvals", "ticktext"]) held[name] = ticks[`xaxis.${name}`];
     tickvals = ticks["xaxis.tickvals"];
     ticked = [low, high];
-    window.Plotly.relayout(plot, changes);
+    plotly().relayout(plot, changes);
   };
 
   // -- all time, and what of it is in view -----------------------------------------------
@@ -706,7 +714,7 @@ function paintTiles(model, root, tell) {
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = (message) => {
     const { follow } = model.get("state");
-    if (!isOn() || follow || !window.Plotly || !["zoom", "pan", "fit"].includes(message.do)) return false;
+    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) return false;
     let [low, high] = range();
     const [least, most] = scene.extent;
     let width = high - low;
@@ -806,7 +814,7 @@ function paintTiles(model, root, tell) {
     const shares = sharesOf(seen, groups, from, step, 1);
     const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
     if (!busy.length) return null;
-    const lines = busy.map(([share, kind]) => `${Number((100 * share).toPrecision(3))} % busy: ${scene.classes[kind].lines.join(", ")}`);
+    const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);
     return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
@@ -841,7 +849,7 @@ function paintTiles(model, root, tell) {
   };
   const save = () => {
     const { width, height } = plot._fullLayout;
-    window.Plotly.downloadImage(whole(), { format: "png", filename: "timeline", width, height });
+    plotly().downloadImage(whole(), { format: "png", filename: "timeline", width, height });
   };
 
   const attach = (element) => {
@@ -855,7 +863,7 @@ function paintTiles(model, root, tell) {
   model.on("msg:custom", arrived);
   take();
   return {
-    attach, hit, hover, isOn, move, save, sweep,
+    attach, hit, hover, isOn, move, save, sweep, show: showRange,
     row: (at) => {
       const bar = scene.live ? null : hit(at), call = bar || scene.live ? null : callAt(at);
       return bar ? bar.tile.row[bar.n] : call ? call.calls.row[call.n] : null;

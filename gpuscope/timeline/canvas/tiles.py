@@ -23,6 +23,8 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.words import mark_text, tails
 
+DOM = Path(__file__).with_name("dom.js").read_text("utf-8")
+"""What makes elements in a page."""
 SCRIPT = Path(__file__).with_name("tiles.js").read_text("utf-8")
 """What paints tiles in a page."""
 COLUMNS = 1024
@@ -163,22 +165,27 @@ def classes_of(snapshot: Snapshot) -> tuple[Class, ...]:
     return in_order(snapshot.tracks.classes, snapshot.colours)
 
 
-def page(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -> Properties:
+def looks(snapshot: Snapshot) -> list[Properties]:
+    """Return how these classes look, in the colours of the theme."""
+    outlined = snapshot.theme.outlined
+    return [
+        asdict(look(snapshot.tracks, bar_class, snapshot.colours, outlined))
+        for bar_class in classes_of(snapshot)
+    ]
+
+
+def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: bool) -> Properties:
     """Return what the browser has to know to paint tiles.
 
     Parameters
     ----------
     root
-        The tile that is painted where there is no finer one.
+        The tile that is painted where there is no finer one; ``None``: the page makes it.
     live
         Whether there are no others: every frame brings a new one.
     """
     places, zero_ns = snapshot.places, snapshot.zero_ns
     missing = Scene.among(snapshot.tracks, (), extent).columns.missing
-    classes = []
-    for bar_class in classes_of(snapshot):
-        how = look(snapshot.tracks, bar_class, snapshot.colours, snapshot.theme.outlined)
-        classes.append(asdict(how))
     low, high = (edge - zero_ns for edge in extent)
     return {
         "version": snapshot.version,
@@ -206,7 +213,7 @@ def page(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) ->
             [start - zero_ns, end - zero_ns, [what, duration(end - start)]]
             for start, end, what in missing
         ],
-        "classes": classes,
+        "classes": looks(snapshot),
         "marked": style.ESCAPED,
         "ink": snapshot.theme.ink,
         "paper": snapshot.theme.paper,

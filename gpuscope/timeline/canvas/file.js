@@ -1,0 +1,308 @@
+// A timeline in a file: tiles.js paints it from the tiles that served.js makes, on axes of its own.
+// file.py writes the elements that this fills.
+
+const SHARES_PX = 72;
+const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
+const WHEEL = 1.0015, STEP = 0.25, FACTOR = 0.5;
+const SHORTEST_CLICK_PX = 4;
+
+async function showTimeline(root) {
+  const spans = JSON.parse(root.querySelector("script").textContent);
+  const { first, dark } = spans;
+  const groups = readGroups(spans, await unpacked(spans.data));
+  const calls = readCalls(spans.calls, await unpacked(spans.calls.data));
+  const inDark = matchMedia("(prefers-color-scheme: dark)");
+  let layout = null, painted = null, height = 0;
+  const make = tileServer(spans, groups, calls, () => layout.labels.length);
+  // Put the rows where a layout has them: those of the host as one, or each.
+  const place = (which) => {
+    layout = spans.layouts[which];
+    ({ height, rows: spans.rows } = layout);
+    for (const thing of [...groups, ...calls.lanes]) thing.place = layout.rows[thing.home];
+    const { columns, top } = layout.scene;
+    painted = { ...layout.scene, root: make(0, columns * 2 ** top, columns) };
+  };
+  place(0);
+  const unions = groups.reduce((all, { home, busy: [from, till] }) => {
+    const [starts, ends] = (all[home] ??= [[], []]);
+    from.forEach((time, n) => (starts.push(time), ends.push(till[n])));
+    return all;
+  }, []).map(([starts, ends]) => unionOf(starts, ends));
+  // Return which share of the view the rows of the GPU were busy for, and for how long.
+  const sharesIn = () => spans.layouts[1].labels.reduce((words, _, track) => {
+    const row = layout.rows[track];
+    if (!layout.isHost[row]) {
+      const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
+      words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
+    }
+    return words;
+  }, []);
+  const themed = () => {
+    const colours = getComputedStyle(root);
+    return { ...painted, ink: colours.color, paper: colours.getPropertyValue("--card"),
+      classes: inDark.matches ? dark : painted.classes };
+  };
+
+  // -- the elements, and what tiles.js asks of a plot ---------------------------------
+  const holder = h("div", { class: "svg-container", tabindex: 0, role: "application", "aria-label": spans.label });
+  const [labels, axis, title] = [h("div"), h("div", { class: "axis" }), h("div", { class: "muted title" })];
+  const outline = h("div", { class: "selected", hidden: true }), dock = h("div", { class: "dock", "aria-live": "polite" });
+  const listeners = {};
+  const plot = {
+    _fullData: painted.classes.map((_, meta) => ({ type: "bar", visible: true, meta })),
+    layout: { xaxis: {} },
+    on: (name, act) => (listeners[name] = act),
+    querySelector: () => holder,
+    plotly: { relayout: (_, changes) => relayout(changes) },
+  };
+  let selected = null, scene = themed(), heard = {}, pointers = new Map(), pressed = null;
+  const model = {
+    get: (name) => (name === "scene" ? scene : { shares: sharesIn() }),
+    on: (name, act) => (heard[name] = act),
+    off: () => {},
+  };
+  const tell = (message) => {
+    if (message.do === "range") remember();
+    if (message.do !== "tiles") return;
+    setTimeout(() => {
+      const tiles = message.want.map(([levelOf, index]) => {
+        const size = painted.columns * 2 ** levelOf;
+        return { key: [levelOf, index], ...make(index * size, (index + 1) * size, painted.columns) };
+      });
+      heard["msg:custom"]({ tiles, version: scene.version }, tiles.map(({ data }) => data));
+    });
+  };
+  const [least, most] = painted.extent;
+  const linked = new URLSearchParams(location.hash.slice(1));
+  let [low, high] = linked.has("t") ? linked.get("t").split("-").map(Number) : first;
+  if (!(high > low && low >= least && high <= most)) [low, high] = first;
+
+  const fitWidth = () => {
+    const width = root.clientWidth;
+    holder.style.height = `${height}px`;
+    const left = Math.round(Math.min(GUTTER[0] * width, GUTTER[1]));
+    const right = Math.min(SHARES_PX, 0.2 * width), wide = Math.max(50, width - left - right), xaxis = plot._fullLayout?.xaxis;
+    plot._fullLayout = {
+      width, height, _size: { l: left, t: 0, r: right, w: wide, h: height }, yaxis: { _length: height, _offset: 0 },
+      xaxis: { range: [low / 1e3, high / 1e3], title: { text: "" }, ...xaxis, _length: wide, _offset: left },
+    };
+    const scale = height / scene.height;
+    labels.replaceChildren(...layout.labels.map((text, row) => {
+      const label = h("div", { class: "track", title: text }, text);
+      Object.assign(label.style, { top: `${scene.tops[row] * scale}px`, lineHeight: `${scene.heights[row] * scale}px`, width: `${left - 8}px` });
+      return label;
+    }));
+    title.style.marginLeft = axis.style.marginLeft = `${left}px`;
+  };
+  const relayout = (changes) => {
+    const { xaxis } = plot._fullLayout;
+    for (const [name, value] of Object.entries(changes)) {
+      if (name === "xaxis.title.text") xaxis.title.text = value;
+      else xaxis[name.slice("xaxis.".length)] = value;
+    }
+    drawAxis();
+    listeners.plotly_afterplot?.();
+  };
+  const drawAxis = () => {
+    const { xaxis } = plot._fullLayout;
+    [low, high] = xaxis.range.map((edge) => Math.round(edge * 1e3));
+    const px = xaxis._length / (high - low);
+    axis.replaceChildren(...(xaxis.ticktext ?? []).flatMap((text, n) => {
+      const x = (xaxis.tickvals[n] * 1e3 - low) * px;
+      if (x < 0 || x > xaxis._length) return [];
+      const tick = h("span", {}, text);
+      tick.style.left = `${x}px`;
+      return [tick];
+    }));
+    title.textContent = `${xaxis.title.text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
+    drawSelected();
+  };
+
+  // -- what is selected ---------------------------------------------------------------
+  const find = (row) => {
+    const group = groups.find(({ row: from, count }) => row >= from && row < from + count);
+    return group && [group, row - group.row];
+  };
+  const drawSelected = () => {
+    const [group, n] = selected === null ? [] : find(selected);
+    outline.hidden = !group;
+    if (!group) return;
+    const { xaxis } = plot._fullLayout, scale = height / scene.height;
+    const x = (time) => xaxis._offset + (Math.min(Math.max(time, low), high) - low) * (xaxis._length / (high - low));
+    const tall = scene.heights[group.place], room = Math.max(tall - 6, tall / 2), size = room / scene.lines[group.place];
+    const [left, right] = [x(group.start[n]), x(group.end[n])];
+    outline.hidden = group.end[n] < low || group.start[n] > high;
+    Object.assign(outline.style, {
+      left: `${left - 2}px`, width: `${Math.max(right - left, 1) + 4}px`, height: `${size * scale + 2}px`,
+      top: `${(scene.tops[group.place] + (tall - room) / 2 + size * Math.min(group.line[n], scene.lines[group.place] - 1)) * scale - 2}px`,
+    });
+  };
+  const select = (row) => {
+    selected = row;
+    const [group, n] = row === null ? [] : find(row);
+    dock.replaceChildren();
+    if (group) {
+      const [name, tail] = spans.codes[group.code[n]], [start, end] = [group.start[n], group.end[n]];
+      const lasts = end === Infinity ? "open: its end was not seen" : durationOf(end - start);
+      const facts = [["track", spans.layouts[1].labels[group.home]], ["starts at", `${start.toLocaleString("en-US")} ns`], ["takes", lasts]];
+      facts.push(...spans.tails[tail].map(([text]) => ["", text]), ...scene.classes[group.kind].lines.map((text) => ["", text]));
+      const call = calls.row.indexOf(row);
+      for (let part = calls.first[call]; part < calls.first[call + 1]; part++)
+        facts.push([durationOf(calls.length[part]), calls.looks[calls.look[part]].name]);
+      if (spans.explained[row]) facts.push(["why", spans.explained[row]]);
+      dock.append(h("strong", {}, spans.names[name]), h("dl", {}, ...facts.flatMap(([what, text]) => [h("dt", {}, what), h("dd", {}, text)])));
+    } else dock.append(h("span", { class: "muted" }, "Select a span to see what is known of it."));
+    drawSelected();
+    remember();
+  };
+  const remember = () => {
+    const of = selected === null ? "" : `&s=${selected}`;
+    history.replaceState(null, "", `#t=${low}-${high}${of}`);
+  };
+  const show = (from, to) => {
+    const width = Math.min(Math.max(to - from, painted.narrowest), most - least);
+    const start = Math.round(Math.min(Math.max(from, least), most - width));
+    painter.show(start, Math.round(start + width));
+    remember();
+  };
+  const goTo = (row) => {
+    if (row === null) return;
+    select(row);
+    const [group, n] = find(row), end = Math.min(group.end[n], most);
+    if (group.start[n] >= low && end <= high) return;
+    const width = Math.max(high - low, end - group.start[n]);
+    show(group.start[n] - width / 3, group.start[n] + (2 * width) / 3);
+  };
+  // Return the row of the next span of some groups that starts after a time, or the first of all.
+  const nextOf = (some, time) => {
+    const starts = some.flatMap((group) => {
+      const at = bound(group.start, time, true);
+      return [[at, 0], [0, Infinity]].filter(([n]) => n < group.count).map(([n, later]) => [later || group.start[n], group.start[n], group.row + n]);
+    });
+    return starts.sort((a, b) => a[0] - b[0] || a[1] - b[1])[0]?.[2] ?? null;
+  };
+  const beside = (step) => {
+    if (selected === null) return nextOf(groups, low - 1);
+    const [group, n] = find(selected);
+    return group.row + Math.min(Math.max(n + step, 0), group.count - 1);
+  };
+  const longest = () => {
+    let best = [-1, null];
+    for (const { start, end, row, count } of groups)
+      for (let n = 0; n < count; n++) {
+        const lasts = Math.min(end[n], most) - start[n];
+        if (lasts > best[0] && start[n] >= low && start[n] < high) best = [lasts, row + n];
+      }
+    return best[1];
+  };
+  const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), selected === null ? low - 1 : find(selected)[0].start[find(selected)[1]]);
+  const zoom = (by, at = 0.5) => {
+    const width = (high - low) * by;
+    show(low + (high - low - width) * at, low + (high - low - width) * at + width);
+  };
+  const ACTIONS = {
+    w: ["Zoom in", () => zoom(FACTOR)], s: ["Zoom out", () => zoom(1 / FACTOR)],
+    a: ["Earlier", () => show(low - STEP * (high - low), high - STEP * (high - low))],
+    d: ["Later", () => show(low + STEP * (high - low), high + STEP * (high - low))],
+    f: ["All", () => show(least, most)],
+    z: ["To selection", () => {
+      const [group, n] = selected === null ? [] : find(selected);
+      if (group) show(group.start[n] - (Math.min(group.end[n], most) - group.start[n]), 2 * Math.min(group.end[n], most) - group.start[n]);
+    }],
+    l: ["Longest in view", () => goTo(longest())],
+    ...(spans.escaped.includes(true) ? { x: ["Next escape", () => goTo(escaped())] } : {}),
+    h: ["Host rows", () => {
+      place(layout === spans.layouts[0] ? 1 : 0);
+      repaint();
+      fitWidth();
+      painter.show(low, high);
+    }],
+    ArrowLeft: ["Previous", () => goTo(beside(-1))], ArrowRight: ["Next", () => goTo(beside(1))],
+    Escape: ["Clear", () => select(null)],
+  };
+  const KEY_NAMES = { ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
+
+  // -- keys, buttons, pointers --------------------------------------------------------
+  const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what, act]]) =>
+    h("button", { type: "button", onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
+  holder.addEventListener("keydown", (event) => {
+    const action = ACTIONS[event.key] ?? ACTIONS[event.key.toLowerCase()];
+    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    action[1]();
+  });
+  const within = ({ clientX, clientY }) => {
+    const box = holder.getBoundingClientRect(), { _size } = plot._fullLayout;
+    return { x: (clientX - box.left - _size.l) / _size.w, y: (clientY - box.top) / _size.h };
+  };
+  holder.addEventListener("wheel", (event) => { // a wheel scrolls the page, with Ctrl it zooms
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    zoom(WHEEL ** event.deltaY, within(event).x);
+  }, { passive: false });
+  holder.addEventListener("pointerdown", (event) => {
+    holder.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, within(event));
+    const xs = [...pointers.values()].map(({ x }) => x);
+    pressed = { low, high, xs, moved: 0 };
+  });
+  holder.addEventListener("pointermove", (event) => {
+    const at = within(event);
+    if (!pointers.has(event.pointerId)) return painter.hover(at.x >= 0 ? at : null);
+    pointers.set(event.pointerId, at);
+    const xs = [...pointers.values()].map(({ x }) => x), width = pressed.high - pressed.low;
+    pressed.moved = Math.max(pressed.moved, Math.abs(xs[0] - pressed.xs[0]) * plot._fullLayout._size.w);
+    if (xs.length > 1) { // two fingers: the times under them stay there
+      const [from, to] = pressed.xs.map((x) => pressed.low + x * width);
+      const wide = (to - from) / (xs[1] - xs[0] || 1);
+      if (wide > 0) show(from - xs[0] * wide, from + (1 - xs[0]) * wide);
+    } else if (pressed.moved >= SHORTEST_CLICK_PX) show(pressed.low - (xs[0] - pressed.xs[0]) * width, pressed.high - (xs[0] - pressed.xs[0]) * width);
+  });
+  const released = (event) => {
+    pointers.delete(event.pointerId);
+    if (event.type === "pointerup" && pressed?.moved < SHORTEST_CLICK_PX) select(painter.row(within(event)));
+    if (!pointers.size) pressed = null;
+  };
+  for (const name of ["pointerup", "pointercancel"]) holder.addEventListener(name, released);
+  holder.addEventListener("pointerleave", () => painter.hover(null));
+
+  const swatchOf = (look, tint) => {
+    const swatch = h("canvas", { width: 16, height: 10 }), pen = swatch.getContext("2d");
+    pen.fillStyle = fillOf(pen, look, tint);
+    pen.fillRect(0, 0, 16, 10);
+    return swatch;
+  };
+  const legend = () => painted.classes.map((look, kind) => {
+    const swatch = swatchOf(scene.classes[kind]);
+    const name = h("button", { type: "button", "aria-pressed": true, onclick: () => {
+      const entry = plot._fullData[kind];
+      entry.visible = entry.visible ? "" : true;
+      put(name, "aria-pressed", Boolean(entry.visible));
+      listeners.plotly_afterplot?.();
+    } }, swatch, ` ${look.name}`);
+    return name;
+  });
+  const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, 0.18), ` ${look.name}`));
+  const classes = h("div", { class: "classes" }), parts = h("div", { class: "classes" }, ...waits);
+  holder.append(labels, outline);
+  root.replaceChildren(tools, h("div", { class: "gpuscope-timeline-bar" }), holder, axis, title, parts, classes, dock);
+  const painter = paintTiles(model, root, tell);
+  fitWidth();
+  painter.attach(plot);
+  const repaint = () => {
+    scene = themed();
+    classes.replaceChildren(...legend());
+    heard["change:scene"]();
+  };
+  repaint();
+  inDark.addEventListener("change", repaint);
+  new ResizeObserver(() => {
+    fitWidth();
+    painter.show(low, high);
+  }).observe(root);
+  select(linked.has("s") && find(Number(linked.get("s"))) ? Number(linked.get("s")) : spans.selected);
+}
+
+// The page's other figures wait for this.
+globalThis.timelinesDrawn = Promise.all([...document.querySelectorAll("[data-timeline]")].map((root) =>
+  showTimeline(root).catch((error) => (root.textContent = `This browser cannot draw the timeline: ${error}`))));

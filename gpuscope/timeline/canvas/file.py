@@ -1,0 +1,248 @@
+"""A timeline for a file: all of its spans, packed, from which the page makes tiles by itself."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from gpuscope._types import Array
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.explanation import explain
+from gpuscope.timeline import waiting
+from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.canvas import tiles
+from gpuscope.timeline.canvas.snapshot import DARK, Snapshot
+from gpuscope.timeline.canvas.state import HEIGHTS, TimelineState
+from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.columns import MARK_PX, edges_of
+from gpuscope.timeline.index import OPEN_NS
+from gpuscope.timeline.look import part_look
+from gpuscope.timeline.scene import Scene
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import clean
+from gpuscope.timeline.words import mark_text, tails
+from gpuscope.trace.columns import combined
+from gpuscope.trace.model import Trace
+
+SCRIPT = "\n".join(
+    Path(__file__).with_name(name).read_text("utf-8")
+    for name in ("dom.js", "tiles.js", "served.js", "file.js")
+)
+"""What draws the timelines of a page."""
+STYLE = Path(__file__).with_name("file.css").read_text("utf-8")
+MOST_SPANS, MOST_CALLS = 1_000_000, 30_000
+"""Spans of a timeline in a file at most; and calls with the parts of their time."""
+_LONGEST = 120
+_LEVEL = 6
+"""Of compression: 9 takes four times as long for 2 % less."""
+
+
+def timeline_html(
+    trace: Trace, *, window_ns: Window | None = None, selected: int | None = None
+) -> str:
+    """Return a timeline that a page with :data:`SCRIPT` and :data:`STYLE` draws.
+
+    It holds all spans of the trace or, of more than :data:`MOST_SPANS`, the earliest.
+
+    Parameters
+    ----------
+    window_ns
+        What is in view at first.
+    selected
+        The id of the row that is selected at first, whose time is explained.
+
+    Raises
+    ------
+    MissingEvidence
+        There is no such row, or no track shows it.
+    """
+    whole, left_out = trace, len(trace) - MOST_SPANS
+    if left_out > 0:
+        order = np.argsort(trace.array("start_ns"), kind="stable")
+        trace = trace.where(np.isin(np.arange(len(trace)), order[:MOST_SPANS]))
+    state = TimelineState(trace, None)
+    folded = state.snapshot(state.extent_ns, following=False)
+    state.fold(folds=False)
+    snapshot = state.snapshot(state.extent_ns, following=False)
+    if not snapshot.places.tracks:
+        return '<p class="muted">There are no spans to draw.</p>'
+    low, high = window_ns or state.first_view(trace)
+    facts, rows = packed(snapshot)
+    facts |= {
+        "layouts": [layout(folded, snapshot), layout(snapshot, snapshot)],
+        "dark": tiles.looks(replace(snapshot, theme=DARK)),
+        "first": [low - snapshot.zero_ns, high - snapshot.zero_ns],
+        "label": f"Timeline of {len(rows):,} spans",
+        "selected": None,
+        "explained": {},
+    }
+    if selected is not None:
+        at = np.flatnonzero(rows == state.row(selected))
+        if not len(at):
+            raise MissingEvidence(f"row {selected} is on no track of this timeline: select another")
+        facts |= {"selected": int(at[0]), "explained": {int(at[0]): str(explain(whole, selected))}}
+    written = json.dumps(facts, ensure_ascii=False).replace("<", "\\u003c")
+    note = f"The earliest {MOST_SPANS:,} of {len(whole):,} spans. " if left_out > 0 else ""
+    if without_parts := facts["calls"]["left_out"]:
+        note += (
+            f"Waits are those of the longest calls; of {without_parts:,} others they are left out. "
+        )
+    return (
+        f'<div class="timeline" data-timeline><script type="application/json">{written}</script>'
+        f'</div><p class="muted">{note}Click into the timeline for its keys; Ctrl and the wheel '
+        "zoom, dragging moves.</p>"
+    )
+
+
+def layout(snapshot: Snapshot, unfolded: Snapshot) -> Properties:
+    """Return where rows are: ``scene``, their labels, and track → its row."""
+    rows = snapshot.places.tracks
+    of_number = {number: at for at, track in enumerate(rows) for number in track.numbers}
+    return {
+        # Files of one trace are the same.
+        "scene": tiles.page(
+            replace(snapshot, version=int(snapshot is unfolded)),
+            snapshot.extent_ns,
+            None,
+            live=False,
+        ),
+        "height": min(max(snapshot.places.bottom + 6, HEIGHTS[0]), HEIGHTS[1]),
+        "labels": [clean(track.label, _LONGEST) for track in rows],
+        "isHost": [track.is_host for track in rows],
+        "rows": [of_number[track.number] for track in unfolded.places.tracks],
+    }
+
+
+def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
+    """Return all spans of the tracks shown as ``served.js`` reads them, and their rows in order.
+
+    ``groups`` has the track, the class and the number of spans of each group, which stand one
+    after the other in ``data``, by start. Of each, four columns: the start, since the start of the
+    span before; the length and 1, or 0 of an open span; the position in ``codes``; and the line
+    inside the track. A column is so many ``planes``: the lowest byte of each value, then the next.
+    ``codes`` has name, tail, and by how much the start may be later and the end earlier (ns).
+    """
+    tracks, zero_ns = snapshot.tracks, snapshot.zero_ns
+    number = {of: at for at, of in enumerate(tiles.classes_of(snapshot))}
+    class_of = [bar_class for _, bar_class in tracks.groups]
+    groups, rows_of = [], []
+    for position, track in enumerate(snapshot.places.tracks):
+        for group in tracks.row_of(track).groups:
+            rows = tracks.index.rows((int(np.iinfo(np.int64).min), OPEN_NS), [group])
+            rows_of.append(rows[np.argsort(tracks.start_ns[rows], kind="stable")])
+            groups.append([position, number[class_of[group]], len(rows)])
+    rows = np.concatenate([np.zeros(0, np.int64), *rows_of])
+    scene = Scene(tracks, snapshot.places.tracks, snapshot.extent_ns, 1, np.zeros(0), rows, 0, 0)
+    lines, tail = tails(scene)
+    names, name = np.unique(tracks.coded["name"].codes[rows], return_inverse=True)
+    later, earlier = tracks.uncertainties(rows)
+    first, code = combined(name, tail, later, earlier)
+    start = tracks.start_ns[rows] - zero_ns
+    length = np.where(scene.is_open, 0, tracks.end_ns[rows] - tracks.start_ns[rows] + 1)
+    lanes = np.zeros(len(rows), np.int64) if snapshot.lanes is None else snapshot.lanes[rows]
+    begins = np.cumsum([0, *(count for *_, count in groups)])[:-1]
+    since = np.diff(start, prepend=0)
+    since[begins[begins < len(rows)]] = start[begins[begins < len(rows)]]
+    columns = (since, length, code, lanes)
+    planes = [*map(_planes_of, columns)]
+    data = b"".join(
+        _planes(column[begin : begin + count], many)
+        for begin, (*_, count) in zip(begins.tolist(), groups, strict=True)
+        for column, many in zip(columns, planes, strict=True)
+    )
+    values = tracks.coded["name"].values
+    works = np.unique(np.concatenate([np.zeros(0, np.int64), *tracks.hazards]))
+    facts: Properties = {
+        "groups": groups,
+        "planes": planes,
+        "data": _compressed(data),
+        "calls": _packed_calls(snapshot, rows),
+        "codes": [
+            [int(name[at]), int(tail[at]), float(later[at]), float(earlier[at])]
+            for at in first.tolist()
+        ],
+        "names": [clean(values[at], _LONGEST) for at in names.tolist()],
+        "tails": lines,
+        "hazards": [
+            [
+                int(tracks.start_ns[row]) - zero_ns
+                for row in works
+                if tracks.track[row] == track.number
+            ]
+            for track in snapshot.places.tracks
+        ],
+        "escaped": [of.escaped for of in tiles.classes_of(snapshot)],
+        "most": tiles.SPANS,
+        "mark": MARK_PX * tiles.FINER,
+        "words": {what: [mark_text(what, 1), mark_text(what, 2)] for what in ("escape", "hazard")},
+    }
+    return facts, rows
+
+
+def _packed_calls(snapshot: Snapshot, rows: Array) -> Properties:
+    """Return what calls waited for: columns of calls in ``data``, then columns of their parts.
+
+    Of a call the start, since the start of the call before on its track; how many parts it has;
+    its line and 1; and the position of its row in ``rows`` and 1. Of a part its length and look.
+    Of more calls than :data:`MOST_CALLS` it has those that are the longest in a column.
+    """
+    tracks = snapshot.tracks
+    calls = tracks.calls or Calls.none()
+    position = np.full(len(tracks) + 1, -1, np.int64)
+    position[rows] = np.arange(len(rows))
+    shown = [
+        (at, track.number)
+        for at, track in enumerate(snapshot.places.tracks)
+        if track.number in calls.tracks
+    ]
+    edges = edges_of(snapshot.extent_ns, MOST_CALLS // max(1, len(shown)))
+    is_whole = len(calls.row) <= MOST_CALLS
+    chosen = [
+        np.arange(len(calls.row))[calls.of(number)] if is_whole else calls.longest(number, edges)
+        for _, number in shown
+    ]
+    seen = calls.seen(chosen, keep=False)
+    work = np.repeat(calls.work[seen.call], np.diff(seen.first))
+    classes, look = waiting.classed(tracks, seen.kind, seen.cause, work)
+    since = [np.diff(calls.start_ns[some], prepend=snapshot.zero_ns) for some in chosen]
+    of_calls = (
+        np.concatenate([np.zeros(0, np.int64), *since]),
+        np.diff(seen.first),
+        calls.line[seen.call].astype(np.int64) + 1,
+        position[calls.row[seen.call]] + 1,
+    )
+    columns = (*of_calls, seen.length_ns, look)
+    planes = [_planes_of(column) for column in columns]
+    data = b"".join(map(_planes, columns, planes))
+    return {
+        "tracks": [
+            [at, len(some), calls.lines[number]]
+            for (at, number), some in zip(shown, chosen, strict=True)
+        ],
+        "parts": len(seen.length_ns),
+        "planes": planes,
+        "data": _compressed(data),
+        "looks": [asdict(part_look(tracks, part, snapshot.colours)) for part in classes],
+        "px": waiting.CALL_PX,
+        "most": waiting.MOST_CALLS,
+        "left_out": len(calls.row) - len(seen.call),
+    }
+
+
+def _compressed(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, _LEVEL, mtime=0)).decode()
+
+
+def _planes_of(column: Array) -> int:
+    """Return how many bytes the largest value of a column needs."""
+    return max(1, (int(column.max(initial=0)).bit_length() + 7) // 8)
+
+
+def _planes(values: Array, many: int) -> bytes:
+    """Return the lowest bytes of all values, then the next, so many in all."""
+    return values.astype("<i8").view(np.uint8).reshape(-1, 8).T[:many].tobytes()

@@ -1,0 +1,253 @@
+// Makes the tiles of a timeline in the page itself, from all of its spans, where there is no kernel
+// to ask: as `tile` of tiles.py. file.py packs the spans.
+
+const WIDE_PX = 3; // of the median span of a track that draws its spans
+
+async function unpacked(text) {
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let n = 0; n < bytes.length; n++) bytes[n] = letters.charCodeAt(n);
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(plain).arrayBuffer());
+}
+
+// Return the position of the first of sorted values that is at least, or with `over` above, a limit.
+function bound(values, limit, over = false) {
+  let [low, high] = [0, values.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < limit || (over && values[middle] === limit)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Return columns of values, the lowest bytes of all first, and where the bytes go on.
+function readColumns(bytes, at, planes, count) {
+  const columns = planes.map((many) => {
+    const values = new Float64Array(count);
+    for (let plane = many - 1; plane >= 0; plane--)
+      for (let n = 0; n < count; n++) values[n] = values[n] * 256 + bytes[at + plane * count + n];
+    at += many * count;
+    return values;
+  });
+  return [columns, at];
+}
+
+// Return the calls that file.py packed, track by track in order, with the parts of their time.
+function readCalls({ tracks, planes, parts, px, most, looks }, bytes) {
+  const count = tracks.reduce((sum, [, calls]) => sum + calls, 0);
+  const [[start, many, line, row], at] = readColumns(bytes, 0, planes.slice(0, 4), count);
+  const [[length, look]] = readColumns(bytes, at, planes.slice(4), parts);
+  const first = new Int32Array(count + 1), end = new Float64Array(count);
+  let begin = 0;
+  const lanes = tracks.map(([home, calls, lines]) => {
+    const lane = { home, place: home, first: begin, last: (begin += calls), lines };
+    for (let n = lane.first; n < lane.last; n++) if (n > lane.first) start[n] += start[n - 1];
+    return lane;
+  });
+  for (let n = 0; n < count; n++) {
+    first[n + 1] = first[n] + many[n];
+    end[n] = start[n];
+    for (let part = first[n]; part < first[n + 1]; part++) end[n] += length[part];
+  }
+  return { lanes, start, end, first, length, look, looks, px, most, line: line.map((at) => at - 1), row: row.map((at) => at - 1) };
+}
+
+// Return the groups of spans that file.py packed: sorted by start, with their unions.
+function readGroups({ groups, planes }, bytes) {
+  let at = 0, first = 0;
+  return groups.map(([place, kind, count]) => {
+    let columns;
+    [columns, at] = readColumns(bytes, at, planes, count);
+    const [start, length, code, line] = columns;
+    const end = new Float64Array(count), reach = new Float64Array(count), left = new Float64Array(count);
+    let isSorted = true;
+    for (let n = 0; n < count; n++) {
+      if (n) start[n] += start[n - 1];
+      end[n] = length[n] ? start[n] + length[n] - 1 : Infinity;
+      reach[n] = n ? Math.max(reach[n - 1], end[n]) : end[n];
+      left[n] = Math.max(end[n], start[n] + 1);
+      isSorted &&= !n || left[n] >= left[n - 1];
+    }
+    const busy = unionOf(start, end);
+    first += count;
+    return { home: place, place, kind, count, start, end, reach, left: isSorted ? left : left.sort(), code, line, busy, row: first - count };
+  });
+}
+
+// Return the union of intervals that cover anything: starts, ends, and the ns before each.
+function unionOf(starts, ends) {
+  const busy = [[], [], [0]];
+  let order = null;
+  for (let n = 1; n < starts.length && !order; n++)
+    if (starts[n] < starts[n - 1]) order = [...starts.keys()].sort((a, b) => starts[a] - starts[b]);
+  for (let at = 0; at < starts.length; at++) {
+    const n = order ? order[at] : at, last = busy[0].length - 1, till = Math.min(ends[n], Number.MAX_SAFE_INTEGER);
+    if (till === starts[n]) continue;
+    if (last >= 0 && starts[n] <= busy[1][last]) busy[1][last] = Math.max(busy[1][last], till);
+    else busy[0].push(starts[n]), busy[1].push(till);
+  }
+  for (let n = 0; n < busy[0].length; n++) busy[2].push(busy[2][n] + busy[1][n] - busy[0][n]);
+  return busy;
+}
+
+// Return for how long a union was busy before a time.
+function busyUpTo([from, till, before], time) {
+  const at = bound(from, time, true);
+  return before[at] - (at && till[at - 1] > time ? till[at - 1] - time : 0);
+}
+
+// Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length.
+function stepOf(length, most) {
+  const step = 10 ** Math.floor(Math.log10(length / most));
+  return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
+}
+
+// Return ticks of a window, and what the axis is called: as `ticks_of` of columns.py.
+function ticksIn(low, high, most) {
+  const length = high - low, step = Math.max(1, Math.round(stepOf(length, most)));
+  const stretch = 1024 * length, round = Math.round(stepOf(stretch, 1));
+  const base = Math.floor((Math.floor(Math.max(0, low) / stretch) * stretch) / round) * round;
+  const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
+  const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);
+  const number = (value, least) => value.toLocaleString("en-US", { minimumFractionDigits: least, maximumFractionDigits: least });
+  const ticks = [];
+  for (let n = Math.ceil(low / step); n <= Math.floor(high / step); n++)
+    ticks.push([n * step, number((n * step - base) / size, digits)]);
+  let since = "the start";
+  if (base) {
+    const [name, ns] = UNITS.find(([, whole]) => base % Math.max(1, Math.floor(whole / 1000)) === 0);
+    since = `${(base / ns).toLocaleString("en-US", { maximumSignificantDigits: 12 })} ${name} after the start`;
+  }
+  return [ticks, `time since ${since} (${unit})`];
+}
+
+// Return what makes the tile of a stretch of time, with the arrays that `readTile` reads. Groups and
+// lanes of calls say at which `place` they are now, of how many `rows`.
+function tileServer(spans, groups, calls, rows) {
+  const inside = ({ start, end, reach }, low, high) => {
+    const found = [], last = bound(start, high);
+    for (let n = Math.min(bound(start, low), bound(reach, low, true)); n < last; n++)
+      if (end[n] > low || start[n] >= low) found.push(n);
+    return found;
+  };
+  const countOf = ({ start, left }, low, high) => bound(start, high) - bound(left, low, true);
+  // Return from how many px per ns on each track draws its spans: as `spans_from` of columns.py.
+  const spansFrom = (low, high, columns) => {
+    const counts = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place)
+      .reduce((sum, group) => sum + countOf(group, low, high), 0));
+    const from = counts.map((count) => (count ? null : 0));
+    let most = spans.most;
+    for (const place of counts.map((_, at) => at).sort((a, b) => counts[a] - counts[b])) {
+      if (!counts[place]) continue;
+      if (counts[place] > most) break;
+      const widths = groups.filter((group) => group.place === place).flatMap((group) =>
+        inside(group, low, high).filter((n) => group.end[n] > group.start[n])
+          .map((n) => Math.min(group.end[n], high) - Math.max(group.start[n], low))).sort((a, b) => a - b);
+      const median = widths.length ? widths[widths.length >> 1] : 0;
+      if (median * columns < WIDE_PX * (high - low)) continue;
+      from[place] = WIDE_PX / median;
+      most -= counts[place];
+    }
+    return from;
+  };
+  // Return how long a group is busy in each column, and how many of its spans start there.
+  const columnsOf = ({ start, busy: union }, low, wide, columns) => {
+    const upTo = (time) => busyUpTo(union, time);
+    const busy = new Float64Array(columns), begins = new Float64Array(columns);
+    let [sum, begun] = [upTo(low), bound(start, low)];
+    for (let n = 0; n < columns; n++) {
+      const edge = low + (n + 1) * wide, [next, after] = [upTo(edge), bound(start, edge)];
+      [busy[n], begins[n], sum, begun] = [next - sum, after - begun, next, after];
+    }
+    return [busy, begins];
+  };
+  // Return the calls that lanes draw of a stretch: as `waiting_of` of waiting.py.
+  const callsIn = (low, wide, columns) => {
+    const high = low + wide * columns, spansOf = new Array(rows()).fill(null), lines = new Array(rows()).fill(1);
+    const drawn = calls.lanes.flatMap(({ place, first, last, lines: deep }) => {
+      const starts = calls.start.subarray(first, last), till = first + bound(starts, high);
+      let seen = [];
+      for (let n = first; n < till; n++) if (calls.end[n] > low) seen.push(n);
+      const lengths = seen.map((n) => calls.end[n] - calls.start[n]).sort((a, b) => a - b);
+      const zoom = lengths.length ? calls.px / lengths[lengths.length >> 1] : 0;
+      lines[place] = deep;
+      if (zoom * (high - low) <= columns && seen.length <= calls.most && seen.every((n) => calls.line[n] >= 0)) spansOf[place] = zoom;
+      else {
+        const longest = new Map(); // column → the first of the longest calls that start in it
+        for (let n = first + bound(starts, low); n < till; n++) {
+          const column = Math.floor((calls.start[n] - low) / wide), best = longest.get(column);
+          if (best === undefined || calls.end[n] - calls.start[n] > calls.end[best] - calls.start[best]) longest.set(column, n);
+        }
+        seen = [...longest.values()];
+      }
+      return seen.map((n) => [n, place]);
+    });
+    const parts = drawn.flatMap(([n]) => Array.from({ length: calls.first[n + 1] - calls.first[n] }, (_, at) => calls.first[n] + at));
+    const firsts = [0];
+    for (const [n] of drawn) firsts.push(firsts.at(-1) + calls.first[n + 1] - calls.first[n]);
+    const of = (Kind, values) => Kind.from(drawn, ([n]) => values[n]);
+    const facts = { count: drawn.length, parts: parts.length, looks: calls.looks, spans: spansOf, lines };
+    return [facts, [
+      of(Float64Array, calls.start), of(Float64Array, calls.end), Float64Array.from(parts, (part) => calls.length[part]),
+      of(Int32Array, calls.row), Int32Array.from(firsts), Uint16Array.from(parts, (part) => calls.look[part]),
+      Uint8Array.from(drawn, ([, place]) => place), of(Uint8Array, calls.line),
+    ]];
+  };
+  const marksOf = (what, rows, columns) => rows.flatMap((counts, place) => {
+    const marks = [];
+    for (let n = 0; n < columns; n++) {
+      if (!counts?.[n]) continue;
+      const last = marks.at(-1);
+      if (last && Math.floor(last[1] / spans.mark) === Math.floor(n / spans.mark)) last[3] += counts[n];
+      else marks.push([place, n, what, counts[n]]);
+    }
+    return marks.map(([, column, , count]) =>
+      [place, column, what, spans.words[what][+(count > 1)].replace("2", count.toLocaleString("en-US"))]);
+  });
+  return (low, high, columns) => {
+    const wide = (high - low) / columns, from = spansFrom(low, high, columns);
+    const bars = groups.flatMap((group) => from[group.place] === null ? [] : inside(group, low, high).map((n) => [group, n]));
+    const width = ([{ start, end }, n]) => Math.min(end[n], high) - Math.max(start[n], low);
+    bars.sort((a, b) => width(b) - width(a) || a[0].start[a[1]] - b[0].start[b[1]] || a[0].row + a[1] - b[0].row - b[1]);
+    const seen = groups.map((group) => [group, ...columnsOf(group, low, wide, columns)])
+      .filter(([, busy, begins]) => busy.some(Boolean) || begins.some(Boolean));
+    const unit = Math.max(1, Math.floor(wide / 2 ** 31)), bits = wide < 2 ** 16 ? 16 : 32;
+    const instants = seen.flatMap(([, busy, begins], group) =>
+      [...begins.keys()].filter((n) => !busy[n] && begins[n]).map((n) => [group, n]));
+    const escapes = [], hazards = [];
+    spans.hazards.forEach((starts, track) => {
+      const counts = (hazards[spans.rows[track]] ??= new Float64Array(columns));
+      for (const time of starts) if (time >= low && time < high) counts[Math.floor((time - low) / wide)] += 1;
+    });
+    for (const [{ place, kind }, , begins] of seen)
+      if (spans.escaped[kind]) escapes[place] = begins.map((count, n) => count + (escapes[place]?.[n] ?? 0));
+    const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
+    const arrays = [
+      Float64Array.from(bars, ([group, n]) => group.start[n]), Float64Array.from(bars, ([group, n]) => group.end[n]),
+      Int32Array.from(bars, ([group, n]) => group.row + n), Int32Array.from(code(0)),
+      Float32Array.from(code(2)), Float32Array.from(code(3)),
+      Uint32Array.from(instants, ([group]) => group), Uint32Array.from(instants, ([, n]) => n),
+      ...seen.map(([, busy]) => (bits === 16 ? Uint16Array : Uint32Array).from(busy, (ns) => Math.floor(ns / unit))),
+      Uint16Array.from(bars, ([{ kind }]) => kind), Uint16Array.from(code(1)),
+      Uint8Array.from(bars, ([{ place }]) => place), Uint8Array.from(bars, ([group, n]) => group.line[n]),
+    ];
+    const [facts, ofCalls] = callsIn(low, wide, columns);
+    const size = (some) => some.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    const begin = Math.ceil(size(arrays) / 8) * 8, data = new Uint8Array(begin + size(ofCalls));
+    for (const [some, from] of [[arrays, 0], [ofCalls, begin]]) {
+      let at = from;
+      for (const { buffer, byteLength } of some) {
+        data.set(new Uint8Array(buffer), at);
+        at += byteLength;
+      }
+    }
+    const [ticks, axis] = ticksIn(low, high, Math.max(1, columns >> 8));
+    return {
+      low, high, columns, unit, bits, ticks, axis, data, count: bars.length, instants: instants.length,
+      calls: { ...facts, at: begin },
+      groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
+      marks: [...marksOf("escape", [...escapes], columns), ...marksOf("hazard", [...hazards], columns)],
+    };
+  };
+}

@@ -1,0 +1,185 @@
+"""Tiles that a page makes by itself, of the spans that a file holds: those of the kernel, by Node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.timeline.canvas import file, tiles
+from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.trace import Trace
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
+
+DATA = Path(__file__).parents[2] / "data"
+SERVED = Path(file.__file__).with_name("served.js").read_text("utf-8")
+PROGRAM = """
+const { spans, windows } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+Promise.all([unpacked(spans.data), unpacked(spans.calls.data)]).then(([bytes, ofCalls]) => {
+  const groups = readGroups(spans, bytes), waits = readCalls(spans.calls, ofCalls);
+  for (const thing of [...groups, ...waits.lanes]) thing.place = spans.rows[thing.home];
+  const make = tileServer(spans, groups, waits, () => Math.max(...spans.rows) + 1);
+  process.stdout.write(JSON.stringify(windows.map(([low, high]) => {
+    const tile = make(low, high, 1024), read = readTile({ classes: spans.escaped }, tile, tile.data);
+    const bars = [...read.start.keys()].map((n) => [
+      read.start[n], Number.isFinite(read.end[n]) ? read.end[n] : -1, spans.names[read.name[n]],
+      spans.tails[read.tail[n]], read.later[n], read.earlier[n], read.kind[n], read.place[n], read.line[n]]);
+    const { start, end, length, first, look, place, line, looks } = read.calls;
+    const calls = [...start.keys()].map((n) => [start[n], end[n], place[n], line[n],
+      [...length.slice(first[n], first[n + 1])].map((ns, at) => [ns, looks[look[first[n] + at]]])]);
+    return { ...tile, data: 0, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
+  })));
+});
+"""
+
+
+def random_trace(seed: int, spans: int = 3000) -> Trace:
+    """Kernels of all lengths on two partitions: some escaped, some open, some at one instant."""
+    rng = np.random.default_rng(seed)
+    start = np.sort(rng.integers(0, 50_000_000, spans)) + 10**15
+    end = start + np.where(
+        rng.random(spans) < 0.1, 0, rng.integers(1, 10 ** rng.integers(2, 6), spans)
+    )
+    stream = rng.integers(1, 4, spans)
+    home = np.where(stream == 1, "left", "right")
+    return Trace.from_columns({
+        "id": list(range(spans)),
+        "kind": ["kernel"] * spans,
+        "name": [f"kernel {number}" for number in rng.integers(0, 5, spans)],
+        "stream": stream.tolist(),
+        "start_ns": start.tolist(),
+        "end_ns": [None if last else int(time) for time, last in zip(end, rng.random(spans) < 0.001, strict=True)],
+        "partition": home.tolist(),
+        "intended_partition": np.where(rng.random(spans) < 0.02, "left", home).tolist(),
+        "start_uncertainty_ns": rng.integers(0, 3, spans).tolist(),
+        "source": ["cupti"] * spans,
+    })  # fmt: skip
+
+
+TRACES = {
+    **{path.stem: path for path in sorted((DATA / "recordings").glob("*.parquet"))},
+    "a run": DATA / "before" / "run" / "trace-split.parquet",
+    "several ranks": DATA / "before" / "merged.parquet",
+    **{f"random {seed}": seed for seed in range(4)},
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
+    of = TRACES[name]
+    state = TimelineState(random_trace(of) if isinstance(of, int) else gs.load_trace(of), None)
+    snapshot = state.snapshot(state.extent_ns, following=False)
+    top = tiles.top_level(snapshot.extent_ns[1] - snapshot.zero_ns)
+    rng = np.random.default_rng(1)
+    levels = [top, *rng.integers(0, top + 1, 30).tolist()]
+    extent = snapshot.extent_ns[1] - snapshot.zero_ns
+    keys = [
+        (level, int(rng.integers(0, extent // (tiles.COLUMNS << level) + 1))) for level in levels
+    ]
+    windows = [tiles.window_of(snapshot, *key) for key in keys]
+    state.fold(folds=False)
+    unfolded = state.snapshot(state.extent_ns, following=False)
+    asked = {
+        "spans": file.packed(unfolded)[0] | {"rows": file.layout(snapshot, unfolded)["rows"]},
+        "windows": [[edge - snapshot.zero_ns for edge in window] for window in windows],
+    }
+    done = subprocess.run(
+        ["node", "-e", tiles.SCRIPT + SERVED + PROGRAM],
+        input=json.dumps(asked), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-600:]
+    for window, made in zip(windows, json.loads(done.stdout), strict=True):
+        tile = tiles.tile(snapshot, window)
+        for key in ("low", "high", "columns", "unit", "bits", "count", "groups", "axis", "spans"):
+            assert made[key] == tile[key], key
+        for key in ("ticks", "marks"):
+            assert made[key] == [list(item) for item in tile[key]], key
+        bars, busy, at = read(tile)
+        assert sorted(map(str, made["bars"])) == sorted(map(str, bars))
+        assert made["busy"] == busy
+        assert made["at"] == at
+        assert made["spansOf"] == tile["calls"]["spans"]
+        assert sorted(map(str, made["calls"])) == sorted(map(str, read_calls(tile)))
+
+
+def read(tile: dict) -> tuple[list, list, list]:
+    """Return bars, busy columns and times of instants of a tile."""
+    data, count, columns, instants = (tile[key] for key in ("data", "count", "columns", "instants"))
+    offset = 0
+
+    def take(kind: type, number: int) -> np.ndarray:
+        nonlocal offset
+        values = np.frombuffer(data, kind, number, offset)
+        offset += values.nbytes
+        return values
+
+    start, end = take(np.float64, count), take(np.float64, count)
+    take(np.int32, count)
+    name, later, earlier = take(np.int32, count), take(np.float32, count), take(np.float32, count)
+    group, column = take(np.uint32, instants), take(np.uint32, instants)
+    width = np.uint16 if tile["bits"] == 16 else np.uint32
+    busy = [take(width, columns).tolist() for _ in tile["groups"]]
+    kind, tail = take(np.uint16, count), take(np.uint16, count)
+    place, line = take(np.uint8, count), take(np.uint8, count)
+    bars = [
+        [
+            int(start[n]), int(end[n]) if np.isfinite(end[n]) else -1,
+            tile["names"][name[n]], [list(line) for line in tile["tails"][tail[n]]],
+            int(later[n]), int(earlier[n]), int(kind[n]), int(place[n]), int(line[n]),
+        ]
+        for n in range(count)
+    ]  # fmt: skip
+    step = (tile["high"] - tile["low"]) // columns
+    at = [(tile["low"] + column[group == number] * step).tolist() for number in range(len(busy))]
+    return bars, busy, at
+
+
+def read_calls(tile: dict) -> list:
+    """Return start, end, track, line and parts of the calls of a tile."""
+    facts, offset = tile["calls"], tile["calls"]["at"]
+    sizes = {
+        "start": (np.float64, facts["count"]), "end": (np.float64, facts["count"]),
+        "length": (np.float64, facts["parts"]), "row": (np.int32, facts["count"]),
+        "first": (np.int32, facts["count"] + 1), "look": (np.uint16, facts["parts"]),
+        "place": (np.uint8, facts["count"]), "line": (np.uint8, facts["count"]),
+    }  # fmt: skip
+    held = {}
+    for name, (kind, number) in sizes.items():
+        held[name] = np.frombuffer(tile["data"], kind, number, offset).tolist()
+        offset += np.dtype(kind).itemsize * number
+    return [
+        [
+            int(held["start"][n]), int(held["end"][n]), held["place"][n], held["line"][n],
+            [
+                [int(held["length"][part]), dict(facts["looks"][held["look"][part]])]
+                for part in range(held["first"][n], held["first"][n + 1])
+            ],
+        ]
+        for n in range(facts["count"])
+    ]  # fmt: skip
+
+
+def test_the_earliest_spans_are_kept_of_too_many(monkeypatch):
+    monkeypatch.setattr(file, "MOST_SPANS", 100)
+    page = file.timeline_html(random_trace(1))
+    facts = json.loads(page.split(">", 2)[2].split("</script>")[0])
+    assert sum(count for *_, count in facts["groups"]) == 100
+    assert "earliest 100 of 3,000" in page
+    with pytest.raises(gs.errors.MissingEvidence, match="2900"):
+        file.timeline_html(random_trace(1), selected=2900)
+
+
+def test_of_too_many_calls_the_longest_keep_their_parts(monkeypatch):
+    trace = gs.load_trace(DATA / "before" / "run" / "trace-split.parquet")
+    monkeypatch.setattr(file, "MOST_CALLS", 10)
+    page = file.timeline_html(trace)
+    facts = json.loads(page.split(">", 2)[2].split("</script>")[0])["calls"]
+    kept = sum(count for _, count, _ in facts["tracks"])
+    assert 0 < kept <= 10
+    assert f"of {facts['left_out']:,} others" in page

@@ -56,7 +56,7 @@ class Quantity:
         if self.unit == "%":
             return percent(value)
         if self.unit == "±%":
-            return f"{100 * value:+.3g} %"
+            return f"{100 * value:{'+' if value else ''}.3g} %"
         return f"{format_value(value)} {self.unit}".rstrip()
 
 

@@ -92,6 +92,24 @@ _COMPARED = {
     "best": "best in “{setting}”: %s",
 }
 """How two settings compare; the last three only word what stands beside another comparison."""
+DOES = {
+    "launch call": "is in the launch call",
+    "on the way": "is on the way to the GPU",
+    "stream order": "waits behind its stream",
+    "event wait": "waits for an event[ behind {holder}]",
+    "graph order": "waits behind its graph",
+    "legacy default stream": "waits behind the legacy default stream",
+    "SMs held": "waits for SMs[ that {holder} holds]",
+    "priority": "waits for SMs[ that {holder} holds] by priority",
+    "copy engine": "waits for the copy engine",
+    "request queue": "waits in the queue of requests",
+    "collective": "waits for another rank",
+    "running": "runs",
+    "not looking": "waits for the host to look",
+    "host": "is in the host's program",
+    "unexplained": "waits for something that the trace does not show",
+}
+"""Kind of a part of a call's time → what the call does meanwhile."""
 _TOGETHER = "gain {gain}[, overlap {overlap}][, in “{setting}”]"
 _MARKS = "[p50 {p50}][, p90 {p90}][, p99 {p99}]"
 _WORK = "{kernels} kernels, {time}"
@@ -166,6 +184,20 @@ RULES = {
         for verdict, text in _COMPARED.items()
         for measure, words in _MEASURES.items()
     },
+    **dict.fromkeys(
+        ("change.better", "change.worse"),
+        Rule("{change}, {workload}'s {quantity} is {after} instead of {before}[: it {cause}]"),
+    ),
+    "change.none": Rule("No difference seen: {by} ± {noise} of {workload}'s {quantity}"),
+    "change.unsure": Rule("Too few calls to see a difference: {by} of {workload}'s {quantity}"),
+    "change.pays": Rule("{workload} pays {cost} of its rate"),
+    "change.gains": Rule("{workload} gains {cost} of its rate"),
+    "change.calls": Rule(
+        "{faster} of {calls} calls of {workload} are faster in {setting}, {slower} slower"
+    ),
+    "part.gone": Rule("no longer {does}"),
+    "part.less": Rule("{does} {by} less a {each}"),
+    "part.more": Rule("{does} {by} more a {each}"),
     "priority": Rule(
         "Stream priority alone: {difference}; it chooses among blocks that wait, and takes no SM "
         "from those that run"

@@ -1,0 +1,202 @@
+"""What two compared traces come to: one headline about the change, who pays, and how many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
+from gpuscope.analysis.settings import home_of
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.finding import Finding, Quantity, Shown, counts
+from gpuscope.telling.of_setting import unit_of
+from gpuscope.telling.rules import DOES, RULES, fill
+from gpuscope.trace.metadata import Description
+from gpuscope.trace.model import Trace
+
+_GONE = 0.01
+"""Of the time before: a cause that has less left is there no longer."""
+
+
+def of_pair(result: Comparison) -> tuple[Finding, ...]:
+    """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
+    timed = [each for each in result.differences if each.workload in result.pairs]
+    seen = [each for each in timed if each.is_seen] or [
+        each for each in result.differences if each.is_seen
+    ]
+    if not seen:
+        largest = max(timed or result.differences, key=lambda each: abs(each.change))
+        return (_unchanged(largest), *_calls(result, largest.workload))
+    clearest = max(seen, key=lambda each: each.clarity)
+    costs = [
+        _cost(each)
+        for each in result.differences
+        if each.is_seen and each.workload not in result.pairs and each is not clearest
+    ]
+    return (_headline(result, clearest), *costs, *_calls(result, clearest.workload))
+
+
+def _headline(result: Comparison, about: Difference) -> Finding:
+    workload, unit = about.workload, unit_of(about.about)
+    subject = {
+        "workload": workload,
+        "column": about.column,
+        "quantity": about.about.title.removeprefix("latency ").removesuffix("/s"),
+        "setting": result.names[1],
+        "base": result.names[0],
+        "change": _in_words(result, workload),
+    }
+    values = [
+        Quantity("before", about.before, unit),
+        Quantity("after", about.after, unit),
+        Quantity("by", about.change, "±%", about.low, about.high),
+    ]
+    spans: tuple[Shown, ...] = ()
+    if pairs := result.pairs.get(workload):
+        at = pairs.at(_quantile(about))
+        ids = int(pairs.first[at]), int(pairs.second[at])
+        spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
+        try:
+            calls = result.calls_summed(workload)
+            cause, more = _cause(result.parts(workload), calls, about)
+        except MissingEvidence:
+            cause, more = "", ()
+        subject["cause"] = cause
+        values += more
+    if about.is_better:
+        return Finding("change.better", "note", subject, tuple(values), spans)
+    return Finding("change.worse", "warning", subject, tuple(values), spans)
+
+
+def _quantile(about: Difference) -> float:
+    """Return which of the calls shows a difference: the one at the p99, where that is stated."""
+    return 0.99 if about.column.startswith("latency") else 0.5
+
+
+def _cause(
+    parts: tuple[PartSum, ...], calls: int, about: Difference
+) -> tuple[str, tuple[Quantity, ...]]:
+    """Return the part that changed most in the direction of a change, in words and numbers."""
+    way = 1 if about.about.better * about.change < 0 else -1  # times grow where it is worse
+    part = max(parts, key=lambda each: way * (each.second_ns - each.first_ns))
+    grown_ns = (part.second_ns - part.first_ns) / calls
+    if way * grown_ns <= 0:
+        return "", ()
+    values = (
+        Quantity("cause_before", part.first_ns / calls, "ns"),
+        Quantity("cause_after", part.second_ns / calls, "ns"),
+    )
+    degree = "more" if way > 0 else "gone" if part.second_ns <= _GONE * part.first_ns else "less"
+    each = "call" if about.column.startswith("latency") else "request"
+    names = {"holder": part.holder, "each": each, "by": str(Quantity("", abs(grown_ns), "ns"))}
+    names["does"] = fill(DOES[part.kind], names)
+    return fill(RULES[f"part.{degree}"].text, names), values
+
+
+def _unchanged(about: Difference) -> Finding:
+    subject = {
+        "workload": about.workload,
+        "column": about.column,
+        "quantity": about.about.title.removeprefix("latency "),
+    }
+    by = Quantity("by", about.change, "±%", about.low, about.high)
+    if about.low is None or about.high is None:
+        return Finding("change.unsure", "note", subject, (by,))
+    noise = Quantity("noise", (about.high - about.low) / 2, "%")
+    return Finding("change.none", "note", subject, (by, noise))
+
+
+def _cost(about: Difference) -> Finding:
+    rule = "change.gains" if about.is_better else "change.pays"
+    cost = Quantity("cost", abs(about.change), "%")
+    by = Quantity("by", about.change, "±%", about.low, about.high)
+    return Finding(rule, "note", {"workload": about.workload}, (cost, by))
+
+
+def _calls(result: Comparison, workload: str) -> Iterator[Finding]:
+    """Yield how many calls are faster, and how many slower."""
+    if pairs := result.pairs.get(workload):
+        signs = np.sign(pairs.second_ns - pairs.first_ns)
+        values = counts(
+            calls=len(signs), faster=int((signs < 0).sum()), slower=int((signs > 0).sum())
+        )
+        subject = {"workload": workload, "setting": result.names[1]}
+        yield Finding("change.calls", "note", subject, values)
+
+
+# -- what was changed ---------------------------------------------------------------------
+def _in_words(result: Comparison, workload: str) -> str:
+    """Say what was changed, as a headline begins; nothing where that is not known."""
+    before, after = (home_of(trace, workload) for trace in result.traces)
+    sizes = [
+        trace.metadata.partition(home).sm_count
+        for trace, home in zip(result.traces, (before, after), strict=True)
+    ]
+    if sizes[0] != sizes[1]:
+        if after is None:
+            return "On the whole GPU"
+        return f"On {sizes[1]} SMs{'' if before else ' of its own'}" if sizes[1] else f"In {after}"
+    several = list(changes(*result.traces))
+    return several[0].phrase if len(several) == 1 else f"In {result.names[1]}"
+
+
+class Changed(NamedTuple):
+    """A field of two descriptions that differs, its values as text."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        if not (self.before and self.after):
+            return f"{self.path}: {'added' if self.after else 'removed'}"
+        return f"{self.path}: {self.before} → {self.after}"
+
+    @property
+    def phrase(self) -> str:
+        """How a sentence begins that is about it."""
+        if not (self.before and self.after):
+            return f"{'With' if self.after else 'Without'} {self.path}"
+        return f"With {self.path} = {self.after}"
+
+
+def changes(before: Trace, after: Trace) -> Iterator[Changed]:
+    """Yield field by field what differs between what two traces ran, if both are of experiments."""
+    described = _described(before), _described(after)
+    if all(described):
+        yield from _changed(*described, "")
+
+
+def _described(trace: Trace) -> Description:
+    """Return the experiment of a trace as its setting has it."""
+    experiment = dict(trace.metadata.experiment or {})
+    own = (experiment.pop("settings", None) or {}).get(trace.metadata.setting) or {}
+    streams = {**(experiment.get("streams") or {}), **(own.get("streams") or {})}
+    experiment |= {key: value for key, value in own.items() if value is not None}
+    return experiment | {"streams": streams} if experiment else {}
+
+
+def _changed(before: object, now: object, path: str) -> Iterator[Changed]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            inside = f"{path}.{key}" if path else str(key)
+            yield from _changed(before.get(key), now.get(key), inside)
+    elif before is None and isinstance(now, Mapping):
+        yield Changed(path, "", "added")
+    elif now is None and isinstance(before, Mapping):
+        yield Changed(path, "removed", "")
+    elif before != now:
+        yield Changed(path, _told(before, now), _told(now, before))
+
+
+def _told(value: object, other: object) -> str:
+    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
+    if value is None and isinstance(other, bool):
+        value = not other
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not value and isinstance(other, list):
+        return "none"
+    return "–" if value is None or isinstance(value, Mapping) else str(value)

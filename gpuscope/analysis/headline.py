@@ -156,9 +156,7 @@ def _spread(trace: Trace, row: Row, column: str) -> float:
     """Return the half width of a latency's interval as a share of it; 0 of other columns."""
     if not column.startswith("latency_"):
         return 0.0
-    kept = row.get("spreads")
-    spreads: dict[str, float] = latency_spreads(trace, row["workload"]) if kept is None else kept
-    return spreads.get(column) or 0.0
+    return latency_spreads(trace, row["workload"]).get(column) or 0.0
 
 
 def latency_spreads(trace: Trace, workload: str) -> dict[str, float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope._types import Array
+from gpuscope._types import Array, Floats, Ints
 from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
@@ -50,7 +50,6 @@ _POINTS = 500
 _TITLE = 84
 """Characters of a line of a title."""
 _SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
-_NAMES = ("", "2", "3", "4")
 
 
 @door(result=Comparison)
@@ -210,7 +209,7 @@ class _Calls:
 
 
 def part_look(
-    kind: PartKind, workload: str, holder: str, colours: dict[str, str], edge: float = 0.5
+    kind: PartKind, workload: str, holder: str, colours: Mapping[str, str], edge: float = 0.5
 ) -> Properties:
     """Return the marker of a part of a call: its colour says who, its pattern says what."""
     who = holder if kind in _OF_HOLDER else workload
@@ -241,6 +240,7 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
                     "y": [escape(name, 20)],
                     "xaxis": "x2",
                     "yaxis": "y2",
+                    "width": 0.4,
                     "marker": part_look(part.kind, workload, part.holder, colours),
                     "name": words,
                     "legendgroup": words,
@@ -249,24 +249,37 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
                 }
 
 
+def slower(took_ns: Ints) -> tuple[Ints, Floats]:
+    """Return times, and which share of the calls took at least as long; the tail step by step."""
+    count = len(took_ns)
+    left = np.unique(np.geomspace(count, 1, min(count, _POINTS)).round().astype(np.int64))[::-1]
+    return np.sort(took_ns)[count - left], left / count
+
+
 def _curves(result: Comparison, pairs: Pairs) -> Iterator[Properties]:
     """Yield which share of the calls is slower than a time."""
     looks = zip((style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0]), ("dash", "solid"), strict=True)
     sides = zip(result.names, (pairs.first_ns, pairs.second_ns), looks, strict=True)
     for name, took_ns, (colour, dash) in sides:
-        count = len(took_ns)
-        picked = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).round().astype(np.int64))
+        times_ns, shares = slower(took_ns)
         yield {
             "type": "scatter",
             "mode": "lines",
-            "x": np.sort(took_ns)[picked] / 1e3,
-            "y": (count - picked) / count,
+            "x": times_ns / 1e3,
+            "y": shares,
             "xaxis": "x3",
             "yaxis": "y3",
             "line": {"shape": "vh", "width": 2, "color": colour, "dash": dash},
             "name": escape(name, 40),
             "hovertemplate": "%{y:.3p} of calls took %{x:,.4~r} µs or more<extra></extra>",
         }
+
+
+def difference_look(each: Difference) -> tuple[str, str]:
+    """Return the colour and the shape of a number: grey where no difference is seen."""
+    if not each.is_seen:
+        return _SAME, "circle"
+    return (_BETTER, "triangle-up") if each.is_better else (_WORSE, "square")
 
 
 def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
@@ -276,10 +289,10 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
             continue
         low = each.change if each.low is None else each.low
         high = each.change if each.high is None else each.high
-        colour, symbol = _SAME, "circle"
-        if each.is_seen:
-            colour, symbol = (_BETTER, "triangle-up") if each.is_better else (_WORSE, "square")
-        values = f"{each.about.text(each.before)} → {each.about.text(each.after)}"
+        colour, symbol = difference_look(each)
+        texts = [each.about.text(number) for number in (each.before, each.after)]
+        unit = f" {each.about.title}" if each.about.is_rate else ""
+        values = " → ".join([texts[0].removesuffix(unit), texts[1]])
         title = escape(f"{each.workload} {each.about.title.removeprefix('latency ')}", 40)
         yield {
             "type": "scatter",
@@ -365,5 +378,6 @@ def _layout(
     layout["yaxis2"]["autorange"] = "reversed"
     layout["yaxis3"] |= {"type": "log", "tickformat": "~%", "title": style.titled("share slower")}
     layout["yaxis3"] |= {"gridcolor": style.GRID, "dtick": 1}
-    layout["xaxis4"] |= {"zeroline": True, "zerolinecolor": style.MUTED}
+    layout["xaxis3"]["rangemode"] = "tozero"
+    layout["xaxis4"] |= {"rangemode": "tozero", "zeroline": True, "zerolinecolor": style.MUTED}
     return layout

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._checks import door
-from gpuscope._columns import COMPARED, Column, is_of_requests
+from gpuscope._columns import COMPARED, is_of_requests
 from gpuscope._text import clean
-from gpuscope.analysis.headline import RATES, Change, changes, headline, noise_of
+from gpuscope.analysis.headline import RATES, Change, changes, headline
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
 from gpuscope.telling.described import limits_of
@@ -21,11 +21,6 @@ from gpuscope.telling.finding import Finding, Mend, Quantity, Severity, Shown
 from gpuscope.telling.of_setting import met, of_requests, quantities, together, unit_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, missing
-
-_EXACT = ("overlap", "gain", "confinement")
-"""Numbers of which no noise is known."""
-_NONE = 0.0005
-"""Changes by less than this share are not told."""
 
 
 @door(run=Run)
@@ -150,26 +145,6 @@ def _changed(run: Run, rows: _Rows, change: Change) -> Finding:
     pair = ((change.base, change.before), (change.setting, change.after))
     spans = [span for setting, value in pair for span in _near(run, change, setting, value)]
     return Finding(f"{verdict}.{measure}", severity, subject, tuple(values), tuple(spans))
-
-
-def difference(column: Column, before: float, after: float, *spreads: float) -> str:
-    """Say how far a number is from what it was, and whether noise may be why.
-
-    Parameters
-    ----------
-    spreads
-        By which share of itself each may be off.
-    """
-    if not before:
-        return "–"
-    share = after / before - 1
-    if abs(share) < _NONE:
-        return "the same"
-    noise = 0.0 if column.key in _EXACT else noise_of(column.key, *spreads)
-    if Change("", column.key, "", "", before, after, noise).within_noise:
-        return f"{share:+.1%}, within noise"
-    word = "" if not column.better else " better" if column.better * share > 0 else " worse"
-    return f"{share:+.1%}{word}"
 
 
 def _verdict(change: Change) -> tuple[str, Severity]:

@@ -10,16 +10,11 @@ import pyarrow.compute as pc
 import pytest
 from test_outcome import CARVED, WORKLOADS, run_of, trace_of
 
-import gpuscope as gs
 from gpuscope import telling
-from gpuscope._columns import COMPARED
 from gpuscope.analysis.headline import changes, headline
-from gpuscope.telling.comparison import difference
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, results
-from gpuscope.widgets.pins import beside
 
 OF_RATES = "share_of_alone_on_whole_gpu"
 
@@ -315,41 +310,3 @@ def test_a_rate_above_that_alone_says_why():
     words = telling.outcome(run)
     assert "(105 % in “shared”)" in words
     assert "above 100 %: " in words
-
-
-def test_a_dashboards_runs_without_their_rows_say_the_same():
-    plan = {
-        "name": "dashboard",
-        "alone_repeats": 5,
-        "partitions": {"small": 16, "load": "rest"},
-        "streams": {"small": {"partition": "small"}, "load": {"partition": "load"}},
-        "workloads": {
-            "small": {"kind": "spin", "duration_us": 40, "stream": "small", "repeats": 20},
-            "load": {"kind": "spin", "duration_us": 90, "stream": "load", "background": True},
-        },
-    }
-    bare = {**plan, "partitions": {}, "streams": {"small": {}, "load": {}}}
-    gpu = gs.open_device("sim:h200", quiet=True)
-    runs = {name: gs.run(one, gpu) for name, one in (("pinned", plan), ("shown", bare))}
-    summaries = {name: results.summarise(run) for name, run in runs.items()}
-    words = telling.outcome(beside(runs))
-    assert html.note(words) == results.won(summaries)
-    change = headline(beside(runs)).change
-    assert str(change.setting) in words
-
-
-@pytest.mark.parametrize(
-    ("column", "before", "after", "word"),
-    [
-        ("latency_p50_us", 40.0, 110.0, "+175.0% worse"),
-        ("latency_p50_us", 40.0, 20.0, "-50.0% better"),
-        ("latency_p50_us", 40.0, 41.0, "+2.5%, within noise"),
-        ("latency_p99_us", 40.0, 48.0, "+20.0%, within noise"),
-        ("goodput_per_s", 100.0, 50.0, "-50.0% worse"),
-        ("goodput_per_s", 0.0, 50.0, "–"),
-        ("gain", 1.0, 0.99, "-1.0% worse"),
-        ("gain", 1.0, 1.0, "the same"),
-    ],
-)
-def test_side_by_side_what_is_within_noise_is_called_so(column, before, after, word):
-    assert difference(COMPARED[column], before, after) == word

@@ -79,7 +79,7 @@ def compare(
     ----------
     first, second
         Each a trace, the result of :func:`gpuscope.run` with one setting, the folder of
-        ``gpuscope run --out`` with one, or a trace in a Parquet file.
+        ``gpuscope run --out`` with one, or a trace in a file that ends in ``.parquet``.
     names
         What to call them; default: their settings, or A and B where these are the same.
 
@@ -117,7 +117,7 @@ def compare(
 def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:
     if isinstance(given, Trace):
         return given
-    if isinstance(given, str | Path) and not Path(given).is_dir():
+    if isinstance(given, str | Path) and Path(given).suffix == ".parquet":
         return read_parquet(Path(given))
     traces = given if isinstance(given, Run) else load_run(Path(given))
     if len(traces) != 1:

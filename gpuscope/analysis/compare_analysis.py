@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 
 from gpuscope._columns import COMPARED, Column, is_of_requests
-from gpuscope._types import Array, Floats, Ints
+from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
-from gpuscope.analysis.noise import student_t
+from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.requests_analysis import Request, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
@@ -27,10 +27,6 @@ Both = tuple[Trace, Trace]
 RATE_COLUMNS = ("calls_per_s", "tflop_per_s", "gb_per_s")
 """The columns by which rates are compared: the first that is known."""
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-_RESAMPLES, _DRAWS = 1000, 20_000_000
-"""Times that pairs are drawn anew, and pairs that are drawn in all, about."""
-_BATCHES = 20
-_TAIL = 0.025
 _FEWEST = 6
 """Pairs from which on an interval of 95 % for a median exists: 2 × 0.5⁶ < 5 %."""
 _MOST_PARTS = 10_000
@@ -108,9 +104,11 @@ class Pairs(NamedTuple):
     second_ns: Ints
     unpaired: int
 
-    def at(self, quantile: float) -> int:
-        """Return the pair whose first call took about as long as a quantile of all of them."""
-        return int(np.abs(self.first_ns - np.quantile(self.first_ns, quantile)).argmin())
+    @property
+    def slow(self) -> tuple[str, int]:
+        """The highest percentile that is stated, and the pair whose first call took about that."""
+        mark, share = ("p99", 0.99) if len(self.first) >= P99_NEEDS else ("p90", 0.9)
+        return mark, int(np.abs(self.first_ns - np.quantile(self.first_ns, share)).argmin())
 
 
 class PartSum(NamedTuple):
@@ -261,41 +259,7 @@ def paired_calls(both: Both) -> dict[str, Pairs]:
     return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
 
 
-# -- noise --------------------------------------------------------------------------------
-_Statistic = Callable[[Ints], Array]
-"""Places of pairs → numbers of these."""
-
-
-def bootstrap(count: int, before: _Statistic, after: _Statistic) -> tuple[Floats, Floats]:
-    """Return the ends of the 95 % intervals of ``after / before − 1`` of paired samples.
-
-    Pairs are drawn with replacement, both sides together (B. Efron and R. J. Tibshirani, *An
-    Introduction to the Bootstrap*, 1993, section 13.3: percentile intervals), from a seed that is
-    always the same.
-    """
-    random = np.random.default_rng(0)
-    times = max(200, min(_RESAMPLES, _DRAWS // count))
-    changes = []
-    for _ in range(times):
-        drawn = random.integers(count, size=count)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            changes.append(after(drawn) / before(drawn) - 1)
-    low, high = np.nanquantile(np.array(changes), (_TAIL, 1 - _TAIL), axis=0)
-    return low, high
-
-
-def _batch_ns(ends_ns: Ints, windows: Ints) -> Floats:
-    """Return the mean time from one end to the next in batches; none is of two rounds."""
-    turns = np.searchsorted(windows, ends_ns, "right")
-    each = max(1, _BATCHES // len(np.unique(turns)))
-    means = []
-    for turn in np.unique(turns):
-        gaps = np.diff(np.sort(ends_ns[turns == turn]))
-        number = min(each, len(gaps) // 2)
-        means += [float(batch.mean()) for batch in np.array_split(gaps, number)] if number else []
-    return np.array(means)
-
-
+# -- differences --------------------------------------------------------------------------
 def rate_interval(both: Both, workload: str) -> tuple[float, float] | None:
     """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio.
 
@@ -311,16 +275,15 @@ def rate_interval(both: Both, workload: str) -> tuple[float, float] | None:
         groups = by_workload(of)
         ends_ns = of.array("end_ns")[groups.rows(groups.labels.index(workload))]
         windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-        means = _batch_ns(ends_ns, windows)
+        means = batch_means(ends_ns, windows)
         if len(means) < 2 or not means.mean():
             return None
         spread = math.hypot(spread, means.std(ddof=1) / math.sqrt(len(means)) / means.mean())
         freedom += len(means) - 1
-    wide = math.exp(student_t(freedom, _TAIL) * spread)
+    wide = math.exp(student_t(freedom, TAIL) * spread)
     return 1 / wide, wide
 
 
-# -- differences --------------------------------------------------------------------------
 def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _Kind:
     """Compare two traces; their names differ. The result is of a kind of :class:`Comparison`.
 
@@ -406,7 +369,7 @@ def _of_requests(
             yield Difference(workload, column, before, after, low, high)
 
 
-def _serving(trace: Trace, workload: str, requests: Sequence[Request], ids: Ints) -> _Statistic:
+def _serving(trace: Trace, workload: str, requests: Sequence[Request], ids: Ints) -> Statistic:
     """Return what some requests come to: their share that meets the SLO, TTFT p50, TBT p50."""
     by_id, slo = {request.span: request for request in requests}, slo_of(trace, workload)
     every = [by_id[span] for span in ids.tolist()]

@@ -43,7 +43,9 @@ _OF_HOST = ("launch call", "on the way", "not looking", "host", "unexplained")
 _OF_HOLDER = ("SMs held", "priority", "copy engine", "event wait", "collective")
 _LANE, _ROW, _GAP = 20, 26, 22
 """Px of a lane of calls, of a row of kernels, and between the two traces."""
-_BELOW = 250
+_BELOW, _SHARE = 250, 0.68
+"""Px below the calls, and the share of it that panels have: the rest is the time axis's."""
+_TITLE_LINE = 22
 _SEPARATE = 500
 """Kernels of a row that are drawn one by one; of more, the time in which any ran."""
 _POINTS = 500
@@ -60,6 +62,11 @@ def compared(result: Comparison) -> go.Figure:
     of its workload waited for, and which kernels ran. Below: what a mean call consists of, which
     share of calls is slower than …, and how far each number differs, with its 95 % interval.
 
+    Parameters
+    ----------
+    result
+        What :func:`gpuscope.compare` returned.
+
     Examples
     --------
     >>> import gpuscope as gs
@@ -75,26 +82,17 @@ def compared(result: Comparison) -> go.Figure:
     """
     findings = of_pair(result)
     workload = str(findings[0].subject["workload"])
-    if workload not in result.pairs:
-        workload = next(iter(result.pairs), workload)
-    names = [*dict.fromkeys(each.workload for each in result.differences), workload]
-    colours = style.colours_of(names)
-    data: list[Properties] = []
-    annotations: list[Properties] = []
-    height, labels, unit = _LANE, dict[float, str](), "µs"
+    colours = style.colours_of(each.workload for each in result.differences)
+    data, calls = [*_differences(result.differences)], None
     if (pairs := result.pairs.get(workload)) is not None:
-        drawn = _Calls(result, workload, pairs, colours)
-        data += drawn.bars()
-        annotations += drawn.annotations
-        height, labels, unit = drawn.height, drawn.labels, drawn.unit
-        data += _means(result, workload, colours)
-        data += _curves(result, pairs)
-    data += _differences(result.differences)
-    whole = height + _BELOW
-    top = 1 - height / whole
-    return ThemedFigure(
-        data=_once(data), layout=_layout(result, findings, labels, annotations, (whole, top), unit)
-    )
+        calls = _Calls(result, workload, pairs, colours)
+        data += [*calls.bars(), *_means(result, workload, colours), *_curves(result, pairs)]
+    seen = set()
+    for trace in data:  # what stands in the legend, once
+        if trace.setdefault("showlegend", True):
+            trace["showlegend"] = trace["name"] not in seen
+            seen.add(trace["name"])
+    return ThemedFigure(data=data, layout=_layout(result, findings, calls))
 
 
 class _Calls:
@@ -104,10 +102,12 @@ class _Calls:
         self, result: Comparison, workload: str, pairs: Pairs, colours: dict[str, str]
     ) -> None:
         self._workload, self._colours = workload, colours
-        at = pairs.at(0.99)
+        mark, at = pairs.slow
         longest = int(max(pairs.first_ns[at], pairs.second_ns[at]))
         self._around_ns = (-longest, 2 * longest)
-        self.unit, self._unit_ns = axis_unit(3 * longest)
+        unit, self._unit_ns = axis_unit(3 * longest)
+        first = escape(result.names[0], 24)
+        self.title = f"time since the call at the {mark} of {first} was entered ({unit})"
         self.labels: dict[float, str] = {}
         self.annotations: list[Properties] = []
         self._y = 0.0
@@ -317,67 +317,39 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
         }
 
 
-def _once(data: Sequence[Properties]) -> list[Properties]:
-    """Let each name stand in the legend once."""
-    seen = set()
-    for trace in data:
-        if trace.get("showlegend", True):
-            trace["showlegend"] = trace["name"] not in seen
-            seen.add(trace["name"])
-    return [*data]
-
-
-def _layout(
-    result: Comparison,
-    findings: Sequence[Finding],
-    labels: dict[float, str],
-    annotations: list[Properties],
-    place: tuple[float, float],
-    unit: str,
-) -> Properties:
+def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
     suffix, provenance = stated(result)
-    calls = [each.text for each in findings if each.rule == "change.calls"]
-    headline = " ".join(each.text for each in findings if each.rule != "change.calls")
-    lines = textwrap.wrap(headline, _TITLE)
-    height, top = place
-    below = max(0.02, top - 80 / height)
+    more = [each.text for each in findings if each.rule == "change.calls"]
+    lines = textwrap.wrap(" ".join(f.text for f in findings if f.rule != "change.calls"), _TITLE)
+    above = calls.height if calls else 0
     layout = style.base_layout(
         "<br>".join(map(escape, lines)) + suffix,
-        [*notes_of(*calls), *provenance],
-        height,
+        [*notes_of(*more), *provenance],
+        above + _BELOW,
         legend_rows=2,
         barmode="relative",
-        annotations=annotations,
-        xaxis=style.x_axis(
-            f"time since the call at the p99 of {escape(result.names[0], 24)} was entered ({unit})",
-            domain=[0, 1],
-            anchor="y",
-        ),
-        yaxis=style.label_axis(
-            [*labels],
-            [*labels.values()],
-            domain=[top, 1],
-            anchor="x",
-            range=[max(labels, default=1) + _ROW, 0],
-            tickfont={"size": 12},
-        ),
     )
-    layout["margin"]["t"] += 22 * (len(lines) - 1)
-    layout["height"] += 22 * (len(lines) - 1)
+    for size, room in ((layout["margin"], "t"), (layout, "height")):
+        size[room] += _TITLE_LINE * (len(lines) - 1)
+    top = _BELOW / (above + _BELOW)
+    if calls:
+        layout["annotations"] = calls.annotations
+        layout["xaxis"] = style.x_axis(calls.title, anchor="y")
+        layout["yaxis"] = style.label_axis(
+            [*calls.labels], [*calls.labels.values()], range=[above, 0], tickfont={"size": 12}
+        ) | {"domain": [top, 1], "anchor": "x"}
+        top *= _SHARE
     titles = ("a mean call (µs)", "latency (µs)", "change (%), 95 % interval")
-    for number, (title, domain) in enumerate(
-        zip(titles, ((0, 0.28), (0.36, 0.63), (0.8, 1)), strict=True), 2
-    ):
-        layout[f"xaxis{number}"] = style.x_axis(title, domain=domain, anchor=f"y{number}")
-        layout[f"yaxis{number}"] = {
-            "domain": [0, below],
-            "anchor": f"x{number}",
-            "automargin": True,
-            "tickfont": {"size": 11},
-        }
-    layout["yaxis2"]["autorange"] = "reversed"
-    layout["yaxis3"] |= {"type": "log", "tickformat": "~%", "title": style.titled("share slower")}
-    layout["yaxis3"] |= {"gridcolor": style.GRID, "dtick": 1}
-    layout["xaxis3"]["rangemode"] = "tozero"
-    layout["xaxis4"] |= {"rangemode": "tozero", "zeroline": True, "zerolinecolor": style.MUTED}
+    places = zip((2, 3, 4), titles, ((0, 0.28), (0.36, 0.63), (0.8, 1)), strict=True)
+    for number, title, domain in places if calls else [(4, titles[-1], (0.3, 1))]:
+        layout[f"xaxis{number}"] = style.x_axis(
+            title, domain=domain, anchor=f"y{number}", rangemode="tozero"
+        )
+        axis = {"domain": [0, top], "anchor": f"x{number}", "automargin": True}
+        layout[f"yaxis{number}"] = axis | {"tickfont": {"size": 11}, "gridcolor": style.GRID}
+    layout["xaxis4"] |= {"zeroline": True, "zerolinecolor": style.MUTED}
+    if calls:
+        layout["yaxis2"]["autorange"] = "reversed"
+        shares = {"type": "log", "tickformat": "~%", "dtick": 1}
+        layout["yaxis3"] |= shares | {"title": style.titled("share slower")}
     return layout

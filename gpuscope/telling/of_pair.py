@@ -55,7 +55,7 @@ def _headline(result: Comparison, about: Difference) -> Finding:
     ]
     spans: tuple[Shown, ...] = ()
     if pairs := result.pairs.get(workload):
-        at = pairs.at(_quantile(about))
+        _, at = pairs.slow
         ids = int(pairs.first[at]), int(pairs.second[at])
         spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
         try:
@@ -68,11 +68,6 @@ def _headline(result: Comparison, about: Difference) -> Finding:
     if about.is_better:
         return Finding("change.better", "note", subject, tuple(values), spans)
     return Finding("change.worse", "warning", subject, tuple(values), spans)
-
-
-def _quantile(about: Difference) -> float:
-    """Return which of the calls shows a difference: the one at the p99, where that is stated."""
-    return 0.99 if about.column.startswith("latency") else 0.5
 
 
 def _cause(
@@ -172,9 +167,10 @@ def changes(before: Trace, after: Trace) -> Iterator[Changed]:
 def _described(trace: Trace) -> Description:
     """Return the experiment of a trace as its setting has it."""
     experiment = dict(trace.metadata.experiment or {})
-    own = (experiment.pop("settings", None) or {}).get(trace.metadata.setting) or {}
-    streams = {**(experiment.get("streams") or {}), **(own.get("streams") or {})}
-    experiment |= {key: value for key, value in own.items() if value is not None}
+    settings = experiment.pop("settings", None) or {}
+    changed = settings.get(trace.metadata.setting) or {}
+    streams = {**(experiment.get("streams") or {}), **(changed.get("streams") or {})}
+    experiment |= {key: value for key, value in changed.items() if value is not None}
     return experiment | {"streams": streams} if experiment else {}
 
 

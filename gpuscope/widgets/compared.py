@@ -112,8 +112,8 @@ def _pictures(result: CompareResult) -> str:
 
 # -- the call at the p99 ------------------------------------------------------------------
 def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[str, str]) -> str:
-    """Return the parts of the call at the first run's p99 in both, aligned at its entry."""
-    at = pairs.at(0.99)
+    """Return the parts of a slow call in both, aligned at its entry."""
+    mark, at = pairs.slow
     took_ns = int(pairs.first_ns[at]), int(pairs.second_ns[at])
     lines = []
     sides = zip(_NAMES, result.traces, (pairs.first, pairs.second), took_ns, strict=True)
@@ -131,7 +131,7 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
             f"<div style='display:flex;gap:8px'><b>{name}</b><div style='flex:1;white-space:nowrap;"
             f"font-size:0'>{bar}</div><span style='width:64px'>{duration(length)}</span></div>"
         )
-    title = html.text(f"The call of {workload} at A's p99, from its entry", 200)
+    title = html.text(f"The call of {workload} at A's {mark}, from its entry", 200)
     return f"<div style='max-width:900px'><b>{title}</b>{''.join(lines)}</div>"
 
 

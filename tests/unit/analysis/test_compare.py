@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.compare_analysis import bootstrap, paired_calls, rate_interval
-from gpuscope.analysis.noise import student_t
+from gpuscope.analysis.compare_analysis import paired_calls, rate_interval
+from gpuscope.analysis.noise import bootstrap, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata

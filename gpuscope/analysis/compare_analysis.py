@@ -14,6 +14,7 @@ from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
 from gpuscope.analysis.part import PartKind
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
@@ -24,11 +25,7 @@ from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 Both = tuple[Trace, Trace]
-RATE_COLUMNS = ("calls_per_s", "tflop_per_s", "gb_per_s")
-"""The columns by which rates are compared: the first that is known."""
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-_FEWEST = 6
-"""Pairs from which on an interval of 95 % for a median exists: 2 × 0.5⁶ < 5 %."""
 _MOST_PARTS = 10_000
 """Pairs whose parts are summed: of more, evenly many are left out."""
 
@@ -44,15 +41,15 @@ class Difference:
     before, after
         The number in either, in the column's unit.
     low, high
-        The interval of 95 % of ``after / before − 1``; ``None`` where too few calls tell it.
+        The interval of 95 % of ``after / before − 1``; infinite where too few calls tell it.
     """
 
     workload: Annotated[str, "of"]
     column: str
     before: Annotated[float, "A"]
     after: Annotated[float, "B"]
-    low: float | None
-    high: float | None
+    low: float = -math.inf
+    high: float = math.inf
 
     @property
     def about(self) -> Column:
@@ -69,7 +66,7 @@ class Difference:
     @property
     def is_seen(self) -> bool:
         """Whether its interval leaves out 0."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+        return not self.low <= 0 <= self.high
 
     @property
     def is_better(self) -> bool:
@@ -79,9 +76,7 @@ class Difference:
     @property
     def clarity(self) -> float:
         """How far from 0 the end of its interval is that is nearest to 0, as a logarithm."""
-        if not self.is_seen or self.low is None or self.high is None:
-            return 0.0
-        nearest = self.low if self.low > 0 else self.high
+        nearest = max(self.low, min(0.0, self.high))
         return abs(math.log1p(nearest)) if nearest > -1 else math.inf
 
 
@@ -116,11 +111,14 @@ class PartSum(NamedTuple):
 
     Attributes
     ----------
+    calls
+        The pairs whose parts were summed.
     holder
         The workload that most of it, in the trace with more of it, waited for; empty if none.
     """
 
     kind: PartKind
+    calls: int
     first_ns: int
     second_ns: int
     holder: str
@@ -153,8 +151,8 @@ class Comparison(Result):
                 first: each.about.scaled(each.before),
                 second: each.about.scaled(each.after),
                 "change": each.change,
-                "low": each.low,
-                "high": each.high,
+                "low": each.low if math.isfinite(each.low) else None,
+                "high": each.high if math.isfinite(each.high) else None,
             }
             for each in self.differences
         ]
@@ -170,12 +168,22 @@ class Comparison(Result):
             f"{unpaired:,} calls without another are left out" if unpaired else "",
         )
 
-    def _step(self, workload: str) -> int:
-        return -(-len(self.pairs[workload].first) // _MOST_PARTS)
+    @property
+    def timed(self) -> list[Difference]:
+        """The differences of what is timed: latencies, and of requests their goodput if known."""
+        judged = {each.workload for each in self.differences if each.column == "goodput_per_s"}
+        return [
+            each
+            for each in self.differences
+            if each.workload in self.pairs
+            and (each.column == "goodput_per_s" or each.workload not in judged)
+        ]
 
-    def calls_summed(self, workload: str) -> int:
-        """Return of how many pairs :meth:`parts` sums the parts."""
-        return len(self.pairs[workload].first[:: self._step(workload)])
+    @property
+    def seen(self) -> list[Difference]:
+        """The differences beyond noise that tell most: of what is timed, or else all."""
+        timed = [each for each in self.timed if each.is_seen]
+        return timed or [each for each in self.differences if each.is_seen]
 
     def parts(self, workload: str) -> tuple[PartSum, ...]:
         """Return what the time of a workload's paired calls consists of, by kind.
@@ -185,13 +193,15 @@ class Comparison(Result):
         MissingEvidence
             A trace lacks what the time of its calls consists of.
         """
-        pairs, step = self.pairs[workload], self._step(workload)
+        pairs = self.pairs[workload]
+        step = -(-len(pairs.first) // _MOST_PARTS)
         sums = [
             _sums(trace, ids[::step])
             for trace, ids in zip(self.traces, (pairs.first, pairs.second), strict=True)
         ]
         kinds = dict.fromkeys(kind for each in sums for kind, _ in each)
-        return tuple(_part_sum(kind, *sums) for kind in kinds)
+        calls = len(pairs.first[::step])
+        return tuple(_part_sum(kind, calls, *sums) for kind in kinds)
 
 
 _Kind = TypeVar("_Kind", bound=Comparison)
@@ -211,14 +221,14 @@ def _sums(trace: Trace, ids: Ints) -> _Sums:
     return sums
 
 
-def _part_sum(kind: PartKind, first: _Sums, second: _Sums) -> PartSum:
+def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSum:
     both = [
         {who: took for (of, who), took in each.items() if of == kind} for each in (first, second)
     ]
     totals = [sum(each.values()) for each in both]
     more = both[totals[1] > totals[0]]
     holder = max(more, key=more.__getitem__, default="")
-    return PartSum(kind, totals[0], totals[1], holder)
+    return PartSum(kind, calls, totals[0], totals[1], holder)
 
 
 # -- pairs --------------------------------------------------------------------------------
@@ -260,7 +270,7 @@ def paired_calls(both: Both) -> dict[str, Pairs]:
 
 
 # -- differences --------------------------------------------------------------------------
-def rate_interval(both: Both, workload: str) -> tuple[float, float] | None:
+def rate_interval(both: Both, workload: str) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio.
 
     By batch means: what is left of the correlation of successive calls in batches of a twentieth
@@ -277,7 +287,7 @@ def rate_interval(both: Both, workload: str) -> tuple[float, float] | None:
         windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
         means = batch_means(ends_ns, windows)
         if len(means) < 2 or not means.mean():
-            return None
+            return -math.inf, math.inf
         spread = math.hypot(spread, means.std(ddof=1) / math.sqrt(len(means)) / means.mean())
         freedom += len(means) - 1
     wide = math.exp(student_t(freedom, TAIL) * spread)
@@ -312,7 +322,7 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         elif workload in pairs:
             differences += _of_latencies(workload, pairs[workload])
         is_paced = any(plan.get(workload, {}).get("rate_hz") is not None for plan in plans)
-        if not is_paced and workload not in driven and not is_of_requests(first):
+        if not is_paced and workload not in driven and workload not in pairs:
             differences += _of_rate(both, workload, first, second)
     if not differences:
         raise MissingEvidence(
@@ -336,11 +346,12 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     times = [each / 1e3 for each in (pairs.first_ns, pairs.second_ns)]
     values = [np.quantile(each, shares).tolist() for each in times]
     of = [lambda drawn, each=each: np.quantile(each[drawn], shares) for each in times]
-    ends = bootstrap(count, *of) if count >= _FEWEST else None
+    low, high = bootstrap(count, *of)
     for at, share in enumerate(shares):
-        low, high = (None, None) if ends is None else (float(end[at]) for end in ends)
-        column = f"latency_{_MARKS[share]}_us"
-        yield Difference(workload, column, values[0][at], values[1][at], low, high)
+        ends = float(low[at]), float(high[at])
+        yield Difference(
+            workload, f"latency_{_MARKS[share]}_us", values[0][at], values[1][at], *ends
+        )
 
 
 def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
@@ -357,15 +368,12 @@ def _of_requests(
     """Yield goodput and times of tokens; how many meet the SLO is drawn with the requests."""
     sides = zip(both, served, (pairs.first, pairs.second), strict=True)
     of = [_serving(trace, workload, requests, ids) for trace, requests, ids in sides]
-    count = len(pairs.first)
-    ends = bootstrap(count, *of) if count >= _FEWEST else None
+    ends = bootstrap(len(pairs.first), *of)
     for at, column in enumerate(("goodput_per_s", "ttft_p50_ms", "tbt_p50_ms")):
         before, after = rows[0][column], rows[1][column]
         if before is not None and after is not None:
             pace = rows[1]["requests_per_s"] / rows[0]["requests_per_s"] if at == 0 else 1.0
-            low, high = (None, None)
-            if ends is not None and np.isfinite([end[at] for end in ends]).all():
-                low, high = ((1 + float(end[at])) * pace - 1 for end in ends)
+            low, high = ((1 + float(end[at])) * pace - 1 for end in ends)
             yield Difference(workload, column, before, after, low, high)
 
 
@@ -386,9 +394,9 @@ def _serving(trace: Trace, workload: str, requests: Sequence[Request], ids: Ints
 
 
 def _of_rate(both: Both, workload: str, first: Row, second: Row) -> Iterator[Difference]:
-    for column in RATE_COLUMNS:
+    for column in RATES[1:]:  # the first that is known
         if first[column] and second[column]:
-            ratio, ends = second[column] / first[column], rate_interval(both, workload)
-            low, high = (None, None) if ends is None else (ratio * end - 1 for end in ends)
+            ratio = second[column] / first[column]
+            low, high = (ratio * end - 1 for end in rate_interval(both, workload))
             yield Difference(workload, column, first[column], second[column], low, high)
             return

@@ -227,10 +227,9 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
         sums = result.parts(workload)
     except MissingEvidence:
         return
-    unit_ns = 1e3 * result.calls_summed(workload)
     for at, name in enumerate(result.names):
         for part in sums:
-            mean_us = (part.first_ns, part.second_ns)[at] / unit_ns
+            mean_us = (part.first_ns, part.second_ns)[at] / part.calls / 1e3
             if mean_us:
                 words = in_words(part.kind)
                 yield {
@@ -287,8 +286,8 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
     for each in reversed(differences):
         if not np.isfinite(each.change):
             continue
-        low = each.change if each.low is None else each.low
-        high = each.change if each.high is None else each.high
+        is_known = np.isfinite(each.high - each.low)
+        low, high = (each.low, each.high) if is_known else (each.change, each.change)
         colour, symbol = difference_look(each)
         texts = [each.about.text(number) for number in (each.before, each.after)]
         unit = f" {each.about.title}" if each.about.is_rate else ""

@@ -11,7 +11,7 @@ from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
-from gpuscope.analysis.headline import RATES
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
 from gpuscope.report import page

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
+from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import home_of
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Quantity, Shown, counts
 from gpuscope.telling.of_setting import unit_of
 from gpuscope.telling.rules import DOES, RULES, fill
@@ -22,36 +25,26 @@ _GONE = 0.01
 
 def of_pair(result: Comparison) -> tuple[Finding, ...]:
     """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
-    timed = [each for each in result.differences if each.workload in result.pairs]
-    seen = [each for each in timed if each.is_seen] or [
-        each for each in result.differences if each.is_seen
-    ]
-    if not seen:
-        largest = max(timed or result.differences, key=lambda each: abs(each.change))
-        return (_unchanged(largest), *_calls(result, largest.workload))
-    clearest = max(seen, key=lambda each: each.clarity)
+    if not result.seen:
+        largest = max(result.timed or result.differences, key=lambda each: abs(each.change))
+        return (_unchanged(result, largest), *_calls(result, largest.workload))
+    clearest = max(result.seen, key=lambda each: each.clarity)
     costs = [
         _cost(each)
         for each in result.differences
         if each.is_seen and each.workload not in result.pairs and each is not clearest
     ]
-    return (_headline(result, clearest), *costs, *_calls(result, clearest.workload))
+    return (headline(result, clearest), *costs, *_calls(result, clearest.workload))
 
 
-def _headline(result: Comparison, about: Difference) -> Finding:
+def headline(result: Comparison, about: Difference) -> Finding:
+    """Return what a difference that is seen comes to, and the cause that changed most."""
     workload, unit = about.workload, unit_of(about.about)
-    subject = {
-        "workload": workload,
-        "column": about.column,
-        "quantity": about.about.title.removeprefix("latency ").removesuffix("/s"),
-        "setting": result.names[1],
-        "base": result.names[0],
-        "change": _in_words(result, workload),
-    }
+    subject = _subject(result, about) | {"change": _in_words(result, workload)}
     values = [
         Quantity("before", about.before, unit),
         Quantity("after", about.after, unit),
-        Quantity("by", about.change, "±%", about.low, about.high),
+        _by(about),
     ]
     spans: tuple[Shown, ...] = ()
     if pairs := result.pairs.get(workload):
@@ -59,8 +52,7 @@ def _headline(result: Comparison, about: Difference) -> Finding:
         ids = int(pairs.first[at]), int(pairs.second[at])
         spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
         try:
-            calls = result.calls_summed(workload)
-            cause, more = _cause(result.parts(workload), calls, about)
+            cause, more = _cause(result.parts(workload), about)
         except MissingEvidence:
             cause, more = "", ()
         subject["cause"] = cause
@@ -70,18 +62,29 @@ def _headline(result: Comparison, about: Difference) -> Finding:
     return Finding("change.worse", "warning", subject, tuple(values), spans)
 
 
-def _cause(
-    parts: tuple[PartSum, ...], calls: int, about: Difference
-) -> tuple[str, tuple[Quantity, ...]]:
+def _subject(result: Comparison, about: Difference) -> dict[str, str]:
+    subject = {
+        "workload": about.workload,
+        "column": about.column,
+        "quantity": about.about.title.removeprefix("latency ").removesuffix("/s"),
+        "setting": result.names[1],
+        "base": result.names[0],
+    }
+    if about.column == "goodput_per_s":
+        subject["slo"] = " and ".join(limits_of(slo_of(result.traces[1], about.workload)))
+    return subject
+
+
+def _cause(parts: tuple[PartSum, ...], about: Difference) -> tuple[str, tuple[Quantity, ...]]:
     """Return the part that changed most in the direction of a change, in words and numbers."""
     way = 1 if about.about.better * about.change < 0 else -1  # times grow where it is worse
     part = max(parts, key=lambda each: way * (each.second_ns - each.first_ns))
-    grown_ns = (part.second_ns - part.first_ns) / calls
+    grown_ns = (part.second_ns - part.first_ns) / part.calls
     if way * grown_ns <= 0:
         return "", ()
     values = (
-        Quantity("cause_before", part.first_ns / calls, "ns"),
-        Quantity("cause_after", part.second_ns / calls, "ns"),
+        Quantity("cause_before", part.first_ns / part.calls, "ns"),
+        Quantity("cause_after", part.second_ns / part.calls, "ns"),
     )
     degree = "more" if way > 0 else "gone" if part.second_ns <= _GONE * part.first_ns else "less"
     each = "call" if about.column.startswith("latency") else "request"
@@ -90,24 +93,23 @@ def _cause(
     return fill(RULES[f"part.{degree}"].text, names), values
 
 
-def _unchanged(about: Difference) -> Finding:
-    subject = {
-        "workload": about.workload,
-        "column": about.column,
-        "quantity": about.about.title.removeprefix("latency "),
-    }
-    by = Quantity("by", about.change, "±%", about.low, about.high)
-    if about.low is None or about.high is None:
-        return Finding("change.unsure", "note", subject, (by,))
+def _unchanged(result: Comparison, about: Difference) -> Finding:
+    subject = _subject(result, about)
+    if math.isinf(about.high - about.low):
+        return Finding("change.unsure", "note", subject, (_by(about),))
     noise = Quantity("noise", (about.high - about.low) / 2, "%")
-    return Finding("change.none", "note", subject, (by, noise))
+    return Finding("change.none", "note", subject, (_by(about), noise))
 
 
 def _cost(about: Difference) -> Finding:
     rule = "change.gains" if about.is_better else "change.pays"
     cost = Quantity("cost", abs(about.change), "%")
-    by = Quantity("by", about.change, "±%", about.low, about.high)
-    return Finding(rule, "note", {"workload": about.workload}, (cost, by))
+    return Finding(rule, "note", {"workload": about.workload}, (cost, _by(about)))
+
+
+def _by(about: Difference) -> Quantity:
+    low, high = (end if math.isfinite(end) else None for end in (about.low, about.high))
+    return Quantity("by", about.change, "±%", low, high)
 
 
 def _calls(result: Comparison, workload: str) -> Iterator[Finding]:

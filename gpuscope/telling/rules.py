@@ -75,23 +75,6 @@ _IDLE = (
     "{longest}[, between {before} and {after}][, between two of {both}])"
 )
 _UNUSED = "[. Nothing was given to {unused}]"
-_PAIR = "[ (“{setting}” against “{base}”)]"
-_MEASURES = {
-    "number": "{quantity} of {workload}[ ({slo})] {before} → {after}[ ({by})][ {where}]"
-    "[: {met} of the requests meet it, not {met_before}]",
-    "share": "{workload} keeps {after} of its rate alone ({before} in “{base}”)",
-    "rate": "{workload} keeps {ratio} of its rate in “{base}”",
-}
-_COMPARED = {
-    "faster": f"%s{_PAIR}",
-    "slower": f"%s{_PAIR}",
-    "same": f"no difference beyond noise ({{noise}}): %s{_PAIR}",
-    "unsure": f"too few calls to tell a difference from noise: %s{_PAIR}",
-    "beside": "%s",
-    "near": "%s (within noise)",
-    "best": "best in “{setting}”: %s",
-}
-"""How two settings compare; the last three only word what stands beside another comparison."""
 DOES = {
     "launch call": "is in the launch call",
     "on the way": "is on the way to the GPU",
@@ -179,14 +162,12 @@ RULES = {
     "ordered": Rule(
         "No hazard was found among {accesses} accesses, {unseen} unseen[, {undecided} undecided]"
     ),
-    **{
-        f"{verdict}.{measure}": Rule(text % words)
-        for verdict, text in _COMPARED.items()
-        for measure, words in _MEASURES.items()
-    },
     **dict.fromkeys(
         ("change.better", "change.worse"),
-        Rule("{change}, {workload}'s {quantity} is {after} instead of {before}[: it {cause}]"),
+        Rule(
+            "{change}, {workload}'s {quantity}[ ({slo})] is {after} instead of {before}"
+            "[ ({against})][: it {cause}]"
+        ),
     ),
     "change.none": Rule("No difference seen: {by} ± {noise} of {workload}'s {quantity}"),
     "change.unsure": Rule("Too few calls to see a difference: {by} of {workload}'s {quantity}"),

@@ -154,14 +154,14 @@ def _background(look: style.Properties) -> str:
 def _rows(differences: Sequence[Difference]) -> Iterator[Row]:
     """Yield of each number its value in both, and its change with the interval of 95 %."""
     ends = [end for each in differences for end in (each.low, each.high, each.change)]
-    reach = max((abs(end) for end in ends if end is not None and np.isfinite(end)), default=0) or 1
+    reach = max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1
     for each in differences:
         row = {"of": each.workload, "what": each.about.title}
         row |= {"A": each.about.text(each.before), "B": each.about.text(each.after)}
         words = f"{100 * each.change:+.3g} %" if each.before else "–"
         if each.is_seen:
             words += " ▲ better" if each.is_better else " ▼ worse"
-        elif each.low is None:
+        elif np.isinf(each.low):
             words += " too few calls"
         else:
             words += " no difference seen"
@@ -169,7 +169,7 @@ def _rows(differences: Sequence[Difference]) -> Iterator[Row]:
 
 
 def _interval(each: Difference, reach: float) -> str:
-    if each.low is None or each.high is None or not np.isfinite(each.change):
+    if not np.isfinite(each.high - each.low + each.change):
         return ""
     colour, _ = difference_look(each)
     low, dot, high = (60 + 56 * end / reach for end in (each.low, each.change, each.high))
@@ -187,7 +187,6 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
         parts = result.parts(workload)
     except MissingEvidence:
         return
-    calls = result.calls_summed(workload)
     sums: list[tuple[str, int, int]] = [
         (Html(f"{_swatch(look)}{in_words(part.kind)}"), part.first_ns, part.second_ns)
         for part in parts
@@ -195,7 +194,7 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
     ]
     sums.append(("a mean call", sum(e[1] for e in sums), sum(e[2] for e in sums)))
     for what, *totals in sums:
-        before, after = (total / calls for total in totals)
+        before, after = (total / parts[0].calls for total in totals)
         change = f"{'+' if after > before else '−'} {duration(abs(after - before))}"
         row: Row = {"where its time goes": what, "A": duration(before), "B": duration(after)}
         yield {**row, "change": change if after != before else "0"}

@@ -144,18 +144,14 @@ class Comparison(Result):
     def _rows(self) -> list[Row]:
         """One row per number."""
         first, second = self.names
-        return [
-            {
-                "of": each.workload,
-                "what": each.about.heading,
-                first: each.about.scaled(each.before),
-                second: each.about.scaled(each.after),
-                "change": each.change,
-                "low": each.low if math.isfinite(each.low) else None,
-                "high": each.high if math.isfinite(each.high) else None,
-            }
-            for each in self.differences
-        ]
+        rows = []
+        for each in self.differences:
+            row: Row = {"of": each.workload, "what": each.about.heading}
+            row |= {first: each.before, second: each.after}
+            ends = {"change (%)": each.change, "low (%)": each.low, "high (%)": each.high}
+            known = {name: 100 * end if math.isfinite(end) else None for name, end in ends.items()}
+            rows.append(row | known)
+        return rows
 
     @property
     def definition(self) -> str:

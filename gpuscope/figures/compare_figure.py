@@ -317,7 +317,7 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
 
 
 def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
-    suffix, provenance = stated(result)
+    suffix, provenance = stated(dict(zip(result.names, result.traces, strict=True)))
     more = [each.text for each in findings if each.rule == "change.calls"]
     lines = textwrap.wrap(" ".join(f.text for f in findings if f.rule != "change.calls"), _TITLE)
     above = calls.height if calls else 0

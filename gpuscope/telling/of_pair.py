@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import home_of
 from gpuscope.errors import MissingEvidence
@@ -63,10 +64,11 @@ def headline(result: Comparison, about: Difference) -> Finding:
 
 
 def _subject(result: Comparison, about: Difference) -> dict[str, str]:
+    title = about.about.title.removeprefix("latency ")
     subject = {
         "workload": about.workload,
         "column": about.column,
-        "quantity": about.about.title.removeprefix("latency ").removesuffix("/s"),
+        "quantity": "rate" if about.column in RATES else title.removesuffix("/s"),
         "setting": result.names[1],
         "base": result.names[0],
     }

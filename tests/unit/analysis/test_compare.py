@@ -313,7 +313,7 @@ def test_few_calls_tell_no_difference():
     result = gs.compare(ran(plan), ran({**plan, "seed": 2}))
     assert result.findings[0].rule == "change.unsure"
     assert {(each.low, each.high) for each in result.differences} == {(-math.inf, math.inf)}
-    assert {row["low"] for row in result.rows()} == {None}
+    assert {row["low (%)"] for row in result.rows()} == {None}
 
 
 # -- the picture --------------------------------------------------------------------------

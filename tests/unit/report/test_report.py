@@ -130,7 +130,7 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
     ):  # fmt: skip
         assert words in body, words
     assert list(figures_of(page)) == [
-        "timelines-close", "timelines-whole", "latency-0", "confinement-0", "confinement-1",
+        "compared", "timelines-close", "timelines-whole", "latency-0", "confinement-0", "confinement-1",
     ]  # fmt: skip
     assert "SIMULATED" not in body
 
@@ -163,6 +163,16 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     assert "small has 16 SMs, load has the remaining 116 SMs" in first
     assert "Confined: all work given to small and load ran inside" in first
     assert first.index("headline") < first.index('class="picture"') < first.index("Confined")
+
+
+def test_a_report_shows_the_pair_that_its_headline_is_about(tmp_path):
+    took_ns = {"plain": 40_000, "worse": 41_000, "best": 9_000}
+    run = make_run({name: make_trace(calls=30, latency_ns=took) for name, took in took_ns.items()})
+    page = html_report(run, tmp_path / "r.html").read_text("utf-8")
+    section = page.partition("<h2>Call by call</h2>")[2].partition("<h2>")[0]
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", section)[2:4] == ["plain", "best"]
+    one = make_run({"plain": make_trace(calls=30)})
+    assert "Call by call" not in html_report(one, tmp_path / "one.html").read_text("utf-8")
 
 
 def test_the_picture_has_a_bar_for_each_number_in_the_colour_of_where_it_ran(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -45,12 +44,9 @@ _LANE, _ROW, _GAP = 20, 26, 22
 """Px of a lane of calls, of a row of kernels, and between the two traces."""
 _BELOW, _SHARE = 250, 0.68
 """Px below the calls, and the share of it that panels have: the rest is the time axis's."""
-_TITLE_LINE = 22
 _SEPARATE = 500
 """Kernels of a row that are drawn one by one; of more, the time in which any ran."""
 _POINTS = 500
-_TITLE = 84
-"""Characters of a line of a title."""
 _SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
 
 
@@ -319,17 +315,15 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
 def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
     suffix, provenance = stated(dict(zip(result.names, result.traces, strict=True)))
     more = [each.text for each in findings if each.rule == "change.calls"]
-    lines = textwrap.wrap(" ".join(f.text for f in findings if f.rule != "change.calls"), _TITLE)
+    lines = notes_of(" ".join(each.text for each in findings if each.rule != "change.calls"))
     above = calls.height if calls else 0
     layout = style.base_layout(
-        "<br>".join(map(escape, lines)) + suffix,
+        "<br>".join(lines) + suffix,
         [*notes_of(*more), *provenance],
         above + _BELOW,
         legend_rows=2,
         barmode="relative",
     )
-    for size, room in ((layout["margin"], "t"), (layout, "height")):
-        size[room] += _TITLE_LINE * (len(lines) - 1)
     top = _BELOW / (above + _BELOW)
     if calls:
         layout["annotations"] = calls.annotations

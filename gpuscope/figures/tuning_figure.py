@@ -81,11 +81,12 @@ def tuning(result: Tuning) -> go.Figure:
         of_verdict = [setting for setting in measured if setting.verdict == verdict]
         if of_verdict:
             data.append(_series(result, of_verdict, verdict, cost))
-    better = "more" if result.objective.is_rate else "less"
-    notes = [*tuned_words(result)[:3], result.forecasts]
+    words = tuned_words(result)
+    lines = notes_of(words.take or words.outcome)
+    notes = [words.outcome, words.method, result.forecasts]
     suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(result.objective.name, 60)}, {better} is better{suffix}",
+        "<br>".join(lines) + suffix,
         [*notes_of(*notes), *provenance],
         400,
         legend_rows=2,

@@ -101,9 +101,9 @@ _RULED_OUT = (
     "at {confidence} confidence {out} settings are ruled out by measurements"
     "[ and {unlikely} by corrected forecasts]"
 )
-_TAKE = (
-    "[; take {choice}][ ({ties})][: at {confidence} confidence, no other of these is better by "
-    "more than {behind} ({share})]"
+_BEHIND = (
+    "[; at {confidence} confidence, no other of these is better than {choice} by more than "
+    "{behind} ({share})]"
 )
 RULES = {
     "escape.partition": Rule(
@@ -223,7 +223,7 @@ RULES = {
     "untimed": Rule("No timed call was recorded"),
     "no-load": Rule("Nothing ran in the background"),
     "tuned.best": Rule(f"{{sought}}: best: {{settings}}; {_RULED_OUT}"),
-    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_TAKE}"),
+    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_BEHIND}"),
     "tuned.nothing": Rule("{sought}: nothing was measured"),
     "tuned.hopeless": Rule(
         f"{{sought}}: no setting is likely to meet the SLO: {_RULED_OUT}; the nearest is "
@@ -231,9 +231,12 @@ RULES = {
     ),
     "tuned.open": Rule(
         "{sought}: not decided between {settings}[; and {more} more]"
-        f"[; {{unseen}} settings are neither measured nor ruled out]{_TAKE}"
+        f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "tuned.paid": Rule("from {reference} to {choice}: {changes}"),
+    "tuned.take": Rule(
+        "Take {choice}: {objective} {mean}[, against {reference} {changes}][; noise does not tell "
+        "it from {equals}: {ties}]"
+    ),
     "tuned.method": Rule(
         "{measurements} measurements of {measured} of {settings} settings in turns, at most "
         "{repeats} of each; compared within turns by t-intervals with pooled noise (successive "

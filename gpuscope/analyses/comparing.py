@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.compare_analysis import Comparison, compared_traces
 from gpuscope.errors import InvalidArgument
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import changes, of_pair
+from gpuscope.telling.of_pair import changes, checked, of_pair
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -38,10 +38,16 @@ class CompareResult(Comparison):
     No difference seen: 0 % ± 0 % of w's p50.
     """
 
+    band: tuple[Trace, Trace] | None = field(default=None, repr=False)
+    """The ends of the band, where the first is a forecast of :func:`gpuscope.what_if`."""
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The headline, then what others pay or gain, and how many calls are faster."""
-        return of_pair(self)
+        """The headline, then what others pay or gain, and how many calls are faster.
+
+        Of a forecast, for each number, whether the run lies in its band.
+        """
+        return of_pair(self) if self.band is None else (*checked(self, self.band),)
 
     @cached_property
     def changes(self) -> tuple[str, ...]:
@@ -80,6 +86,8 @@ def compare(
     first, second
         Each a trace, the result of :func:`gpuscope.run` with one setting, the folder of
         ``gpuscope run --out`` with one, or a trace in a file that ends in ``.parquet``.
+        The first may be what :func:`gpuscope.what_if` returned: then the second, the run that was
+        made afterwards, is checked against its band.
     names
         What to call them; default: their settings, or A and B where these are the same.
 
@@ -105,13 +113,17 @@ def compare(
     >>> result.findings[0].rule, result.changes
     ('change.worse', ('workloads.w.duration_us: 100.0 → 150.0',))
     """
+    band = None
+    if isinstance(first, Run) and len(first) == 4 and first.experiment.get("what_if") is not None:
+        _, first, low, high = first.values()
+        band, names = (low, high), names or ("forecast", "run")
     both = _trace_of("first", first), _trace_of("second", second)
     if names is None:
         before, after = (str(trace.metadata.setting or "") for trace in both)
         names = (before, after) if before and after and before != after else ("A", "B")
     if names[0] == names[1]:
         raise InvalidArgument(f"names are two that differ, not {names[0]!r} twice")
-    return compared_traces(both, (names[0], names[1]), CompareResult)
+    return replace(compared_traces(both, (names[0], names[1]), CompareResult), band=band)
 
 
 def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:

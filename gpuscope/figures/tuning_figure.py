@@ -82,7 +82,8 @@ def tuning(result: Tuning) -> go.Figure:
         if of_verdict:
             data.append(_series(result, of_verdict, verdict, cost))
     words = tuned_words(result)
-    lines = notes_of(words.take or words.outcome)
+    better = "more" if result.objective.is_rate else "less"
+    lines = notes_of(words.take or f"{result.objective.name}, {better} is better")
     notes = [words.outcome, words.method, result.forecasts]
     suffix, provenance = stated(result)
     layout = style.base_layout(

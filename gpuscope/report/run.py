@@ -74,7 +74,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     first = sum(finding.is_problem for _, finding in ranked[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
     driven = driven_by_requests(described)
-    told = compared(run)
+    several = compared(run)
     lines = {
         name: describe_workload(facts, driven=name in driven) for name, facts in described.items()
     }
@@ -86,7 +86,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         )
         if run.stopped
         else "",
-        f'<p class="headline">{unbroken(sentence(told))}</p>',
+        f'<p class="headline">{unbroken(sentence(several))}</p>',
         to_html(ranked[:first]),
         *page.broken(),
         page.terms(lines),
@@ -96,7 +96,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     ]
     if any(trace.is_simulated for trace in run.traces.values()):
         sections.append(page.paragraph(_TOO_GOOD, "muted"))
-    sections += [*_pair(run, told[0]), *_timelines(run)]
+    sections += [*_pair(run, several[0]), *_timelines(run)]
     if served:
         sections += ["<h2>Requests</h2>", page.judged(readable(served, full=True), missing)]
     if foreground:
@@ -199,11 +199,11 @@ def _together(run: Run, rows: list[Row]) -> list[str]:
     return parts if table else []
 
 
-def _pair(run: Run, told: Finding) -> list[str]:
+def _pair(run: Run, first: Finding) -> list[str]:
     """Show the two settings that the headline is about, call by call."""
-    if "base" not in told.subject:
+    if "base" not in first.subject:
         return []
-    base, setting = str(told.subject["base"]), str(told.subject["setting"])
+    base, setting = str(first.subject["base"]), str(first.subject["setting"])
     result = compare(run[base], run[setting], names=(base, setting))
     drawn = page.figure(result.figure(), "compared", run.traces)
     return ["<h2>Call by call</h2>", drawn, page.result(result)]

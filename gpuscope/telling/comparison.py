@@ -17,7 +17,7 @@ from gpuscope.analysis.settings import background_of, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Mend
-from gpuscope.telling.of_pair import headline, of_pair
+from gpuscope.telling.of_pair import forecast, headline, of_pair
 from gpuscope.telling.of_setting import of_requests, quantities, together
 from gpuscope.trace.run import Run, missing
 
@@ -66,13 +66,13 @@ def compared(run: Run) -> tuple[Finding, ...]:
     >>> first.rule, first.subject["base"], first.subject["setting"]
     ('change.none', 'first', 'second')
     """
-    if forecast := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
-        return (Finding("forecast", "note", {"forecast": forecast}),)
+    if text := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
+        return (Finding("forecast", "note", {"forecast": text}), *_of_forecast(run))
     lacking = missing(run.traces)
     incomplete = [Finding("incomplete", "warning", {"missing": lacking})] if lacking else []
     plain = (name for name, trace in run.items() if not trace.metadata.partitions)
     base = next(plain, next(iter(run), ""))
-    results = [found for name in run if name != base for found in _pair(run, base, name)]
+    results = [each for name in run if name != base for each in _pair(run, base, name)]
     if not results:
         rows = of_slowest_rank(run.comparison.to_pylist())
         return (*_of_setting(run, rows), *incomplete)
@@ -92,6 +92,14 @@ def _pair(run: Run, base: str, setting: str) -> Iterator[Comparison]:
     """Yield the comparison of two settings, if they have a workload in common."""
     with contextlib.suppress(MissingEvidence):
         yield compared_traces((run[base], run[setting]), (base, setting), Comparison)
+
+
+def _of_forecast(run: Run) -> Iterator[Finding]:
+    """Yield the clearest change of a forecast, with its band, where the run has all of them."""
+    if len(run) == 4 and not next(iter(run.values())).metadata.forecast:
+        recorded, middle, *band = run
+        for result in _pair(run, middle, recorded):
+            yield forecast(result, (run[band[0]], run[band[1]]))
 
 
 def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:

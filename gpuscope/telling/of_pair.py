@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
+from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum, compared_traces
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import home_of
@@ -52,15 +53,66 @@ def headline(result: Comparison, about: Difference) -> Finding:
         _, at = pairs.slow
         ids = int(pairs.first[at]), int(pairs.second[at])
         spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
-        try:
-            cause, more = _cause(result.parts(workload), about)
-        except MissingEvidence:
-            cause, more = "", ()
-        subject["cause"] = cause
-        values += more
+        # What held the SMs of a forecast is not in it.
+        is_told = not any(trace.metadata.forecast for trace in result.traces)
+        with contextlib.suppress(MissingEvidence):
+            cause, more = _cause(result.parts(workload), about) if is_told else ("", ())
+            subject["cause"] = cause
+            values += more
     if about.is_better:
         return Finding("change.better", "note", subject, tuple(values), spans)
     return Finding("change.worse", "warning", subject, tuple(values), spans)
+
+
+# -- forecasts ----------------------------------------------------------------------------
+def forecast(result: Comparison, band: tuple[Trace, Trace]) -> Finding:
+    """Return what a forecast, the first trace, says of the number that changes most clearly.
+
+    Parameters
+    ----------
+    result
+        The forecast against the recording that it was made from.
+    band
+        The forecast at both ends of its band.
+    """
+    clearest = max(result.seen or result.differences, key=lambda each: each.clarity)
+    (expected,) = (each for about, each in _expected(result, band) if about is clearest)
+    was = Quantity("recorded", clearest.after, expected.unit)
+    return Finding("forecast.number", "note", _subject(result, clearest), (expected, was))
+
+
+def checked(result: Comparison, band: tuple[Trace, Trace]) -> Iterator[Finding]:
+    """Yield for each number whether it lies in the band of its forecast.
+
+    Parameters
+    ----------
+    result
+        The forecast against the run that was made afterwards.
+    band
+        The forecast at both ends of its band.
+    """
+    for about, expected in _expected(result, band):
+        subject, run = _subject(result, about), Quantity("run", about.after, expected.unit)
+        if (expected.low or 0) <= about.after <= (expected.high or 0):
+            yield Finding("checked.inside", "note", subject, (expected, run))
+        else:
+            yield Finding("checked.outside", "warning", subject, (expected, run))
+
+
+def _expected(
+    result: Comparison, band: tuple[Trace, Trace]
+) -> Iterator[tuple[Difference, Quantity]]:
+    """Yield each number of a forecast with its band."""
+    numbers: dict[tuple[str, str], list[float]] = {}
+    for trace in band:
+        for each in compared_traces(
+            (trace, result.traces[1]), result.names, Comparison
+        ).differences:
+            numbers.setdefault((each.workload, each.column), []).append(each.before)
+    for about in result.differences:
+        ends = [about.before, *numbers.get((about.workload, about.column), ())]
+        unit = unit_of(about.about)
+        yield about, Quantity("forecast", about.before, unit, min(ends), max(ends))
 
 
 def _subject(result: Comparison, about: Difference) -> dict[str, str]:

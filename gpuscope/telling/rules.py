@@ -185,6 +185,14 @@ RULES = {
     ),
     "target": Rule("cuBLAS not told how many SMs its partition has: {difference}"),
     "forecast": Rule("{forecast}"),
+    "forecast.number": Rule("Forecast: {workload}'s {quantity} is {forecast}; it was {recorded}"),
+    **{
+        f"checked.{where}": Rule(
+            "Forecast: {workload}'s {quantity} {forecast}. Checked: the run gave {run}, "
+            f"{where} the band"
+        )
+        for where in ("outside", "inside")
+    },
     "no-slo": Rule("state an slo to compare goodput", "{mend}"),
     "above-alone": Rule(
         "above 100 %: alone it is measured afterwards, when the power cap may slow a GPU more"

@@ -316,6 +316,40 @@ def test_few_calls_tell_no_difference():
     assert {row["low (%)"] for row in result.rows()} == {None}
 
 
+# -- forecasts ----------------------------------------------------------------------------
+def number_of(trace, workload, column):
+    rows = gs.analysis.settings_table({"": trace}).to_pylist()
+    return next(row[column] for row in rows if row["workload"] == workload)
+
+
+def test_a_forecast_says_its_band_and_is_checked_where_it_was_run(shared, carved):
+    changes = {"streams": CARVED["streams"], "partitions": CARVED["partitions"]}
+    forecast = gs.what_if(shared["default"], **changes)
+    _, middle, *band = forecast.values()
+    _, clearest = gs.telling.compared(forecast)
+    assert clearest.rule == "forecast.number"
+    who, column = clearest.subject["workload"], clearest.subject["column"]
+    assert clearest["forecast"].value == pytest.approx(number_of(middle, who, column))
+    assert clearest["recorded"].value == pytest.approx(number_of(shared["default"], who, column))
+    result = gs.compare(forecast, carved)
+    assert result.names == ("forecast", "run")
+    assert len(result.findings) == len(result.differences) == 4
+    for finding, each in zip(result.findings, result.differences, strict=True):
+        ends = [number_of(trace, each.workload, each.column) for trace in (middle, *band)]
+        said = finding["forecast"]
+        assert (said.low, said.high) == pytest.approx((min(ends), max(ends)))
+        is_inside = min(ends) <= each.after <= max(ends)
+        assert finding.rule == f"checked.{'inside' if is_inside else 'outside'}"
+        assert finding["run"].value == each.after
+    assert {finding.rule for finding in result.findings} == {"checked.inside", "checked.outside"}
+
+
+def test_a_forecast_states_no_cause(shared):
+    forecast = gs.what_if(shared["default"], scale={"small": 4.0})
+    first, *_ = gs.compare(forecast["recorded"], forecast["forecast"]).findings
+    assert (first.rule, first.subject["cause"]) == ("change.worse", "")
+
+
 # -- the picture --------------------------------------------------------------------------
 def test_the_picture_aligns_the_call_and_draws_its_parts(result):
     figure = result.figure()

@@ -96,6 +96,11 @@ class Groups(Generic[Label]):
         """Return the rows of one group."""
         return self.order[self.first[index] : self.first[index + 1]]
 
+    def of_label(self, label: Label) -> Bools:
+        """Row → whether it has a label."""
+        number = self.labels.index(label) if label in self.labels else -1
+        return np.asarray(self.code == number, bool)
+
     def sums(self, values: Array) -> Array:
         """Group → sum of its rows' values, as whole numbers."""
         if not len(self):

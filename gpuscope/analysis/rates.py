@@ -11,6 +11,9 @@ from gpuscope.analysis.intervals import Groups, Label, by_workload, ended_kernel
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
+RATES = ("share_of_alone_on_whole_gpu", "calls_per_s", "tflop_per_s", "gb_per_s")
+"""The columns of rates."""
+
 
 @dataclass(frozen=True)
 class Done:

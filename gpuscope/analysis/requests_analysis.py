@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from gpuscope._checks import MappingOf, door
-from gpuscope._types import Array
+from gpuscope._types import Array, Ints
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.facts import RequestFacts
-from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
 SLO = ("ttft_ms", "tbt_ms")
@@ -123,60 +123,79 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     """
     if unknown := set(slo or ()).difference(SLO):
         raise InvalidArgument(f"slo states {min(unknown)!r}; it may state {' and '.join(SLO)}")
-    every = trace.where(kind="range")
-    served: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
-    every = every.where(~is_open(every))
-    rows = every.spans.select(("category", "start_ns", "payload")).to_pylist()
-    for row in rows:
-        facts = RequestFacts.of(row["payload"])
-        if facts is not None and facts.tokens_ns:
-            served.setdefault(row["category"] or "", []).append((row["start_ns"], facts.tokens_ns))
+    served = by_workload(trace)
     if not served:
         raise MissingEvidence(
             "the trace holds no finished request: run an experiment with a workload of kind "
             "'requests'"
         )
-    described = (trace.metadata.experiment or {}).get("workloads", {})
     windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-    slos = {name: _slo_of(described.get(name, {})) if slo is None else slo for name in served}
+    slos = {name: slo_of(trace, name) if slo is None else slo for name in served}
     every_served = (_served(name, windows, served[name], slos[name]) for name in served)
     return RequestsResult(tuple(every_served), **about(trace))
 
 
-def _slo_of(plan: Description) -> dict[str, float]:
+class Request(NamedTuple):
+    """A request that was served: its row's id, and when it arrived and had its tokens after that.
+
+    Attributes
+    ----------
+    arrival_ns, tokens_ns
+        On the trace's clock, and since the arrival.
+    """
+
+    span: int
+    arrival_ns: int
+    tokens_ns: Ints
+
+    def met(self, slo: Mapping[str, float]) -> bool:
+        """Whether it meets an SLO."""
+        between = np.diff(self.tokens_ns)
+        return bool(
+            self.tokens_ns[0] <= 1e6 * slo.get("ttft_ms", math.inf)
+            and (not len(between) or between.mean() <= 1e6 * slo.get("tbt_ms", math.inf))
+        )
+
+
+def by_workload(trace: Trace) -> dict[str, list[Request]]:
+    """Return the requests of each workload that have their last token, in the trace's order."""
+    every = trace.where(kind="range")
+    served: dict[str, list[Request]] = {}
+    rows = every.where(~is_open(every)).spans.select(("id", "category", "start_ns", "payload"))
+    for row in rows.to_pylist():
+        facts = RequestFacts.of(row["payload"])
+        if facts is not None and facts.tokens_ns:
+            request = Request(row["id"], row["start_ns"], np.array(facts.tokens_ns, np.int64))
+            served.setdefault(row["category"] or "", []).append(request)
+    return served
+
+
+def slo_of(trace: Trace, workload: str) -> dict[str, float]:
     """Return the SLO of a workload as a trace describes it, which may be anybody's."""
-    stated = plan.get("slo")
+    described = (trace.metadata.experiment or {}).get("workloads", {})
+    stated = described.get(workload, {}).get("slo")
     stated = stated if isinstance(stated, dict) else {}
     return {what: stated[what] for what in SLO if isinstance(stated.get(what), int | float)}
 
 
 def _served(
-    workload: str,
-    windows: Array,
-    arrivals: list[tuple[int, tuple[int, ...]]],
-    slo: Mapping[str, float] | None,
+    workload: str, windows: Array, every: Sequence[Request], slo: Mapping[str, float]
 ) -> Served:
-    arrival = np.array([arrival_ns for arrival_ns, _ in arrivals], np.int64)
-    tokens = [np.array(tokens_ns, np.int64) for _, tokens_ns in arrivals]
-    ttft = np.array([times[0] for times in tokens])
-    between = [np.diff(times) for times in tokens]
-    tbt = np.concatenate(between)
-    met = np.ones(len(arrivals), bool)
-    if slo and "ttft_ms" in slo:
-        met &= ttft <= 1e6 * slo["ttft_ms"]
-    if slo and "tbt_ms" in slo:
-        met &= np.array([not len(each) or each.mean() <= 1e6 * slo["tbt_ms"] for each in between])
-    last = arrival + np.array([times[-1] for times in tokens])
+    arrival = np.array([request.arrival_ns for request in every], np.int64)
+    ttft = np.array([request.tokens_ns[0] for request in every])
+    tbt = np.concatenate([np.diff(request.tokens_ns) for request in every])
+    met = np.array([request.met(slo) for request in every])
+    last = arrival + np.array([request.tokens_ns[-1] for request in every])
     number = np.searchsorted(windows, arrival, "right")
     rounds = [number == each for each in np.unique(number)]
     seconds = [max(1, int(last[each].max() - arrival[each].min())) / 1e9 for each in rounds]
     return Served(
         workload,
-        len(arrivals),
+        len(every),
         *_quantiles(ttft),
         len(tbt),
         *_quantiles(tbt),
-        requests_per_s=len(arrivals) / sum(seconds),
+        requests_per_s=len(every) / sum(seconds),
         goodput_per_s=float(met.sum()) / sum(seconds) if slo else None,
         met=float(met.mean()) if slo else None,
         rounds=tuple(

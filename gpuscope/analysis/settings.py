@@ -107,7 +107,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                 {
                     "setting": setting,
                     "workload": workload,
-                    "partition": _home(trace, workload)
+                    "partition": home_of(trace, workload)
                     if index is None
                     else partitions[partition[groups.rows(index)[0]]],
                     "kernels": 0 if index is None else int(groups.counts[index]),
@@ -130,12 +130,11 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
 
 
-def _home(trace: Trace, workload: str) -> str | None:
-    """Return the partition of a workload's calls."""
+def home_of(trace: Trace, workload: str) -> str | None:
+    """Return the partition of the stream that a workload's first call went to, if any did."""
     calls = trace.where(kind="handle")
-    groups = by_workload(calls)
-    row = groups.rows(groups.labels.index(workload))[0]
-    home: str | None = calls.spans.column("partition")[int(row)].as_py()
+    calls = calls.where(by_workload(calls).of_label(workload))
+    home: str | None = calls.spans.column("partition")[0].as_py() if len(calls) else None
     return home
 
 

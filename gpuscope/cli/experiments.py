@@ -28,15 +28,14 @@ from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.telling.finding import Finding, Quantity
-from gpuscope.trace.model import Trace
+from gpuscope.trace.folder import COMPARISON, load_run, trace_names
 from gpuscope.trace.run import Run
-from gpuscope.trace.store import read_parquet, save_trace
+from gpuscope.trace.store import save_trace
 from gpuscope.workloads.builtin import BUILT_IN
 from gpuscope.workloads.registry import broken_kinds, kinds
 
-_REPORT, _COMPARISON, _COMPARED = "report.html", "comparison.json", "compare.html"
+_REPORT, _COMPARED = "report.html", "compare.html"
 _OF_NSYS = ("nsys.nsys-rep", "nsys.html", "nsys.parquet")
-_TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
 _File = Annotated[
     Path,
     typer.Argument(
@@ -167,7 +166,7 @@ def predict_command(
     Example: gpuscope predict examples/quickstart.toml --against out/quickstart
     """
     experiment = Experiment.from_file(file)
-    measured = None if against is None else _load_run(against)
+    measured = None if against is None else load_run(against)
     target = terminal.open_target(f"sim:{gpu_profile}", as_json=as_json)
     _check_folder(out, experiment, *([] if against is None else [_COMPARED]), replace=force)
     with terminal.run_bar(experiment.name) as view:
@@ -180,40 +179,11 @@ def predict_command(
     _tell(result, written, errors, every=every, as_json=as_json)
 
 
-def _load_run(folder: Path) -> dict[str, Trace]:
-    """Return the traces that :func:`write_run` wrote, by setting."""
-    names = trace_names(folder)
-    if not names:
-        raise GpuscopeError(
-            f"there are no traces of a run in {str(folder)!r}, or it was not written to its end: "
-            "name the --out folder of a gpuscope run"
-        )
-    traces = [read_parquet(folder / name) for name in names]
-    return {str(trace.metadata.setting): trace for trace in traces}
-
-
-def trace_names(folder: Path) -> list[str]:
-    """Return the names of the traces that the folder's comparison is of; none without it."""
-    try:
-        facts = json.loads((folder / _COMPARISON).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    if not isinstance(facts, dict):
-        return []
-    # Before there was such a list, all traces were taken for the run's.
-    names = facts.get("traces", sorted(path.name for path in folder.glob("trace-*.parquet")))
-    return [
-        name
-        for name in (names if isinstance(names, list) else ())
-        if isinstance(name, str) and _TRACE.fullmatch(name)
-    ]
-
-
 def _check_folder(out: Path, experiment: Experiment, *others: str, replace: bool) -> None:
     """Make a folder before a run; refuse it if it holds what the run would replace."""
     make_folder(out)
     traces = _trace_files(setting.name for setting in experiment.resolve())
-    check_new(*(out / name for name in (_REPORT, _COMPARISON, *others, *traces)), replace=replace)
+    check_new(*(out / name for name in (_REPORT, COMPARISON, *others, *traces)), replace=replace)
 
 
 def _trace_files(settings: Iterable[str]) -> list[str]:
@@ -234,7 +204,7 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     has in the folder is removed, so that nobody takes it for this run's.
     """
     make_folder(folder)
-    former, comparison = trace_names(folder), folder / _COMPARISON
+    former, comparison = trace_names(folder), folder / COMPARISON
     names = dict(zip(_trace_files(result), result.values(), strict=True))
     _remove(comparison, folder / _COMPARED)
     paths = [save_trace(trace, folder / name) for name, trace in names.items()]

@@ -18,13 +18,13 @@ from gpuscope.analyses import findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
-from gpuscope.cli.experiments import trace_names
 from gpuscope.cli.screen import Screen
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
+from gpuscope.trace.folder import trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 

@@ -13,6 +13,7 @@ from gpuscope._lazy import public
 
 if TYPE_CHECKING:
     from gpuscope.figures.collectives_figure import collectives as collectives
+    from gpuscope.figures.compare_figure import compared as compared
     from gpuscope.figures.confinement_figure import confinement as confinement
     from gpuscope.figures.interference_figure import interference as interference
     from gpuscope.figures.latency_figure import latency as latency

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope.analysis.headline import RATES
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence

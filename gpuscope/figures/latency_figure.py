@@ -13,6 +13,7 @@ from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.latency_analysis import durations_ns, quantiles_by_group
 from gpuscope.analysis.result import P99_NEEDS
+from gpuscope.analysis.settings import home_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
 from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
@@ -59,7 +60,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     """
     data: list[go.Scatter] = []
     absent: list[str] = []
-    homes = {setting: _home(trace, handle) for setting, trace in traces.items()}
+    homes = {setting: home_of(trace, handle) for setting, trace in traces.items()}
     colours = style.partition_colours(traces.values(), set(filter(None, homes.values())))
     drawn: Counter[str | None] = Counter()
     for setting, trace in traces.items():
@@ -111,15 +112,6 @@ def log_axis(values: Array) -> style.Properties:
     """
     axis: style.Properties = {"type": "log", "tickformat": ",~f"}
     return axis | {"dtick": "D2"} if values.max() >= 10 * values.min() else axis
-
-
-def _home(trace: Trace, handle: str) -> str | None:
-    """Return the partition of the stream that a handle's first call went to."""
-    calls = trace.where(kind="handle")
-    of_handle = calls.where(category=handle)
-    return next(
-        iter((of_handle if len(of_handle) else calls.where(name=handle)).texts("partition")), None
-    )
 
 
 def _curve(setting: str, durations: Array, look: dict[str, str]) -> list[go.Scatter]:

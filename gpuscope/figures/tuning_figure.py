@@ -81,11 +81,13 @@ def tuning(result: Tuning) -> go.Figure:
         of_verdict = [setting for setting in measured if setting.verdict == verdict]
         if of_verdict:
             data.append(_series(result, of_verdict, verdict, cost))
+    words = tuned_words(result)
     better = "more" if result.objective.is_rate else "less"
-    notes = [*tuned_words(result)[:3], result.forecasts]
+    lines = notes_of(words.take or f"{result.objective.name}, {better} is better")
+    notes = [words.outcome, words.method, result.forecasts]
     suffix, provenance = stated(result)
     layout = style.base_layout(
-        f"{escape(result.objective.name, 60)}, {better} is better{suffix}",
+        "<br>".join(lines) + suffix,
         [*notes_of(*notes), *provenance],
         400,
         legend_rows=2,

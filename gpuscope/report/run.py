@@ -11,12 +11,14 @@ from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
-from gpuscope.analysis.headline import RATES
+from gpuscope.analyses.comparing import compare
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
 from gpuscope.report import page
 from gpuscope.telling.comparison import compared, sentence, variants
 from gpuscope.telling.described import describe_settings, describe_workload
+from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import to_html, unbroken
 from gpuscope.telling.of_setting import together
 from gpuscope.timeline import style
@@ -70,6 +72,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     first = sum(finding.is_problem for _, finding in ranked[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
     driven = driven_by_requests(described)
+    several = compared(run)
     lines = {
         name: describe_workload(facts, driven=name in driven) for name, facts in described.items()
     }
@@ -81,7 +84,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         )
         if run.stopped
         else "",
-        f'<p class="headline">{unbroken(sentence(compared(run)))}</p>',
+        f'<p class="headline">{unbroken(sentence(several))}</p>',
         to_html(ranked[:first]),
         *page.broken(),
         page.terms(lines),
@@ -91,7 +94,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     ]
     if any(trace.is_simulated for trace in run.traces.values()):
         sections.append(page.paragraph(_TOO_GOOD, "muted"))
-    sections += _timelines(run)
+    sections += [*_pair(run, several[0]), *_timelines(run)]
     if served:
         sections += ["<h2>Requests</h2>", page.judged(readable(served, full=True), missing)]
     if foreground:
@@ -192,6 +195,16 @@ def _together(run: Run, rows: list[Row]) -> list[str]:
     note = page.paragraph(together(settings, is_carved=is_carved).text, "muted")
     parts = [page.table(readable(table, full=True)), note]
     return parts if table else []
+
+
+def _pair(run: Run, first: Finding) -> list[str]:
+    """Show the two settings that the headline is about, call by call."""
+    if "base" not in first.subject:
+        return []
+    base, setting = str(first.subject["base"]), str(first.subject["setting"])
+    result = compare(run[base], run[setting], names=(base, setting))
+    drawn = page.figure(result.figure(), "compared", run.traces)
+    return ["<h2>Call by call</h2>", drawn, page.result(result)]
 
 
 def _timelines(run: Run) -> list[str]:

@@ -16,6 +16,7 @@ from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload
+from gpuscope.telling.media import unbroken
 from gpuscope.telling.of_tuning import tuned_words
 
 
@@ -85,8 +86,8 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
     described = experiment.get("workloads") or {}
     sections = [
         *page.banners_of(result, "It is not decided."),
-        page.paragraph(words.outcome),
-        page.paragraph(words.bill) if words.bill else "",
+        f'<p class="headline">{unbroken(words.take or words.outcome)}</p>',
+        page.paragraph(words.outcome) if words.take else "",
         page.figure(figures.tuning(result), "tuning"),
         "<h2>All settings</h2>",
         page.result(result),

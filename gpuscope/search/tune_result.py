@@ -41,7 +41,7 @@ class TuneResult(Tuning):
 
     @property
     def words(self) -> TunedWords:
-        """Which setting is best or why none is, what that costs, how it was found, in words."""
+        """Which setting to take, which is best or why none is, how it was found, in words."""
         return tuned_words(self)
 
     @property
@@ -51,7 +51,7 @@ class TuneResult(Tuning):
 
     @property
     def note(self) -> str:
-        """Outcome, bill, method, forecasts and provenance in one paragraph."""
+        """What to take, outcome, method, forecasts and provenance in one paragraph."""
         stopped = "stopped early (with a path, the same call goes on)" if self.stopped else ""
         words = (stopped, self.words.joined, self.forecasts, self.words.errors, self.provenance)
         return clean(". ".join(filter(None, words)))

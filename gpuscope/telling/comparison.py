@@ -1,41 +1,34 @@
-"""What the settings of a run come to: the largest true difference, and what it costs."""
+"""What the settings of a run come to: the clearest difference, and what it costs."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
-
 from gpuscope._checks import door
-from gpuscope._columns import COMPARED, Column, is_of_requests
+from gpuscope._columns import is_of_requests
 from gpuscope._text import clean
-from gpuscope.analysis.headline import RATES, Change, changes, headline, noise_of
+from gpuscope.analysis.compare_analysis import Comparison, compared_traces
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
+from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
-from gpuscope.telling.finding import Finding, Mend, Quantity, Severity, Shown
-from gpuscope.telling.of_setting import met, of_requests, quantities, together, unit_of
-from gpuscope.trace.model import Trace
+from gpuscope.telling.finding import Finding, Mend
+from gpuscope.telling.of_pair import forecast, headline, of_pair
+from gpuscope.telling.of_setting import of_requests, quantities, together
 from gpuscope.trace.run import Run, missing
-
-_EXACT = ("overlap", "gain", "confinement")
-"""Numbers of which no noise is known."""
-_NONE = 0.0005
-"""Changes by less than this share are not told."""
 
 
 @door(run=Run)
 def outcome(run: Run) -> str:
-    """Say in one sentence by how much the settings of a run differ, and what that cost.
+    """Say what the settings of a run come to: what differs most, why, and who pays.
 
-    It is about the largest difference that is not within noise, for the better or the worse, as
-    compared with the first setting that carves nothing. Which setting counts is decided by the
-    latencies of workloads that are timed (p99 where every setting has one, else p50) and by the
-    goodput of requests; where these do not differ, by rates. Of several ranks the slowest counts.
+    It is about the setting with the clearest difference from the first one that carves nothing:
+    the one whose interval stays farthest from 0 (:func:`gpuscope.compare`). Latencies of workloads
+    that are timed and the goodput of requests decide; where these do not differ, rates.
 
     Examples
     --------
@@ -58,8 +51,7 @@ def outcome(run: Run) -> str:
 def compared(run: Run) -> tuple[Finding, ...]:
     """Return how the settings of a run differ: what counts most first, then what it costs.
 
-    Of a single setting: what it gave. The spans of a comparison are calls near the quantile, one
-    in either trace.
+    Of a single setting: what it gave. The spans of a comparison are a slow call, in both traces.
 
     Examples
     --------
@@ -71,123 +63,88 @@ def compared(run: Run) -> tuple[Finding, ...]:
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 9}},
     ... }
     >>> first, *_ = gs.telling.compared(gs.run(one, gpu))
-    >>> first.rule, [shown.trace for shown in first.spans]
-    ('same.number', ['first', 'second'])
+    >>> first.rule, first.subject["base"], first.subject["setting"]
+    ('change.none', 'first', 'second')
     """
-    if forecast := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
-        return (Finding("forecast", "note", {"forecast": forecast}),)
-    rows = {
-        (row["workload"], row["setting"]): row
-        for row in of_slowest_rank(run.comparison.to_pylist())
-    }
+    if text := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
+        return (Finding("forecast", "note", {"forecast": text}), *_of_forecast(run))
     lacking = missing(run.traces)
     incomplete = [Finding("incomplete", "warning", {"missing": lacking})] if lacking else []
-    about = headline(run)
-    if about is None:
-        return (*_of_setting(run, [*rows.values()]), *incomplete)
-    changes = [about.change, *about.beside, *([about.best] if about.best else [])]
-    several = [_changed(run, rows, change) for change in changes]
-    shares = [change for change in changes if change.column == RATES[0]]
-    several += _above_alone(share for each in shares for share in (each.before, each.after))
-    if about.change.column.startswith(("ttft", "tbt")):
-        several.append(_unstated(about.change.workload))
+    plain = (name for name, trace in run.items() if not trace.metadata.partitions)
+    base = next(plain, next(iter(run), ""))
+    results = [each for name in run if name != base for each in _pair(run, base, name)]
+    if not results:
+        rows = of_slowest_rank(run.comparison.to_pylist())
+        return (*_of_setting(run, rows), *incomplete)
+    several = [*_told_most(results)]
+    if str(several[0].subject["column"]).startswith(("ttft", "tbt")):
+        several.append(_unstated(str(several[0].subject["workload"])))
     return (*several, *incomplete)
 
 
 def sentence(several: Iterable[Finding]) -> str:
-    """Return findings of a comparison as one sentence; only the first names both settings."""
-    first, *others = several
-    words = [first, *(_beside(finding, first) for finding in others)]
-    return clean(f"{'; '.join(finding.clause for finding in words)}.")
-
-
-def _beside(finding: Finding, first: Finding) -> Finding:
-    verdict, _, measure = finding.rule.partition(".")
-    if "base" not in finding.subject:
-        return finding
-    if finding.subject["setting"] != first.subject["setting"]:
-        verdict = "best"
-    else:
-        differs = any(quantity.name == "by" for quantity in finding.values)
-        verdict = "near" if verdict in ("same", "unsure") and differs else "beside"
-    return replace(finding, rule=f"{verdict}.{measure}")
+    """Return findings of a comparison as sentences."""
+    return clean(" ".join(finding.text for finding in several))
 
 
 # -- differences -----------------------------------------------------------------------------
-_Rows = Mapping[tuple[str, str], Row]
+def _pair(run: Run, base: str, setting: str) -> Iterator[Comparison]:
+    """Yield the comparison of two settings, if they have a workload in common."""
+    with contextlib.suppress(MissingEvidence):
+        yield compared_traces((run[base], run[setting]), (base, setting), Comparison)
 
 
-def _changed(run: Run, rows: _Rows, change: Change) -> Finding:
-    column, row = COMPARED[change.column], rows[change.workload, change.setting]
-    measure = "number"
-    if change.column in RATES:
-        measure = "share" if change.column == RATES[0] else "rate"
-    verdict, severity = _verdict(change)
-    unit = unit_of(column)
-    values = [
-        Quantity(name, value, unit)
-        for name, value in (("before", change.before), ("after", change.after))
-    ]
-    if change.before and change.before != change.after:
-        ratio, spread = change.after / change.before, 1 + change.noise
-        values.append(Quantity("by", ratio - 1, "±%", ratio / spread - 1, ratio * spread - 1))
-    if measure == "rate":
-        values.append(Quantity("ratio", change.after / change.before if change.before else 1, "%"))
-    if change.within_noise and math.isfinite(change.noise):
-        values.append(Quantity("noise", change.noise, "%"))
-    subject = {
-        "workload": change.workload,
-        "column": change.column,
-        "quantity": column.title.removeprefix("latency ").removesuffix("/s"),
-        "setting": change.setting,
-        "base": change.base,
-        "where": _where(run, row),
-    }
-    if change.column == "goodput_per_s":
-        subject["slo"] = _slo(run, change.workload)
-        for name, setting in (("met_before", change.base), ("met", change.setting)):
-            values.append(met(rows[change.workload, setting], name))
-    pair = ((change.base, change.before), (change.setting, change.after))
-    spans = [span for setting, value in pair for span in _near(run, change, setting, value)]
-    return Finding(f"{verdict}.{measure}", severity, subject, tuple(values), tuple(spans))
+def _of_forecast(run: Run) -> Iterator[Finding]:
+    """Yield the clearest change of a forecast, with its band, where the run has all of them."""
+    if len(run) == 4 and not next(iter(run.values())).metadata.forecast:
+        recorded, middle, *band = run
+        for result in _pair(run, middle, recorded):
+            yield forecast(result, (run[band[0]], run[band[1]]))
 
 
-def difference(column: Column, before: float, after: float, *spreads: float) -> str:
-    """Say how far a number is from what it was, and whether noise may be why.
+def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
+    """Yield what the setting with the clearest difference comes to.
 
-    Parameters
-    ----------
-    spreads
-        By which share of itself each may be off.
+    Of several that are better, and among themselves alike, the one in which others lose least.
+    Where it is worse, the best one follows.
     """
-    if not before:
-        return "–"
-    share = after / before - 1
-    if abs(share) < _NONE:
-        return "the same"
-    noise = 0.0 if column.key in _EXACT else noise_of(column.key, *spreads)
-    if Change("", column.key, "", "", before, after, noise).within_noise:
-        return f"{share:+.1%}, within noise"
-    word = "" if not column.better else " better" if column.better * share > 0 else " worse"
-    return f"{share:+.1%}{word}"
+    seen = [(result, each) for result in results for each in result.seen]
+    timed = [(result, each) for result, each in seen if each.workload in result.pairs] or seen
+    if not timed:
+        largest = max(results, key=lambda result: max(abs(d.change) for d in result.differences))
+        yield from _named(of_pair(largest), results)
+        return
+    chosen, first = max(timed, key=lambda pair: pair[1].clarity)
+    number = first.workload, first.column
+    better = [
+        (result, each)
+        for result, each in timed
+        if each.is_better and (each.workload, each.column) == number
+    ]
+    if first.is_better:
+        alike = [
+            result for result, each in better if each.low <= first.high and first.low <= each.high
+        ]
+        chosen = max(alike, key=_least_kept)
+    yield from _named(of_pair(chosen), results)
+    if better and not first.is_better:
+        yield from _named([headline(*max(better, key=lambda pair: pair[1].clarity))], results)
 
 
-def _verdict(change: Change) -> tuple[str, Severity]:
-    if math.isinf(change.noise):
-        return "unsure", "note"
-    if change.within_noise:
-        return "same", "note"
-    return ("faster", "note") if change.is_better else ("slower", "warning")
+def _named(findings: Iterable[Finding], results: Sequence[Comparison]) -> Iterator[Finding]:
+    """Yield findings that say which settings they are of, where there are more than two."""
+    for finding in findings:
+        if len(results) > 1 and "base" in finding.subject:
+            against = "“{setting}” against “{base}”".format(**finding.subject)
+            yield replace(finding, subject={**finding.subject, "against": against})
+        elif finding.rule != "change.calls":
+            yield finding
 
 
-def _near(run: Run, change: Change, setting: str, value: float) -> Iterator[Shown]:
-    """Yield the call of a setting whose latency is nearest to a number of it."""
-    if change.column.startswith("latency_"):
-        calls: Trace = run[setting].where(kind="handle", category=change.workload)
-        if len(calls):
-            took_us = (calls.array("end_ns", fill=0) - calls.array("start_ns")) / 1e3
-            nearest = int(np.abs(took_us - value).argmin())
-            yield Shown(setting, int(calls.array("id")[nearest]))
+def _least_kept(result: Comparison) -> float:
+    """Return the least factor by which a rate differs."""
+    rates = [each for each in result.differences if each.column in RATES and each.before]
+    return min((each.after / each.before for each in rates), default=1.0)
 
 
 def _where(run: Run, row: Row) -> str:
@@ -203,15 +160,6 @@ def _where(run: Run, row: Row) -> str:
 def _slo(run: Run, workload: str) -> str:
     limits = run.experiment.get("workloads", {}).get(workload, {}).get("slo") or {}
     return " and ".join(limits_of(limits))
-
-
-def _above_alone(shares: Iterable[float]) -> list[Finding]:
-    """Return why a rate is above that alone, if one is.
-
-    Before both run together a GPU has idled, and has some 50 ms until its power cap slows it.
-    """
-    most = max(shares, default=0.0)
-    return [Finding("above-alone", "note")] if round(100 * most) > 100 else []
 
 
 def _unstated(workload: str) -> Finding:
@@ -234,14 +182,14 @@ def variants(run: Run) -> Iterator[Finding]:
             rule = "target"
         else:
             continue
-        pair = (base, setting)  # a change is from the first to the second
-        rows = [row for row in run.comparison.to_pylist() if row["setting"] in pair]
-        rows.sort(key=lambda row: pair.index(row["setting"]))
-        by_both = {(row["workload"], row["setting"]): row for row in of_slowest_rank(rows)}
-        both = {name: run[name] for name in pair}
-        for change in changes(Run(both, pa.Table.from_pylist(rows), run.experiment)):
-            if change.column.startswith("latency_") == (rule == "priority"):
-                finding = _changed(run, by_both, change)
+        for result in _pair(run, base, setting):
+            of = [
+                each
+                for each in result.differences
+                if (each.column in RATES) == (rule != "priority")
+            ]
+            if of:
+                finding = of_pair(replace(result, differences=tuple(of)))[0]
                 subject = {**finding.subject, "difference": finding.clause}
                 yield replace(finding, rule=rule, subject=subject)
 
@@ -278,4 +226,6 @@ def _of_setting(run: Run, rows: list[Row]) -> Iterator[Finding]:
     for row in kept:
         subject = {"workload": row["workload"]}
         yield Finding("load.share", "note", subject, quantities(row, share=RATES[0]))
-    yield from _above_alone(row[RATES[0]] for row in kept)
+    if any(round(100 * row[RATES[0]]) > 100 for row in kept):
+        # Before both run together a GPU has idled, and its power cap has not slowed it yet.
+        yield Finding("above-alone", "note")

@@ -56,7 +56,7 @@ class Quantity:
         if self.unit == "%":
             return percent(value)
         if self.unit == "±%":
-            return f"{100 * value:+.3g} %"
+            return f"{100 * value:{'+' if value else ''}.3g} %"
         return f"{format_value(value)} {self.unit}".rstrip()
 
 
@@ -112,8 +112,8 @@ class Finding:
         partition. ``"hazard"``: work shares bytes, and nothing orders it. ``"incomplete"``: rows
         are missing. ``"dry-queue"``: the GPU waited for launches. ``"gap"``: it stood still though
         work had been launched. ``"confined"``: no escape, or none that can be judged.
-        ``"ordered"``: no hazard. ``"faster"``, ``"slower"``, ``"same"``, ``"unsure"``: how two
-        settings compare. :data:`gpuscope.telling.RULES` has all, with their words.
+        ``"ordered"``: no hazard. ``"change"``: how two runs or settings compare.
+        :data:`gpuscope.telling.RULES` has all, with their words.
     subject
         What it is about: role → name, or several.
     values

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope.analysis.confinement_analysis import PartitionConfinement
-from gpuscope.analysis.headline import RATES
+from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.telling.finding import Finding, Quantity, Shown
 

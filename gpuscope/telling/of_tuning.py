@@ -23,12 +23,12 @@ class TunedWords(NamedTuple):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> gs.telling.TunedWords("best: a = 8", "", "in turns", "").joined
-    'best: a = 8. in turns'
+    >>> gs.telling.TunedWords("Take a = 8", "best: a = 8", "in turns", "").joined
+    'Take a = 8. best: a = 8. in turns'
     """
 
+    take: str
     outcome: str
-    bill: str
     method: str
     errors: str
 
@@ -41,8 +41,8 @@ class TunedWords(NamedTuple):
 def tuned_words(result: Tuning) -> TunedWords:
     """Return a tuning in words."""
     errors = "; ".join(finding.clause for finding in forecast_errors(result))
-    bill = "; ".join(finding.clause for finding in paid(result))
-    return TunedWords(*map(clean, (tuned(result).clause, bill, measured(result).clause, errors)))
+    take = "".join(finding.clause for finding in recommended(result))
+    return TunedWords(*map(clean, (take, tuned(result).clause, measured(result).clause, errors)))
 
 
 @door(result=Tuning)
@@ -118,17 +118,25 @@ def ties(result: Tuning) -> str:
     return f"of equals, the fewest SMs for {' and '.join(names)}"
 
 
-def paid(result: Tuning) -> Iterator[Finding]:
-    """Yield what was won and what was paid; nothing where that is not known."""
-    if result.choice is not None and (changes := result.won(result.choice)):
-        quantities = [Quantity(name, share, "±%") for name, share in changes.items()]
-        changed = [f"{quantity.name} {quantity}" for quantity in quantities]
-        subject = {
-            "reference": repr(result.reference),
-            "choice": repr(result.choice.label),
-            "changes": ", ".join(changed),
-        }
-        yield Finding("tuned.paid", "note", subject, tuple(quantities))
+def recommended(result: Tuning) -> Iterator[Finding]:
+    """Yield which setting to take, what that gains and costs, and its equals; if it is known."""
+    choice = result.choice
+    mean = None if choice is None else choice.mean(result.objective)
+    if choice is None or mean is None:
+        return
+    low, high = result.interval(choice) or (None, None)
+    changes = [Quantity(name, share, "±%") for name, share in result.won(choice).items()]
+    subject: dict[str, str | list[str]] = {
+        "choice": choice.label,
+        "objective": result.objective.name,
+        "changes": ", ".join(f"{quantity.name} {quantity}" for quantity in changes),
+    }
+    if changes:
+        subject["reference"] = repr(result.reference)
+    if equals := [setting.label for setting in result.equals if setting is not choice]:
+        subject |= {"equals": equals, "ties": ties(result)}
+    values = (Quantity("mean", mean, "", low, high), *changes)
+    yield Finding("tuned.take", "note", subject, values)
 
 
 def measured(result: Tuning) -> Finding:

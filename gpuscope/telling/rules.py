@@ -75,23 +75,24 @@ _IDLE = (
     "{longest}[, between {before} and {after}][, between two of {both}])"
 )
 _UNUSED = "[. Nothing was given to {unused}]"
-_PAIR = "[ (“{setting}” against “{base}”)]"
-_MEASURES = {
-    "number": "{quantity} of {workload}[ ({slo})] {before} → {after}[ ({by})][ {where}]"
-    "[: {met} of the requests meet it, not {met_before}]",
-    "share": "{workload} keeps {after} of its rate alone ({before} in “{base}”)",
-    "rate": "{workload} keeps {ratio} of its rate in “{base}”",
+DOES = {
+    "launch call": "is in the launch call",
+    "on the way": "is on the way to the GPU",
+    "stream order": "waits behind its stream",
+    "event wait": "waits for an event[ behind {holder}]",
+    "graph order": "waits behind its graph",
+    "legacy default stream": "waits behind the legacy default stream",
+    "SMs held": "waits for SMs[ that {holder} holds]",
+    "priority": "waits for SMs[ that {holder} holds] by priority",
+    "copy engine": "waits for the copy engine",
+    "request queue": "waits in the queue of requests",
+    "collective": "waits for another rank",
+    "running": "runs",
+    "not looking": "waits for the host to look",
+    "host": "is in the host's program",
+    "unexplained": "waits for something that the trace does not show",
 }
-_COMPARED = {
-    "faster": f"%s{_PAIR}",
-    "slower": f"%s{_PAIR}",
-    "same": f"no difference beyond noise ({{noise}}): %s{_PAIR}",
-    "unsure": f"too few calls to tell a difference from noise: %s{_PAIR}",
-    "beside": "%s",
-    "near": "%s (within noise)",
-    "best": "best in “{setting}”: %s",
-}
-"""How two settings compare; the last three only word what stands beside another comparison."""
+"""Kind of a part of a call's time → what the call does meanwhile."""
 _TOGETHER = "gain {gain}[, overlap {overlap}][, in “{setting}”]"
 _MARKS = "[p50 {p50}][, p90 {p90}][, p99 {p99}]"
 _WORK = "{kernels} kernels, {time}"
@@ -100,9 +101,9 @@ _RULED_OUT = (
     "at {confidence} confidence {out} settings are ruled out by measurements"
     "[ and {unlikely} by corrected forecasts]"
 )
-_TAKE = (
-    "[; take {choice}][ ({ties})][: at {confidence} confidence, no other of these is better by "
-    "more than {behind} ({share})]"
+_BEHIND = (
+    "[; at {confidence} confidence, no other of these is better than {choice} by more than "
+    "{behind} ({share})]"
 )
 RULES = {
     "escape.partition": Rule(
@@ -161,17 +162,37 @@ RULES = {
     "ordered": Rule(
         "No hazard was found among {accesses} accesses, {unseen} unseen[, {undecided} undecided]"
     ),
-    **{
-        f"{verdict}.{measure}": Rule(text % words)
-        for verdict, text in _COMPARED.items()
-        for measure, words in _MEASURES.items()
-    },
+    **dict.fromkeys(
+        ("change.better", "change.worse"),
+        Rule(
+            "{change}, {workload}'s {quantity}[ ({slo})] is {after} instead of {before}"
+            "[ ({against})][: it {cause}]"
+        ),
+    ),
+    "change.none": Rule("No difference seen: {by} ± {noise} of {workload}'s {quantity}"),
+    "change.unsure": Rule("Too few calls to see a difference: {by} of {workload}'s {quantity}"),
+    "change.pays": Rule("{workload} pays {cost} of its rate"),
+    "change.gains": Rule("{workload} gains {cost} of its rate"),
+    "change.calls": Rule(
+        "{faster} of {calls} calls of {workload} are faster in {setting}, {slower} slower"
+    ),
+    "part.gone": Rule("no longer {does}"),
+    "part.less": Rule("{does} {by} less a {each}"),
+    "part.more": Rule("{does} {by} more a {each}"),
     "priority": Rule(
         "Stream priority alone: {difference}; it chooses among blocks that wait, and takes no SM "
         "from those that run"
     ),
     "target": Rule("cuBLAS not told how many SMs its partition has: {difference}"),
     "forecast": Rule("{forecast}"),
+    "forecast.number": Rule("Forecast: {workload}'s {quantity} is {forecast}; it was {recorded}"),
+    **{
+        f"checked.{where}": Rule(
+            "Forecast: {workload}'s {quantity} {forecast}. Checked: the run gave {run}, "
+            f"{where} the band"
+        )
+        for where in ("outside", "inside")
+    },
     "no-slo": Rule("state an slo to compare goodput", "{mend}"),
     "above-alone": Rule(
         "above 100 %: alone it is measured afterwards, when the power cap may slow a GPU more"
@@ -210,7 +231,7 @@ RULES = {
     "untimed": Rule("No timed call was recorded"),
     "no-load": Rule("Nothing ran in the background"),
     "tuned.best": Rule(f"{{sought}}: best: {{settings}}; {_RULED_OUT}"),
-    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_TAKE}"),
+    "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_BEHIND}"),
     "tuned.nothing": Rule("{sought}: nothing was measured"),
     "tuned.hopeless": Rule(
         f"{{sought}}: no setting is likely to meet the SLO: {_RULED_OUT}; the nearest is "
@@ -218,9 +239,12 @@ RULES = {
     ),
     "tuned.open": Rule(
         "{sought}: not decided between {settings}[; and {more} more]"
-        f"[; {{unseen}} settings are neither measured nor ruled out]{_TAKE}"
+        f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "tuned.paid": Rule("from {reference} to {choice}: {changes}"),
+    "tuned.take": Rule(
+        "Take {choice}: {objective} {mean}[, against {reference} {changes}][; noise does not tell "
+        "it from {equals}: {ties}]"
+    ),
     "tuned.method": Rule(
         "{measurements} measurements of {measured} of {settings} settings in turns, at most "
         "{repeats} of each; compared within turns by t-intervals with pooled noise (successive "

@@ -156,7 +156,7 @@ def base_layout(
     height
         Of the plotting area, px.
     """
-    top = _MODEBAR + 52 + 18 * len(subtitle)
+    top = _MODEBAR + 52 + 18 * len(subtitle) + 22 * title.count("<br>")
     bottom = 66 + 20 * legend_rows
     return {
         "template": "none",

@@ -1,108 +1,228 @@
-"""Runs side by side: what was changed between them, and how far their numbers differ."""
+"""Runs side by side: each pair with its headline, the call at the p99, curves and differences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscope._columns import COMPARED, TOGETHER, Column
+import numpy as np
+
 from gpuscope._tables import Html
-from gpuscope._text import format_value
+from gpuscope._text import duration
+from gpuscope.analyses.comparing import CompareResult, compare
+from gpuscope.analysis.compare_analysis import Difference, Pairs
+from gpuscope.analysis.part import Part
 from gpuscope.analysis.result import Row
-from gpuscope.telling.comparison import difference
-from gpuscope.telling.finding import Finding
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.compare_figure import difference_look, part_look, slower
+from gpuscope.telling.explanation import in_words
+from gpuscope.telling.media import rich
+from gpuscope.telling.of_trace import confinement_verdict
+from gpuscope.timeline import style
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 from gpuscope.widgets import html
-from gpuscope.widgets.results import Summary
 
-CONFINEMENT = Column("confinement", "confinement", better=1)
-_OF_ALL = ("overlap", "gain")
-"""Columns of all workloads together."""
+_NAMES = ("A", "B")
+_CHANGES = 8
+"""Changes that are named."""
+_PX, _TALL = 260, 110
+"""Size of the curves."""
+_GONE = (
+    "Its trace is no longer kept, so its calls cannot be compared: pin a run before three others, "
+    "or run it again."
+)
+_INK = "var(--jp-ui-font-color1,#171a1f)"
+_CSS = {
+    "-": "repeating-linear-gradient(0deg,{0} 0 1px,transparent 1px 4px)",
+    "|": "repeating-linear-gradient(90deg,{0} 0 1px,transparent 1px 4px)",
+    "/": "repeating-linear-gradient(135deg,{0} 0 2px,transparent 2px 5px)",
+    "\\": "repeating-linear-gradient(45deg,{0} 0 2px,transparent 2px 5px)",
+    ".": "radial-gradient({0} 1px,transparent 1px) 0 0/4px 4px",
+    "x": "repeating-linear-gradient(45deg,{0} 0 1px,transparent 1px 5px),"
+    "repeating-linear-gradient(135deg,{0} 0 1px,transparent 1px 5px)",
+    "+": "repeating-linear-gradient(0deg,{0} 0 1px,transparent 1px 5px),"
+    "repeating-linear-gradient(90deg,{0} 0 1px,transparent 1px 5px)",
+}
+"""Plotly's patterns as backgrounds, in a colour."""
 
 
-def side_by_side(runs: Mapping[str, Summary]) -> str:
-    """Return two or more runs side by side as HTML, each against the first.
+def side_by_side(runs: Mapping[str, Run | None]) -> str:
+    """Return runs beside the last of them as HTML, a section each.
 
     Parameters
     ----------
     runs
-        What to call each → its summary.
+        What to call each → it, or nothing where its trace is no longer kept.
     """
-    (first, base), *others = runs.items()
-    lines = []
-    for label, run in others:
-        changed = list(_changes(base.experiment, run.experiment))
-        more = f"; and {len(changed) - 8} more" if len(changed) > 8 else ""
-        words = f"changed: {'; '.join(changed[:8])}{more}" if changed else "the same experiment"
-        if base.provenance != run.provenance:
-            words += f"; {run.provenance}, not {base.provenance}"
-        lines.append(html.text(f"{label} against {first}: {words}.", 2000))
-    stopped = [label for label, run in runs.items() if run.stopped]
-    if stopped:
-        lines.append(html.text(f"Not run to the end: {', '.join(stopped)}."))
+    *others, (last, shown) = runs.items()
+    sections = [
+        _section(label, run, last, shown, is_open=number == 0)
+        for number, (label, run) in enumerate(others)
+    ]
     return (
         '<div class="gpuscope-differences" style="line-height:1.5;overflow-x:auto">'
-        f"<b>Side by side</b><br>{'<br>'.join(lines)}{html.table([*_rows(runs)])}</div>"
+        f"<b>Side by side</b>{''.join(sections)}</div>"
     )
 
 
-def _changes(before: object, now: object, path: str = "") -> Iterator[str]:
-    """Say field by field what differs between two descriptions."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*before, *now]):
-            if path or key != "settings":  # their names are made of the partitions
-                inside = f"{path}.{key}" if path else str(key)
-                yield from _changes(before.get(key), now.get(key), inside)
-    elif before is None and isinstance(now, Mapping):
-        yield f"{path}: added"
-    elif now is None and isinstance(before, Mapping):
-        yield f"{path}: removed"
-    elif before != now:
-        yield f"{path}: {_told(before, now)} → {_told(now, before)}"
+def _section(label: str, run: Run | None, last: str, shown: Run | None, *, is_open: bool) -> str:
+    names = html.text(f"A: {label}; B: {last}.", 400)
+    if run is None or shown is None:
+        return f"<div>{names} {html.text(_GONE)}</div>"
+    both = [list(each.values())[-1] for each in (run, shown)]
+    try:
+        result = compare(both[0], both[1], names=_NAMES)
+    except MissingEvidence as error:
+        return f"<div>{names} {html.text(error)}</div>"
+    costs = [rich(each) for each in result.findings[1:] if each.rule != "change.calls"]
+    headline = " ".join([rich(result.findings[0]), *costs])
+    lines = [names, _changed(result.changes)]
+    lines += [rich(each) for each in result.findings if each.rule == "change.calls"]
+    stopped = [name for name, each in zip(_NAMES, (run, shown), strict=True) if each.stopped]
+    lines += [html.text(f"Not run to the end: {', '.join(stopped)}.")] if stopped else []
+    lines += [
+        f"{name}: {rich(confinement_verdict(trace))}"
+        for name, trace in zip(_NAMES, both, strict=True)
+    ]
+    notes = html.text(f"{result.definition}. {result.provenance}.", 1000)
+    return (
+        f"<details{' open' if is_open else ''}><summary style='font-size:15px;font-weight:600'>"
+        f"{headline}</summary><small>{'<br>'.join(lines)}</small>{_pictures(result)}"
+        f"<small>{notes}</small></details>"
+    )
 
 
-def _told(value: object, other: object) -> str:
-    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
-    if value is None and isinstance(other, bool):
-        value = not other
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not value and isinstance(other, list):
-        return "none"
-    return "–" if value is None or isinstance(value, Mapping) else str(value)
+def _changed(changes: Sequence[str]) -> str:
+    more = f"; and {len(changes) - _CHANGES} more" if len(changes) > _CHANGES else ""
+    words = f"changed: {'; '.join(changes[:_CHANGES])}{more}" if changes else "the same experiment"
+    return html.text(f"{words}.", 2000)
 
 
-_Numbers = dict[tuple[str, str], tuple[float, float]]
-"""What a number is of, and its column → the number, and half its interval as a share of it."""
+def _pictures(result: CompareResult) -> str:
+    workload = str(result.findings[0].subject["workload"])
+    above, beside = "", [html.table([*_rows(result.differences)])]
+    if (pairs := result.pairs.get(workload)) is not None:
+        colours = style.colours_of(each.workload for each in result.differences)
+        above = _call(result, workload, pairs, colours)
+        beside += [_curves(pairs), html.table([*_means(result, workload, colours)])]
+    boxes = "".join(f"<div>{part}</div>" for part in beside)
+    return f'{above}<div style="display:flex;flex-wrap:wrap;gap:6px 24px">{boxes}</div>'
 
 
-def _numbers(run: Summary) -> _Numbers:
-    """Return the numbers of a run."""
-    parts = () if isinstance(run.confinement, Finding) else run.confinement.partitions
-    numbers = {
-        (row["workload"], key): (row[key], row["spreads"].get(key) or 0.0)
-        for row in run.rows
-        for key, column in COMPARED.items()
-        if column.better and column.is_brief and key not in TOGETHER
-    }
-    numbers |= {("all", key): (row[key], 0.0) for row in run.rows[:1] for key in _OF_ALL}
-    numbers |= {(part.partition, CONFINEMENT.key): (part.fraction, 0.0) for part in parts}
-    return {key: number for key, number in numbers.items() if number[0] is not None}
+# -- the call at the p99 ------------------------------------------------------------------
+def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[str, str]) -> str:
+    """Return the parts of a slow call in both, aligned at its entry."""
+    mark, at = pairs.slow
+    took_ns = int(pairs.first_ns[at]), int(pairs.second_ns[at])
+    lines = []
+    sides = zip(_NAMES, result.traces, (pairs.first, pairs.second), took_ns, strict=True)
+    for name, trace, ids, length in sides:
+        bar = ""
+        for part, holder in _parts(trace, int(ids[at])):
+            share = 100 * part.duration_ns / max(took_ns)
+            words = f"{in_words(part.kind)}: {duration(part.duration_ns)}"
+            look = _background(part_look(part.kind, workload, holder, colours))
+            bar += (
+                f"<span title='{html.text(words)}' style='display:inline-block;height:14px;"
+                f"box-sizing:border-box;width:{share:.3f}%;{look}'></span>"
+            )
+        lines.append(
+            f"<div style='display:flex;gap:8px'><b>{name}</b><div style='flex:1;white-space:nowrap;"
+            f"font-size:0'>{bar}</div><span style='width:64px'>{duration(length)}</span></div>"
+        )
+    title = html.text(f"The call of {workload} at A's {mark}, from its entry", 200)
+    return f"<div style='max-width:900px'><b>{title}</b>{''.join(lines)}</div>"
 
 
-def _rows(runs: Mapping[str, Summary]) -> Iterator[Row]:
-    """Yield of each number its value in every run, and how far that is from the first's."""
-    first, *others = {label: _numbers(run) for label, run in runs.items()}.items()
-    for key in dict.fromkeys(key for _, numbers in (first, *others) for key in numbers):
-        column = COMPARED.get(key[1], CONFINEMENT)
-        base = first[1].get(key)
-        row: Row = {"of": key[0], "what": column.heading, first[0]: _cell(column, base)}
-        for label, numbers in others:
-            number, compared = numbers.get(key), ""
-            if base and number:
-                words = difference(column, base[0], number[0], base[1], number[1])
-                compared = f" <small>{words}</small>"
-            row[label] = Html(_cell(column, number) + compared)
-        yield row
+def _parts(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
+    """Yield the parts of a call, and the workload that each waited for."""
+    known = trace_parts(trace)
+    for part in known.parts(known.rows.position(span)):
+        cause = None if part.span is None else known.rows.position(part.span)
+        yield part, "" if cause is None else known.rows.text("category", cause) or ""
 
 
-def _cell(column: Column, number: tuple[float, float] | None) -> Html:
-    return Html("–" if number is None else f"<b>{format_value(column.scaled(number[0]))}</b>")
+def _background(look: style.Properties) -> str:
+    """Return a marker of Plotly's as CSS."""
+    pattern, colour = look.get("pattern"), look["line"]["color"]
+    fill = _CSS[pattern["shape"]].format(pattern["fgcolor"]) if pattern else look["color"]
+    return f"background:{fill};border:1px solid {colour}"
+
+
+# -- numbers ------------------------------------------------------------------------------
+def _rows(differences: Sequence[Difference]) -> Iterator[Row]:
+    """Yield of each number its value in both, and its change with the interval of 95 %."""
+    ends = [end for each in differences for end in (each.low, each.high, each.change)]
+    reach = max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1
+    for each in differences:
+        row = {"of": each.workload, "what": each.about.title}
+        row |= {"A": each.about.text(each.before), "B": each.about.text(each.after)}
+        words = f"{100 * each.change:+.3g} %" if each.before else "–"
+        if each.is_seen:
+            words += " ▲ better" if each.is_better else " ▼ worse"
+        elif np.isinf(each.low):
+            words += " too few calls"
+        else:
+            words += " no difference seen"
+        yield {**row, "change": Html(f"{_interval(each, reach)} {html.text(words)}")}
+
+
+def _interval(each: Difference, reach: float) -> str:
+    if not np.isfinite(each.high - each.low + each.change):
+        return ""
+    colour, _ = difference_look(each)
+    low, dot, high = (60 + 56 * end / reach for end in (each.low, each.change, each.high))
+    return (
+        '<svg width="120" height="12" style="vertical-align:middle" aria-hidden="true">'
+        f'<path d="M60 0V12" stroke="{_INK}" stroke-width=".7"/>'
+        f'<path d="M{low:.1f} 6H{high:.1f}" stroke="{colour}" stroke-width="2"/>'
+        f'<circle cx="{dot:.1f}" cy="6" r="3.5" fill="{colour}"/></svg>'
+    )
+
+
+def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> Iterator[Row]:
+    """Yield what a mean call consists of in both; the last row is its length."""
+    try:
+        parts = result.parts(workload)
+    except MissingEvidence:
+        return
+    sums: list[tuple[str, int, int]] = [
+        (Html(f"{_swatch(look)}{in_words(part.kind)}"), part.first_ns, part.second_ns)
+        for part in parts
+        for look in [part_look(part.kind, workload, part.holder, colours)]
+    ]
+    sums.append(("a mean call", sum(e[1] for e in sums), sum(e[2] for e in sums)))
+    for what, *totals in sums:
+        before, after = (total / parts[0].calls for total in totals)
+        change = f"{'+' if after > before else '−'} {duration(abs(after - before))}"
+        row: Row = {"where its time goes": what, "A": duration(before), "B": duration(after)}
+        yield {**row, "change": change if after != before else "0"}
+
+
+def _swatch(look: style.Properties) -> str:
+    size = "display:inline-block;width:14px;height:10px;margin-right:5px;box-sizing:border-box"
+    return f"<span aria-hidden='true' style='{size};{_background(look)}'></span>"
+
+
+def _curves(pairs: Pairs) -> str:
+    """Return which share of the calls takes at least so long, in both."""
+    longest = max(int(pairs.first_ns.max()), int(pairs.second_ns.max())) or 1
+    lines, decades = "", np.log10(len(pairs.first_ns)) or 1
+    looks = ((pairs.first_ns, style.WHOLE_GPU_COLOUR, "5 3"), (pairs.second_ns, "#0072B2", "none"))
+    for took_ns, colour, dash in looks:
+        times, shares = slower(took_ns)
+        x, y = times / longest * _PX, -np.log10(shares) / decades * _TALL
+        points = " ".join(f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True))
+        lines += (
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" '
+            f'stroke-dasharray="{dash}"/>'
+        )
+    return (
+        "<b>Share of calls slower than …</b><br>"
+        f'<svg width="{_PX}" height="{_TALL}" style="border-left:1px solid {_INK};'
+        f'border-bottom:1px solid {_INK};overflow:visible" role="img" '
+        f'aria-label="Share of calls slower than a time, logarithmic">{lines}</svg>'
+        f"<br><small>0 to {duration(longest)}; 100 % to 1 of {len(pairs.first_ns):,} calls, "
+        "logarithmic; A dashed, B solid</small>"
+    )

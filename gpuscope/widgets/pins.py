@@ -80,10 +80,10 @@ class Pins(Control):
             self._changed()
 
     @property
-    def compared(self) -> Mapping[str, Summary]:
-        """Words → summary: of the pinned runs, or else of the one before, and of the shown one."""
+    def compared(self) -> Mapping[str, Run | None]:
+        """Words → run, if its trace is here: the pinned ones or the one before, and the shown."""
         with self.lock:
-            return {words: self._summaries[number] for words, number in self._compared()}
+            return {words: self._kept.get(number) for words, number in self._compared()}
 
     def reported(self) -> Run:
         """Return the run that is shown, beside the pinned ones that ran the same workloads.

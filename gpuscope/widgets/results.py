@@ -1,20 +1,16 @@
-"""Results of a run: verdicts, the numbers behind them, and what several runs won."""
+"""Results of a run: verdicts, and the numbers behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from gpuscope import analysis
 from gpuscope._columns import COMPARED, is_of_requests
 from gpuscope.analyses import cards
 from gpuscope.analysis.confinement_analysis import ConfinementResult
-from gpuscope.analysis.headline import latency_spreads
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.comparison import outcome
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import rich
 from gpuscope.telling.of_setting import (
@@ -50,8 +46,8 @@ class Summary:
     experiment
         The experiment that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, those of
-        :func:`_longest`, and ``spreads``, as of :func:`latency_spreads`.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, and those of
+        :func:`_longest`.
     confinement
         Or why it cannot be judged.
     told
@@ -97,9 +93,7 @@ def summarise(run: Run) -> Summary:
         setting=setting,
         experiment=run.experiment,
         rows=tuple(
-            row
-            | _longest(trace, row["workload"])
-            | {"spreads": latency_spreads(trace, row["workload"])}
+            row | _longest(trace, row["workload"])
             for row in run.comparison.to_pylist()
             if row["setting"] == setting
         ),
@@ -232,20 +226,3 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
         more.append(f"<small>{rich(Finding('no-evidence', 'note'))}</small>")
     good = None if missing else True
     return _card(now, "Confinement", of_partitions(result, missing), more, good=good, wide=True)
-
-
-def won(runs: Mapping[str, Summary]) -> str:
-    """Say as HTML what the best of some runs won; nothing where they ran different workloads.
-
-    Parameters
-    ----------
-    runs
-        What to call each → its summary.
-    """
-    first, *others = runs.values()
-    workloads = first.experiment["workloads"]
-    if not others or any(run.experiment["workloads"] != workloads for run in others):
-        return ""
-    rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
-    traces = {label: run.told for label, run in runs.items()}
-    return html.note(outcome(Run(traces, pa.Table.from_pylist(rows), first.experiment)))

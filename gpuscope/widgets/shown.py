@@ -49,7 +49,7 @@ class Shown:
     ) -> None:
         self._colours, self._changed, self._lock = colours, changed, lock
         self._watched: Recording | None = None
-        self._picture = self._cards = ""
+        self._picture = self._cards = self._table = ""
         self.has_spans = False
         """Whether the timeline shows a run: ids are the run's."""
         self.timeline = layout.compact(Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS))
@@ -102,6 +102,7 @@ class Shown:
         with self._lock:
             self._picture = picture
             self._cards = results.verdicts(summary, dict(self._colours()))
+            self._table = results.numbers(summary)
             self.has_spans = True
             self.pins.shown = number
             self._numbers()
@@ -115,9 +116,6 @@ class Shown:
     def _numbers(self) -> None:
         """Show the numbers of the run that is shown, and the runs that are compared."""
         compared = self.pins.compared
-        *_, shown = compared.values()
-        self.verdicts.value = results.won(compared) + self._cards
-        self.results.value = results.numbers(shown) + (
-            side_by_side(compared) if len(compared) > 1 else ""
-        )
+        self.verdicts.value = self._cards
+        self.results.value = self._table + (side_by_side(compared) if len(compared) > 1 else "")
         self._changed()

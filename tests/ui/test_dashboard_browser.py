@@ -328,7 +328,7 @@ def escape_and_stop(page) -> None:
     assert "outside any partition" in page.locator(".gpuscope-verdicts").first.inner_text()
     said = page.locator(".gpuscope-differences").first.inner_text()
     assert "workloads.small.guard: true → false" in said
-    assert "confinement" in said
+    assert "B: ESCAPED" in said
 
 
 def take_away(page, tmp_path) -> None:
@@ -580,8 +580,10 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     start = page.get_by_role("combobox", name="Start from")
     expect(start.locator("option:checked")).to_have_text(f"edited: {preset}")
     # Run 3 can be pinned before it is shown: then the table has it before run 2 at first.
-    heads = page.locator(f"{DASHBOARD} .gpuscope-differences th")
-    expect(heads).to_have_text(["of", "what", *runs])
+    sections = page.locator(f"{DASHBOARD} .gpuscope-differences > details")
+    expect(sections).to_have_count(2)
+    expect(sections.nth(0)).to_contain_text(f"A: {runs[0]}; B: {runs[2]}.")
+    expect(sections.nth(1)).to_contain_text(f"A: {runs[1]}; B: {runs[2]}.")
     shot("compared")
     for name, suffix in (("Trace", "parquet"), ("Report", "html"), ("Perfetto", "json.gz"),
                          ("nsys stats", "sqlite")):  # fmt: skip

@@ -319,7 +319,9 @@ def test_a_run_with_such_names_does_not_act(browser_page, tmp_path):
         "report": html_report(run, tmp_path / "r.html", title=NAMES[0]).read_text("utf-8"),
         "verdicts of the dashboard": results.verdicts(summary, dict.fromkeys(NAMES, "#123456")),
         "numbers of the dashboard": results.numbers(summary),
-        "runs of the dashboard": side_by_side({NAMES[0]: summary, NAMES[1]: summary}),
+        "runs of the dashboard": side_by_side(
+            {NAMES[0]: run, NAMES[1]: run, NAMES[2]: None, "last": run}
+        ),
         "timeline": figures.timelines(run.traces).to_html(include_plotlyjs=True),
         **{f"{name}: {what}": content for what, content in outputs(trace).items()},
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 import gpuscope as gs
 from gpuscope import analysis, telling
-from gpuscope.analysis.headline import headline
 from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -55,17 +57,25 @@ def run_of(traces, **more):
     return Run(traces, analysis.settings_table(traces), experiment)
 
 
-def test_the_sentence_says_what_was_won_and_what_it_cost():
+def test_it_says_what_was_won_and_what_it_cost():
     run = run_of(
         {
             "shared": trace_of(latency_us=9),
-            "16 | rest": trace_of(latency_us=3, flop=8 * 10**8, partitions=CARVED),
+            "16 | rest": trace_of(latency_us=3, flop=8 * 10**8, kernels=8, partitions=CARVED),
         }
     )
-    assert telling.outcome(run) == (
-        "p99 of small 9 µs → 3 µs (-66.7 %) on 16 SMs (“16 | rest” against “shared”); load "
-        "keeps 40 % of its rate alone (50 % in “shared”)."
-    )
+    won, cost = telling.compared(run)
+    assert (won.rule, won.subject["workload"]) == ("change.better", "small")
+    assert (won.subject["base"], won.subject["setting"]) == ("shared", "16 | rest")
+    assert (won["before"].value, won["after"].value, won["after"].unit) == (9, 3, "µs")
+    assert won["by"].value == pytest.approx(-2 / 3)
+    assert (cost.rule, cost.subject["workload"]) == ("change.pays", "load")
+    assert cost["cost"].value == pytest.approx(1 - 0.8 * 0.8)
+    for shown, latency_us in zip(won.spans, (9, 3), strict=True):
+        calls = run[shown.trace].where(kind="handle")
+        took_ns = calls.array("end_ns") - calls.array("start_ns")
+        assert took_ns[calls.array("id").tolist().index(shown.span)] == 1000 * latency_us
+    assert telling.outcome(run) == f"{won.text} {cost.text}"
 
 
 def test_of_equal_latencies_the_one_that_costs_less_counts():
@@ -77,48 +87,92 @@ def test_of_equal_latencies_the_one_that_costs_less_counts():
             "cheap": trace_of(latency_us=3, flop=9 * 10**8, **carved),
         }
     )
-    assert "“cheap” against “shared”" in telling.outcome(run)
+    first, *_ = telling.compared(run)
+    assert (first.subject["setting"], first.subject["base"]) == ("cheap", "shared")
+    assert "“cheap” against “shared”" in first.text
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_setting_counts_that_has_the_clearest_difference(seed):
+    source = random.Random(seed)  # noqa: S311 - test data
+    latencies = [source.choice([20, 40, 41, 90, 200]) for _ in range(4)]
+    run = run_of(
+        {
+            f"setting {number}": trace_of(
+                latency_us=latency_us,
+                kernels=source.choice([10, 20, 40]),
+                partitions=CARVED if number else None,
+            )
+            for number, latency_us in enumerate(latencies)
+        }
+    )
+    first, *_ = telling.compared(run)
+    ratios = {
+        f"setting {number}": latency_us / latencies[0]
+        for number, latency_us in enumerate(latencies)
+        if latency_us != latencies[0]
+    }
+    if not ratios:
+        assert first.subject["workload"] == "load"
+        return
+    farthest = max(abs(math.log(ratio)) for ratio in ratios.values())
+    there = {name for name, ratio in ratios.items() if abs(math.log(ratio)) == farthest}
+    assert first.subject["setting"] in there
+    assert first.rule == f"change.{'better' if ratios[first.subject['setting']] < 1 else 'worse'}"
+
+
+def test_the_worst_setting_is_told_and_the_best_one_beside_it():
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=40),
+            "good": trace_of(latency_us=20, partitions=CARVED),
+            "bad": trace_of(latency_us=400, partitions=CARVED),
+        }
+    )
+    several = [each for each in telling.compared(run) if "setting" in each.subject]
+    said = [(each.rule, each.subject["setting"]) for each in several]
+    assert said == [("change.worse", "bad"), ("change.better", "good")]
 
 
 def test_what_won_nothing_is_not_called_a_win():
     run = run_of(
         {"shared": trace_of(latency_us=9), "16": trace_of(latency_us=9, partitions=CARVED)}
     )
-    about = headline(run)
-    assert about.change.within_noise
-    assert about.change.size == 0
-    assert telling.compared(run)[0].rule == "same.number"
-    assert "no difference beyond noise" in telling.outcome(run)
+    (finding,) = telling.compared(run)
+    assert (finding.rule, finding["by"].value, finding["noise"].value) == ("change.none", 0, 0)
 
 
-def test_what_differs_beside_it_within_noise_says_so():
+def test_where_latencies_do_not_differ_rates_tell():
     run = run_of(
         {
-            "shared": trace_of(latency_us=9, flop=100 * 10**7),
-            "16": trace_of(latency_us=3, flop=97 * 10**7, partitions=CARVED),
+            "shared": trace_of(latency_us=9),
+            "16": trace_of(latency_us=9, kernels=40, partitions=CARVED),
         }
     )
-    (load,) = headline(run).beside
-    assert load.within_noise
-    assert telling.outcome(run).endswith("(50 % in “shared”) (within noise).")
+    (finding,) = telling.compared(run)
+    assert (finding.rule, finding.subject["workload"]) == ("change.better", "load")
+    assert finding["after"].value == pytest.approx(4 * finding["before"].value)
+
+
+def test_few_calls_tell_nothing_from_noise():
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=9, calls=5, kernels=2),
+            "16": trace_of(latency_us=3, calls=5, kernels=2, partitions=CARVED),
+        }
+    )
+    assert [finding.rule for finding in telling.compared(run)] == ["change.unsure"]
 
 
 def test_below_1000_calls_the_median_counts():
     run = run_of({"shared": trace_of(latency_us=9, calls=20)})
-    assert telling.outcome(run).startswith("p50 of small is 9 µs on the whole GPU; load keeps 50 %")
+    assert telling.outcome(run).startswith("p50 of small is 9 µs on the whole GPU. load keeps 50 %")
 
 
-def test_without_a_rate_alone_the_load_is_compared_with_the_first_setting():
-    run = run_of(
-        {
-            "shared": trace_of(latency_us=9, kernels=10, alone=False),
-            "16": trace_of(latency_us=3, kernels=8, partitions=CARVED, alone=False),
-        }
-    )
-    _, load = telling.compared(run)
-    assert load.rule == "slower.rate"
-    assert load["ratio"].value == pytest.approx(0.8)
-    assert telling.outcome(run).endswith("load keeps 80 % of its rate in “shared”.")
+def test_a_rate_above_that_alone_says_why():
+    run = run_of({"shared": trace_of(latency_us=9, flop=21 * 10**8)})
+    rules = [finding.rule for finding in telling.compared(run)]
+    assert rules == ["latency", "load.share", "above-alone"]
 
 
 def test_without_latencies_the_gain_is_told():

@@ -389,11 +389,13 @@ def test_the_outcome_speaks_of_goodput(compared):
         gs.analysis.requests(compared[name])["chat"] for name in ("shared", "64 | 68")
     )
     assert carved.goodput_per_s > 1.1 * shared.goodput_per_s
-    words = gs.telling.outcome(compared)
-    assert words.startswith("Simulated: goodput of chat (TBT ≤ 0.1 ms) ")
-    assert f"{shared.goodput_per_s:.4g} requests/s → {carved.goodput_per_s:.4g} requests/s" in words
-    assert "(“64 | 68” against “shared”)" in words
-    assert f"{100 * carved.met:.3g} % of the requests meet it" in words
+    result = gs.compare(compared["shared"], compared["64 | 68"])
+    of = next(each for each in result.differences if each.column == "goodput_per_s")
+    assert (of.before, of.after) == (shared.goodput_per_s, carved.goodput_per_s)
+    assert of.low <= of.change <= of.high
+    first, *_ = gs.telling.compared(compared)
+    assert first == result.findings[0]
+    assert (first.rule, first.subject["workload"]) == ("change.better", "chat")
 
 
 def test_the_outcome_of_one_setting_and_without_an_slo(run):

@@ -357,6 +357,8 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.settings_table": (analysis.settings_table, {"traces": run}),
         "analysis.prediction": (analysis.prediction, {"predicted": predicted, "measured": run}),
         "figures.prediction": (figures.prediction, {"predicted": predicted, "measured": run}),
+        "compare": (gs.compare, {"first": trace, "second": run, "names": ("a", "b")}),
+        "figures.compared": (figures.compared, {"result": gs.compare(trace, trace)}),
         "figures.confinement": (figures.confinement, {"judged": trace}),
         "figures.interference": (figures.interference, {"result": shares}),
         "figures.latency": (figures.latency, {"traces": run, "handle": "w"}),

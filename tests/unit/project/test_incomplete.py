@@ -236,6 +236,7 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
 # -- figures ------------------------------------------------------------------------------
 FIGURES = {
     "prediction": lambda run, trace: figures.prediction(run, run),
+    "compared": lambda run, trace: gs.compare(trace, trace).figure(),
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES
     "tuning": None,

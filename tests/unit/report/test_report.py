@@ -129,7 +129,7 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
         "with nothing queued", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words
-    assert list(figures_of(page)) == ["latency-0", "confinement-0", "confinement-1"]
+    assert list(figures_of(page)) == ["compared", "latency-0", "confinement-0", "confinement-1"]
     assert body.count('<div class="timeline" data-timeline>') == len(run)
     assert "SIMULATED" not in body
 
@@ -156,15 +156,22 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     body = without_plotly(html_report(run, tmp_path / "r.html").read_text("utf-8"))
     first = body.partition("<h2>")[0]
     headline = re.search('<p class="headline">(.*?)</p>', first)[1].replace("\xa0", " ")
-    assert headline.startswith(
-        "p99 of small 35 µs → 9 µs (-74.3 %) on 16 SMs (“16 | rest” against “shared”); load"
-    )
-    assert "of its rate alone" in headline
+    assert headline.startswith("On 16 SMs of its own, small&#x27;s p50 is 9 µs instead of 35 µs")
     assert "<dt>small</dt>" in first
     assert "small and load share the whole GPU" in first
     assert "small has 16 SMs, load has the remaining 116 SMs" in first
     assert "Confined: all work given to small and load ran inside" in first
     assert first.index("headline") < first.index('class="picture"') < first.index("Confined")
+
+
+def test_a_report_shows_the_pair_that_its_headline_is_about(tmp_path):
+    took_ns = {"plain": 40_000, "worse": 41_000, "best": 9_000}
+    run = make_run({name: make_trace(calls=30, latency_ns=took) for name, took in took_ns.items()})
+    page = html_report(run, tmp_path / "r.html").read_text("utf-8")
+    section = page.partition("<h2>Call by call</h2>")[2].partition("<h2>")[0]
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", section)[2:4] == ["plain", "best"]
+    one = make_run({"plain": make_trace(calls=30)})
+    assert "Call by call" not in html_report(one, tmp_path / "one.html").read_text("utf-8")
 
 
 def test_the_picture_has_a_bar_for_each_number_in_the_colour_of_where_it_ran(tmp_path):
@@ -324,7 +331,7 @@ def test_the_same_run_gives_the_same_file(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plain_us", "raised_us", "within_noise"), [(40, 9, False), (9, 40, False), (40, 39, True)]
+    ("plain_us", "raised_us", "within_noise"), [(40, 9, False), (9, 40, False), (40, 40, True)]
 )
 @pytest.mark.parametrize("order", [("plain", "raised"), ("raised", "plain")])
 def test_what_priority_alone_did_is_compared_with_the_setting_without_it(
@@ -339,7 +346,7 @@ def test_what_priority_alone_did_is_compared_with_the_setting_without_it(
     assert finding.rule == "priority"
     assert (finding.subject["base"], finding.subject["setting"]) == ("plain", "raised")
     values = {quantity.name: quantity.value for quantity in finding.values}
-    assert (values["before"], values["after"]) == (plain_us, raised_us)
+    assert values["by"] == pytest.approx(raised_us / plain_us - 1)
     assert ("noise" in values) == within_noise
     page = html_report(run, tmp_path / "r.html").read_text("utf-8")
     assert '<li class="priority ' in page

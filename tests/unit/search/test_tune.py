@@ -14,6 +14,7 @@ from kept_points import kept_points
 import gpuscope as gs
 from gpuscope.search import candidates, series
 from gpuscope.simulator.forecast import stand_ins
+from gpuscope.telling.of_tuning import recommended
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -380,14 +381,18 @@ def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tune
     finding = gs.telling.tuned(hidden)
     assert (finding.rule, finding.subject["choice"]) == ("tuned.equal", two.label)
     assert finding["behind"].value == 2
-    assert f"take {two.label} (of equals, the fewest SMs for 'decode')" in hidden.outcome
-    assert "no other of these is better by more than 2 (" in hidden.outcome
+    (take,) = recommended(hidden)
+    assert (take.rule, take.subject["choice"]) == ("tuned.take", two.label)
+    assert take.subject["equals"] == [one.label]
+    assert take["mean"].value == two.mean(hidden.objective)
+    assert (take["mean"].low, take["mean"].high) == (hidden.interval(two) or (None, None))
+    assert f"no other of these is better than {two.label} by more than 2 (" in hidden.outcome
     assert two.label in hidden.export(tmp_path / "carve.py").read_text()
     open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
     assert open_still.choice is None
     finding = gs.telling.tuned(open_still)
     assert (finding.rule, "choice" in finding.subject) == ("tuned.open", False)
-    assert "take" not in open_still.outcome
+    assert not [*recommended(open_still)]
 
 
 def test_where_it_is_not_known_which_to_take_a_setting_must_be_named(tuned, tmp_path, monkeypatch):

@@ -1,0 +1,140 @@
+"""``compare``: two runs as one result, with rows, findings and a figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuscope._checks import SeveralOf, door
+from gpuscope.analysis.compare_analysis import Comparison, compared_traces
+from gpuscope.errors import InvalidArgument
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.of_pair import changes, checked, of_pair
+from gpuscope.trace.folder import load_run
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+from gpuscope.trace.store import read_parquet
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True)
+class CompareResult(Comparison):
+    """What :func:`gpuscope.compare` found: differences with their noise, and what they come to.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
+    ... }
+    >>> trace = gs.run(one, gpu)["default"]
+    >>> print(gs.compare(trace, trace).headline)
+    No difference seen: 0 % ± 0 % of w's p50.
+    """
+
+    band: tuple[Trace, Trace] | None = field(default=None, repr=False)
+    """The ends of the band, where the first is a forecast of :func:`gpuscope.what_if`."""
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The headline, then what others pay or gain, and how many calls are faster.
+
+        Of a forecast, for each number, whether the run lies in its band.
+        """
+        return of_pair(self) if self.band is None else (*checked(self, self.band),)
+
+    @cached_property
+    def changes(self) -> tuple[str, ...]:
+        """What was changed between the two, field by field, in words."""
+        return tuple(map(str, changes(*self.traces)))
+
+    @property
+    def headline(self) -> str:
+        """What was found, and what others pay for it."""
+        return " ".join(each.text for each in self.findings if each.rule != "change.calls")
+
+    def figure(self) -> go.Figure:
+        """Draw the call at the p99 in both, curves and differences: ``figures.compared``."""
+        from gpuscope.figures.compare_figure import compared  # noqa: PLC0415 - only who draws
+
+        return compared(self)
+
+    def __str__(self) -> str:
+        return f"{self.headline}\n\n{super().__str__()}"
+
+
+@door("first", "second", names=(SeveralOf(str, 2), None))
+def compare(
+    first: Trace | Run | str | Path,
+    second: Trace | Run | str | Path,
+    *,
+    names: tuple[str, str] | None = None,
+) -> CompareResult:
+    """Compare two runs call by call: how far they differ, and how sure that is.
+
+    Calls of one workload pair by rank, round and index; with the same seed they arrive alike.
+    Intervals are of 95 %: by paired bootstrap of latencies, by batch means of rates.
+
+    Parameters
+    ----------
+    first, second
+        Each a trace, the result of :func:`gpuscope.run` with one setting, the folder of
+        ``gpuscope run --out`` with one, or a trace in a file that ends in ``.parquet``.
+        The first may be what :func:`gpuscope.what_if` returned: then the second, the run that was
+        made afterwards, is checked against its band.
+    names
+        What to call them; default: their settings, or A and B where these are the same.
+
+    Raises
+    ------
+    InvalidArgument
+        A run has several settings.
+    MissingEvidence
+        They have no workload in common of which a latency or a rate is known.
+    TraceFormatError, GpuscopeError
+        A file cannot be read.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
+    ... }
+    >>> longer = {**one["workloads"]["w"], "duration_us": 150}
+    >>> result = gs.compare(gs.run(one, gpu), gs.run({**one, "workloads": {"w": longer}}, gpu))
+    >>> result.findings[0].rule, result.changes
+    ('change.worse', ('workloads.w.duration_us: 100.0 → 150.0',))
+    """
+    band = None
+    if isinstance(first, Run) and len(first) == 4 and first.experiment.get("what_if") is not None:
+        _, first, low, high = first.values()
+        band, names = (low, high), names or ("forecast", "run")
+    both = _trace_of("first", first), _trace_of("second", second)
+    if names is None:
+        before, after = (str(trace.metadata.setting or "") for trace in both)
+        names = (before, after) if before and after and before != after else ("A", "B")
+    if names[0] == names[1]:
+        raise InvalidArgument(f"names are two that differ, not {names[0]!r} twice")
+    return replace(compared_traces(both, (names[0], names[1]), CompareResult), band=band)
+
+
+def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:
+    if isinstance(given, Trace):
+        return given
+    if isinstance(given, str | Path) and Path(given).suffix == ".parquet":
+        return read_parquet(Path(given))
+    traces = given if isinstance(given, Run) else load_run(Path(given))
+    if len(traces) != 1:
+        names = ", ".join(map(repr, traces))
+        raise InvalidArgument(
+            f"{which} has {len(traces)} settings ({names}): give the trace of one, run[name]"
+        )
+    return next(iter(traces.values()))

@@ -1,0 +1,398 @@
+"""Two traces call by call: which calls pair, how far they differ, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, TypeVar
+
+import numpy as np
+
+from gpuscope._columns import COMPARED, Column, is_of_requests
+from gpuscope._types import Array, Ints
+from gpuscope.analysis.intervals import by_workload, ended_kernels
+from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
+from gpuscope.analysis.part import PartKind
+from gpuscope.analysis.rates import RATES
+from gpuscope.analysis.requests_analysis import Request, slo_of
+from gpuscope.analysis.requests_analysis import by_workload as requests_of
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
+from gpuscope.analysis.settings import driven_by_requests, settings_table
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import is_open
+from gpuscope.trace.model import Trace
+
+Both = tuple[Trace, Trace]
+_MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
+_MOST_PARTS = 10_000
+"""Pairs whose parts are summed: of more, evenly many are left out."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a number of a workload differs between two traces.
+
+    Attributes
+    ----------
+    column
+        Of a comparison of settings (:data:`gpuscope.analysis.settings.COLUMNS`).
+    before, after
+        The number in either, in the column's unit.
+    low, high
+        The interval of 95 % of ``after / before − 1``; infinite where too few calls tell it.
+    """
+
+    workload: Annotated[str, "of"]
+    column: str
+    before: Annotated[float, "A"]
+    after: Annotated[float, "B"]
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def about(self) -> Column:
+        """What the number is."""
+        return COMPARED[self.column]
+
+    @property
+    def change(self) -> float:
+        """The change as a share of what was before; infinite from nothing to something."""
+        if self.before == self.after:
+            return 0.0
+        return self.after / self.before - 1 if self.before else math.inf
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether its interval leaves out 0."""
+        return not self.low <= 0 <= self.high
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the number is better in the second trace."""
+        return self.about.better * self.change > 0
+
+    @property
+    def clarity(self) -> float:
+        """How far from 0 the end of its interval is that is nearest to 0, as a logarithm."""
+        nearest = max(self.low, min(0.0, self.high))
+        return abs(math.log1p(nearest)) if nearest > -1 else math.inf
+
+
+class Pairs(NamedTuple):
+    """Calls or requests of one workload in two traces: those of one place stand together.
+
+    Attributes
+    ----------
+    first, second
+        Ids of the rows in either trace.
+    first_ns, second_ns
+        How long each took.
+    unpaired
+        Calls without another, or whose end was not seen.
+    """
+
+    first: Ints
+    second: Ints
+    first_ns: Ints
+    second_ns: Ints
+    unpaired: int
+
+    @property
+    def slow(self) -> tuple[str, int]:
+        """The highest percentile that is stated, and the pair whose first call took about that."""
+        mark, share = ("p99", 0.99) if len(self.first) >= P99_NEEDS else ("p90", 0.9)
+        return mark, int(np.abs(self.first_ns - np.quantile(self.first_ns, share)).argmin())
+
+
+class PartSum(NamedTuple):
+    """The time that the calls of all pairs spent in parts of one kind, ns in either trace.
+
+    Attributes
+    ----------
+    calls
+        The pairs whose parts were summed.
+    holder
+        The workload that most of it, in the trace with more of it, waited for; empty if none.
+    """
+
+    kind: PartKind
+    calls: int
+    first_ns: int
+    second_ns: int
+    holder: str
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """Two traces compared: the differences of their numbers, and their calls in pairs.
+
+    Attributes
+    ----------
+    names
+        What to call the traces.
+    pairs
+        Workload → its calls or requests in pairs, where it is timed.
+    """
+
+    names: tuple[str, str]
+    traces: Both = field(repr=False)
+    differences: tuple[Difference, ...]
+    pairs: Mapping[str, Pairs] = field(repr=False)
+
+    def _rows(self) -> list[Row]:
+        """One row per number."""
+        first, second = self.names
+        rows = []
+        for each in self.differences:
+            row: Row = {"of": each.workload, "what": each.about.heading}
+            row |= {first: each.before, second: each.after}
+            ends = {"change (%)": each.change, "low (%)": each.low, "high (%)": each.high}
+            known = {name: 100 * end if math.isfinite(end) else None for name, end in ends.items()}
+            rows.append(row | known)
+        return rows
+
+    @property
+    def definition(self) -> str:
+        """How calls pair, and what the intervals are."""
+        unpaired = sum(pairs.unpaired for pairs in self.pairs.values())
+        return sentences(
+            "calls pair by rank, round and index; low and high: 95 % interval of the change, by "
+            "paired bootstrap of times, by batch means of rates",
+            "noise within these traces: what differs from one day to the next is not in it",
+            f"{unpaired:,} calls without another are left out" if unpaired else "",
+        )
+
+    @property
+    def timed(self) -> list[Difference]:
+        """The differences of what is timed: latencies, and of requests their goodput if known."""
+        judged = {each.workload for each in self.differences if each.column == "goodput_per_s"}
+        return [
+            each
+            for each in self.differences
+            if each.workload in self.pairs
+            and (each.column == "goodput_per_s" or each.workload not in judged)
+        ]
+
+    @property
+    def seen(self) -> list[Difference]:
+        """The differences beyond noise that tell most: of what is timed, or else all."""
+        timed = [each for each in self.timed if each.is_seen]
+        return timed or [each for each in self.differences if each.is_seen]
+
+    def parts(self, workload: str) -> tuple[PartSum, ...]:
+        """Return what the time of a workload's paired calls consists of, by kind.
+
+        Raises
+        ------
+        MissingEvidence
+            A trace lacks what the time of its calls consists of.
+        """
+        pairs = self.pairs[workload]
+        step = -(-len(pairs.first) // _MOST_PARTS)
+        sums = [
+            _sums(trace, ids[::step])
+            for trace, ids in zip(self.traces, (pairs.first, pairs.second), strict=True)
+        ]
+        kinds = dict.fromkeys(kind for each in sums for kind, _ in each)
+        calls = len(pairs.first[::step])
+        return tuple(_part_sum(kind, calls, *sums) for kind in kinds)
+
+
+_Kind = TypeVar("_Kind", bound=Comparison)
+_Sums = Mapping[tuple[PartKind, str], int]
+"""Kind of part, and the workload that was waited for → ns."""
+
+
+def _sums(trace: Trace, ids: Ints) -> _Sums:
+    known = trace_parts(trace)
+    rows, sums = known.rows, dict[tuple[PartKind, str], int]()
+    for span in ids.tolist():
+        for part in known.parts(rows.position(span)):
+            cause = None if part.span is None else rows.position(part.span)
+            holder = "" if cause is None else rows.text("category", cause) or ""
+            key = part.kind, holder
+            sums[key] = sums.get(key, 0) + part.duration_ns
+    return sums
+
+
+def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSum:
+    both = [
+        {who: took for (of, who), took in each.items() if of == kind} for each in (first, second)
+    ]
+    totals = [sum(each.values()) for each in both]
+    more = both[totals[1] > totals[0]]
+    holder = max(more, key=more.__getitem__, default="")
+    return PartSum(kind, calls, totals[0], totals[1], holder)
+
+
+# -- pairs --------------------------------------------------------------------------------
+def _places(trace: Trace) -> Ints:
+    """Row → a number of its rank, round and index among these, the same in another trace."""
+    starts, process = trace.array("start_ns"), trace.array("process", fill=-1)
+    windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
+    _, rank = np.unique(process, return_inverse=True)
+    turn = rank * (len(windows) + 1) + np.searchsorted(windows, starts, "right")
+    order = np.lexsort((starts, turn))
+    first = np.searchsorted(turn[order], turn[order], "left")
+    places = np.empty(len(trace), np.int64)
+    places[order] = (turn[order] << 40) + np.arange(len(trace)) - first
+    return places
+
+
+def _paired(first: Trace, second: Trace) -> Pairs:
+    """Pair the rows of two traces that hold those of one workload only."""
+    _, left, right = np.intersect1d(_places(first), _places(second), return_indices=True)
+    ended = ~(is_open(first)[left] | is_open(second)[right])
+    left, right = left[ended], right[ended]
+    ids, took_ns = list[Ints](), list[Ints]()
+    for trace, rows in ((first, left), (second, right)):
+        ids.append(trace.array("id")[rows])
+        took_ns.append((trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows])
+    unpaired = len(first) + len(second) - 2 * len(left)
+    return Pairs(ids[0], ids[1], took_ns[0], took_ns[1], unpaired)
+
+
+def paired_calls(both: Both) -> dict[str, Pairs]:
+    """Return the calls of each workload that two traces have, in pairs by rank, round and index."""
+    of = []
+    for trace in both:
+        calls = trace.where(kind="handle")
+        groups = by_workload(calls)
+        of.append({name: calls.where(groups.of_label(name)) for name in groups.labels})
+    paired = {name: _paired(of[0][name], of[1][name]) for name in of[0] if name in of[1]}
+    return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
+
+
+# -- differences --------------------------------------------------------------------------
+def rate_interval(both: Both, workload: str) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio.
+
+    By batch means: what is left of the correlation of successive calls in batches of a twentieth
+    is small (A. M. Law, *Simulation Modeling and Analysis*, 2015, section 9.5.3).
+    """
+    spread, freedom = 0.0, 0
+    for trace in both:
+        of = ended_kernels(trace)
+        if workload not in by_workload(of).labels:
+            calls = trace.where(kind="handle")
+            of = calls.where(~is_open(calls))
+        groups = by_workload(of)
+        ends_ns = of.array("end_ns")[groups.rows(groups.labels.index(workload))]
+        windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
+        means = batch_means(ends_ns, windows)
+        if len(means) < 2 or not means.mean():
+            return -math.inf, math.inf
+        spread = math.hypot(spread, means.std(ddof=1) / math.sqrt(len(means)) / means.mean())
+        freedom += len(means) - 1
+    wide = math.exp(student_t(freedom, TAIL) * spread)
+    return 1 / wide, wide
+
+
+def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _Kind:
+    """Compare two traces; their names differ. The result is of a kind of :class:`Comparison`.
+
+    Raises
+    ------
+    MissingEvidence
+        No workload is in both.
+    """
+    tables = [settings_table({"": trace}).to_pylist() for trace in both]
+    rows = [{row["workload"]: row for row in table} for table in tables]
+    plans = [(trace.metadata.experiment or {}).get("workloads", {}) for trace in both]
+    driven = driven_by_requests(plans[0]) | driven_by_requests(plans[1])
+    pairs = {
+        name: paired
+        for name, paired in paired_calls(both).items()
+        if name not in driven and all((row.get(name) or {}).get("latency_n") for row in rows)
+    }
+    served = [requests_of(trace) for trace in both]
+    differences: list[Difference] = []
+    for workload in (name for name in rows[0] if name in rows[1]):
+        first, second = rows[0][workload], rows[1][workload]
+        if is_of_requests(first) and is_of_requests(second):
+            of = served[0][workload], served[1][workload]
+            pairs[workload] = _paired(*map(_rows_of, both, of))
+            differences += _of_requests(both, workload, of, pairs[workload], (first, second))
+        elif workload in pairs:
+            differences += _of_latencies(workload, pairs[workload])
+        is_paced = any(plan.get(workload, {}).get("rate_hz") is not None for plan in plans)
+        if not is_paced and workload not in driven and workload not in pairs:
+            differences += _of_rate(both, workload, first, second)
+    if not differences:
+        raise MissingEvidence(
+            f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
+            "rate is known: compare two runs of one experiment"
+        )
+    return kind(
+        names,
+        both,
+        tuple(differences),
+        pairs,
+        incomplete="; ".join(dict.fromkeys(filter(None, (t.metadata.incomplete for t in both)))),
+        provenance="; ".join(dict.fromkeys(trace.provenance for trace in both)),
+        is_simulated=any(trace.is_simulated for trace in both),
+    )
+
+
+def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
+    count = len(pairs.first)
+    shares = [share for share in _MARKS if share < 0.99 or count >= P99_NEEDS]
+    times = [each / 1e3 for each in (pairs.first_ns, pairs.second_ns)]
+    values = [np.quantile(each, shares).tolist() for each in times]
+    of = [lambda drawn, each=each: np.quantile(each[drawn], shares) for each in times]
+    low, high = bootstrap(count, *of)
+    for at, share in enumerate(shares):
+        ends = float(low[at]), float(high[at])
+        yield Difference(
+            workload, f"latency_{_MARKS[share]}_us", values[0][at], values[1][at], *ends
+        )
+
+
+def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
+    return trace.where(np.isin(trace.array("id"), [request.span for request in requests]))
+
+
+def _of_requests(
+    both: Both,
+    workload: str,
+    served: tuple[Sequence[Request], Sequence[Request]],
+    pairs: Pairs,
+    rows: tuple[Row, Row],
+) -> Iterator[Difference]:
+    """Yield goodput and times of tokens; how many meet the SLO is drawn with the requests."""
+    sides = zip(both, served, (pairs.first, pairs.second), strict=True)
+    of = [_serving(trace, workload, requests, ids) for trace, requests, ids in sides]
+    ends = bootstrap(len(pairs.first), *of)
+    for at, column in enumerate(("goodput_per_s", "ttft_p50_ms", "tbt_p50_ms")):
+        before, after = rows[0][column], rows[1][column]
+        if before is not None and after is not None:
+            pace = rows[1]["requests_per_s"] / rows[0]["requests_per_s"] if at == 0 else 1.0
+            low, high = ((1 + float(end[at])) * pace - 1 for end in ends)
+            yield Difference(workload, column, before, after, low, high)
+
+
+def _serving(trace: Trace, workload: str, requests: Sequence[Request], ids: Ints) -> Statistic:
+    """Return what some requests come to: their share that meets the SLO, TTFT p50, TBT p50."""
+    by_id, slo = {request.span: request for request in requests}, slo_of(trace, workload)
+    every = [by_id[span] for span in ids.tolist()]
+    met = np.array([request.met(slo) for request in every])
+    first_ns = np.array([request.tokens_ns[0] for request in every])
+    between = [np.diff(request.tokens_ns) for request in every]
+
+    def come_to(drawn: Ints) -> Array:
+        gaps = np.concatenate([between[at] for at in drawn.tolist()])
+        tbt = np.median(gaps) if len(gaps) else np.nan
+        return np.array([met[drawn].mean(), np.median(first_ns[drawn]), tbt])
+
+    return come_to
+
+
+def _of_rate(both: Both, workload: str, first: Row, second: Row) -> Iterator[Difference]:
+    for column in RATES[1:]:  # the first that is known
+        if first[column] and second[column]:
+            ratio = second[column] / first[column]
+            low, high = (ratio * end - 1 for end in rate_interval(both, workload))
+            yield Difference(workload, column, first[column], second[column], low, high)
+            return

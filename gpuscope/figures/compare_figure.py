@@ -1,0 +1,348 @@
+"""Two compared runs: the call at the p99 in both, where time goes, curves and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gpuscope._checks import door
+from gpuscope._types import Array, Floats, Ints
+from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
+from gpuscope.analysis.intervals import by_workload, ended_kernels, union
+from gpuscope.analysis.part import Part, PartKind
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.explanation import in_words
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.of_pair import of_pair
+from gpuscope.timeline import style
+from gpuscope.timeline.style import Properties
+from gpuscope.timeline.text import axis_unit, duration, escape, notes_of, stated
+from gpuscope.timeline.themed import ThemedFigure
+from gpuscope.trace.model import Trace
+
+_PATTERNS: dict[PartKind, str] = {
+    "launch call": "-",
+    "on the way": ".",
+    "SMs held": "/",
+    "priority": "/",
+    "stream order": "\\",
+    "graph order": "\\",
+    "legacy default stream": "\\",
+    "event wait": "x",
+    "collective": "x",
+    "copy engine": "+",
+    "request queue": "+",
+    "not looking": "|",
+}
+"""What parts of time are filled with; what runs is solid."""
+_OF_HOST = ("launch call", "on the way", "not looking", "host", "unexplained")
+_OF_HOLDER = ("SMs held", "priority", "copy engine", "event wait", "collective")
+_LANE, _ROW, _GAP = 20, 26, 22
+"""Px of a lane of calls, of a row of kernels, and between the two traces."""
+_BELOW, _SHARE = 250, 0.68
+"""Px below the calls, and the share of it that panels have: the rest is the time axis's."""
+_SEPARATE = 500
+"""Kernels of a row that are drawn one by one; of more, the time in which any ran."""
+_POINTS = 500
+_SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
+
+
+@door(result=Comparison)
+def compared(result: Comparison) -> go.Figure:
+    """Draw a comparison of two runs.
+
+    Above, on one axis on which the call at the first run's p99 begins at 0 in both: what the calls
+    of its workload waited for, and which kernels ran. Below: what a mean call consists of, which
+    share of calls is slower than …, and how far each number differs, with its 95 % interval.
+
+    Parameters
+    ----------
+    result
+        What :func:`gpuscope.compare` returned.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
+    ... }
+    >>> trace = gs.run(one, gpu)["default"]
+    >>> figure = gs.figures.compared(gs.compare(trace, trace))
+    >>> [str(bar.name) for bar in figure.data if bar.xaxis == "x2" and bar.y[0] == "A"]
+    ['in the launch call', 'on the way to the GPU', 'running', 'done but not seen by the host']
+    """
+    findings = of_pair(result)
+    workload = str(findings[0].subject["workload"])
+    colours = style.colours_of(each.workload for each in result.differences)
+    data, calls = [*_differences(result.differences)], None
+    if (pairs := result.pairs.get(workload)) is not None:
+        calls = _Calls(result, workload, pairs, colours)
+        data += [*calls.bars(), *_means(result, workload, colours), *_curves(result, pairs)]
+    seen = set()
+    for trace in data:  # what stands in the legend, once
+        if trace.setdefault("showlegend", True):
+            trace["showlegend"] = trace["name"] not in seen
+            seen.add(trace["name"])
+    return ThemedFigure(data=data, layout=_layout(result, findings, calls))
+
+
+class _Calls:
+    """The call at the p99 in both traces, with what ran around it."""
+
+    def __init__(
+        self, result: Comparison, workload: str, pairs: Pairs, colours: dict[str, str]
+    ) -> None:
+        self._workload, self._colours = workload, colours
+        mark, at = pairs.slow
+        longest = int(max(pairs.first_ns[at], pairs.second_ns[at]))
+        self._around_ns = (-longest, 2 * longest)
+        unit, self._unit_ns = axis_unit(3 * longest)
+        first = escape(result.names[0], 24)
+        self.title = f"time since the call at the {mark} of {first} was entered ({unit})"
+        self.labels: dict[float, str] = {}
+        self.annotations: list[Properties] = []
+        self._y = 0.0
+        self._bars: list[Properties] = []
+        sides = zip(
+            result.names,
+            result.traces,
+            (pairs.first, pairs.second),
+            (pairs.first_ns, pairs.second_ns),
+            strict=True,
+        )
+        for name, trace, ids, took_ns in sides:
+            self._y += _GAP
+            known = trace_parts(trace)
+            zero_ns = int(known.rows.starts[known.rows.position(int(ids[at]))])
+            self._calls(name, trace, ids, zero_ns, int(ids[at]))
+            text = f"<b>{escape(name, 24)}: {duration(int(took_ns[at]))}</b>"
+            self._note(text, self._y - _LANE - 9)
+            self._kernels(name, trace, zero_ns)
+        self.height = int(self._y) + 8
+
+    def _note(self, text: str, y: float) -> None:
+        font = {"size": 12}
+        self.annotations.append(style.heading(text, y, xref="x", x=0, font=font))
+
+    def _calls(self, name: str, trace: Trace, ids: Array, zero_ns: int, chosen: int) -> None:
+        """Draw a lane of the parts of the calls in view; the chosen one has an outline."""
+        known = trace_parts(trace)
+        rows = known.rows
+        centre = self._y + _LANE / 2
+        self.labels[centre] = f"{escape(name, 20)}: calls of {escape(self._workload, 20)}"
+        for span in ids.tolist():
+            row = rows.position(span)
+            low, high = int(rows.starts[row]) - zero_ns, int(rows.ends[row]) - zero_ns
+            if high <= self._around_ns[0] or low >= self._around_ns[1]:
+                continue
+            try:
+                parts: Sequence[Part] = known.parts(row)
+            except MissingEvidence:
+                parts = [Part("unexplained", int(rows.starts[row]), int(rows.ends[row]))]
+            for part in parts:
+                cause = None if part.span is None else rows.position(part.span)
+                holder = "" if cause is None else rows.text("category", cause) or ""
+                edge = 1.6 if span == chosen else 0.5
+                low, high = part.start_ns - zero_ns, part.end_ns - zero_ns
+                look = part_look(part.kind, self._workload, holder, self._colours, edge)
+                self._bar(low, high, centre, _LANE - 4, look, in_words(part.kind))
+        self._y += _LANE
+
+    def _kernels(self, name: str, trace: Trace, zero_ns: int) -> None:
+        """Draw a row of kernels for each workload, that of the calls first."""
+        kernels = ended_kernels(trace)
+        groups = by_workload(kernels)
+        for label in sorted(groups.labels, key=lambda label: label != self._workload):
+            of = groups.of_label(label)
+            spans = np.c_[kernels.array("start_ns")[of], kernels.array("end_ns")[of]] - zero_ns
+            spans = spans[(spans[:, 1] > self._around_ns[0]) & (spans[:, 0] < self._around_ns[1])]
+            spans = union(*spans.T) if len(spans) > _SEPARATE else spans
+            centre = self._y + _ROW / 2
+            self.labels[centre] = f"{escape(name, 20)}: {escape(label, 20)}"
+            fill = self._colours.get(label, style.WHOLE_GPU_COLOUR)
+            look: Properties = {"color": fill, "line": {"width": 1, "color": style.WHITE}}
+            for low, high in spans.tolist():
+                self._bar(low, high, centre, _ROW - 4, look, f"kernel of {label}")
+            self._y += _ROW
+
+    def _bar(
+        self, low_ns: int, high_ns: int, y: float, height: float, look: Properties, what: str
+    ) -> None:
+        took = duration(high_ns - low_ns)
+        low, high = np.clip((low_ns, high_ns), *self._around_ns).tolist()
+        self._bars.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "base": [low / self._unit_ns],
+                "x": [(high - low) / self._unit_ns],
+                "y": [y],
+                "width": [height],
+                "marker": look,
+                "name": escape(what, 60),
+                "hovertemplate": f"<b>{escape(what, 60)}</b><br>{took}<extra></extra>",
+                "showlegend": False,
+            }
+        )
+
+    def bars(self) -> Iterator[Properties]:
+        """Yield the bars, those of one look in one trace."""
+        alike: dict[str, Properties] = {}
+        for bar in self._bars:
+            key = repr((bar["name"], bar["marker"], bar["width"]))
+            if key in alike:
+                for column in ("base", "x", "y", "width", "hovertemplate"):
+                    alike[key][column] += bar[column]
+            else:
+                alike[key] = {**bar, "hovertemplate": [bar["hovertemplate"]]}
+                bar["hovertemplate"] = [bar["hovertemplate"]]
+        yield from alike.values()
+
+
+def part_look(
+    kind: PartKind, workload: str, holder: str, colours: Mapping[str, str], edge: float = 0.5
+) -> Properties:
+    """Return the marker of a part of a call: its colour says who, its pattern says what."""
+    who = holder if kind in _OF_HOLDER else workload
+    colour = style.HOST_COLOUR if kind in _OF_HOST else colours.get(who, style.WHOLE_GPU_COLOUR)
+    line = {"width": edge, "color": style.INK if edge > 1 else colour}
+    if kind not in _PATTERNS:
+        return {"color": style.WHITE if kind in _OF_HOST else colour, "line": line}
+    pattern = {"shape": _PATTERNS[kind], "size": 5, "solidity": 0.4, "fgcolor": colour}
+    return {"color": style.WHITE, "line": line, "pattern": {**pattern, "bgcolor": style.WHITE}}
+
+
+def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterator[Properties]:
+    """Yield what a mean call consists of in either trace."""
+    try:
+        sums = result.parts(workload)
+    except MissingEvidence:
+        return
+    for at, name in enumerate(result.names):
+        for part in sums:
+            mean_us = (part.first_ns, part.second_ns)[at] / part.calls / 1e3
+            if mean_us:
+                words = in_words(part.kind)
+                yield {
+                    "type": "bar",
+                    "orientation": "h",
+                    "x": [mean_us],
+                    "y": [escape(name, 20)],
+                    "xaxis": "x2",
+                    "yaxis": "y2",
+                    "width": 0.4,
+                    "marker": part_look(part.kind, workload, part.holder, colours),
+                    "name": words,
+                    "legendgroup": words,
+                    "hovertemplate": f"<b>{words}</b><br>{duration(mean_us * 1e3)}"
+                    " of a mean call<extra></extra>",
+                }
+
+
+def slower(took_ns: Ints) -> tuple[Ints, Floats]:
+    """Return times, and which share of the calls took at least as long; the tail step by step."""
+    count = len(took_ns)
+    left = np.unique(np.geomspace(count, 1, min(count, _POINTS)).round().astype(np.int64))[::-1]
+    return np.sort(took_ns)[count - left], left / count
+
+
+def _curves(result: Comparison, pairs: Pairs) -> Iterator[Properties]:
+    """Yield which share of the calls is slower than a time."""
+    looks = zip((style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0]), ("dash", "solid"), strict=True)
+    sides = zip(result.names, (pairs.first_ns, pairs.second_ns), looks, strict=True)
+    for name, took_ns, (colour, dash) in sides:
+        times_ns, shares = slower(took_ns)
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "x": times_ns / 1e3,
+            "y": shares,
+            "xaxis": "x3",
+            "yaxis": "y3",
+            "line": {"shape": "vh", "width": 2, "color": colour, "dash": dash},
+            "name": escape(name, 40),
+            "hovertemplate": "%{y:.3p} of calls took %{x:,.4~r} µs or more<extra></extra>",
+        }
+
+
+def difference_look(each: Difference) -> tuple[str, str]:
+    """Return the colour and the shape of a number: grey where no difference is seen."""
+    if not each.is_seen:
+        return _SAME, "circle"
+    return (_BETTER, "triangle-up") if each.is_better else (_WORSE, "square")
+
+
+def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
+    """Yield a dot and an interval for each number; those that differ have a colour and a shape."""
+    for each in reversed(differences):
+        if not np.isfinite(each.change):
+            continue
+        is_known = np.isfinite(each.high - each.low)
+        low, high = (each.low, each.high) if is_known else (each.change, each.change)
+        colour, symbol = difference_look(each)
+        texts = [each.about.text(number) for number in (each.before, each.after)]
+        unit = f" {each.about.title}" if each.about.is_rate else ""
+        values = " → ".join([texts[0].removesuffix(unit), texts[1]])
+        title = escape(f"{each.workload} {each.about.title.removeprefix('latency ')}", 40)
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [100 * each.change],
+            "y": [f"{title}<br>{escape(values)}"],
+            "xaxis": "x4",
+            "yaxis": "y4",
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [100 * (high - each.change)],
+                "arrayminus": [100 * (each.change - low)],
+                "color": colour,
+                "thickness": 1.5,
+                "width": 4,
+            },
+            "marker": {"color": colour, "symbol": symbol, "size": 10},
+            "showlegend": False,
+            "hovertemplate": f"<b>{title}</b><br>%{{x:+.3g}} &#37;, 95 &#37; interval "
+            f"{100 * low:+.3g} to {100 * high:+.3g} &#37;<extra></extra>",
+        }
+
+
+def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
+    suffix, provenance = stated(dict(zip(result.names, result.traces, strict=True)))
+    more = [each.text for each in findings if each.rule == "change.calls"]
+    lines = notes_of(" ".join(each.text for each in findings if each.rule != "change.calls"))
+    above = calls.height if calls else 0
+    layout = style.base_layout(
+        "<br>".join(lines) + suffix,
+        [*notes_of(*more), *provenance],
+        above + _BELOW,
+        legend_rows=2,
+        barmode="relative",
+    )
+    top = _BELOW / (above + _BELOW)
+    if calls:
+        layout["annotations"] = calls.annotations
+        layout["xaxis"] = style.x_axis(calls.title, anchor="y")
+        layout["yaxis"] = style.label_axis(
+            [*calls.labels], [*calls.labels.values()], range=[above, 0], tickfont={"size": 12}
+        ) | {"domain": [top, 1], "anchor": "x"}
+        top *= _SHARE
+    titles = ("a mean call (µs)", "latency (µs)", "change (%), 95 % interval")
+    places = zip((2, 3, 4), titles, ((0, 0.28), (0.36, 0.63), (0.8, 1)), strict=True)
+    for number, title, domain in places if calls else [(4, titles[-1], (0.3, 1))]:
+        layout[f"xaxis{number}"] = style.x_axis(
+            title, domain=domain, anchor=f"y{number}", rangemode="tozero"
+        )
+        axis = {"domain": [0, top], "anchor": f"x{number}", "automargin": True}
+        layout[f"yaxis{number}"] = axis | {"tickfont": {"size": 11}, "gridcolor": style.GRID}
+    layout["xaxis4"] |= {"zeroline": True, "zerolinecolor": style.MUTED}
+    if calls:
+        layout["yaxis2"]["autorange"] = "reversed"
+        shares = {"type": "log", "tickformat": "~%", "dtick": 1}
+        layout["yaxis3"] |= shares | {"title": style.titled("share slower")}
+    return layout

@@ -1,0 +1,254 @@
+"""What two compared traces come to: one headline about the change, who pays, and how many calls."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum, compared_traces
+from gpuscope.analysis.rates import RATES
+from gpuscope.analysis.requests_analysis import slo_of
+from gpuscope.analysis.settings import home_of
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.described import limits_of
+from gpuscope.telling.finding import Finding, Quantity, Shown, counts
+from gpuscope.telling.of_setting import unit_of
+from gpuscope.telling.rules import DOES, RULES, fill
+from gpuscope.trace.metadata import Description
+from gpuscope.trace.model import Trace
+
+_GONE = 0.01
+"""Of the time before: a cause that has less left is there no longer."""
+
+
+def of_pair(result: Comparison) -> tuple[Finding, ...]:
+    """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
+    if not result.seen:
+        largest = max(result.timed or result.differences, key=lambda each: abs(each.change))
+        return (_unchanged(result, largest), *_calls(result, largest.workload))
+    clearest = max(result.seen, key=lambda each: each.clarity)
+    costs = [
+        _cost(each)
+        for each in result.differences
+        if each.is_seen and each.workload not in result.pairs and each is not clearest
+    ]
+    return (headline(result, clearest), *costs, *_calls(result, clearest.workload))
+
+
+def headline(result: Comparison, about: Difference) -> Finding:
+    """Return what a difference that is seen comes to, and the cause that changed most."""
+    workload, unit = about.workload, unit_of(about.about)
+    subject = _subject(result, about) | {"change": _in_words(result, workload)}
+    values = [
+        Quantity("before", about.before, unit),
+        Quantity("after", about.after, unit),
+        _by(about),
+    ]
+    spans: tuple[Shown, ...] = ()
+    if pairs := result.pairs.get(workload):
+        _, at = pairs.slow
+        ids = int(pairs.first[at]), int(pairs.second[at])
+        spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
+        # What held the SMs of a forecast is not in it.
+        is_told = not any(trace.metadata.forecast for trace in result.traces)
+        with contextlib.suppress(MissingEvidence):
+            cause, more = _cause(result.parts(workload), about) if is_told else ("", ())
+            subject["cause"] = cause
+            values += more
+    if about.is_better:
+        return Finding("change.better", "note", subject, tuple(values), spans)
+    return Finding("change.worse", "warning", subject, tuple(values), spans)
+
+
+# -- forecasts ----------------------------------------------------------------------------
+def forecast(result: Comparison, band: tuple[Trace, Trace]) -> Finding:
+    """Return what a forecast, the first trace, says of the number that changes most clearly.
+
+    Parameters
+    ----------
+    result
+        The forecast against the recording that it was made from.
+    band
+        The forecast at both ends of its band.
+    """
+    clearest = max(result.seen or result.differences, key=lambda each: each.clarity)
+    (expected,) = (each for about, each in _expected(result, band) if about is clearest)
+    was = Quantity("recorded", clearest.after, expected.unit)
+    return Finding("forecast.number", "note", _subject(result, clearest), (expected, was))
+
+
+def checked(result: Comparison, band: tuple[Trace, Trace]) -> Iterator[Finding]:
+    """Yield for each number whether it lies in the band of its forecast.
+
+    Parameters
+    ----------
+    result
+        The forecast against the run that was made afterwards.
+    band
+        The forecast at both ends of its band.
+    """
+    for about, expected in _expected(result, band):
+        subject, run = _subject(result, about), Quantity("run", about.after, expected.unit)
+        if (expected.low or 0) <= about.after <= (expected.high or 0):
+            yield Finding("checked.inside", "note", subject, (expected, run))
+        else:
+            yield Finding("checked.outside", "warning", subject, (expected, run))
+
+
+def _expected(
+    result: Comparison, band: tuple[Trace, Trace]
+) -> Iterator[tuple[Difference, Quantity]]:
+    """Yield each number of a forecast with its band."""
+    numbers: dict[tuple[str, str], list[float]] = {}
+    for trace in band:
+        for each in compared_traces(
+            (trace, result.traces[1]), result.names, Comparison
+        ).differences:
+            numbers.setdefault((each.workload, each.column), []).append(each.before)
+    for about in result.differences:
+        ends = [about.before, *numbers.get((about.workload, about.column), ())]
+        unit = unit_of(about.about)
+        yield about, Quantity("forecast", about.before, unit, min(ends), max(ends))
+
+
+def _subject(result: Comparison, about: Difference) -> dict[str, str]:
+    title = about.about.title.removeprefix("latency ")
+    subject = {
+        "workload": about.workload,
+        "column": about.column,
+        "quantity": "rate" if about.column in RATES else title.removesuffix("/s"),
+        "setting": result.names[1],
+        "base": result.names[0],
+    }
+    if about.column == "goodput_per_s":
+        subject["slo"] = " and ".join(limits_of(slo_of(result.traces[1], about.workload)))
+    return subject
+
+
+def _cause(parts: tuple[PartSum, ...], about: Difference) -> tuple[str, tuple[Quantity, ...]]:
+    """Return the part that changed most in the direction of a change, in words and numbers."""
+    way = 1 if about.about.better * about.change < 0 else -1  # times grow where it is worse
+    part = max(parts, key=lambda each: way * (each.second_ns - each.first_ns))
+    grown_ns = (part.second_ns - part.first_ns) / part.calls
+    if way * grown_ns <= 0:
+        return "", ()
+    values = (
+        Quantity("cause_before", part.first_ns / part.calls, "ns"),
+        Quantity("cause_after", part.second_ns / part.calls, "ns"),
+    )
+    degree = "more" if way > 0 else "gone" if part.second_ns <= _GONE * part.first_ns else "less"
+    each = "call" if about.column.startswith("latency") else "request"
+    names = {"holder": part.holder, "each": each, "by": str(Quantity("", abs(grown_ns), "ns"))}
+    names["does"] = fill(DOES[part.kind], names)
+    return fill(RULES[f"part.{degree}"].text, names), values
+
+
+def _unchanged(result: Comparison, about: Difference) -> Finding:
+    subject = _subject(result, about)
+    if math.isinf(about.high - about.low):
+        return Finding("change.unsure", "note", subject, (_by(about),))
+    noise = Quantity("noise", (about.high - about.low) / 2, "%")
+    return Finding("change.none", "note", subject, (_by(about), noise))
+
+
+def _cost(about: Difference) -> Finding:
+    rule = "change.gains" if about.is_better else "change.pays"
+    cost = Quantity("cost", abs(about.change), "%")
+    return Finding(rule, "note", {"workload": about.workload}, (cost, _by(about)))
+
+
+def _by(about: Difference) -> Quantity:
+    low, high = (end if math.isfinite(end) else None for end in (about.low, about.high))
+    return Quantity("by", about.change, "±%", low, high)
+
+
+def _calls(result: Comparison, workload: str) -> Iterator[Finding]:
+    """Yield how many calls are faster, and how many slower."""
+    if pairs := result.pairs.get(workload):
+        signs = np.sign(pairs.second_ns - pairs.first_ns)
+        values = counts(
+            calls=len(signs), faster=int((signs < 0).sum()), slower=int((signs > 0).sum())
+        )
+        subject = {"workload": workload, "setting": result.names[1]}
+        yield Finding("change.calls", "note", subject, values)
+
+
+# -- what was changed ---------------------------------------------------------------------
+def _in_words(result: Comparison, workload: str) -> str:
+    """Say what was changed, as a headline begins; nothing where that is not known."""
+    before, after = (home_of(trace, workload) for trace in result.traces)
+    sizes = [
+        trace.metadata.partition(home).sm_count
+        for trace, home in zip(result.traces, (before, after), strict=True)
+    ]
+    if sizes[0] != sizes[1]:
+        if after is None:
+            return "On the whole GPU"
+        return f"On {sizes[1]} SMs{'' if before else ' of its own'}" if sizes[1] else f"In {after}"
+    several = list(changes(*result.traces))
+    return several[0].phrase if len(several) == 1 else f"In {result.names[1]}"
+
+
+class Changed(NamedTuple):
+    """A field of two descriptions that differs, its values as text."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        if not (self.before and self.after):
+            return f"{self.path}: {'added' if self.after else 'removed'}"
+        return f"{self.path}: {self.before} → {self.after}"
+
+    @property
+    def phrase(self) -> str:
+        """How a sentence begins that is about it."""
+        if not (self.before and self.after):
+            return f"{'With' if self.after else 'Without'} {self.path}"
+        return f"With {self.path} = {self.after}"
+
+
+def changes(before: Trace, after: Trace) -> Iterator[Changed]:
+    """Yield field by field what differs between what two traces ran, if both are of experiments."""
+    described = _described(before), _described(after)
+    if all(described):
+        yield from _changed(*described, "")
+
+
+def _described(trace: Trace) -> Description:
+    """Return the experiment of a trace as its setting has it."""
+    experiment = dict(trace.metadata.experiment or {})
+    settings = experiment.pop("settings", None) or {}
+    changed = settings.get(trace.metadata.setting) or {}
+    streams = {**(experiment.get("streams") or {}), **(changed.get("streams") or {})}
+    experiment |= {key: value for key, value in changed.items() if value is not None}
+    return experiment | {"streams": streams} if experiment else {}
+
+
+def _changed(before: object, now: object, path: str) -> Iterator[Changed]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            inside = f"{path}.{key}" if path else str(key)
+            yield from _changed(before.get(key), now.get(key), inside)
+    elif before is None and isinstance(now, Mapping):
+        yield Changed(path, "", "added")
+    elif now is None and isinstance(before, Mapping):
+        yield Changed(path, "removed", "")
+    elif before != now:
+        yield Changed(path, _told(before, now), _told(now, before))
+
+
+def _told(value: object, other: object) -> str:
+    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
+    if value is None and isinstance(other, bool):
+        value = not other
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not value and isinstance(other, list):
+        return "none"
+    return "–" if value is None or isinstance(value, Mapping) else str(value)

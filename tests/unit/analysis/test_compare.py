@@ -1,0 +1,385 @@
+"""Two runs compared: pairs, noise, parts and findings, against what is computed by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+import gpuscope as gs
+from gpuscope.analysis.compare_analysis import paired_calls, rate_interval
+from gpuscope.analysis.noise import bootstrap, student_t
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
+
+CARVED = {
+    "name": "compared",
+    "seed": 1,
+    "alone_repeats": 5,
+    "partitions": {"small": 16, "load": "rest"},
+    "streams": {"small": {"partition": "small"}, "load": {"partition": "load"}},
+    "workloads": {
+        "small": {
+            "kind": "gemm",
+            "m": 512,
+            "n": 512,
+            "k": 512,
+            "stream": "small",
+            "repeats": 1000,
+            "arrival": "poisson",
+            "rate_hz": 1000,
+        },
+        "load": {
+            "kind": "gemm",
+            "m": 4096,
+            "n": 4096,
+            "k": 4096,
+            "stream": "load",
+            "background": True,
+            "max_queued": 6,
+        },
+    },
+}
+SHARED = {**CARVED, "partitions": {}, "streams": {"small": {}, "load": {}}}
+
+
+def ran(experiment):
+    """Run an experiment on a simulated GPU of its own."""
+    return gs.run(experiment, gs.open_device("sim:h200", quiet=True))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return ran(SHARED)
+
+
+@pytest.fixture(scope="module")
+def carved():
+    return ran(CARVED)
+
+
+@pytest.fixture(scope="module")
+def result(shared, carved):
+    return gs.compare(shared, carved)
+
+
+# -- pairs --------------------------------------------------------------------------------
+def calls_at(random, lost):
+    """A trace of calls in three rounds of two processes; some have no end, the last are lost."""
+    rows, where = [], {}
+    for process, (turn, low_ns) in itertools.product((31, 47), enumerate((100, 5_000, 90_000))):
+        starts = sorted(random.choice(4_000, size=20, replace=False).tolist())
+        for index, start in enumerate(starts[: 20 - int(random.integers(lost + 1))]):
+            span, took = len(rows) + 1, int(random.integers(1, 900))
+            ended = random.random() > 0.1
+            where[process, turn, index] = (span, took) if ended else None
+            begin_ns = low_ns + start
+            rows.append((span, process, begin_ns, begin_ns + took if ended else None))
+    random.shuffle(rows)
+    spans, processes, starts, ends = zip(*rows, strict=True)
+    count = len(rows)
+    columns = {"id": spans, "process": processes, "start_ns": starts, "end_ns": ends}
+    columns |= {"kind": ["handle"] * count, "name": ["w"] * count, "source": ["cupti"] * count}
+    windows = [[100, 4_900], [5_000, 9_800], [90_000, 99_000]]
+    metadata = TraceMetadata(windows_ns=windows)
+    return Trace.from_columns({k: [*v] for k, v in columns.items()}, None, metadata), where
+
+
+def test_calls_pair_by_rank_round_and_index():
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        (first, of_first), (second, of_second) = calls_at(random, 3), calls_at(random, 3)
+        pairs = paired_calls((first, second))["w"]
+        expected = {
+            (*of_first[place], *of_second[place])
+            for place in of_first
+            if of_first[place] and of_second.get(place)
+        }
+        columns = (pairs.first, pairs.first_ns, pairs.second, pairs.second_ns)
+        assert set(zip(*(each.tolist() for each in columns), strict=True)) == expected
+        assert len(pairs.first) == len(expected)
+        assert pairs.unpaired == len(of_first) + len(of_second) - 2 * len(expected)
+
+
+# -- noise --------------------------------------------------------------------------------
+def test_bootstrap_draws_both_sides_of_a_pair_together():
+    before, after = [30, 10, 20, 50, 40, 70, 60], [33, 12, 21, 52, 47, 71, 90]
+    of = [
+        lambda drawn, values=values: np.quantile(np.array(values)[drawn], [0.5])
+        for values in (before, after)
+    ]
+    low, high = bootstrap(len(before), *of)
+    draws, random = [], np.random.default_rng(0)
+    for _ in range(1000):
+        drawn = random.integers(len(before), size=len(before)).tolist()
+        medians = [statistics.median([values[at] for at in drawn]) for values in (before, after)]
+        draws.append(medians[1] / medians[0] - 1)
+    assert [low[0], high[0]] == pytest.approx(np.quantile(draws, [0.025, 0.975]).tolist())
+
+
+def test_bootstrap_agrees_with_every_resample_there_is():
+    before = np.array([4.0, 9.0, 2.0, 7.0, 5.5, 3.0])
+    after = np.array([5.0, 8.0, 4.0, 7.5, 5.0, 6.0])
+    low, high = bootstrap(
+        6, lambda drawn: before[drawn].mean(keepdims=True), lambda d: after[d].mean(keepdims=True)
+    )
+    drawn = np.array([*itertools.product(range(6), repeat=6)])
+    every = after[drawn].mean(axis=1) / before[drawn].mean(axis=1) - 1
+    for end, (least, most) in ((low, (0.015, 0.035)), (high, (0.965, 0.985))):
+        assert np.quantile(every, least) <= end[0] <= np.quantile(every, most)
+
+
+def kernels_ending(ends_ns):
+    count = len(ends_ns)
+    columns = {"id": [*range(count)], "start_ns": [end - 5 for end in ends_ns], "end_ns": ends_ns}
+    columns |= {"kind": ["kernel"] * count, "name": ["k"] * count, "source": ["cupti"] * count}
+    metadata = TraceMetadata(windows_ns=[[0, 10**9]])
+    return Trace.from_columns({**columns, "category": ["load"] * count}, None, metadata)
+
+
+def test_rates_have_the_interval_of_their_batch_means():
+    random = np.random.default_rng(3)
+    gaps = [random.integers(50, 150, size=200), random.integers(80, 160, size=400)]
+    both = tuple(kernels_ending([10, *(10 + np.cumsum(gap)).tolist()]) for gap in gaps)
+    squares = 0.0
+    for gap in gaps:
+        size = len(gap) // 20
+        means = [statistics.mean(gap[at : at + size].tolist()) for at in range(0, len(gap), size)]
+        error = statistics.stdev(means) / math.sqrt(len(means)) / statistics.mean(means)
+        squares += error**2
+    wide = math.exp(student_t(38, 0.025) * math.sqrt(squares))
+    assert rate_interval(both, "load") == pytest.approx((1 / wide, wide))
+
+
+# -- what it comes to ---------------------------------------------------------------------
+def test_identical_runs_show_no_difference(shared):
+    again = gs.compare(shared, ran(SHARED))
+    timed = [each for each in again.differences if each.workload == "small"]
+    assert [(each.change, each.low, each.high) for each in timed] == [(0.0, 0.0, 0.0)] * 3
+    assert not any(each.is_seen for each in again.differences)
+    assert not again.changes
+    finding, calls = again.findings
+    assert (finding.rule, finding.severity) == ("change.none", "note")
+    assert (finding["by"].value, finding["noise"].value) == (0, 0)
+    assert (calls["calls"].value, calls["faster"].value, calls["slower"].value) == (1000, 0, 0)
+
+
+def test_numbers_are_those_of_the_runs(result, shared, carved):
+    tables = [
+        {row["workload"]: row for row in run.comparison.to_pylist()} for run in (shared, carved)
+    ]
+    assert len(result.differences) == 4
+    for each in result.differences:
+        values = [table[each.workload][each.column] for table in tables]
+        assert [each.before, each.after] == pytest.approx(values, rel=1e-12)
+        assert each.low <= each.change <= each.high
+
+
+def test_the_headline_is_about_the_clearest_figure(result):
+    first, cost, calls = result.findings
+    assert (first.rule, first.severity, first.subject["workload"]) == (
+        *("change.better", "note", "small"),
+    )
+    clearest = max(result.differences, key=lambda each: each.clarity)
+    assert first.subject["column"] == clearest.column
+    assert (first["before"].value, first["after"].value) == (clearest.before, clearest.after)
+    assert first["by"].high < 0
+    assert first.subject["change"] == "On 16 SMs of its own"
+    assert first["cause_before"].value > 0 == first["cause_after"].value
+    load = next(each for each in result.differences if each.workload == "load")
+    assert (cost.rule, cost.subject["workload"]) == ("change.pays", "load")
+    assert cost["cost"].value == pytest.approx(1 - load.after / load.before)
+    pairs = result.pairs["small"]
+    assert calls["faster"].value == (pairs.second_ns < pairs.first_ns).sum()
+    assert calls["slower"].value == (pairs.second_ns > pairs.first_ns).sum()
+
+
+def test_the_other_way_round_it_is_worse(shared, carved):
+    first, *_ = gs.compare(carved, shared).findings
+    assert (first.rule, first.severity) == ("change.worse", "warning")
+    assert first.subject["change"] == "On the whole GPU"
+    assert "load" in first.subject["cause"]
+
+
+def test_the_headline_shows_the_call_at_the_p99_in_both(result, shared, carved):
+    spans = result.findings[0].spans
+    assert [shown.trace for shown in spans] == list(result.names)
+    p99_ns = 1e3 * result.differences[2].before
+    took_ns = []
+    for shown, run in zip(spans, (shared, carved), strict=True):
+        (trace,) = run.values()
+        calls = trace.where(kind="handle", category="small")
+        at = calls.array("id").tolist().index(shown.span)
+        took_ns.append(int(calls.array("end_ns")[at] - calls.array("start_ns")[at]))
+    every = result.pairs["small"].first_ns
+    assert abs(took_ns[0] - p99_ns) == np.abs(every - p99_ns).min()
+    pair = result.pairs["small"].first.tolist().index(spans[0].span)
+    assert result.pairs["small"].second[pair] == spans[1].span
+
+
+def test_parts_of_the_paired_calls_sum_to_their_lengths(result):
+    pairs, parts = result.pairs["small"], result.parts("small")
+    assert sum(part.first_ns for part in parts) == pairs.first_ns.sum()
+    assert sum(part.second_ns for part in parts) == pairs.second_ns.sum()
+    held = next(part for part in parts if part.kind == "SMs held")
+    assert (held.holder, held.second_ns) == ("load", 0)
+    by_hand = 0
+    for trace, ids in zip(result.traces, (pairs.first, ()), strict=True):
+        for span in ids:
+            of = gs.analysis.parts(trace, int(span))
+            by_hand += sum(part.duration_ns for part in of if part.kind == "SMs held")
+    assert held.first_ns == by_hand
+
+
+def test_what_was_changed_is_said_field_by_field(result, carved):
+    assert result.changes[:2] == ("partitions.small: – → 16", "partitions.load: – → rest")
+    streams = {**CARVED["streams"], "small": {"partition": "small", "priority": -5}}
+    other = gs.compare(carved, ran({**CARVED, "streams": streams}))
+    assert other.changes == ("streams.small.priority: 0 → -5",)
+
+
+def test_settings_of_one_run_are_compared_by_their_names():
+    spin = {"kind": "spin", "duration_us": 50, "stream": "s", "repeats": 20}
+    run = ran(
+        {
+            "name": "two",
+            "alone_repeats": 0,
+            "streams": {"s": {}},
+            "workloads": {"w": spin},
+            "rounds": 3,
+            "settings": {"plain": {}, "first": {"streams": {"s": {"priority": -1}}}},
+        }
+    )
+    result = gs.compare(run["plain"], run["first"])
+    assert result.names == ("plain", "first")
+    assert result.changes == ("streams.s.priority: 0 → -1",)
+    assert (len(result.pairs["w"].first), result.pairs["w"].unpaired) == (20, 0)
+    with pytest.raises(InvalidArgument, match="first has 2 settings"):
+        gs.compare(run, run)
+
+
+def test_requests_are_compared_by_goodput_and_tokens():
+    from gpuscope.widgets.presets import PRESETS
+
+    plan = PRESETS["requests: prefill | decode"]
+    slower = {**plan, "partitions": {"prefill": "rest", "decode": 8}}
+    result = gs.compare(ran(plan), ran(slower))
+    columns = [each.column for each in result.differences]
+    assert columns == ["goodput_per_s", "ttft_p50_ms", "tbt_p50_ms"]
+    assert all(each.low <= each.change <= each.high for each in result.differences)
+    assert result.findings[0].subject["workload"] == "chat"
+    pairs, parts = result.pairs["chat"], result.parts("chat")
+    assert sum(part.first_ns for part in parts) == pairs.first_ns.sum()
+    assert isinstance(result.figure(), go.Figure)
+
+
+def test_traces_are_read_from_files_and_folders(result, shared, carved, tmp_path):
+    from gpuscope.cli.experiments import write_run
+    from gpuscope.trace.store import save_trace
+
+    write_run(shared, tmp_path / "shared")
+    save_trace(carved["default"], tmp_path / "carved.parquet")
+    read = gs.compare(tmp_path / "shared", str(tmp_path / "carved.parquet"))
+    assert read.differences == result.differences
+    assert read.findings == result.findings
+    with pytest.raises(GpuscopeError, match="no traces of a run"):
+        gs.compare(tmp_path, tmp_path)
+
+
+def test_without_anything_in_common_it_says_so(shared):
+    spin = {"kind": "spin", "duration_us": 50, "stream": "s", "repeats": 2}
+    other = {"name": "o", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": spin}}
+    with pytest.raises(MissingEvidence, match="no workload in common"):
+        gs.compare(shared, ran(other))
+    with pytest.raises(InvalidArgument, match="two that differ"):
+        gs.compare(shared, shared, names=("a", "a"))
+
+
+def test_few_calls_tell_no_difference():
+    spin = {
+        "kind": "spin",
+        "duration_us": 50,
+        "stream": "s",
+        "repeats": 3,
+        "arrival": "poisson",
+        "rate_hz": 1000,
+    }
+    plan = {"name": "o", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": spin}}
+    result = gs.compare(ran(plan), ran({**plan, "seed": 2}))
+    assert result.findings[0].rule == "change.unsure"
+    assert {(each.low, each.high) for each in result.differences} == {(-math.inf, math.inf)}
+    assert {row["low (%)"] for row in result.rows()} == {None}
+
+
+# -- forecasts ----------------------------------------------------------------------------
+def number_of(trace, workload, column):
+    rows = gs.analysis.settings_table({"": trace}).to_pylist()
+    return next(row[column] for row in rows if row["workload"] == workload)
+
+
+def test_a_forecast_says_its_band_and_is_checked_where_it_was_run(shared, carved):
+    changes = {"streams": CARVED["streams"], "partitions": CARVED["partitions"]}
+    forecast = gs.what_if(shared["default"], **changes)
+    _, middle, *band = forecast.values()
+    _, clearest = gs.telling.compared(forecast)
+    assert clearest.rule == "forecast.number"
+    who, column = clearest.subject["workload"], clearest.subject["column"]
+    assert clearest["forecast"].value == pytest.approx(number_of(middle, who, column))
+    assert clearest["recorded"].value == pytest.approx(number_of(shared["default"], who, column))
+    result = gs.compare(forecast, carved)
+    assert result.names == ("forecast", "run")
+    assert len(result.findings) == len(result.differences) == 4
+    for finding, each in zip(result.findings, result.differences, strict=True):
+        ends = [number_of(trace, each.workload, each.column) for trace in (middle, *band)]
+        said = finding["forecast"]
+        assert (said.low, said.high) == pytest.approx((min(ends), max(ends)))
+        is_inside = min(ends) <= each.after <= max(ends)
+        assert finding.rule == f"checked.{'inside' if is_inside else 'outside'}"
+        assert finding["run"].value == each.after
+    assert {finding.rule for finding in result.findings} == {"checked.inside", "checked.outside"}
+
+
+def test_a_forecast_states_no_cause(shared):
+    forecast = gs.what_if(shared["default"], scale={"small": 4.0})
+    first, *_ = gs.compare(forecast["recorded"], forecast["forecast"]).findings
+    assert (first.rule, first.subject["cause"]) == ("change.worse", "")
+
+
+# -- the picture --------------------------------------------------------------------------
+def test_the_picture_aligns_the_call_and_draws_its_parts(result):
+    figure = result.figure()
+    outlined = [bar for bar in figure.data if bar.type == "bar" and bar.marker.line.width > 1.5]
+    spans = result.findings[0].spans
+    for shown, trace, name in zip(spans, result.traces, result.names, strict=True):
+        lanes = [
+            value
+            for value, text in zip(
+                figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True
+            )
+            if text == f"{name}: calls of small"
+        ]
+        drawn = sorted(
+            (base, x)
+            for bar in outlined
+            for base, x, y in zip(bar.base, bar.x, bar.y, strict=True)
+            if y in lanes
+        )
+        parts = gs.analysis.parts(trace, shown.span)
+        assert drawn[0][0] == 0
+        assert [1e3 * x for _, x in drawn] == pytest.approx([part.duration_ns for part in parts])
+
+
+def test_the_picture_says_what_differs_by_shape_and_colour(result, shared):
+    def dots(figure):
+        return [(one.marker.symbol, one.marker.color) for one in figure.data if one.xaxis == "x4"]
+
+    seen = dots(result.figure())
+    assert [symbol for symbol, _ in seen] == ["square", *["triangle-up"] * 3]
+    same = dots(gs.compare(shared, shared).figure())
+    assert {symbol for symbol, _ in same} == {"circle"}
+    assert not {colour for _, colour in same} & {colour for _, colour in seen}

@@ -32,7 +32,7 @@ from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
 from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.telling.of_sweep import swept
-from gpuscope.telling.of_tuning import forecast_errors, measured, paid, tuned
+from gpuscope.telling.of_tuning import forecast_errors, measured, recommended, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
 _TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]
@@ -341,7 +341,7 @@ def _tell(
 
 
 def _tuning_on(screen: Screen, result: Tuning) -> None:
-    screen.findings(("", finding) for finding in (tuned(result), *paid(result)))
+    screen.findings(("", finding) for finding in (*recommended(result), tuned(result)))
     screen.result("settings", result)
     screen.detail("how it was measured", measured(result).text)
     for finding in forecast_errors(result):

@@ -19,7 +19,7 @@ def run(expression: str, cases: list) -> list:
     """Return what an expression of ``one`` gives for each case."""
     program = f"{tiles.SCRIPT}\nconst cases = {json.dumps(cases)};\n"
     program += f"console.log(JSON.stringify(cases.map((one) => {expression})));"
-    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(["node", "-"], input=program, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

@@ -128,7 +128,6 @@ MEANINGS = {
     "gain": COMPARED["gain"].meaning,
     "handle": "a prepared, reusable workload; its span is a call, until the host saw it done",
     "guard": "selects the stream for everything that is launched below it",
-    "Guard": "selects the stream for everything that is launched below it",
 }
 """Words of ours → what they mean, for a hover where each stands first."""
 _LEAST = ("tflop_per_s", "gb_per_s")

@@ -155,7 +155,7 @@ class Screen:
         words = [
             f"{name}: {meaning}"
             for name, meaning in MEANINGS.items()
-            if re.search(rf"\b{name}\b", " ".join(said))
+            if re.search(rf"\b{name}\b", " ".join(said), re.IGNORECASE)
         ]
         left_out = [table.left_out for table in self._tables if table.left_out]
         findings = self._left_out.count("finding")

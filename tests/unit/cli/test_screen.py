@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import sys
@@ -16,6 +17,7 @@ from gpuscope.analysis.result import Result
 from gpuscope.cli.screen import LINES, Screen
 from gpuscope.formats.reading import load_trace
 from gpuscope.telling import Finding, to_text
+from gpuscope.telling.of_sweep import swept
 
 ROOT = Path(gs.__file__).parents[1]
 DATA = ROOT / "tests" / "data"
@@ -131,9 +133,34 @@ def test_series_are_one_screen(command, trial, name):
     example, *options = SERIES[name]
     file, out = trial(example)
     arguments = (name, file, *options, "--device", "sim:h200", "--out", out)
-    check(command(80, *arguments), 80, simulated=1)
+    lines = command(80, *arguments)
+    check(lines, 80, simulated=1)
+    assert not lines[0].startswith("──"), "a finding comes first"
     again = command(120, *arguments, *(["--force"] if name == "interference" else []))
     check(again, 120, simulated=1)
+
+
+def test_a_sweep_is_told_by_its_best_and_its_worst_point():
+    result = gs.search.load_sweep(DATA / "before" / "sweep")
+    (finding,) = swept(result)
+    rows = result.table.to_pylist()
+    name = finding.subject["workload"]
+    times_us = [row["latency_p50_us"] for row in rows if row["workload"] == name]
+    assert len(times_us) > 1
+    assert (finding["good"].value, finding["bad"].value) == (min(times_us), max(times_us))
+
+
+def test_an_interference_is_told_by_its_greatest(command, trial):
+    file, out = trial("interference")
+    options = ("--repeats", 3, "--rounds", 1, "--inside", 0.5, "--device", "sim:h200")
+    said = " ".join(command(80, "interference", file, *options, "--out", out)).split(".  ")[0]
+    rows = json.loads((out / "interference.json").read_text("utf-8"))
+    told = {row["interference"]: row for row in rows if row["interference"] is not None}
+    most = told[max(told)]
+    assert f"{100 * max(told):.3g} %" in said
+    assert f"of {most['a']} take" in said
+    assert f"while {most['given b']} runs" in said
+    assert f"most of {len(told)} pairs" in said
 
 
 # -- the screen itself -----------------------------------------------------------------------

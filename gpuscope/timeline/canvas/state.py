@@ -21,7 +21,7 @@ from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.timeline.tracks import Tracks, default_window_ns, whole_ns
 from gpuscope.trace.model import Trace
 
-HEIGHTS = (140, 640)
+HEIGHTS = (140, 1200)
 """Least and most px of the plotting area, if nobody says."""
 LISTED = 500
 """Tracks that are listed to be shown or hidden."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import webbrowser
 
@@ -100,7 +101,34 @@ def test_a_partition_has_its_colour_wherever_it_is_carved():
     many = style.colours_of([f"p{number}" for number in range(9)])
     assert {*many.values()} > {*style.OKABE_ITO}
     assert style.ESCAPED not in many.values()
-    assert len({*style.colours_of([f"p{number}" for number in range(18)]).values()}) == 18
+
+
+# Machado, Oliveira and Fernandes (2009): what protanopes and deuteranopes see of linear RGB.
+SEEN = {
+    "everything": np.eye(3),
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+               [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                 [-0.011820, 0.042940, 0.968881]],
+}  # fmt: skip
+NOTICED = 2.3
+"""The least difference that is just noticed, in CIELAB."""
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def lab(colour, eyes):
+    parts = np.array(style.rgb(colour)) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(TO_XYZ @ np.clip(SEEN[eyes] @ linear, 0.001, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_fifteen_partitions_differ_to_every_eye(eyes):
+    colours = [*style.colours_of([f"p{number:02}" for number in range(15)]).values()]
+    places = [lab(colour, eyes) for colour in colours]
+    pairs = itertools.combinations(places, 2)
+    assert min(float(np.linalg.norm(one - other)) for one, other in pairs) > 4 * NOTICED
 
 
 def test_without_a_browser_a_terminal_says_so_in_one_line(figure, monkeypatch, capsys):

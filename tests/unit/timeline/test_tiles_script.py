@@ -11,6 +11,7 @@ import pytest
 
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights
+from gpuscope.timeline.waiting import axis_ns
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
 
@@ -39,3 +40,8 @@ def test_columns_are_as_high_as_in_every_other_picture():
     )
     for (shares, *_), tall, wanted in zip(cases, found, expected, strict=True):
         assert np.abs(np.array(tall) - wanted).max() <= (sum(shares) > 1), "but for halves"
+
+
+def test_lanes_reach_as_high_as_in_every_other_picture():
+    cases = [0, 1, 2, 3, 5, 6, 9, 10, 11, 99, 100, 101, 12_345, 499_999, 500_000, 500_001]
+    assert run("axisOf(one)", cases) == [axis_ns(case) for case in cases]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.experiments.carving_code import carving_code
 from gpuscope.experiments.execution import run
+from gpuscope.experiments.setting import StreamSpec
 from gpuscope.workloads.spin import Spin
 
 pytestmark = pytest.mark.gpu
@@ -272,3 +278,39 @@ def test_a_blocking_stream_is_explained_by_the_legacy_default_streams_barrier(gp
     assert ("legacy default stream", rows["first"]["id"]) in [
         (part.kind, part.span) for part in parts
     ]
+
+
+HEADERS = [
+    *Path("/usr/local").glob("cuda*/include"),
+    *Path(sys.prefix).glob("lib/python*/*-packages/nvidia/*/include"),
+]
+
+
+@pytest.mark.parametrize("language", ["cuda.core", "C++"])
+def test_code_to_copy_makes_partitions_and_streams(gpu, tmp_path, language):
+    plan = gpu.plan_carve({"a": 64, "b": 12, "c": "rest"})
+    streams = {
+        "x": StreamSpec(partition="a", priority=-1), "y": StreamSpec(partition="c"), "z": StreamSpec(),
+    }  # fmt: skip
+    layout = plan.layout
+    code = carving_code(
+        language, ["a test"], plan.granted(), streams,
+        sm_count=layout.sm_count, quantum=layout.quantum_sm_count,
+    )  # fmt: skip
+    command = [sys.executable, tmp_path / "carve.py"]
+    (tmp_path / "carve.py").write_text(code)
+    if language == "C++":
+        include = next((path for path in HEADERS if (path / "cuda.h").exists()), None)
+        if include is None or shutil.which("g++") is None:
+            pytest.skip("needs g++ and cuda.h")
+        source, program = tmp_path / "carve.cpp", tmp_path / "carve"
+        source.write_text(code)
+        stubs = [f"-L{path.parent / 'lib64' / 'stubs'}" for path in HEADERS]
+        subprocess.run(
+            ["g++", source, f"-I{include}", *stubs, "-l:libcuda.so.1", "-o", program], check=True
+        )
+        command = [program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    counts = dict(line.removesuffix(" SMs").split() for line in done.stdout.splitlines())
+    assert {name: int(count) for name, count in counts.items()} == plan.granted()

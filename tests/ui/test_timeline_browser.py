@@ -447,14 +447,15 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     show(page)
     page.locator(f"{ROOM} .gpuscope-timeline-bar button:visible").first.focus()
     reached = []
-    for _ in range(14):
+    for _ in range(22):
         reached.append(page.evaluate("""() => {
             const now = document.activeElement;
             return now.getAttribute('aria-label') ?? now.innerText;
         }"""))  # fmt: skip
         page.keyboard.press("Tab")
     assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
-    for label in ("Pan left", "Zoom in", "All: show everything", "Search names of spans", "Tracks"):
+    labels = ("Pan left", "Zoom in", "All: show everything", "Zoom to the selection", "Next call")
+    for label in (*labels, "Search names of spans", "Each row of the host", "Tracks"):
         assert label in reached
     plot = page.locator(PLOT)
     expect(plot).to_have_attribute("role", "application")

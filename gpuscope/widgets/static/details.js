@@ -34,7 +34,8 @@ function fill(model, el) {
     row("sum, in µs", facts.total));
   const bar = h("div", { class: "parts", role: "img", "aria-label": "The parts in order" },
     ...facts.parts.map(([, , share, colour, pattern]) => piece("", colour, pattern, { flexGrow: share })));
-  const every = h("details", {}, h("summary", {}, "All columns"), table(...facts.columns.map((pair) => row(...pair))));
+  const isOpen = el.querySelector("details")?.open ?? false; // more facts follow, and it stays so
+  const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(...facts.columns.map((pair) => row(...pair))));
   const tables = facts.tables.map(([title, rows]) =>
     h("div", {}, h("strong", {}, title), table(...rows.map((pair) => row(...pair)))));
   const shown = [h("div", {}, head, ...(facts.related.length ? [links] : []), ...(facts.columns.length ? [every] : [])),

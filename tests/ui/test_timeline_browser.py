@@ -298,6 +298,7 @@ def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console
     details.get_by_text("All columns").click()
     details.get_by_role("cell", name="<b>small</b>").first.wait_for()
     shot("search")
+    page.get_by_role("searchbox").focus()
     page.keyboard.press("Escape")
     page.keyboard.press("f")
 
@@ -307,6 +308,8 @@ def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console
     eventually(is_whole)
 
     # Measure, then hide a track; the plot never changes its height.
+    page.locator(f"{ROOM} .gpuscope-timeline-bar").scroll_into_view_if_needed()
+    area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
     page.keyboard.press("m")
     page.mouse.click(area["x"] + 200, area["y"] + 40)
     page.mouse.click(area["x"] + 400, area["y"] + 40)

@@ -481,7 +481,7 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     assert page.evaluate(BUSY), "the frames came after the cell"
     expect(page.locator(f"{PLOT} .gtitle").first).to_contain_text("live (SIMULATED)")
     page.wait_for_function(
-        f"() => document.querySelector('{PLOT} .yaxislayer-above').textContent.includes('ranges')"
+        f"() => document.querySelector('{PLOT} .yaxislayer-above').textContent.includes('host')"
     )
     shot("live")
     follow = page.get_by_role("button", name="Follow the newest spans")
@@ -613,7 +613,8 @@ def test_the_canvas_shows_in_every_column_what_the_rows_say(open_notebook, conso
             shot(f"{kind}-{'all' if zoom == 1 else 'near'}")
             width, height = page.evaluate("""() => {
                 const canvas = document.querySelector('.gpuscope-tiles');
-                return [canvas.width, canvas.height];
+                const { xaxis } = document.querySelector('.js-plotly-plot')._fullLayout;
+                return [Math.round(xaxis._length * devicePixelRatio), canvas.height];
             }""")
             said = ask(page, EXPECTED.replace("WIDTH", str(width)))
             tops, heights, whole, marks, tracks = json.loads(said)

@@ -52,6 +52,7 @@ class SpanRows:
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
+        self._by_end: dict[tuple[bool, int], tuple[Ints, Ints]] = {}
         self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
@@ -258,8 +259,14 @@ class SpanRows:
             others = self._legacy
         if not others:
             return []
-        before = self.is_work & np.isin(self.streams, others)
-        before &= (self.devices == self.devices[row]) & (self.ends <= self.starts[row])
-        before &= (self.queued >= 0) & (self.queued <= self.queued[row])
-        places = np.flatnonzero(before)
-        return [int(places[np.argmax(self.ends[places])])] if len(places) else []
+        key = others is self._legacy, int(self.devices[row])
+        if key not in self._by_end:
+            before = self.is_work & np.isin(self.streams, others) & (self.queued >= 0)
+            places = np.flatnonzero(before & (self.devices == self.devices[row]))
+            places = places[np.lexsort((-places, self.ends[places]))]
+            self._by_end[key] = places, self.ends[places]
+        places, ends = self._by_end[key]
+        at = int(ends.searchsorted(self.starts[row], "right"))
+        while at and self.queued[places[at - 1]] > self.queued[row]:
+            at -= 1
+        return [int(places[at - 1])] if at else []

@@ -23,7 +23,7 @@ class WorkParts:
     def __init__(self, trace: Trace) -> None:
         self.rows = SpanRows(trace)
         self.times = LaunchTimes(self.rows)
-        self._rivals: dict[tuple[str | int | None, ...], tuple[Ints, Ints]] = {}
+        self._rivals: dict[tuple[str | int | None, ...], tuple[Ints, Ints, Ints]] = {}
 
     def parts(self, row: int) -> list[Part]:
         """Return the parts of the time of a piece of work, in order."""
@@ -162,9 +162,10 @@ class WorkParts:
         if key not in self._rivals:
             places = np.flatnonzero(self._may_rival(row))
             places = places[np.argsort(rows.starts[places], kind="stable")]
-            self._rivals[key] = places, np.maximum.accumulate(rows.ends[places])
-        places, latest_end = self._rivals[key]
-        begun = places[latest_end.searchsorted(since) : rows.starts[places].searchsorted(start)]
+            latest_end = np.maximum.accumulate(rows.ends[places])
+            self._rivals[key] = places, rows.starts[places], latest_end
+        places, starts, latest_end = self._rivals[key]
+        begun = places[latest_end.searchsorted(since) : starts.searchsorted(start)]
         if needed[0] == "memcpy":
             begun = begun[rows.ends[begun] <= start]
         others: Ints = begun[begun != row]

@@ -20,7 +20,7 @@ from gpuscope.timeline.text import duration
 from gpuscope.timeline.words import shares_of
 
 _NOTES = 2
-_LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
+_LEGEND_PX, _LEGEND_ROWS = 20, (2, 5)
 _LEFT, _LABEL, _LETTER = 224, 32, 6.4
 """Px for the labels of tracks at most, characters that fit, and px of one: to have Plotly find out
 costs a second pass."""
@@ -127,7 +127,8 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
     # To find out which labels overlap takes Plotly half of a frame's time.
     least, most = _LEGEND_ROWS
     columns = 2 if len(snapshot.tracks.escaped) else 3  # of entries as wide as the widest
-    rows = min(max(-(-len(snapshot.tracks.classes) // columns), least), most)
+    on_gpu = [kind for kind in snapshot.tracks.classes if kind.partition is not None]
+    rows = min(max(-(-len(on_gpu) // columns), least), most)
     axis = style.x_axis(
         "", tickformat=None, tickangle=0, fixedrange=False, ticklabeloverflow="allow"
     )

@@ -34,12 +34,15 @@ function fill(model, el) {
     row("sum, in µs", facts.total));
   const bar = h("div", { class: "parts", role: "img", "aria-label": "The parts in order" },
     ...facts.parts.map(([, , share, colour, pattern]) => piece("", colour, pattern, { flexGrow: share })));
-  const every = h("details", {}, h("summary", {}, "All columns"), table(...facts.columns.map((pair) => row(...pair))));
+  const old = el.querySelector("summary"); // more facts follow, and it stays open and focused
+  const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old !== null && focused(el) === old];
+  const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(...facts.columns.map((pair) => row(...pair))));
   const tables = facts.tables.map(([title, rows]) =>
     h("div", {}, h("strong", {}, title), table(...rows.map((pair) => row(...pair)))));
   const shown = [h("div", {}, head, ...(facts.related.length ? [links] : []), ...(facts.columns.length ? [every] : [])),
     ...(facts.parts.length ? [h("div", { class: "sum" }, bar, parts)] : []), ...tables];
   el.replaceChildren(...shown, ...(facts.why ? [h("p", { class: "why" }, facts.why)] : []));
+  if (hasFocus) el.querySelector("summary")?.focus({ preventScroll: true });
 }
 
 function render({ model, el }) {

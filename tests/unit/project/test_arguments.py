@@ -374,6 +374,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }),
         "figures.timeline": (figures.timeline, {
             "trace": trace, "window_ns": None, "max_spans": 100, "title": None, "sm": False,
+            "host": True,
         }),
         "figures.timelines": (figures.timelines, {
             "traces": run, "windows_ns": None, "max_spans": 100, "title": None,
@@ -447,6 +448,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "Timeline.watch": (gs.Timeline(empty).watch, {"recording": "none"}),
         "Timeline.find": (timeline.find, {"text": "w"}),
         "Timeline.select": (timeline.select, {"span": None}),
+        "Timeline.select_range": (timeline.select_range, {"low_ns": 0, "high_ns": 1}),
         "Timeline.zoom": (timeline.zoom, {"by": 0.5, "at": 0.5}),
         "Timeline.pan": (timeline.pan, {"by": 0.5}),
         "Timeline.step": (timeline.step, {"along": 1, "across": 0}),

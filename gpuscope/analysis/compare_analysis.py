@@ -13,7 +13,7 @@ from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
-from gpuscope.analysis.part import PartKind
+from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
@@ -158,9 +158,8 @@ class Comparison(Result):
         """How calls pair, and what the intervals are."""
         unpaired = sum(pairs.unpaired for pairs in self.pairs.values())
         return sentences(
-            "calls pair by rank, round and index; low and high: 95 % interval of the change, by "
-            "paired bootstrap of times, by batch means of rates",
-            "noise within these traces: what differs from one day to the next is not in it",
+            "calls pair by rank, round and index; low to high: 95 % interval, by paired bootstrap "
+            "of times, by batch means of rates, with the noise within these traces only",
             f"{unpaired:,} calls without another are left out" if unpaired else "",
         )
 
@@ -205,22 +204,24 @@ _Sums = Mapping[tuple[PartKind, str], int]
 """Kind of part, and the workload that was waited for → ns."""
 
 
-def _sums(trace: Trace, ids: Ints) -> _Sums:
+def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
+    """Yield the parts of a span's time, each with the workload of what caused it, or nothing."""
     known = trace_parts(trace)
-    rows, sums = known.rows, dict[tuple[PartKind, str], int]()
+    for part in known.parts(known.rows.position(span)):
+        cause = None if part.span is None else known.rows.position(part.span)
+        yield part, "" if cause is None else known.rows.text("category", cause) or ""
+
+
+def _sums(trace: Trace, ids: Ints) -> _Sums:
+    sums: dict[tuple[PartKind, str], int] = {}
     for span in ids.tolist():
-        for part in known.parts(rows.position(span)):
-            cause = None if part.span is None else rows.position(part.span)
-            holder = "" if cause is None else rows.text("category", cause) or ""
-            key = part.kind, holder
-            sums[key] = sums.get(key, 0) + part.duration_ns
+        for part, holder in parts_by_cause(trace, span):
+            sums[part.kind, holder] = sums.get((part.kind, holder), 0) + part.duration_ns
     return sums
 
 
 def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSum:
-    both = [
-        {who: took for (of, who), took in each.items() if of == kind} for each in (first, second)
-    ]
+    both = [{who: ns for (of, who), ns in side.items() if of == kind} for side in (first, second)]
     totals = [sum(each.values()) for each in both]
     more = both[totals[1] > totals[0]]
     holder = max(more, key=more.__getitem__, default="")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array, Floats, Ints
-from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
+from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs, parts_by_cause
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.trace_parts import trace_parts
@@ -82,7 +82,7 @@ def compared(result: Comparison) -> go.Figure:
     data, calls = [*_differences(result.differences)], None
     if (pairs := result.pairs.get(workload)) is not None:
         calls = _Calls(result, workload, pairs, colours)
-        data += [*calls.bars(), *_means(result, workload, colours), *_curves(result, pairs)]
+        data += [*calls.bars.values(), *_means(result, workload, colours), *_curves(result, pairs)]
     seen = set()
     for trace in data:  # what stands in the legend, once
         if trace.setdefault("showlegend", True):
@@ -107,7 +107,7 @@ class _Calls:
         self.labels: dict[float, str] = {}
         self.annotations: list[Properties] = []
         self._y = 0.0
-        self._bars: list[Properties] = []
+        self.bars: dict[str, Properties] = {}
         sides = zip(
             result.names,
             result.traces,
@@ -121,33 +121,28 @@ class _Calls:
             zero_ns = int(known.rows.starts[known.rows.position(int(ids[at]))])
             self._calls(name, trace, ids, zero_ns, int(ids[at]))
             text = f"<b>{escape(name, 24)}: {duration(int(took_ns[at]))}</b>"
-            self._note(text, self._y - _LANE - 9)
+            font = {"size": 12}
+            note = style.heading(text, self._y - _LANE - 9, xref="x", x=0, font=font)
+            self.annotations.append(note)
             self._kernels(name, trace, zero_ns)
         self.height = int(self._y) + 8
-
-    def _note(self, text: str, y: float) -> None:
-        font = {"size": 12}
-        self.annotations.append(style.heading(text, y, xref="x", x=0, font=font))
 
     def _calls(self, name: str, trace: Trace, ids: Array, zero_ns: int, chosen: int) -> None:
         """Draw a lane of the parts of the calls in view; the chosen one has an outline."""
         known = trace_parts(trace)
-        rows = known.rows
         centre = self._y + _LANE / 2
         self.labels[centre] = f"{escape(name, 20)}: calls of {escape(self._workload, 20)}"
         for span in ids.tolist():
-            row = rows.position(span)
-            low, high = int(rows.starts[row]) - zero_ns, int(rows.ends[row]) - zero_ns
+            row = known.rows.position(span)
+            low, high = (int(ns) - zero_ns for ns in (known.rows.starts[row], known.rows.ends[row]))
             if high <= self._around_ns[0] or low >= self._around_ns[1]:
                 continue
+            edge = 1.6 if span == chosen else 0.5
             try:
-                parts: Sequence[Part] = known.parts(row)
+                parts = [*parts_by_cause(trace, span)]
             except MissingEvidence:
-                parts = [Part("unexplained", int(rows.starts[row]), int(rows.ends[row]))]
-            for part in parts:
-                cause = None if part.span is None else rows.position(part.span)
-                holder = "" if cause is None else rows.text("category", cause) or ""
-                edge = 1.6 if span == chosen else 0.5
+                parts = [(Part("unexplained", low + zero_ns, high + zero_ns), "")]
+            for part, holder in parts:
                 low, high = part.start_ns - zero_ns, part.end_ns - zero_ns
                 look = part_look(part.kind, self._workload, holder, self._colours, edge)
                 self._bar(low, high, centre, _LANE - 4, look, in_words(part.kind))
@@ -173,35 +168,20 @@ class _Calls:
     def _bar(
         self, low_ns: int, high_ns: int, y: float, height: float, look: Properties, what: str
     ) -> None:
-        took = duration(high_ns - low_ns)
+        """Add a bar, beside those of the same look."""
+        took, name = duration(high_ns - low_ns), escape(what, 60)
         low, high = np.clip((low_ns, high_ns), *self._around_ns).tolist()
-        self._bars.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "base": [low / self._unit_ns],
-                "x": [(high - low) / self._unit_ns],
-                "y": [y],
-                "width": [height],
-                "marker": look,
-                "name": escape(what, 60),
-                "hovertemplate": f"<b>{escape(what, 60)}</b><br>{took}<extra></extra>",
-                "showlegend": False,
-            }
-        )
-
-    def bars(self) -> Iterator[Properties]:
-        """Yield the bars, those of one look in one trace."""
-        alike: dict[str, Properties] = {}
-        for bar in self._bars:
-            key = repr((bar["name"], bar["marker"], bar["width"]))
-            if key in alike:
-                for column in ("base", "x", "y", "width", "hovertemplate"):
-                    alike[key][column] += bar[column]
-            else:
-                alike[key] = {**bar, "hovertemplate": [bar["hovertemplate"]]}
-                bar["hovertemplate"] = [bar["hovertemplate"]]
-        yield from alike.values()
+        same: Properties = {"type": "bar", "orientation": "h", "name": name, "marker": look}
+        alike = self.bars.setdefault(repr((name, look)), {**same, "showlegend": False})
+        columns = {
+            "base": low / self._unit_ns,
+            "x": (high - low) / self._unit_ns,
+            "y": y,
+            "width": height,
+            "hovertemplate": f"<b>{name}</b><br>{took}<extra></extra>",
+        }
+        for column, value in columns.items():
+            alike.setdefault(column, []).append(value)
 
 
 def part_look(

@@ -314,7 +314,10 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         first, second = rows[0][workload], rows[1][workload]
         if is_of_requests(first) and is_of_requests(second):
             of = served[0][workload], served[1][workload]
-            pairs[workload] = _paired(*map(_rows_of, both, of))
+            paired = _paired(*map(_rows_of, both, of))
+            if not len(paired.first):
+                continue
+            pairs[workload] = paired
             differences += _of_requests(both, workload, of, pairs[workload], (first, second))
         elif workload in pairs:
             differences += _of_latencies(workload, pairs[workload])
@@ -345,10 +348,8 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     of = [lambda drawn, each=each: np.quantile(each[drawn], shares) for each in times]
     low, high = bootstrap(count, *of)
     for at, share in enumerate(shares):
-        ends = float(low[at]), float(high[at])
-        yield Difference(
-            workload, f"latency_{_MARKS[share]}_us", values[0][at], values[1][at], *ends
-        )
+        number = values[0][at], values[1][at], float(low[at]), float(high[at])
+        yield Difference(workload, f"latency_{_MARKS[share]}_us", *number)
 
 
 def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:

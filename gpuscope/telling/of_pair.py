@@ -223,11 +223,16 @@ def changes(before: Trace, after: Trace) -> Iterator[Changed]:
 def _described(trace: Trace) -> Description:
     """Return the experiment of a trace as its setting has it."""
     experiment = dict(trace.metadata.experiment or {})
-    settings = experiment.pop("settings", None) or {}
-    changed = settings.get(trace.metadata.setting) or {}
-    streams = {**(experiment.get("streams") or {}), **(changed.get("streams") or {})}
+    settings = _mapping(experiment.pop("settings", None))
+    changed = _mapping(settings.get(trace.metadata.setting or ""))
+    streams = {**_mapping(experiment.get("streams")), **_mapping(changed.get("streams"))}
     experiment |= {key: value for key, value in changed.items() if value is not None}
     return experiment | {"streams": streams} if experiment else {}
+
+
+def _mapping(value: object) -> Description:
+    """Return a part of a description, which may be anybody's."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _changed(before: object, now: object, path: str) -> Iterator[Changed]:

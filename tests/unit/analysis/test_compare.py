@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.compare_analysis import paired_calls, rate_interval
+from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
 from gpuscope.analysis.noise import bootstrap, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.trace import Trace
@@ -119,7 +119,17 @@ def test_bootstrap_draws_both_sides_of_a_pair_together():
         drawn = random.integers(len(before), size=len(before)).tolist()
         medians = [statistics.median([values[at] for at in drawn]) for values in (before, after)]
         draws.append(medians[1] / medians[0] - 1)
-    assert [low[0], high[0]] == pytest.approx(np.quantile(draws, [0.025, 0.975]).tolist())
+    assert [low[0], high[0]] == pytest.approx(np.sort(draws)[[24, 974]].tolist())
+
+
+@pytest.mark.parametrize(("before", "after", "change"), [(8, 0, -1), (0, 8, math.inf), (0, 0, 0)])
+def test_from_and_to_nothing_is_a_change_too(before, after, change):
+    of = [lambda drawn, value=value: np.array([float(value)]) for value in (before, after)]
+    low, high = bootstrap(6, *of)
+    difference = Difference("w", "goodput_per_s", before, after, low[0], high[0])
+    assert (difference.low, difference.change, difference.high) == (change, change, change)
+    assert difference.is_seen == (before != after)
+    assert difference.is_better == (after > before)
 
 
 def test_bootstrap_agrees_with_every_resample_there_is():

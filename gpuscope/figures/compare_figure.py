@@ -14,32 +14,17 @@ from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_pair import of_pair
 from gpuscope.timeline import style
+from gpuscope.timeline.look import PARTS
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
-_PATTERNS: dict[PartKind, str] = {
-    "launch call": "-",
-    "on the way": ".",
-    "SMs held": "/",
-    "priority": "/",
-    "stream order": "\\",
-    "graph order": "\\",
-    "legacy default stream": "\\",
-    "event wait": "x",
-    "collective": "x",
-    "copy engine": "+",
-    "request queue": "+",
-    "not looking": "|",
-}
-"""What parts of time are filled with; what runs is solid."""
 _OF_HOST = ("launch call", "on the way", "not looking", "host", "unexplained")
-_OF_HOLDER = ("SMs held", "priority", "copy engine", "event wait", "collective")
+_OWN = ("running", "stream order")
 _LANE, _ROW, _GAP = 20, 26, 22
 """Px of a lane of calls, of a row of kernels, and between the two traces."""
 _BELOW, _SHARE = 250, 0.68
@@ -74,7 +59,7 @@ def compared(result: Comparison) -> go.Figure:
     >>> trace = gs.run(one, gpu)["default"]
     >>> figure = gs.figures.compared(gs.compare(trace, trace))
     >>> [str(bar.name) for bar in figure.data if bar.xaxis == "x2" and bar.y[0] == "A"]
-    ['in the launch call', 'on the way to the GPU', 'running', 'done but not seen by the host']
+    ['in the launch call', 'on the way to the GPU', 'running', 'done, host not looking']
     """
     findings = of_pair(result)
     workload = str(findings[0].subject["workload"])
@@ -145,7 +130,7 @@ class _Calls:
             for part, holder in parts:
                 low, high = part.start_ns - zero_ns, part.end_ns - zero_ns
                 look = part_look(part.kind, self._workload, holder, self._colours, edge)
-                self._bar(low, high, centre, _LANE - 4, look, in_words(part.kind))
+                self._bar(low, high, centre, _LANE - 4, look, PARTS[part.kind][0])
         self._y += _LANE
 
     def _kernels(self, name: str, trace: Trace, zero_ns: int) -> None:
@@ -188,13 +173,15 @@ def part_look(
     kind: PartKind, workload: str, holder: str, colours: Mapping[str, str], edge: float = 0.5
 ) -> Properties:
     """Return the marker of a part of a call: its colour says who, its pattern says what."""
-    who = holder if kind in _OF_HOLDER else workload
+    who = workload if kind in _OWN else holder
     colour = style.HOST_COLOUR if kind in _OF_HOST else colours.get(who, style.WHOLE_GPU_COLOUR)
     line = {"width": edge, "color": style.INK if edge > 1 else colour}
-    if kind not in _PATTERNS:
-        return {"color": style.WHITE if kind in _OF_HOST else colour, "line": line}
-    pattern = {"shape": _PATTERNS[kind], "size": 5, "solidity": 0.4, "fgcolor": colour}
-    return {"color": style.WHITE, "line": line, "pattern": {**pattern, "bgcolor": style.WHITE}}
+    _, shape = PARTS[kind]
+    if not shape:
+        return {"color": colour, "line": line}
+    pattern = {"shape": "." if shape == "o" else shape, "size": 5, "solidity": 0.4}  # no circles
+    pattern |= {"fgcolor": colour, "bgcolor": style.WHITE}
+    return {"color": style.WHITE, "line": line, "pattern": pattern}
 
 
 def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterator[Properties]:
@@ -207,7 +194,7 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
         for part in sums:
             mean_us = (part.first_ns, part.second_ns)[at] / part.calls / 1e3
             if mean_us:
-                words = in_words(part.kind)
+                words = PARTS[part.kind][0]
                 yield {
                     "type": "bar",
                     "orientation": "h",

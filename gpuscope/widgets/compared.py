@@ -13,10 +13,10 @@ from gpuscope.analysis.compare_analysis import Difference, Pairs, parts_by_cause
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.compare_figure import difference_look, part_look, slower
-from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich
 from gpuscope.telling.of_trace import confinement_verdict
 from gpuscope.timeline import style
+from gpuscope.timeline.look import PARTS
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
@@ -118,7 +118,7 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
         bar = ""
         for part, holder in parts_by_cause(trace, int(ids[at])):
             share = 100 * part.duration_ns / max(took_ns)
-            words = f"{in_words(part.kind)}: {duration(part.duration_ns)}"
+            words = f"{PARTS[part.kind][0]}: {duration(part.duration_ns)}"
             look = _background(part_look(part.kind, workload, holder, colours))
             bar += (
                 f"<span title='{html.text(words)}' style='display:inline-block;height:14px;"
@@ -177,7 +177,7 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
     except MissingEvidence:
         return
     sums: list[tuple[str, int, int]] = [
-        (Html(f"{_swatch(look)}{in_words(part.kind)}"), part.first_ns, part.second_ns)
+        (Html(f"{_swatch(look)}{PARTS[part.kind][0]}"), part.first_ns, part.second_ns)
         for part in parts
         for look in [part_look(part.kind, workload, part.holder, colours)]
     ]

@@ -13,13 +13,13 @@ from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
-from gpuscope.analysis.part import Part, PartKind
+from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
 from gpuscope.analysis.settings import driven_by_requests, settings_table
-from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
@@ -134,12 +134,15 @@ class Comparison(Result):
         What to call the traces.
     pairs
         Workload → its calls or requests in pairs, where it is timed.
+    band
+        The ends of the band, where the first is a forecast that the second is to check.
     """
 
     names: tuple[str, str]
     traces: Both = field(repr=False)
     differences: tuple[Difference, ...]
     pairs: Mapping[str, Pairs] = field(repr=False)
+    band: Both | None = field(default=None, repr=False)
 
     def _rows(self) -> list[Row]:
         """One row per number."""
@@ -202,14 +205,6 @@ class Comparison(Result):
 _Kind = TypeVar("_Kind", bound=Comparison)
 _Sums = Mapping[tuple[PartKind, str], int]
 """Kind of part, and the workload that was waited for → ns."""
-
-
-def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
-    """Yield the parts of a span's time, each with the workload of what caused it, or nothing."""
-    known = trace_parts(trace)
-    for part in known.parts(known.rows.position(span)):
-        cause = None if part.span is None else known.rows.position(part.span)
-        yield part, "" if cause is None else known.rows.text("category", cause) or ""
 
 
 def _sums(trace: Trace, ids: Ints) -> _Sums:

@@ -9,13 +9,13 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array, Floats, Ints
-from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs, parts_by_cause
+from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
-from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import of_pair
+from gpuscope.telling.of_pair import headline_and_rest, of_pair
 from gpuscope.timeline import style
 from gpuscope.timeline.look import PARTS
 from gpuscope.timeline.style import Properties
@@ -281,12 +281,11 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
 
 def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
     suffix, provenance = stated(dict(zip(result.names, result.traces, strict=True)))
-    more = [each.text for each in findings if each.rule == "change.calls"]
-    lines = notes_of(" ".join(each.text for each in findings if each.rule != "change.calls"))
+    headline, rest = headline_and_rest(findings)
     above = calls.height if calls else 0
     layout = style.base_layout(
-        "<br>".join(lines) + suffix,
-        [*notes_of(*more), *provenance],
+        "<br>".join(notes_of(headline)) + suffix,
+        [*notes_of(*rest), *provenance],
         above + _BELOW,
         legend_rows=2,
         barmode="relative",

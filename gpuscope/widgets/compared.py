@@ -9,8 +9,9 @@ import numpy as np
 from gpuscope._tables import Html
 from gpuscope._text import duration
 from gpuscope.analyses.comparing import CompareResult, compare
-from gpuscope.analysis.compare_analysis import Difference, Pairs, parts_by_cause
+from gpuscope.analysis.compare_analysis import Difference, Pairs
 from gpuscope.analysis.result import Row
+from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.compare_figure import difference_look, part_look, slower
 from gpuscope.telling.media import rich

@@ -344,7 +344,11 @@ def test_a_forecast_says_its_band_and_is_checked_where_it_was_run(shared, carved
     result = gs.compare(forecast, carved)
     assert result.names == ("forecast", "run")
     assert len(result.findings) == len(result.differences) == 4
-    for finding, each in zip(result.findings, result.differences, strict=True):
+    assert result.findings[0].subject["column"] == "latency_p99_us"
+    assert "Checked" in result.figure().layout.title.text
+    numbers = {(each.workload, each.column): each for each in result.differences}
+    for finding in result.findings:
+        each = numbers[finding.subject["workload"], finding.subject["column"]]
         ends = [number_of(trace, each.workload, each.column) for trace in (middle, *band)]
         said = finding["forecast"]
         assert (said.low, said.high) == pytest.approx((min(ends), max(ends)))

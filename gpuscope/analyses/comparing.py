@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.compare_analysis import Comparison, compared_traces
 from gpuscope.errors import InvalidArgument
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import changes, checked, of_pair
+from gpuscope.telling.of_pair import changes, headline_and_rest, of_pair
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -38,16 +38,13 @@ class CompareResult(Comparison):
     No difference seen: 0 % ± 0 % of w's p50.
     """
 
-    band: tuple[Trace, Trace] | None = field(default=None, repr=False)
-    """The ends of the band, where the first is a forecast of :func:`gpuscope.what_if`."""
-
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The headline, then what others pay or gain, and how many calls are faster.
 
         Of a forecast, for each number, whether the run lies in its band.
         """
-        return of_pair(self) if self.band is None else (*checked(self, self.band),)
+        return of_pair(self)
 
     @cached_property
     def changes(self) -> tuple[str, ...]:
@@ -57,7 +54,7 @@ class CompareResult(Comparison):
     @property
     def headline(self) -> str:
         """What was found, and what others pay for it."""
-        return " ".join(each.text for each in self.findings if each.rule != "change.calls")
+        return headline_and_rest(self.findings)[0]
 
     def figure(self) -> go.Figure:
         """Draw the call at the p99 in both, curves and differences: ``figures.compared``."""
@@ -66,7 +63,8 @@ class CompareResult(Comparison):
         return compared(self)
 
     def __str__(self) -> str:
-        return f"{self.headline}\n\n{super().__str__()}"
+        headline, rest = headline_and_rest(self.findings)
+        return "\n".join([headline, *rest, "", super().__str__()])
 
 
 @door("first", "second", names=(SeveralOf(str, 2), None))

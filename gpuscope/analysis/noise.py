@@ -176,7 +176,7 @@ def bootstrap(count: int, before: Statistic, after: Statistic) -> tuple[Floats, 
     Pairs are drawn with replacement, both sides together (B. Efron and R. J. Tibshirani, *An
     Introduction to the Bootstrap*, 1993, section 13.3: percentile intervals), from a seed that is
     always the same. Of fewer than six pairs they are infinite: no interval of 95 % exists for a
-    median (2 × 0.5⁵ > 5 %), nor where a number is 0 or unknown in too many draws.
+    median (2 × 0.5⁵ > 5 %). A change from 0 is infinite.
     """
     if count < _FEWEST:
         nothing = np.full(len(before(np.arange(count))), np.inf)
@@ -186,10 +186,11 @@ def bootstrap(count: int, before: Statistic, after: Statistic) -> tuple[Floats, 
     changes = []
     for _ in range(times):
         drawn = random.integers(count, size=count)
+        was, now = before(drawn), after(drawn)
         with np.errstate(divide="ignore", invalid="ignore"):
-            changes.append(after(drawn) / before(drawn) - 1)
-    low, high = np.quantile(np.array(changes), (TAIL, 1 - TAIL), axis=0)
-    return np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)
+            changes.append(np.where(was == now, 0.0, now / was - 1))
+    low, high = np.quantile(changes, (TAIL, 1 - TAIL), axis=0, method="inverted_cdf")
+    return low, high
 
 
 def batch_means(ends_ns: Ints, windows: Ints) -> Floats:

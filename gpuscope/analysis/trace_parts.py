@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from functools import cached_property
 
 from gpuscope._checks import door
@@ -70,6 +71,14 @@ def trace_parts(trace: Trace) -> TraceParts:
     if known is None:
         known = _known[trace] = TraceParts(trace)
     return known
+
+
+def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
+    """Yield the parts of a span's time, each with the workload of what caused it, or nothing."""
+    known = trace_parts(trace)
+    for part in known.parts(known.rows.position(span)):
+        cause = None if part.span is None else known.rows.position(part.span)
+        yield part, "" if cause is None else known.rows.text("category", cause) or ""
 
 
 @door(trace=Trace, span=int)

@@ -12,34 +12,19 @@ from gpuscope._types import Array, Floats, Ints
 from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
-from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import of_pair
+from gpuscope.telling.of_pair import headline_and_rest, of_pair
 from gpuscope.timeline import style
+from gpuscope.timeline.look import PARTS
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
-_PATTERNS: dict[PartKind, str] = {
-    "launch call": "-",
-    "on the way": ".",
-    "SMs held": "/",
-    "priority": "/",
-    "stream order": "\\",
-    "graph order": "\\",
-    "legacy default stream": "\\",
-    "event wait": "x",
-    "collective": "x",
-    "copy engine": "+",
-    "request queue": "+",
-    "not looking": "|",
-}
-"""What parts of time are filled with; what runs is solid."""
 _OF_HOST = ("launch call", "on the way", "not looking", "host", "unexplained")
-_OF_HOLDER = ("SMs held", "priority", "copy engine", "event wait", "collective")
+_OWN = ("running", "stream order")
 _LANE, _ROW, _GAP = 20, 26, 22
 """Px of a lane of calls, of a row of kernels, and between the two traces."""
 _BELOW, _SHARE = 250, 0.68
@@ -74,7 +59,7 @@ def compared(result: Comparison) -> go.Figure:
     >>> trace = gs.run(one, gpu)["default"]
     >>> figure = gs.figures.compared(gs.compare(trace, trace))
     >>> [str(bar.name) for bar in figure.data if bar.xaxis == "x2" and bar.y[0] == "A"]
-    ['in the launch call', 'on the way to the GPU', 'running', 'done but not seen by the host']
+    ['in the launch call', 'on the way to the GPU', 'running', 'done, host not looking']
     """
     findings = of_pair(result)
     workload = str(findings[0].subject["workload"])
@@ -82,7 +67,7 @@ def compared(result: Comparison) -> go.Figure:
     data, calls = [*_differences(result.differences)], None
     if (pairs := result.pairs.get(workload)) is not None:
         calls = _Calls(result, workload, pairs, colours)
-        data += [*calls.bars(), *_means(result, workload, colours), *_curves(result, pairs)]
+        data += [*calls.bars.values(), *_means(result, workload, colours), *_curves(result, pairs)]
     seen = set()
     for trace in data:  # what stands in the legend, once
         if trace.setdefault("showlegend", True):
@@ -107,7 +92,7 @@ class _Calls:
         self.labels: dict[float, str] = {}
         self.annotations: list[Properties] = []
         self._y = 0.0
-        self._bars: list[Properties] = []
+        self.bars: dict[str, Properties] = {}
         sides = zip(
             result.names,
             result.traces,
@@ -121,36 +106,31 @@ class _Calls:
             zero_ns = int(known.rows.starts[known.rows.position(int(ids[at]))])
             self._calls(name, trace, ids, zero_ns, int(ids[at]))
             text = f"<b>{escape(name, 24)}: {duration(int(took_ns[at]))}</b>"
-            self._note(text, self._y - _LANE - 9)
+            font = {"size": 12}
+            note = style.heading(text, self._y - _LANE - 9, xref="x", x=0, font=font)
+            self.annotations.append(note)
             self._kernels(name, trace, zero_ns)
         self.height = int(self._y) + 8
-
-    def _note(self, text: str, y: float) -> None:
-        font = {"size": 12}
-        self.annotations.append(style.heading(text, y, xref="x", x=0, font=font))
 
     def _calls(self, name: str, trace: Trace, ids: Array, zero_ns: int, chosen: int) -> None:
         """Draw a lane of the parts of the calls in view; the chosen one has an outline."""
         known = trace_parts(trace)
-        rows = known.rows
         centre = self._y + _LANE / 2
         self.labels[centre] = f"{escape(name, 20)}: calls of {escape(self._workload, 20)}"
         for span in ids.tolist():
-            row = rows.position(span)
-            low, high = int(rows.starts[row]) - zero_ns, int(rows.ends[row]) - zero_ns
+            row = known.rows.position(span)
+            low, high = (int(ns) - zero_ns for ns in (known.rows.starts[row], known.rows.ends[row]))
             if high <= self._around_ns[0] or low >= self._around_ns[1]:
                 continue
+            edge = 1.6 if span == chosen else 0.5
             try:
-                parts: Sequence[Part] = known.parts(row)
+                parts = [*parts_by_cause(trace, span)]
             except MissingEvidence:
-                parts = [Part("unexplained", int(rows.starts[row]), int(rows.ends[row]))]
-            for part in parts:
-                cause = None if part.span is None else rows.position(part.span)
-                holder = "" if cause is None else rows.text("category", cause) or ""
-                edge = 1.6 if span == chosen else 0.5
+                parts = [(Part("unexplained", low + zero_ns, high + zero_ns), "")]
+            for part, holder in parts:
                 low, high = part.start_ns - zero_ns, part.end_ns - zero_ns
                 look = part_look(part.kind, self._workload, holder, self._colours, edge)
-                self._bar(low, high, centre, _LANE - 4, look, in_words(part.kind))
+                self._bar(low, high, centre, _LANE - 4, look, PARTS[part.kind][0])
         self._y += _LANE
 
     def _kernels(self, name: str, trace: Trace, zero_ns: int) -> None:
@@ -173,48 +153,35 @@ class _Calls:
     def _bar(
         self, low_ns: int, high_ns: int, y: float, height: float, look: Properties, what: str
     ) -> None:
-        took = duration(high_ns - low_ns)
+        """Add a bar, beside those of the same look."""
+        took, name = duration(high_ns - low_ns), escape(what, 60)
         low, high = np.clip((low_ns, high_ns), *self._around_ns).tolist()
-        self._bars.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "base": [low / self._unit_ns],
-                "x": [(high - low) / self._unit_ns],
-                "y": [y],
-                "width": [height],
-                "marker": look,
-                "name": escape(what, 60),
-                "hovertemplate": f"<b>{escape(what, 60)}</b><br>{took}<extra></extra>",
-                "showlegend": False,
-            }
-        )
-
-    def bars(self) -> Iterator[Properties]:
-        """Yield the bars, those of one look in one trace."""
-        alike: dict[str, Properties] = {}
-        for bar in self._bars:
-            key = repr((bar["name"], bar["marker"], bar["width"]))
-            if key in alike:
-                for column in ("base", "x", "y", "width", "hovertemplate"):
-                    alike[key][column] += bar[column]
-            else:
-                alike[key] = {**bar, "hovertemplate": [bar["hovertemplate"]]}
-                bar["hovertemplate"] = [bar["hovertemplate"]]
-        yield from alike.values()
+        same: Properties = {"type": "bar", "orientation": "h", "name": name, "marker": look}
+        alike = self.bars.setdefault(repr((name, look)), {**same, "showlegend": False})
+        columns = {
+            "base": low / self._unit_ns,
+            "x": (high - low) / self._unit_ns,
+            "y": y,
+            "width": height,
+            "hovertemplate": f"<b>{name}</b><br>{took}<extra></extra>",
+        }
+        for column, value in columns.items():
+            alike.setdefault(column, []).append(value)
 
 
 def part_look(
     kind: PartKind, workload: str, holder: str, colours: Mapping[str, str], edge: float = 0.5
 ) -> Properties:
     """Return the marker of a part of a call: its colour says who, its pattern says what."""
-    who = holder if kind in _OF_HOLDER else workload
+    who = workload if kind in _OWN else holder
     colour = style.HOST_COLOUR if kind in _OF_HOST else colours.get(who, style.WHOLE_GPU_COLOUR)
     line = {"width": edge, "color": style.INK if edge > 1 else colour}
-    if kind not in _PATTERNS:
-        return {"color": style.WHITE if kind in _OF_HOST else colour, "line": line}
-    pattern = {"shape": _PATTERNS[kind], "size": 5, "solidity": 0.4, "fgcolor": colour}
-    return {"color": style.WHITE, "line": line, "pattern": {**pattern, "bgcolor": style.WHITE}}
+    _, shape = PARTS[kind]
+    if not shape:
+        return {"color": colour, "line": line}
+    pattern = {"shape": "." if shape == "o" else shape, "size": 5, "solidity": 0.4}  # no circles
+    pattern |= {"fgcolor": colour, "bgcolor": style.WHITE}
+    return {"color": style.WHITE, "line": line, "pattern": pattern}
 
 
 def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterator[Properties]:
@@ -227,7 +194,7 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
         for part in sums:
             mean_us = (part.first_ns, part.second_ns)[at] / part.calls / 1e3
             if mean_us:
-                words = in_words(part.kind)
+                words = PARTS[part.kind][0]
                 yield {
                     "type": "bar",
                     "orientation": "h",
@@ -314,12 +281,11 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
 
 def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | None) -> Properties:
     suffix, provenance = stated(dict(zip(result.names, result.traces, strict=True)))
-    more = [each.text for each in findings if each.rule == "change.calls"]
-    lines = notes_of(" ".join(each.text for each in findings if each.rule != "change.calls"))
+    headline, rest = headline_and_rest(findings)
     above = calls.height if calls else 0
     layout = style.base_layout(
-        "<br>".join(lines) + suffix,
-        [*notes_of(*more), *provenance],
+        "<br>".join(notes_of(headline)) + suffix,
+        [*notes_of(*rest), *provenance],
         above + _BELOW,
         legend_rows=2,
         barmode="relative",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ _GONE = 0.01
 
 def of_pair(result: Comparison) -> tuple[Finding, ...]:
     """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
+    if result.band is not None:
+        return (*checked(result, result.band),)
     if not result.seen:
         largest = max(result.timed or result.differences, key=lambda each: abs(each.change))
         return (_unchanged(result, largest), *_calls(result, largest.workload))
@@ -37,6 +39,13 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
         if each.is_seen and each.workload not in result.pairs and each is not clearest
     ]
     return (headline(result, clearest), *costs, *_calls(result, clearest.workload))
+
+
+def headline_and_rest(findings: Sequence[Finding]) -> tuple[str, list[str]]:
+    """Return the headline with what others pay in words, and then the other sentences."""
+    first, *others = findings
+    costs = [each.text for each in others if each.rule in ("change.pays", "change.gains")]
+    return " ".join([first.text, *costs]), [e.text for e in others if e.text not in costs]
 
 
 def headline(result: Comparison, about: Difference) -> Finding:
@@ -82,7 +91,7 @@ def forecast(result: Comparison, band: tuple[Trace, Trace]) -> Finding:
 
 
 def checked(result: Comparison, band: tuple[Trace, Trace]) -> Iterator[Finding]:
-    """Yield for each number whether it lies in the band of its forecast.
+    """Yield for each number whether it lies in the band of its forecast, first for the p99.
 
     Parameters
     ----------
@@ -91,7 +100,9 @@ def checked(result: Comparison, band: tuple[Trace, Trace]) -> Iterator[Finding]:
     band
         The forecast at both ends of its band.
     """
-    for about, expected in _expected(result, band):
+    for about, expected in sorted(
+        _expected(result, band), key=lambda pair: pair[0].column != "latency_p99_us"
+    ):
         subject, run = _subject(result, about), Quantity("run", about.after, expected.unit)
         if (expected.low or 0) <= about.after <= (expected.high or 0):
             yield Finding("checked.inside", "note", subject, (expected, run))
@@ -223,11 +234,16 @@ def changes(before: Trace, after: Trace) -> Iterator[Changed]:
 def _described(trace: Trace) -> Description:
     """Return the experiment of a trace as its setting has it."""
     experiment = dict(trace.metadata.experiment or {})
-    settings = experiment.pop("settings", None) or {}
-    changed = settings.get(trace.metadata.setting) or {}
-    streams = {**(experiment.get("streams") or {}), **(changed.get("streams") or {})}
+    settings = _mapping(experiment.pop("settings", None))
+    changed = _mapping(settings.get(trace.metadata.setting or ""))
+    streams = {**_mapping(experiment.get("streams")), **_mapping(changed.get("streams"))}
     experiment |= {key: value for key, value in changed.items() if value is not None}
     return experiment | {"streams": streams} if experiment else {}
+
+
+def _mapping(value: object) -> Description:
+    """Return a part of a description, which may be anybody's."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _changed(before: object, now: object, path: str) -> Iterator[Changed]:

@@ -10,16 +10,14 @@ from gpuscope._tables import Html
 from gpuscope._text import duration
 from gpuscope.analyses.comparing import CompareResult, compare
 from gpuscope.analysis.compare_analysis import Difference, Pairs
-from gpuscope.analysis.part import Part
 from gpuscope.analysis.result import Row
-from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.compare_figure import difference_look, part_look, slower
-from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich
 from gpuscope.telling.of_trace import confinement_verdict
 from gpuscope.timeline import style
-from gpuscope.trace.model import Trace
+from gpuscope.timeline.look import PARTS
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
@@ -119,9 +117,9 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
     sides = zip(_NAMES, result.traces, (pairs.first, pairs.second), took_ns, strict=True)
     for name, trace, ids, length in sides:
         bar = ""
-        for part, holder in _parts(trace, int(ids[at])):
+        for part, holder in parts_by_cause(trace, int(ids[at])):
             share = 100 * part.duration_ns / max(took_ns)
-            words = f"{in_words(part.kind)}: {duration(part.duration_ns)}"
+            words = f"{PARTS[part.kind][0]}: {duration(part.duration_ns)}"
             look = _background(part_look(part.kind, workload, holder, colours))
             bar += (
                 f"<span title='{html.text(words)}' style='display:inline-block;height:14px;"
@@ -133,14 +131,6 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
         )
     title = html.text(f"The call of {workload} at A's {mark}, from its entry", 200)
     return f"<div style='max-width:900px'><b>{title}</b>{''.join(lines)}</div>"
-
-
-def _parts(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
-    """Yield the parts of a call, and the workload that each waited for."""
-    known = trace_parts(trace)
-    for part in known.parts(known.rows.position(span)):
-        cause = None if part.span is None else known.rows.position(part.span)
-        yield part, "" if cause is None else known.rows.text("category", cause) or ""
 
 
 def _background(look: style.Properties) -> str:
@@ -188,7 +178,7 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
     except MissingEvidence:
         return
     sums: list[tuple[str, int, int]] = [
-        (Html(f"{_swatch(look)}{in_words(part.kind)}"), part.first_ns, part.second_ns)
+        (Html(f"{_swatch(look)}{PARTS[part.kind][0]}"), part.first_ns, part.second_ns)
         for part in parts
         for look in [part_look(part.kind, workload, part.holder, colours)]
     ]

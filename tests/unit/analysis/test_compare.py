@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.compare_analysis import paired_calls, rate_interval
+from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
 from gpuscope.analysis.noise import bootstrap, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.trace import Trace
@@ -119,7 +119,17 @@ def test_bootstrap_draws_both_sides_of_a_pair_together():
         drawn = random.integers(len(before), size=len(before)).tolist()
         medians = [statistics.median([values[at] for at in drawn]) for values in (before, after)]
         draws.append(medians[1] / medians[0] - 1)
-    assert [low[0], high[0]] == pytest.approx(np.quantile(draws, [0.025, 0.975]).tolist())
+    assert [low[0], high[0]] == pytest.approx(np.sort(draws)[[24, 974]].tolist())
+
+
+@pytest.mark.parametrize(("before", "after", "change"), [(8, 0, -1), (0, 8, math.inf), (0, 0, 0)])
+def test_from_and_to_nothing_is_a_change_too(before, after, change):
+    of = [lambda drawn, value=value: np.array([float(value)]) for value in (before, after)]
+    low, high = bootstrap(6, *of)
+    difference = Difference("w", "goodput_per_s", before, after, low[0], high[0])
+    assert (difference.low, difference.change, difference.high) == (change, change, change)
+    assert difference.is_seen == (before != after)
+    assert difference.is_better == (after > before)
 
 
 def test_bootstrap_agrees_with_every_resample_there_is():
@@ -160,13 +170,24 @@ def test_rates_have_the_interval_of_their_batch_means():
 def test_identical_runs_show_no_difference(shared):
     again = gs.compare(shared, ran(SHARED))
     timed = [each for each in again.differences if each.workload == "small"]
-    assert [(each.change, each.low, each.high) for each in timed] == [(0.0, 0.0, 0.0)] * 3
+    assert [each.change for each in timed] == [0.0] * 3
+    assert all(-0.3 < each.low < 0 < each.high < 0.3 for each in timed), "as repeats differ"
     assert not any(each.is_seen for each in again.differences)
     assert not again.changes
     finding, calls = again.findings
     assert (finding.rule, finding.severity) == ("change.none", "note")
-    assert (finding["by"].value, finding["noise"].value) == (0, 0)
+    assert finding["by"].value == 0
+    assert finding["noise"].value > 0
     assert (calls["calls"].value, calls["faster"].value, calls["slower"].value) == (1000, 0, 0)
+
+
+def test_settings_that_are_the_same_do_not_differ():
+    for seed in range(3):
+        run = gs.run(
+            {**SHARED, "name": f"same {seed}", "seed": seed, "settings": {"a": {}, "b": {}}},
+            gs.open_device("sim:h200", quiet=True),
+        )
+        assert gs.compare(run["a"], run["b"]).findings[0].rule == "change.none"
 
 
 def test_numbers_are_those_of_the_runs(result, shared, carved):
@@ -334,7 +355,11 @@ def test_a_forecast_says_its_band_and_is_checked_where_it_was_run(shared, carved
     result = gs.compare(forecast, carved)
     assert result.names == ("forecast", "run")
     assert len(result.findings) == len(result.differences) == 4
-    for finding, each in zip(result.findings, result.differences, strict=True):
+    assert result.findings[0].subject["column"] == "latency_p99_us"
+    assert "Checked" in result.figure().layout.title.text
+    numbers = {(each.workload, each.column): each for each in result.differences}
+    for finding in result.findings:
+        each = numbers[finding.subject["workload"], finding.subject["column"]]
         ends = [number_of(trace, each.workload, each.column) for trace in (middle, *band)]
         said = finding["forecast"]
         assert (said.low, said.high) == pytest.approx((min(ends), max(ends)))

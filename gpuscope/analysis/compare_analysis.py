@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
-from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, student_t
+from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, repeats, student_t
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
@@ -26,14 +26,6 @@ from gpuscope.trace.model import Trace
 
 Both = tuple[Trace, Trace]
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-_REPEATS = {"_p50_": 0.07, "_p90_": 0.23, "_p99_": 0.23, "goodput": 0.1}
-"""Part of a column's name → the share by which repeated measurements of it differ, which two traces
-cannot tell. Quantiles: by at most 6.4 % (p50) and 22.2 % (p99), where one experiment was measured
-twice on an H200 within minutes (docs/simulator.md, "Known differences from hardware"); a p90 was
-not measured, and counts as a p99."""
-_REPEATS_OF_RATES = 0.06
-"""The same of rates: the load of ``examples/quickstart.toml`` does 105 % of its rate alone on the
-simulated GPU: alone it is measured afterwards, when the power cap has begun to slow the GPU."""
 _MOST_PARTS = 10_000
 """Pairs whose parts are summed: of more, evenly many are left out."""
 
@@ -65,8 +57,7 @@ class Difference:
         cls, workload: str, column: str, numbers: tuple[float, float], low: float, high: float
     ) -> Self:
         """Return a difference whose interval within the traces is from ``low`` to ``high``."""
-        repeats = next((share for part, share in _REPEATS.items() if part in column), None)
-        factor = 1 + (_REPEATS_OF_RATES if repeats is None else repeats)
+        factor = 1 + repeats(column)
         return cls(workload, column, *numbers, (1 + low) / factor - 1, (1 + high) * factor - 1)
 
     @property

@@ -21,7 +21,7 @@ from gpuscope.widgets.compared import side_by_side
 from gpuscope.widgets.pins import Pins
 from gpuscope.widgets.timeline import Timeline
 
-PLOT_PX = 208
+PLOT_PX = 172
 """So that verdict, timeline and answers have room on a screen of 1280 × 720, file browser open."""
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""

@@ -67,13 +67,13 @@ class Judged:
 
 def explained(page: str) -> str:
     """Say at a hover what our own words mean, where each stands first in a piece of HTML."""
-    told = set[str]()
+    explained_words = set[str]()
 
     def meaning(match: re.Match[str]) -> str:
         word = match[1].lower()
-        if word in told:
+        if word in explained_words:
             return match[1]
-        told.add(word)
+        explained_words.add(word)
         return f'<abbr title="{safe(MEANINGS[word])}">{match[1]}</abbr>'
 
     return _WORD.sub(meaning, page)
@@ -131,20 +131,20 @@ def answers(judged: Judged, colors: Mapping[str, str]) -> str:
     )
     calls, waits, legend = verdict.calls, "", ""
     if calls is not None:
-        own, holder = ink(calls.workload), ink(next(iter(calls.holders), ""))
+        color, holder_color = ink(calls.workload), ink(next(iter(calls.holders), ""))
         slow_ns = max(_lasted_ns(calls.slow), 1)
         for mark, parts in (("p50", calls.typical), ("p99", calls.slow)):
             pieces = [
                 (
                     _look(part)[0],
                     part.duration_ns / slow_ns * _SLOW,
-                    holder if _is_held(part) else own,
+                    holder_color if _is_held(part) else color,
                 )
                 for part in parts
             ]
             name = shows(verdict.waited, mark) if parts is calls.slow else mark
             waits += _lane(name, pieces, duration(float(f"{_lasted_ns(parts):.3g}")), beside=True)
-        kinds = {_look(part): holder if _is_held(part) else own for part in calls.slow}
+        kinds = {_look(part): holder_color if _is_held(part) else color for part in calls.slow}
         legend = "".join(
             f'<span class="gs-key"><i class="gs-{name}" style="--c:{color}"></i>{words}</span>'
             for (name, words), color in kinds.items()

@@ -312,10 +312,10 @@ def explore(page) -> None:
     details.get_by_text("gemm_float16_512x512x512").first.wait_for()
     expect(status).to_contain_text("selected: gemm_float16_512")
     page.keyboard.press("Escape")
-    # The load's kernels are the lowest row, one after the other: the bars are on a canvas.
+    # The load's kernels are in the middle, one after the other: the bars are on a canvas.
     after(timeline.get_by_role("button", name="Zoom in").click)
     area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
-    x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] - 14
+    x, y = area["x"] + area["width"] / 2, area["y"] + 0.54 * area["height"]
     page.mouse.move(x, y)
     page.mouse.click(x, y)
     details.get_by_text("gemm_float16_4096x4096x4096").first.wait_for()
@@ -383,11 +383,13 @@ def check_accessibility(page) -> None:
 
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
-    page.set_viewport_size({"width": 1440, "height": 1100})
+    page.set_viewport_size({"width": 1440, "height": 900})
     choose_theme(page, theme)
     page.wait_for_function(PAINTED_IN, arg=theme)
     picture = RESULTS / f"dashboard-{theme}.png"
-    page.locator(DASHBOARD).screenshot(path=picture)
+    board = page.locator(DASHBOARD)
+    board.evaluate("it => it.scrollIntoView({ block: 'start' })")
+    page.screenshot(path=picture, clip={**board.bounding_box(), "height": 560})
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
         name = "dashboard.png" if theme == "light" else f"dashboard-{theme}.png"

@@ -52,7 +52,7 @@ __getattr__, __dir__, __all__ = public(__name__)
 
 def _shown_timeline() -> LiveView:
     """Make the view of ``profile(live=True)``."""
-    from gpuscope.widgets.saved import ShownTimeline  # noqa: PLC0415 - only where one is shown
+    from gpuscope.widgets.shown_timeline import ShownTimeline  # noqa: PLC0415 - only where one is shown
 
     return ShownTimeline()
 

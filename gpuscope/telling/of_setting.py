@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope.analysis.confinement_analysis import PartitionConfinement
-from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
-from gpuscope.telling.finding import Finding, Quantity, Shown
+from gpuscope.telling.finding import Finding, Quantity
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""
@@ -29,29 +28,6 @@ def unit_of(column: Column) -> str:
     if column.key == "goodput_per_s":
         return "requests/s"
     return column.title if column.is_rate else column.unit
-
-
-def of_latencies(rows: Iterable[Row]) -> Iterator[Finding]:
-    """Yield the latencies of workloads that were timed, each shown by its longest call."""
-    for row in rows:
-        if row["latency_n"]:
-            marks = {mark: f"latency_{mark}_us" for mark in _MARKS}
-            values = quantities(row, n="latency_n", **marks)
-            spans: tuple[Shown, ...] = ()
-            if "longest" in row:
-                values += (Quantity("longest", row["longest_ns"], "ns"),)
-                spans = (Shown(row["setting"], row["longest"]),)
-            rule = "timed.few" if row["latency_p99_us"] is None else "timed"
-            yield Finding(rule, "note", {"workload": row["workload"]}, values, spans)
-
-
-def of_loads(rows: Iterable[Row], background: Sequence[str]) -> Iterator[Finding]:
-    """Yield how fast workloads in the background ran; without any, those with a rate alone."""
-    for row in rows:
-        if row["workload"] in background or not (background or row[RATES[0]] is None):
-            keys = {"kernels": "kernels", "share": RATES[0], "calls": RATES[1]}
-            values = quantities(row, **keys, tflop=RATES[2], gb=RATES[3])
-            yield Finding("load", "note", {"workload": row["workload"]}, values)
 
 
 def of_requests(rows: Iterable[Row], slo: str = "") -> Iterator[Finding]:

@@ -14,7 +14,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 _EVIDENCE = {
     "resident": "by the SM of every thread block",
     "allocated": "by the green context of every kernel",
-    "simulated": "simulated: confined by construction, which is no evidence about a GPU",
+    "simulated": "simulated: by construction, no evidence about a GPU",
 }
 
 
@@ -97,6 +97,13 @@ _TOGETHER = "gain {gain}[, overlap {overlap}][, in “{setting}”]"
 _MARKS = "[p50 {p50}][, p90 {p90}][, p99 {p99}]"
 _WORK = "{kernels} kernels, {time}"
 _PROVEN = "[its {sms} SMs][{it}]. Evidence: {evidence}[. {notes}]"
+_ESCAPES = "Escaped: [all {all}][{n} of {given}] kernels of {workload} ran "
+_OF_SMS = "[, not on its {sms} SMs]"
+_MARK = "[its p99 is {p99}][its p50 is {p50}]"
+_NEVER = (
+    "{workload} never waited for SMs. [Its p99, {p99}][Its p50, {p50}], is mostly {largest} time"
+)
+_SO_FAR = "So far, {done} of {total} calls: "
 _RULED_OUT = (
     "at {confidence} confidence {out} settings are ruled out by measurements"
     "[ and {unlikely} by corrected forecasts]"
@@ -106,6 +113,43 @@ _BEHIND = (
     "{behind} ({share})]"
 )
 RULES = {
+    "verdict.before": Rule("Nothing has run yet: press Run[ (about {time})]"),
+    "planned": Rule("{workload}: {plan}"),
+    "verdict.started": Rule("Starting: the first verdict comes with the first calls"),
+    "verdict.escape-partition": Rule(f"{_ESCAPES}in {{where}}{_OF_SMS}"),
+    "verdict.escape-outside": Rule(f"{_ESCAPES}on the whole GPU{_OF_SMS}"),
+    "verdict.escape-sms": Rule(f"{_ESCAPES}on {{where}}{_OF_SMS}"),
+    "verdict.waits": Rule(
+        f"{{workload}} waits {{each}} a call for SMs[ that {{holder}} holds]; {_MARK}"
+    ),
+    "verdict.apart": Rule(f"Kept apart: {_NEVER}"),
+    "verdict.shared": Rule(_NEVER),
+    "so-far.escape": Rule(
+        f"{_SO_FAR}[all {{all}}][{{n}} of {{given}}] kernels of {{workload}} escaped"
+    ),
+    "so-far.waits": Rule(
+        f"{_SO_FAR}{{workload}} waits {{each}} a call for SMs[ that {{holder}} holds], p99 {{p99}}"
+    ),
+    "so-far.apart": Rule(f"{_SO_FAR}no wait for SMs, p99 {{p99}}, nothing escaped"),
+    "so-far.shared": Rule(f"{_SO_FAR}no wait for SMs, p99 {{p99}}"),
+    "so-far.other": Rule(f"{_SO_FAR}{{clause}}"),
+    "so-far.unseen": Rule("So far, {done} of {total} calls"),
+    "unguarded": Rule(
+        "Guard is off for {workload}, so it launched in the legacy default stream",
+        "Turn Guard on and run again",
+    ),
+    "misplaced": Rule("{workload} was launched outside {partition}: give it a stream of that"),
+    "tail": Rule("In the slowest 1 % of calls, {share} is spent {kinds}"),
+    "provisional": Rule("The p99 is provisional until {calls} calls"),
+    "live": Rule("Live drawing costs host time: switch it off for figures to quote"),
+    "not-live": Rule("Live is off: the verdict comes when the run has ended"),
+    "answer.overlap": Rule("Yes, {overlap} overlap"),
+    "answer.no-overlap": Rule("No, {overlap} overlap"),
+    "gain.won": Rule("Gain {gain}: throughput won"),
+    "gain.lost": Rule("Gain {gain}: no throughput won"),
+    "answer.waited": Rule("{waited} of {judged} calls waited for SMs"),
+    "answer.stayed": Rule("Yes: all {given} inside"),
+    "answer.strayed": Rule("No: {inside} of {given} inside"),
     "escape.partition": Rule(
         f"{_ESCAPED[0]}in {_ESCAPED[1]}",
         f"{{kernel}} was launched on a stream of {{where}}: {_STREAM}",
@@ -199,15 +243,6 @@ RULES = {
     ),
     "latency": Rule("{quantity} of {workload} is {latency}[ {where}]"),
     "load.share": Rule("{workload} keeps {share} of its rate alone"),
-    "load": Rule(
-        "{workload}: {kernels} kernels[, {calls}][, {tflop}][, {gb}]"
-        "[, {share} of its rate alone on the whole GPU]"
-    ),
-    "timed": Rule(f"{{workload}}: {_MARKS}[, longest {{longest}}] (n = {{n}})"),
-    "timed.few": Rule(
-        f"{{workload}}: {_MARKS}[, longest {{longest}}] (n = {{n}}; p99 needs 1,000 calls)",
-        "Raise repeats.",
-    ),
     "served": Rule("{workload}: {rate}[, goodput {goodput}][ ({slo})][, {met} meet the SLO]"),
     "tokens": Rule(f"{{times}} {_MARKS} (n = {{n}})"),
     "together.won": Rule(f"Running together won throughput: {_TOGETHER}"),
@@ -224,12 +259,7 @@ RULES = {
     "outside": Rule(
         f"✗ {{partition}}: {{share}} of the time of its work ({_WORK}) ran outside {_PROVEN}"
     ),
-    "no-evidence": Rule(
-        "The simulated GPU confines by construction: this shows what to look for, and is no "
-        "evidence about a GPU"
-    ),
     "untimed": Rule("No timed call was recorded"),
-    "no-load": Rule("Nothing ran in the background"),
     "tuned.best": Rule(f"{{sought}}: best: {{settings}}; {_RULED_OUT}"),
     "tuned.equal": Rule(f"{{sought}}: noise does not tell these apart: {{settings}}{_BEHIND}"),
     "tuned.nothing": Rule("{sought}: nothing was measured"),

@@ -48,7 +48,7 @@ class Control(anywidget.AnyWidget):
         Lock for the widget's state; several widgets may share one.
     """
 
-    _css = static("controls.css")
+    _css = static("controls.css") + static("verdict.css")
 
     heading = traitlets.Unicode(help="A heading above it; empty for none.").tag(sync=True)
     disabled = traitlets.Bool(help="Whether nothing can be changed: a run is on.").tag(sync=True)

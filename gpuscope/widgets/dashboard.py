@@ -11,14 +11,14 @@ from pathlib import Path
 
 from gpuscope._checks import door, given
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidArgument
+from gpuscope.errors import InvalidArgument
 from gpuscope.experiments import execution, nsight
 from gpuscope.experiments.carving_code import LANGUAGES
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Progress
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, layout
+from gpuscope.widgets import layout
 from gpuscope.widgets.as_code import carving, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
@@ -96,7 +96,7 @@ class Dashboard:
         self.run: Run | None = None
         self._shown = Shown(self._reopen, lambda: self.form.carver.colors, self._keep, self._lock)
         self.timeline, self.pins = self._shown.timeline, self._shown.pins
-        self.verdicts, self.results = self._shown.verdicts, self._shown.results
+        self.verdict, self.results = self._shown.verdict, self._shown.results
         self.devices = DevicePicker(device, lock=self._lock)
         self.bar = RunBar(
             {
@@ -108,6 +108,7 @@ class Dashboard:
                 "save": self._save_file,
                 "open": self._open_file,
                 "nsight": self.open_in_nsight,
+                "mend": self._mend,
                 "span": self._go_to,
             },
             [_GPUSCOPE, *LANGUAGES],
@@ -119,12 +120,12 @@ class Dashboard:
             experiment_of(experiment), self.devices.opened, self._changed, self.bar.say, self._lock
         )
         self.devices.observe(self._moved, names="device")
-        top = layout.box("gpuscope-top", self.devices, self.bar)
-        left = layout.box("gpuscope-controls", *self.form.controls)
-        right = layout.box("gpuscope-watch", self.timeline, self.verdicts)
-        below = (self.pins, self.results)
+        watch = (self.verdict, self.timeline, self._shown.answers, self.pins, self.results)
         self.widget = layout.box(
-            "gpuscope-dashboard", top, layout.box("gpuscope-columns", left, right), *below
+            "gpuscope-dashboard",
+            layout.box("gpuscope-top", self.bar, self.devices),
+            layout.box("gpuscope-controls", *self.form.controls),
+            layout.box("gpuscope-watch", *watch),
         )
         if self.widget.comm is not None:  # the page may close it
             self.widget.comm.on_close(lambda _message: self.close())
@@ -209,7 +210,7 @@ class Dashboard:
             if self.bar.hazards:
                 experiment = experiment.model_copy(update={"hazards": True})
             if not self.is_running:
-                self._shown.dim(on=True)
+                self._shown.begin()
             self._work.begin(partial(self._run, experiment), "Preparing: carving, warming up …")
 
     def stop(self) -> None:
@@ -244,7 +245,7 @@ class Dashboard:
         problem, done = "", None
         estimate, newest = Estimate(experiment, time.monotonic), deque[Progress](maxlen=1)
         live = RedrawScheduler(
-            lambda: self._tell_live(estimate, newest[0]),
+            lambda: self._tell_live(experiment, estimate, newest[0]),
             failed=self._live_failed,
             period_s=PERIOD_S,
         )
@@ -262,7 +263,7 @@ class Dashboard:
             live.close()
         self._finish(done, problem)
 
-    def _tell_live(self, estimate: Estimate, progress: Progress) -> None:
+    def _tell_live(self, experiment: Experiment, estimate: Estimate, progress: Progress) -> None:
         share, left_s = estimate.at(progress)
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
         if progress.phase != "together":
@@ -271,9 +272,7 @@ class Dashboard:
             if not self._work.is_stopping:
                 self.bar.progress, self.bar.left = share, in_words(left_s)
                 self.bar.say(words)
-        if progress.recording is not None:
-            together = progress.phase == "together"
-            self._shown.follow(progress.recording, together=together, live=self.bar.live)
+        self._shown.follow(progress, experiment, live=self.bar.live)
 
     def _live_failed(self, error: Exception) -> None:
         self.bar.warn(f"The live picture failed, the run goes on: {error}")
@@ -339,6 +338,13 @@ class Dashboard:
             if self._shown.has_spans and not self.is_running:
                 self.timeline.select(span)
 
+    def _mend(self) -> None:
+        """Change what the verdict says is wrong, and run again."""
+        with self._work.refusals():
+            if self._shown.mend and not self.is_running:
+                self.form.mend(self._shown.mend)
+                self.start()
+
     def _moved(self, _change: object) -> None:
         """Plan on another device."""
         self.form.carver.refresh()
@@ -357,7 +363,7 @@ class Dashboard:
     def _enable(self) -> None:
         running = self.is_running
         if not running:
-            self._shown.dim(on=False)
+            self._shown.plan(*self.form.plans)
         with self.bar.hold_sync():
             self.bar.running = running
             self.bar.ready = self.form.is_valid
@@ -381,14 +387,8 @@ class Dashboard:
 
     # -- what stays in the notebook ------------------------------------------------------
     def _static(self) -> str:
-        try:
-            experiment = Experiment.from_dict(self.form.described()).to_toml()
-        except GpuscopeError as error:
-            experiment = f"# {error}"
-        shown = self._shown.page if self.run is not None else html.note("Nothing was run.")
-        return saved_page(
-            self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
-        )
+        parts = self.bar.uid, self.form.toml, self.devices.words, self._shown.page
+        return saved_page(*parts, simulated=self.devices.simulated)
 
     def _keep(self) -> None:
         """Update what the notebook shows without a kernel, where it is displayed."""

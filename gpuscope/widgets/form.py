@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from gpuscope.timeline.text import clean
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.presets import TEMPLATE
 from gpuscope.widgets.proposal import NAME_LIMIT
+from gpuscope.widgets.runbar import Estimate
 from gpuscope.widgets.table import Values
 from gpuscope.widgets.tables import WHOLE_GPU, StreamTable, WorkloadTable
 
@@ -87,6 +90,7 @@ class Form:
         self._lock = lock
         self._loading = True
         self._base: Values = {}
+        self._lasts_s: float | None = None
         self.problem = ""
         self.carver = _Planner(target, lock)
         self.streams = StreamTable({}, lock=lock)
@@ -129,6 +133,17 @@ class Form:
             self._loading = False
             self._check()
 
+    def mend(self, code: str) -> None:
+        """Change what a line of TOML says, such as ``workloads.small.guard = true``.
+
+        Raises
+        ------
+        InvalidExperiment
+            That is no experiment any more.
+        """
+        with self._lock:
+            self.load(Experiment.from_dict(_merged(self.described(), tomllib.loads(code))))
+
     def _granted(self, setting: ResolvedSetting) -> Mapping[str, int | str]:
         """Return counts rounded as the setting says; those that cannot be had as they are."""
         sizes = setting.partitions
@@ -167,6 +182,11 @@ class Form:
                 raise InvalidExperiment("\n".join(filter(None, problems)))
             return Experiment.from_dict(self.described())
 
+    @property
+    def plans(self) -> tuple[dict[str, str], float | None]:
+        """Workload → what it is, in words; and how long a run lasts in s, where that is known."""
+        return {row["values"]["name"]: row["line"] for row in self.workloads.rows}, self._lasts_s
+
     def plan(self) -> CarvePlan | None:
         """Return the plan of what was applied; ``None`` where nothing is carved."""
         sizes = self.carver.sizes
@@ -188,6 +208,14 @@ class Form:
                 if color != colours_of(self.carver.colors)[name]
             },
         }
+
+    @property
+    def toml(self) -> str:
+        """The experiment as TOML, or a comment that says why there is none."""
+        try:
+            return Experiment.from_dict(self.described()).to_toml()
+        except GpuscopeError as error:
+            return f"# {error}"
 
     # -- one thing follows another -------------------------------------------------------
     def _carved(self, change: Mapping[str, Mapping[str, object]]) -> None:
@@ -236,11 +264,12 @@ class Form:
             return
         with self._lock:
             problems: Mapping[tuple[str, ...], str] = {}
-            self.problem = ""
+            self.problem, self._lasts_s = "", None
             try:
                 described = self.described()
                 described["partitions"] = dict.fromkeys(self._homes, 1) | described["partitions"]
-                Experiment.from_dict(described)
+                experiment = Experiment.from_dict(described)
+                self._lasts_s = Estimate(experiment, time.monotonic).planned_s
             except InvalidExperiment as error:
                 problems = error.problems
                 shown = ("streams", "workloads")
@@ -253,3 +282,11 @@ class Form:
     def _tell(self) -> None:
         if not self._loading:
             self._changed()
+
+
+def _merged(described: Values, changed: Values) -> Values:
+    """Return a nested dict with what another one of some of its keys says."""
+    return described | {
+        key: _merged(described.get(key, {}), value) if isinstance(value, dict) else value
+        for key, value in changed.items()
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import unescape
 
 import plotly.graph_objects as go
@@ -27,45 +27,10 @@ def note(words: str) -> str:
     return f'<div style="line-height:1.4;{_MUTED}">{text(words)}</div>'
 
 
-def card(
-    title: str,
-    lines: Sequence[str],
-    *,
-    good: bool | None = None,
-    more: Sequence[str] = (),
-    wide: bool = False,
-) -> str:
-    """Return a box with a title; ``lines`` are HTML. Good and bad have a colour, too.
-
-    Parameters
-    ----------
-    more
-        Lines that open at a click.
-    wide
-        Whether it has a row to itself.
-    """
-    edge = {None: "var(--jp-border-color1,#bdbdbd)", True: "#2e7d32", False: "#c62828"}[good]
-    hidden = "".join(f"<div>{line}</div>" for line in more)
-    details = (
-        f'<details><summary style="{_MUTED};position:absolute;top:4px;right:10px">Details</summary>'
-        f"{hidden}</details>"
-    )
-    return (
-        f'<div style="flex:1 1 {"100%" if wide else "160px"};min-width:0;'
-        "box-sizing:border-box;position:relative;padding:4px 10px;border:1px solid "
-        f'var(--jp-border-color1,#bdbdbd);border-left:5px solid {edge};border-radius:3px">'
-        f'<div style="font-weight:600">{text(title)}</div>'
-        f"{''.join(f'<div>{line}</div>' for line in lines)}{details if more else ''}</div>"
-    )
-
-
-def side_by_side(cards: Sequence[str]) -> str:
-    """Return cards in a row, as many as have room."""
-    return (
-        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:6px;'
-        'line-height:1.35">'
-        f"{''.join(cards)}</div>"
-    )
+def section(title: str, lines: Iterable[str]) -> str:
+    """Return lines of HTML under a title; nothing without lines."""
+    listed = "".join(f"<li>{line}</li>" for line in lines)
+    return f'<h4 style="margin:4px 0 0">{text(title)}</h4><ul>{listed}</ul>' if listed else ""
 
 
 def swatch(color: str) -> str:
@@ -80,7 +45,7 @@ def swatch(color: str) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Return rows as a table with room between its columns."""
-    return html_table(rows, limit=60, style="padding:3px 14px 3px 0;")
+    return html_table(rows, limit=60, style="padding:3px 7px 3px 0;")
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscope import analysis
-from gpuscope._columns import COMPARED, is_of_requests
+from gpuscope._columns import is_of_requests
 from gpuscope.analyses import cards
 from gpuscope.analysis.confinement_analysis import ConfinementResult
+from gpuscope.analysis.intervals import Busy, by_workload, ended_kernels
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import rich
-from gpuscope.telling.of_setting import (
-    of_latencies,
-    of_loads,
-    of_partition,
-    of_requests,
-    together,
-)
+from gpuscope.telling.of_setting import of_partition, of_requests
 from gpuscope.telling.of_trace import confinement_verdict, of_hazards, of_partitions
+from gpuscope.telling.verdict import verdict_of
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html
+from gpuscope.widgets.answers import Judged, explained, shows
 
-CLOSE_UP_NS = 3_000_000
-"""What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
 _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
-    "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
+    "traced copy are; on the simulated one, those of all where 'SM map' is ticked under ⋯."
 )
-_SHOW = "title='Show this in the timeline'"
 
 
 @dataclass(frozen=True)
@@ -46,28 +40,32 @@ class Summary:
     experiment
         The experiment that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, and those of
-        :func:`_longest`.
-    confinement
-        Or why it cannot be judged.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
+    judged
+        The verdict, and what its pictures show.
     told
         Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
     cards
-        Title and findings of the cards that analyses declare.
+        Title and findings of what analyses declare for the dashboard.
     """
 
     setting: str
     experiment: Description
     rows: tuple[Row, ...]
     told: Trace
-    confinement: ConfinementResult | Finding
+    judged: Judged
     provenance: str
     simulated: bool
     stopped: bool
     blocks: bool
     cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
+
+    @property
+    def confinement(self) -> ConfinementResult | Finding:
+        """Or why it cannot be judged."""
+        return self.judged.confinement
 
     @property
     def incomplete(self) -> str:
@@ -81,40 +79,49 @@ class Summary:
         return [name for name, facts in described.items() if facts["background"]]
 
 
-def summarise(run: Run) -> Summary:
-    """Judge the last setting of a run."""
-    setting, trace = list(run.traces.items())[-1]
+def judge(trace: Trace, rows: Sequence[Row], so_far: tuple[int, int] | None = None) -> Judged:
+    """Judge a setting from its trace and the rows of its comparison.
+
+    Parameters
+    ----------
+    so_far
+        How many of how many calls are done, while it runs.
+    """
     confinement: ConfinementResult | Finding
     try:
         confinement = analysis.confinement(trace)
     except MissingEvidence:
         confinement = confinement_verdict(trace)
+    kernels = ended_kernels(trace)
+    starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
+    groups = by_workload(kernels)
+    all_ns = max(int(ends.max() - starts.min()), 1) if len(ends) else 1
+    busy = Busy.of(groups, starts, ends).ns / all_ns
+    return Judged(
+        verdict_of(trace, rows, confinement, so_far),
+        confinement,
+        dict(zip(groups.labels, busy.tolist(), strict=True)),
+        {row["workload"]: row["partition"] for row in rows},
+        trace.metadata,
+    )
+
+
+def summarise(run: Run) -> Summary:
+    """Judge the last setting of a run."""
+    setting, trace = list(run.traces.items())[-1]
+    rows = [row for row in run.comparison.to_pylist() if row["setting"] == setting]
     return Summary(
         setting=setting,
         experiment=run.experiment,
-        rows=tuple(
-            row | _longest(trace, row["workload"])
-            for row in run.comparison.to_pylist()
-            if row["setting"] == setting
-        ),
+        rows=tuple(rows),
         told=Trace.from_columns({}, metadata=trace.metadata),
-        confinement=confinement,
+        judged=judge(trace, rows),
         provenance=trace.provenance,
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
         cards=tuple(cards(trace)),
     )
-
-
-def _longest(trace: Trace, workload: str) -> Row:
-    """Return how long a workload's longest call took, and its id; nothing where it has none."""
-    calls = trace.where(kind="handle", category=workload)
-    took = calls.array("end_ns", fill=0) - calls.array("start_ns")
-    if took.max(initial=0) <= 0:
-        return {}
-    longest = int(took.argmax())
-    return {"longest_ns": int(took[longest]), "longest": int(calls.array("id")[longest])}
 
 
 def ended(now: Summary) -> str:
@@ -127,78 +134,31 @@ def ended(now: Summary) -> str:
     return f"Done: {calls:,} timed calls.{missing}"
 
 
-def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
-    """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
-    kernels = trace.where(kind="kernel")
-    queued = set(summary.background)
-    timed = [workload for workload in set(kernels.texts("category")) if workload not in queued]
-    ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
-    if not len(ends):
-        return None
-    end = int(ends.max())
-    return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
-
-
-# -- cards --------------------------------------------------------------------------------
-def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
-    """Return what a run comes to as cards, in HTML; ``colors`` are the partitions'."""
-    if not now.rows:
-        missing = f" {now.incomplete}." if now.incomplete else ""
-        return html.note(f"No kernel was recorded.{missing}")
-    timed = [row for row in now.rows if row["workload"] not in now.background]
-    loads = [] if now.background else [Finding("no-load", "note")]
-    gain = together(now.rows, is_carved=bool(now.told.metadata.partitions))
-    cards = [
-        _confined(now, colors),
-        _card(now, "Hazards", of_hazards(now.told)),
-        _card(now, "Requests", of_requests(now.rows), _meanings("ttft_p50_ms", "tbt_p50_ms")),
-        _card(now, "Together", [gain], _meanings("overlap", "gain")),
-        _card(
-            now,
-            "Latency",
-            [*of_latencies(timed)] or [Finding("untimed", "note")],
-            _meanings("latency_p50_us"),
-        ),
-        _card(now, "Load", [*loads, *of_loads(now.rows, now.background)]),
+# -- in full ------------------------------------------------------------------------------
+def sections(now: Summary, colors: Mapping[str, str]) -> str:
+    """Return what was found beyond the answers, in HTML; ``colors`` are the partitions'."""
+    result, missing = now.confinement, now.told.metadata.missing
+    confined = []
+    if not isinstance(result, Finding):
+        confined = [_line(finding) for finding in of_partitions(result, missing)]
+        confined += [
+            html.swatch(colors.get(part.partition, "")) + rich(of_partition(part, missing))
+            for part in result.partitions
+        ]
+        confined += [html.text(note) for note in result.notes]
+    declared = {"Hazards": of_hazards(now.told), "Requests": of_requests(now.rows)}
+    parts = [
+        html.section("Where work ran", confined),
+        *(html.section(title, map(_line, each)) for title, each in (*declared.items(), *now.cards)),
     ]
-    return html.side_by_side([*cards, *(_card(now, *declared) for declared in now.cards)])
+    incomplete = f"<b>{html.text(now.incomplete)}.</b>" if now.incomplete else ""
+    return incomplete + "".join(parts)
 
 
-def _meanings(*keys: str) -> list[str]:
-    """Return what columns say, for the details of a card."""
-    return [f"{COMPARED[key].title}: {COMPARED[key].meaning}." for key in keys]
-
-
-def _card(
-    now: Summary,
-    title: str,
-    findings: Iterable[Finding],
-    more: Sequence[str] = (),
-    *,
-    good: bool | None = None,
-    wide: bool = False,
-) -> str:
-    """Return a card of findings, which says first what they lack; nothing without findings.
-
-    Parameters
-    ----------
-    more
-        Lines that open at a click.
-    good
-        Whether its edge says that all is well; it says where a finding is an error, too.
-    """
-    shown = [*findings]
-    lines = [f"<b>{html.text(now.incomplete)}.</b>"] if now.incomplete else []
-    for finding in shown:
-        show = ""
-        if finding.spans:
-            span = finding.spans[0].span
-            show = f" <button type='button' hidden data-span='{span}' {_SHOW}>show</button>"
-        lines.append(f"{rich(finding)}{show}")
-        lines += [html.text(finding.advice, 500)] if finding.advice else []
-    if any(finding.severity == "error" for finding in shown):
-        good = False
-    return html.card(title, lines, good=good, more=more, wide=wide) if shown else ""
+def _line(finding: Finding) -> str:
+    """Return a finding with what to do about it, and a button that shows it in the timeline."""
+    advice = f"<br>{html.text(finding.advice, 500)}" if finding.advice else ""
+    return f"{explained(rich(finding))} {shows(finding)}{advice}"
 
 
 def numbers(now: Summary) -> str:
@@ -206,23 +166,11 @@ def numbers(now: Summary) -> str:
     if not now.rows:
         return ""
     parts = [
-        html.workloads([row for row in now.rows if not is_of_requests(row)], now.background),
+        explained(
+            html.workloads([row for row in now.rows if not is_of_requests(row)], now.background)
+        ),
         "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
-    return f'<div class="gpuscope-results" style="line-height:1.5">{"".join(parts)}</div>'
-
-
-def _confined(now: Summary, colors: Mapping[str, str]) -> str:
-    result, missing = now.confinement, now.told.metadata.missing
-    if isinstance(result, Finding):
-        return _card(now, "Confinement", [result], wide=True)
-    more = [
-        html.swatch(colors.get(part.partition, "")) + rich(of_partition(part, missing))
-        for part in result.partitions
-    ]
-    more += [f"<small>{html.text(note)}</small>" for note in result.notes]
-    if now.simulated:
-        more.append(f"<small>{rich(Finding('no-evidence', 'note'))}</small>")
-    good = None if missing else True
-    return _card(now, "Confinement", of_partitions(result, missing), more, good=good, wide=True)
+    look = "line-height:1.5;font-size:12px;overflow-x:auto"
+    return f'<div class="gpuscope-results" style="{look}">{"".join(parts)}</div>'

@@ -25,7 +25,7 @@ class RunBar(Control):
         What a button does, by its name: ``run`` (carving first what the page shows as
         ``carving``), ``stop``, ``preset`` (of a ``name``), ``export`` (to a file with a
         ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``),
-        ``nsight``, and ``span`` (the id of one to show, which is no button of the bar).
+        ``nsight``, and what is no button of the bar: ``mend`` and ``span`` (the id of one to show).
     codes
         What code can be had in.
     presets
@@ -44,6 +44,7 @@ class RunBar(Control):
     live = traitlets.Bool(default_value=True, help="Whether the picture is drawn during a run.")
     sms = traitlets.Bool(help="Whether a run records which SM ran what.")
     hazards = traitlets.Bool(help="Whether a run looks for work that nothing orders.")
+    folded = traitlets.Bool(help="Whether the editor is folded to a rail.")
     progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.")
     left = traitlets.Unicode(help="How much time is left, in words.")
     status = traitlets.Unicode(help="What is going on, in words.")
@@ -110,6 +111,10 @@ class Estimate:
     def __init__(self, experiment: Experiment, clock: Callable[[], float]) -> None:
         queued = sum(workload.background for workload in experiment.workloads.values())
         self._factor = 1 + (2 * queued if experiment.alone_repeats else 0)
+        timed = (spec for spec in experiment.workloads.values() if not spec.background)
+        paced_s = [spec.repeats / spec.rate_hz for spec in timed if spec.rate_hz]
+        self.planned_s = self._factor * max(paced_s) if paced_s else None
+        """How long it lasts where its arrivals tell; else ``None``."""
         self._clock = clock
         self._began_s: float | None = None
         self._together_s = 0.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import IPython.display
 
 from gpuscope._text import shown_lines
+from gpuscope.timeline.style import Properties
 from gpuscope.widgets import html
-from gpuscope.widgets.timeline import Timeline
+from gpuscope.widgets.base import static
 
 _notebook: Any = IPython.display
 """IPython has no types."""
@@ -19,11 +20,22 @@ _HIDE_DEAD = (
 )
 """JupyterLab writes an error in the place of a widget whose kernel is gone."""
 
+_AFTER = " + .jp-OutputArea-child .gpuscope-picture"
+_SHOW_PICTURE = (
+    ".gpuscope-picture{display:none}"
+    f".jp-OutputArea-child:has(.jupyter-widgets){_AFTER}{{display:block}}"
+    f".jp-OutputArea-child:has(.jupyter-widgets > *){_AFTER}{{display:none}}"
+)
+"""A picture is seen where the widget before it has nothing to show."""
+
+
+Bundle: TypeAlias = Properties | tuple[Properties, Properties]
+
 
 class DisplayHandle(Protocol):
     """The place of something displayed, as IPython returns it."""
 
-    def update(self, shown: object, /) -> None:
+    def update(self, shown: object, /, **options: object) -> None:
         """Show something else there."""
 
 
@@ -55,7 +67,7 @@ def saved_page(uid: str, experiment: str, device: str, results: str, *, simulate
     mark = "<b>SIMULATED, not measured:</b> " if simulated else ""
     return (
         f'<div class="gpuscope-saved gpuscope-saved-{uid}">'
-        f"<style>{_HIDE_DEAD}</style>"
+        f"<style>{_HIDE_DEAD}{static('verdict.css')}</style>"
         '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
         f"<div>{mark}{html.text(device)}</div>{results}"
         "<details><summary>The experiment</summary>"
@@ -63,15 +75,38 @@ def saved_page(uid: str, experiment: str, device: str, results: str, *, simulate
     )
 
 
-class ShownTimeline(Timeline):
-    """What ``profile(live=True)`` shows: a timeline where the cell's output is."""
+def facts_of(bundle: Bundle) -> Properties:
+    """Return a bundle without its metadata: media type → content."""
+    return bundle[0] if isinstance(bundle, tuple) else bundle
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._place = display(self, f"gpuscope-{secrets.token_hex(8)}")
 
-    def finish(self) -> None:
-        """Show the whole recording, which has ended, and read it no more."""
-        super().finish()
-        if self._place is not None and not self.is_seen:
-            self._place.update(self)  # what is kept shows the end, not the beginning
+class Kept:
+    """A widget where it is displayed, and behind it the picture that is shown without its kernel.
+
+    Parameters
+    ----------
+    bundle
+        The widget by media type, a PNG among them, with or without metadata, as IPython takes it.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        name = f"gpuscope-{secrets.token_hex(8)}"
+        facts = facts_of(bundle)
+        self._widget: DisplayHandle = _notebook.display(facts, raw=True, display_id=name)
+        self._picture = display(_picture(facts), f"{name}-picture")
+
+    def update(self, bundle: Bundle, *, is_seen: bool) -> None:
+        """Keep another picture; what is seen in a page is not made anew there."""
+        facts = facts_of(bundle)
+        if not is_seen:
+            self._widget.update(facts, raw=True)
+        if self._picture is not None:
+            self._picture.update(_picture(facts))
+
+
+def _picture(facts: Properties) -> object:
+    return page_of(
+        f'<div class="gpuscope-saved gpuscope-picture"><style>{_HIDE_DEAD}{_SHOW_PICTURE}</style>'
+        '<img style="max-width:100%" alt="Timeline, as it was last" '
+        f'src="data:image/png;base64,{facts["image/png"]}"></div>'
+    )

@@ -1,28 +1,36 @@
-"""What a dashboard shows of its runs: timeline, verdicts, numbers, and which are compared."""
+"""What a dashboard shows of its runs: verdict, timeline, answers, numbers, and what is compared."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import ipywidgets as ipw
 
 from gpuscope import figures
+from gpuscope.analysis.settings import settings_table
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.runner import Progress
 from gpuscope.record.recorder import Recording
+from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, layout, results
+from gpuscope.widgets import answers, html, layout, results
 from gpuscope.widgets.compared import side_by_side
 from gpuscope.widgets.pins import Pins
 from gpuscope.widgets.timeline import Timeline
 
 PLOT_PX = 172
-"""So that carver, timeline and verdicts have room on a screen of 1280 × 720."""
+"""So that verdict, timeline and answers have room on a screen of 1280 × 720, file browser open."""
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
+LOOK_S, SHARE = 0.5, 0.2
+"""How often a run is judged while it is on, at most; and which part of the time that may take."""
 _BEFORE = "gpuscope-before"
 """Marks what is of the run before the one that is on: dimmed by ``controls.css``."""
-_NO_RUN = html.note("No run yet: press Run, or Ctrl+Enter anywhere here. Esc stops a run.")
+_EMPTY = "gpuscope-empty"
+"""Marks a timeline that shows nothing yet: ``controls.css`` says what it will."""
 
 
 class Shown:
@@ -49,40 +57,107 @@ class Shown:
     ) -> None:
         self._colours, self._changed, self._lock = colours, changed, lock
         self._watched: Recording | None = None
-        self._picture = self._cards = self._table = ""
+        self._together: list[Recording] = []
+        self._judged_calls, self._judge_again_s = 0, 0.0
+        self._is_on = False
+        self._picture = self._found = ""
+        self.mend = ""
+        """What the button beside the verdict changes, as TOML."""
         self.has_spans = False
         """Whether the timeline shows a run: ids are the run's."""
         self.timeline = layout.compact(Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS))
-        self.verdicts, self.results = ipw.HTML(_NO_RUN), ipw.HTML()
+        self.timeline.add_class(_EMPTY)
+        self.verdict, self.answers, self.results = ipw.HTML(), ipw.HTML(), ipw.HTML()
         self.pins = Pins(self._numbers, reopen, lock=lock)
 
     @property
     def page(self) -> str:
         """What a page without scripts shows of the run."""
-        return str(self.verdicts.value + self._picture + self.results.value)
+        parts = (self.verdict.value, self._picture, self.answers.value, self.results.value)
+        return str("".join(parts))
 
-    def dim(self, *, on: bool) -> None:
-        """Dim what is of the run before, while another is on."""
-        for widget in (self.verdicts, self.results):
-            (widget.add_class if on else widget.remove_class)(_BEFORE)
+    # -- before and while it runs ---------------------------------------------------------
+    def plan(self, described: Mapping[str, str], lasts_s: float | None) -> None:
+        """Say what would be run, as long as nothing was.
 
-    def follow(self, recording: Recording, *, together: bool, live: bool) -> None:
-        """Let the timeline follow what runs together, as long as that is wanted."""
-        if live:
-            if together and recording is not self._watched:
+        Parameters
+        ----------
+        described
+            Workload → what it is, in words.
+        """
+        if not self.pins.runs:
+            values = () if lasts_s is None else (Quantity("time", lasts_s * 1e9, "ns"),)
+            notes = [
+                Finding("planned", "note", {"workload": name, "plan": words})
+                for name, words in described.items()
+            ]
+            self._tell(Finding("verdict.before", "note", {}, values), notes, "none")
+
+    def begin(self) -> None:
+        """Take back the verdict: a run begins. What else is of the one before is dimmed."""
+        self._together, self._judged_calls, self._is_on = [], 0, True
+        self._judge_again_s = time.monotonic() + LOOK_S  # the first calls tell little
+        self.results.add_class(_BEFORE)
+        self._tell(Finding("verdict.started", "note"), (), "live")
+
+    def _tell(
+        self, verdict: Finding, notes: Iterable[Finding], look: str = "", page: str = ""
+    ) -> None:
+        several = [*notes]
+        mends = (note.mend for note in several if note.mend and note.mend.of == "experiment")
+        self.mend = next((mend.code for mend in mends), "")
+        self.answers.value = page or answers.nothing()
+        self.verdict.value = answers.headline(verdict, several, look)
+
+    def follow(self, progress: Progress, experiment: Experiment, *, live: bool) -> None:
+        """Let timeline and verdict follow what runs together, as long as that is wanted."""
+        recording = progress.recording
+        if recording is not None and progress.phase == "together":
+            if recording not in self._together:
+                self._together.append(recording)
+            if live and recording is not self._watched:
                 self._watched = recording
+                self.timeline.remove_class(_EMPTY)
                 self.timeline.watch(recording)
+        if live:
+            self._judge(progress, experiment)
             return
         if self._watched is not None:
             self._watched = None
             self.timeline.finish()
-        recording.batches()  # what is turned into columns now need not be at Stop
+        if recording is not None:
+            recording.batches()  # what is turned into columns now need not be at Stop
+        done = counts(done=progress.done, total=progress.total)
+        self._tell(
+            Finding("so-far.unseen", "note", {}, done), [Finding("not-live", "note")], "live"
+        )
 
+    def _judge(self, progress: Progress, experiment: Experiment) -> None:
+        """Tell the verdict so far, unless it is the same or was told just now."""
+        began_s = time.monotonic()
+        too_soon = began_s < self._judge_again_s or not self._together
+        if too_soon or progress.done == self._judged_calls:
+            return
+        self._judged_calls = progress.done
+        trace = Trace.concat([recording.snapshot() for recording in self._together])
+        trace = trace.with_metadata(experiment=experiment.to_dict(), setting=progress.setting)
+        rows = settings_table({progress.setting: trace}).to_pylist()
+        judged = results.judge(trace, rows, (progress.done, progress.total))
+        verdict = judged.verdict
+        with self._lock:
+            page = answers.answers(judged, self._colours())
+            self._tell(verdict.headline, verdict.notes, "live", page)
+        ended_s = time.monotonic()
+        self._judge_again_s = ended_s + max(LOOK_S, (ended_s - began_s) / SHARE)
+
+    # -- when it has ended ------------------------------------------------------------------
     def finish(self, run: Run | None) -> str:
         """Show a run that has ended, if it came to one; return how it did, in words."""
-        self._watched = None
+        self._watched, self._together, self._is_on = None, [], False
         if run is None:
             self.timeline.finish()
+            if self.pins.shown:
+                self._numbers()
             return ""
         summary = results.summarise(run)
         self.show(self.pins.add(summary, run))
@@ -94,15 +169,14 @@ class Shown:
         assert kept is not None  # noqa: S101 - whoever calls knows that it is there
         run, summary = kept
         trace = list(run.traces.values())[-1]
-        window = results.close_up(trace, summary)
+        self.timeline.remove_class(_EMPTY)
         self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
         self.timeline.sms = summary.blocks
         self.timeline.fit()
-        picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
+        picture = html.picture(figures.timeline(trace)) if summary.rows else ""
         with self._lock:
             self._picture = picture
-            self._cards = results.verdicts(summary, dict(self._colours()))
-            self._table = results.numbers(summary)
+            self._found = results.sections(summary, self._colours()) + results.numbers(summary)
             self.has_spans = True
             self.pins.shown = number
             self._numbers()
@@ -111,11 +185,18 @@ class Shown:
     def show_trace(self, trace: Trace) -> None:
         """Show a trace that is no run's."""
         self.has_spans = False
+        self.timeline.remove_class(_EMPTY)
         self.timeline.show(trace)
 
     def _numbers(self) -> None:
-        """Show the numbers of the run that is shown, and the runs that are compared."""
+        """Show the verdict and the numbers of a run, and the runs that are compared."""
         compared = self.pins.compared
-        self.verdicts.value = self._cards
-        self.results.value = self._table + (side_by_side(compared) if len(compared) > 1 else "")
+        kept = self.pins.kept(self.pins.shown)
+        assert kept is not None  # noqa: S101 - what is shown is kept
+        verdict = kept[1].judged.verdict
+        page = answers.answers(kept[1].judged, self._colours())
+        if not self._is_on:  # else the verdict is of the run that is
+            self._tell(verdict.headline, verdict.notes, page=page)
+            self.results.remove_class(_BEFORE)
+        self.results.value = self._found + (side_by_side(compared) if len(compared) > 1 else "")
         self._changed()

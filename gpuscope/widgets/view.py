@@ -27,6 +27,7 @@ from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Bar, Message
 from gpuscope.widgets.base import hear_beside_cells
 from gpuscope.widgets.details import Details
+from gpuscope.widgets.saved import Bundle, Kept, facts_of
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]
@@ -82,6 +83,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         self._browser_window: Window | None = None
         self._settled = 0
+        self._kept: Kept | None = None  # its place in the notebook
         # First, so that the browser reads Plotly while the trace is being indexed.
         self.figure = Plot(
             lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us}),
@@ -100,15 +102,22 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self.observe(self._changed, ["window_ns", "hidden", "host", "sms"])
         self.observe(self._followed, "follow")
 
-    def _repr_mimebundle_(self, **options: object) -> Properties | tuple[Properties, Properties]:
+    def _repr_mimebundle_(self, **options: object) -> Bundle:
         self.figure.settle()
         self._settled = self.bar.frame
-        bundle: Properties | tuple[Properties, Properties] = super()._repr_mimebundle_(**options)
-        facts = bundle[0] if isinstance(bundle, tuple) else bundle
-        if facts:
+        bundle: Bundle = super()._repr_mimebundle_(**options)
+        if facts := facts_of(bundle):
             # For pages that run no JavaScript, such as a notebook made into HTML.
             facts["image/png"] = base64.b64encode(self._still()).decode()
         return bundle
+
+    def _ipython_display_(self) -> None:
+        self._kept = Kept(self._repr_mimebundle_())
+
+    def keep(self) -> None:
+        """Have the notebook keep what is in view now, where it is displayed."""
+        if self._kept is not None:
+            self._kept.update(self._repr_mimebundle_(), is_seen=self.is_seen)
 
     def _still(self) -> bytes:
         """Return what is in view as a PNG."""

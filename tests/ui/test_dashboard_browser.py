@@ -20,6 +20,7 @@ import pytest
 from jupyter_lab import BUSY, IDLE, ask, eventually, running_lab
 
 import gpuscope as gs
+from gpuscope._columns import MEANINGS
 from gpuscope.experiments.experiment import Experiment
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -30,8 +31,10 @@ IMAGES = ROOT / "docs" / "images"
 NOTEBOOK = "dashboard.ipynb"
 DASHBOARD = ".jp-OutputArea-output .gpuscope-dashboard"
 PLOT = f"{DASHBOARD} .js-plotly-plot"
+BOX = "what => document.querySelector(what).getBoundingClientRect().toJSON()"
+HEADLINE = f"{DASHBOARD} .gs-headline"
 CELLS = [
-    "import gpuscope as gs\n\ndashboard = gs.Dashboard('sim:h200')\ndashboard",
+    "import gpuscope as gs\n(dashboard := gs.Dashboard('sim:h200'))",
     "import pathlib\n\nwhile not pathlib.Path('enough').exists():  # busy until then\n    pass",
 ]
 
@@ -106,11 +109,11 @@ def row(page, table: str, name: str):
     return fields
 
 
-def more(page):
-    """Unfold what is seldom needed."""
-    button(page, "Save as TOML").or_(page.locator(".gs-more > summary")).first.wait_for()
-    if not button(page, "Save as TOML").is_visible():
-        page.locator(".gs-more > summary").click()
+def unfold(page, menu: str) -> None:
+    """Open a menu of the bar, where it is not."""
+    summary = page.locator(f"{DASHBOARD} .gs-more > summary").filter(has_text=menu)
+    if summary.locator("xpath=..").get_attribute("open") is None:
+        summary.click()
 
 
 def open_notebook(page, lab) -> None:
@@ -253,11 +256,16 @@ def judge(page) -> None:
     repeat(page, 2000)
     button(page, "Run").click()
     until_over(page, "Done: 2,000 timed calls.", 2)
-    said = page.locator(".gpuscope-verdicts").first.inner_text()
-    for words in ("Confined: all work given to small and load ran inside", "simulated",
-                  "overlap", "gain", "p99", "TFLOP/s"):  # fmt: skip
+    expect(page.locator(HEADLINE)).to_contain_text("Kept apart: small never waited for SMs")
+    said = page.locator(f"{DASHBOARD} .gs-answers").inner_text()
+    for words in ("overlap", "Gain", "0 of 2,000 calls waited for SMs", "p99", "Yes: all",
+                  "simulated: by construction"):  # fmt: skip
         assert words in said, words
-    numbers = page.locator(".gpuscope-results table").first
+    gain = page.locator(f"{DASHBOARD} .gs-answers abbr").first
+    assert gain.get_attribute("title") == MEANINGS["gain"]
+    head = page.locator(f"{DASHBOARD} .gpuscope-results abbr")
+    assert [one.get_attribute("title") for one in head.all()] == [MEANINGS["of alone"]]
+    numbers = page.locator(f"{DASHBOARD} .gpuscope-results table").first
     headings = numbers.locator("th").all_inner_texts()
     cells = numbers.locator("tbody tr").first.locator("td").all_inner_texts()
     small = dict(zip(headings, cells, strict=True))
@@ -269,7 +277,7 @@ def judge(page) -> None:
 
 def fills_its_place(page) -> None:
     painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
-    around = page.locator(".gpuscope-watch").bounding_box()
+    around = page.locator(f"{DASHBOARD} .gpuscope-watch").bounding_box()
     assert 0.95 < painted["width"] / around["width"] <= 1, "the figure does not fill its place"
 
 
@@ -305,10 +313,10 @@ def explore(page) -> None:
     details.get_by_text("gemm_float16_512x512x512").first.wait_for()
     expect(status).to_contain_text("selected: gemm_float16_512")
     page.keyboard.press("Escape")
-    # The load's kernels are the lowest row, one after the other: the bars are on a canvas.
+    # The load's kernels are in the middle, one after the other: the bars are on a canvas.
     after(timeline.get_by_role("button", name="Zoom in").click)
     area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
-    x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] - 14
+    x, y = area["x"] + area["width"] / 2, area["y"] + 0.54 * area["height"]
     page.mouse.move(x, y)
     page.mouse.click(x, y)
     details.get_by_text("gemm_float16_4096x4096x4096").first.wait_for()
@@ -325,7 +333,7 @@ def escape_and_stop(page) -> None:
     button(page, "Stop").click()
     until_over(page, "Stopped early:", 3)
     page.get_by_text("ESCAPED: ").first.wait_for()
-    assert "outside any partition" in page.locator(".gpuscope-verdicts").first.inner_text()
+    expect(page.locator(HEADLINE)).to_contain_text("ran on the whole GPU, not on its 16 SMs")
     said = page.locator(".gpuscope-differences").first.inner_text()
     assert "workloads.small.guard: true → false" in said
     assert "B: ESCAPED" in said
@@ -333,7 +341,7 @@ def escape_and_stop(page) -> None:
 
 def take_away(page, tmp_path) -> None:
     """TOML goes out and comes in; code is copied."""
-    more(page)
+    unfold(page, "⋯")
     with page.expect_download() as waited:
         button(page, "Save as TOML").click()
     saved = tmp_path / waited.value.suggested_filename
@@ -376,18 +384,24 @@ def check_accessibility(page) -> None:
 
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
-    page.set_viewport_size({"width": 1440, "height": 1500})
-    command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
-    page.wait_for_function(
-        f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
-    )
+    page.set_viewport_size({"width": 1440, "height": 900})
+    choose_theme(page, theme)
     page.wait_for_function(PAINTED_IN, arg=theme)
     picture = RESULTS / f"dashboard-{theme}.png"
-    page.locator(DASHBOARD).screenshot(path=picture)
+    board = page.locator(DASHBOARD)
+    board.evaluate("it => it.scrollIntoView({ block: 'start' })")
+    page.screenshot(path=picture, clip={**board.bounding_box(), "height": 560})
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
         name = "dashboard.png" if theme == "light" else f"dashboard-{theme}.png"
         shutil.copyfile(picture, IMAGES / name)
+
+
+def choose_theme(page, theme: str) -> None:
+    command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
+    page.wait_for_function(
+        f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
+    )
 
 
 def restart_and_reopen(page, lab, console, shot) -> None:
@@ -408,7 +422,7 @@ def restart_and_reopen(page, lab, console, shot) -> None:
     with page.expect_console_message(lambda said: gone in said.text):
         open_notebook(page, lab)
     saved = page.locator(".gpuscope-saved")
-    saved.get_by_text("ESCAPED: ").wait_for()
+    saved.get_by_text("ESCAPED: ").first.wait_for()
     expect(saved).to_contain_text("SIMULATED, not measured")
     page.get_by_text(gone).wait_for(state="hidden")
     shot("reopened")
@@ -432,8 +446,9 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     open_notebook(page, lab)
     command(page, "application:toggle-left-area")
     run_first_cell(page)
-    expect(page.get_by_text("SIMULATED, not measured").first).to_be_visible()
-    expect(page.locator(".gs-means").get_by_text("every time comes from a model")).to_be_visible()
+    chip = page.locator(f"{DASHBOARD} .gs-chip")
+    expect(chip).to_contain_text("SIMULATED")
+    assert "every time comes from a model" in chip.get_attribute("title")
     page.locator(".gpuscope-saved").wait_for(state="attached")
     expect(page.locator(".gpuscope-saved")).to_be_hidden()
     shot("ready")
@@ -469,36 +484,74 @@ def focus(page) -> str:
     )
 
 
-def see_all_at_once(page, shot) -> None:
-    """Carver, Run, timeline and verdicts are in view without scrolling, once at the top."""
-    for width, height in ((1440, 900), (1280, 720)):
-        page.set_viewport_size({"width": width, "height": height})
-        eventually(partial(fills_its_place, page))
-        eventually(partial(fits, page, f"{width} × {height}"))
-        shot(f"fits-{width}")
+def seen_without_scrolling(page, state: str) -> dict[str, float]:
+    """Verdict, plot and answers are in view as the notebook stands; returns the box of Run."""
+    view = page.locator(".jp-WindowedPanel-outer").first
+    assert view.evaluate("it => it.scrollTop") == 0
+    around = view.bounding_box()
+    for what in (".gs-verdict", ".js-plotly-plot", ".gs-answers"):
+        box = page.evaluate(BOX, f"{DASHBOARD} {what}")  # at once: a verdict may be replaced
+        assert box["y"] >= around["y"], f"{what} begins above what is seen {state}"
+        below = box["y"] + box["height"] - around["y"] - around["height"]
+        assert below <= 0, f"{what} ends {below:.0f} px below what is seen {state}"
+        assert box["x"] + box["width"] <= around["x"] + around["width"], f"{what} {state}"
+    headline = page.locator(HEADLINE)
+    assert headline.evaluate("it => it.scrollHeight <= it.clientHeight"), f"it is cut {state}"
+    return page.locator(f"{DASHBOARD} .gpuscope-bar .gs-primary").bounding_box()
 
 
-def fits(page, size: str) -> None:
-    page.locator(DASHBOARD).evaluate("it => it.scrollIntoView({ block: 'start' })")
-    for what in (".gpuscope-carver", f"{DASHBOARD} .gs-primary >> nth=0", PLOT,
-                 ".gpuscope-table >> nth=1", ".gpuscope-verdicts >> nth=0"):  # fmt: skip
-        box = page.locator(what).first.bounding_box()
-        view = page.locator(".jp-WindowedPanel-outer").first.bounding_box()
-        assert box["y"] >= view["y"] - 1, f"{what} begins above what is seen"
-        below = box["y"] + box["height"] - view["y"] - view["height"]
-        assert below <= 0, f"{what} ends {below:.0f} px below what is seen at {size}"
+def test_the_result_comes_first_in_every_state_and_theme(lab, browser_page, console, shot):
+    page = browser_page
+    page.set_viewport_size({"width": 1280, "height": 720})
+    write_notebook(lab.folder, CELLS[:1])
+    open_notebook(page, lab)
+    run_first_cell(page)
+    assert page.locator("#jp-left-stack").is_visible(), "the file browser is closed"
+    boxes = []
+
+    def look(state: str) -> None:
+        for theme in ("light", "dark"):
+            choose_theme(page, theme)
+            for folded in (False, True):
+                eventually(partial(fills_its_place, page))
+                where = f"{state} {theme}{' folded' * folded}"
+                boxes.append(seen_without_scrolling(page, where))
+                shot(where.replace(" ", "-"))
+                page.locator(f"{DASHBOARD} .gpuscope-bar .gs-primary").focus()
+                page.keyboard.press("e")
+                expect(button(page, "Editor")).to_have_attribute(
+                    "aria-expanded", str(folded).lower()
+                )
+
+    expect(page.locator(HEADLINE)).to_have_text("Nothing has run yet: press Run (about 6 s).")
+    look("before")
+    repeat(page, 1_000_000)
+    button(page, "Run").click()
+    page.locator(HEADLINE).filter(has_text="So far, ").wait_for()
+    look("running")
+    button(page, "Stop").click()
+    until_over(page, "Stopped early:", 1)
+    look("done")
+    page.get_by_role("combobox", name="Start from").select_option(label="escape: a guard left out")
+    page.get_by_text("Started from").wait_for()
+    repeat(page, 1_000)
+    button(page, "Run").click()
+    until_over(page, "Done: 1,000 timed calls.", 2)
+    look("escaped")
+    assert all(box == boxes[0] for box in boxes), "Run moved"
+    button(page, "Turn Guard on and run again").click()  # the mend is applied, and runs
+    until_over(page, "Done: 1,000 timed calls.", 3)
+    expect(page.locator(HEADLINE)).to_contain_text("Kept apart")
+    expect(row(page, "workload", "small").get_by_label("Guard")).to_have_value("true")
+    assert not errors(console), "\n".join(errors(console))
 
 
-def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, console, shot):
+def test_keys_run_it_inside_jupyterlab(lab, browser_page, console, shot):
     page = browser_page
     settle(page, lab)
-    # From the top, the first field, to Run by the keyboard.
-    page.get_by_role("combobox", name="Device").focus()
-    tabs = 0
-    while focus(page) != "Run":
-        page.keyboard.press("Tab")
-        tabs += 1
-        assert tabs <= 15, f"Run is not among the first {tabs}"
+    button(page, "Editor").focus()
+    page.keyboard.press("Tab")
+    assert focus(page).startswith("Run")
     repeat(page, 1_000_000)
     repeats = row(page, "workload", "small").get_by_label("Repeats")
     repeats.focus()
@@ -514,9 +567,8 @@ def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, conso
     button(page, "Run").focus()
     page.keyboard.press("Enter")
     page.get_by_role("button", name=re.compile("Run 3: ")).wait_for()
-    assert focus(page) == "Run"
     until_over(page, "Done: 1,200 timed calls.", 3)
-    assert focus(page) == "Run"
+    assert focus(page).startswith("Run")
     page.get_by_text("Workloads", exact=True).click()  # beside all controls: the keys still work
     page.keyboard.press("Control+Enter")
     until_over(page, "Done: 1,200 timed calls.", 4)
@@ -537,9 +589,11 @@ def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, conso
     page.get_by_role("combobox", name="Start from").select_option(label="escape: a guard left out")
     page.get_by_text("Started from").wait_for()
     page.keyboard.press("Control+Enter")  # the boundary that had the focus is another one now
-    page.get_by_text("ESCAPED: ").first.wait_for()  # the longest verdict
     until_over(page, "Done:", 5)
-    see_all_at_once(page, shot)
+    repeats = row(page, "workload", "small").get_by_label("Repeats")
+    repeats.fill("12")
+    repeats.press("e")  # typed, and folds nothing
+    expect(button(page, "Editor")).to_have_attribute("aria-expanded", "true")
     assert not errors(console), "\n".join(errors(console))
 
 
@@ -587,6 +641,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     shot("compared")
     for name, suffix in (("Trace", "parquet"), ("Report", "html"), ("Perfetto", "json.gz"),
                          ("nsys stats", "sqlite")):  # fmt: skip
+        unfold(page, "Save")
         button(page, name).click()
         page.get_by_text(f"dashboard-run-3.{suffix}").wait_for()
         assert focus(page) == name
@@ -622,17 +677,48 @@ def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
         until_said(page, "small 24 SMs")
         button(page, "Apply and run").click()
         until_over(page, "Done: 200 timed calls.", 1)
-        page.locator(f"{DASHBOARD} .gpuscope-verdicts summary").first.click()
         page.get_by_text("ran inside its 24 SMs").first.wait_for()
         repeat(page, 1_000_000)
         page.keyboard.press("Control+Enter")
         page.get_by_text("Running:").wait_for()
         page.keyboard.press("Escape")
         page.get_by_text("Stopped early:").wait_for()
+        unfold(page, "Save")
         button(page, "Trace").click()
         page.get_by_text("dashboard-run-2.parquet").wait_for()
         assert gs.load_trace(folder / "dashboard-run-2.parquet").kind_counts()["kernel"] > 0
         assert not errors(console), "\n".join(errors(console))
+
+
+def test_a_reopened_notebook_shows_the_last_picture_of_a_timeline(lab, browser_page):
+    page = browser_page
+    live = (
+        "import gpuscope as gs\ngpu = gs.open_device('sim:h200', quiet=True)\n"
+        "with gpu.create_stream(name='s') as s, gs.profile(gpu, live=True) as recording:\n"
+        "    gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=s).wait()"
+    )
+    write_notebook(lab.folder, [live, "gs.Timeline(recording.trace)"])
+    open_notebook(page, lab)
+    page.evaluate(RUN_ALL)
+    plots = page.locator(".jp-OutputArea-output .gpuscope-timeline")
+    expect(plots).to_have_count(2)
+    pictures = page.locator(".gpuscope-picture img")
+    expect(pictures).to_have_count(2)
+    for picture in pictures.all():
+        expect(picture).to_be_hidden()  # the widget is there
+    page.wait_for_function(IDLE)
+    command(page, "docmanager:save")
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+    )
+    page.wait_for_function(IDLE)
+    open_notebook(page, lab)
+    for picture in pictures.all():
+        expect(picture).to_be_visible()
+    expect(page.get_by_text("model not found").first).to_be_hidden()
+    sizes = [len(picture.get_attribute("src")) for picture in pictures.all()]
+    assert min(sizes) > 0.8 * max(sizes), "the live one's is of its beginning"
 
 
 def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
@@ -646,6 +732,6 @@ def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_pat
     page.route(re.compile("^https?:"), lambda route: route.abort())
     page.goto((tmp_path / NOTEBOOK).with_suffix(".html").as_uri())
     saved = page.locator(".gpuscope-saved")
-    saved.get_by_text("Confined: all work").wait_for()
+    saved.get_by_text("Confined: all work").first.wait_for()
     for words in ("SIMULATED, not measured", "p99", "TFLOP/s", "overlap"):
         assert words in saved.inner_text()

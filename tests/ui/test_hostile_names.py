@@ -22,6 +22,7 @@ from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets import html as dashboard
 from gpuscope.widgets import results
+from gpuscope.widgets.answers import answers, headline
 from gpuscope.widgets.compared import side_by_side
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
@@ -317,7 +318,11 @@ def test_a_run_with_such_names_does_not_act(browser_page, tmp_path):
     found = {
         "run": run._repr_html_(),
         "report": html_report(run, tmp_path / "r.html", title=NAMES[0]).read_text("utf-8"),
-        "verdicts of the dashboard": results.verdicts(summary, dict.fromkeys(NAMES, "#123456")),
+        "findings of the dashboard": results.sections(summary, dict.fromkeys(NAMES, "#123456")),
+        "answers of the dashboard": answers(summary.judged, dict.fromkeys(NAMES, "#123456")),
+        "verdict of the dashboard": headline(
+            summary.judged.verdict.headline, summary.judged.verdict.notes
+        ),
         "numbers of the dashboard": results.numbers(summary),
         "runs of the dashboard": side_by_side(
             {NAMES[0]: run, NAMES[1]: run, NAMES[2]: None, "last": run}
@@ -336,7 +341,7 @@ def test_fragments_of_the_dashboard_do_not_act(browser_page, tmp_path):
     for name in NAMES:
         found |= {
             f"note {name}": dashboard.note(name),
-            f"card {name}": dashboard.card(name, [dashboard.text(name)]),
+            f"section {name}": dashboard.section(name, [dashboard.text(name)]),
         }  # fmt: skip
     for what, content in found.items():
         assert not shown(browser_page, content, what, folder=tmp_path)

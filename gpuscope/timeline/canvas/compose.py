@@ -180,11 +180,12 @@ def _divide(frame: Frame, snapshot: Snapshot) -> None:
     """Give the SMs the lower part of the plot, or the tracks all of it."""
     frame.overlays["sms"] = {"visible": snapshot.held is not None}
     if snapshot.held is None:
-        frame.layout.update({"yaxis.domain": [0, 1], "xaxis.anchor": "y"})
+        whole = {"yaxis.domain": [0, 1], "xaxis.anchor": "y", "yaxis2.visible": False}
+        frame.layout.update(whole)
         return
     share = snapshot.sms_px / snapshot.plot_px
     axis = sm_axis(snapshot.held.blocks.height, snapshot.sms_px)
-    axis |= {"domain": [0, share - 0.05], "automargin": False}
+    axis |= {"domain": [0, share - 0.05], "automargin": False, "visible": True}
     frame.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
 
 

@@ -23,7 +23,7 @@ SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
 MARGIN = 0.5
 """What is drawn on either side of the view, for panning, as a part of its width."""
-LARGEST = 1.6
+LARGEST = 4
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
 

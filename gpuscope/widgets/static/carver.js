@@ -159,10 +159,10 @@ function render({ model, el }) {
     }
     put(cells, "aria-label", `${total} SMs: ` + all
       .map((one) => `${title(one.owner)} ${one.sm_count}`).join(", "));
-    const apart = remainder ? `, and a remainder of ${remainder} (double line)` : "";
+    const apart = remainder ? `, the last ${remainder} (double line)` : "";
     const found = boundaries();
-    const how = found.length ? " Drag a boundary, or focus it and press the arrow keys." : "";
-    put(facts, "textContent", quantum ? `${total} SMs in quanta of ${quantum}${apart}.${how}` : "");
+    put(strip, "title", found.length ? "Drag a boundary, or focus it and press the arrow keys" : null);
+    put(facts, "textContent", quantum ? `${total} SMs in steps of ${quantum}${apart}` : "");
     // What is being dragged keeps its handle, whatever the answers do to its sides.
     if (drag && !found.some((one) => one.key === drag.key)) found.push(drag.one);
     keyed(handles, kept.handles, found.map((one) => one.key), handle);
@@ -220,7 +220,7 @@ function render({ model, el }) {
       labelled("Colour", parts.color),
       labelled("Partition", parts.name, parts.nameError),
       labelled("SMs", parts.count, parts.countError),
-      h("label", { class: "gs-check" }, parts.rest, "the rest"),
+      h("label", { class: "gs-check" }, parts.rest, "rest"),
       parts.granted, parts.remove, parts.warning,
     );
     node.parts = parts;

@@ -6,8 +6,15 @@ function render({ model, el }) {
     h("button", { type: "button", onclick: () => send({ action, ...more }), ...look }, label);
   // What is carved by it is what the page shows: the kernel refuses anything else.
   const doRun = () => send({ action: "run", carving: model.get("carving") });
-  const run = h("button", { type: "button", class: "gs-primary", onclick: doRun, title: "Ctrl+Enter" });
-  const stop = button("Stop", "stop", {}, { class: "gs-stop", title: "Esc" });
+  // One button, in one place: what it does now it says. The second click of a double click is none.
+  const verb = h("span"), key = h("kbd", { "aria-hidden": "true" });
+  const run = h("button", { type: "button", class: "gs-primary", onclick: (event) => {
+    if (event.detail > 1) return;
+    if (model.get("running")) send({ action: "stop" });
+    else doRun();
+  } }, verb, " ", key);
+  const fold = h("button", { type: "button", class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
+    onclick: () => set(model, "folded", !model.get("folded")) }, "◧");
   const flag = (name, title, label) => {
     const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
     return [box, h("label", { class: "gs-inline", title }, box, label), name];
@@ -20,15 +27,17 @@ function render({ model, el }) {
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
   const left = h("span", { class: "gs-left" });
+  const times = h("div", {}, bar, left);
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const edited = h("option", { value: "" }, "a preset …");
   const presets = h("select", {
+    "aria-label": "Start from", title: "Start from",
     onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
   }, edited, ...model.get("presets").map((name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words: label, suffix, hint }) =>
     button(label, "export", { suffix }, { title: hint }));
-  const saves = h("span", {});
+  const saves = h("summary", {}, "Save");
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
   const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
@@ -47,14 +56,14 @@ function render({ model, el }) {
     h("div", { class: "gs-buttons" }, copy, hide, copied));
   const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },
     h("span", { "aria-hidden": "true" }, label), ...inside);
+  const menu = (summary, ...inside) =>
+    h("details", { class: "gs-more" }, summary, h("div", { class: "gs-menu gs-buttons" }, ...inside));
   home.append(
-    h("div", { class: "gs-buttons" },
-      h("label", { class: "gs-inline" }, "Start from", presets), run, stop,
-      ...flags.map(([, label]) => label)),
-    h("div", { class: "gs-told" }, status, bar, left,
-      h("div", { class: "gs-inline", role: "group", "aria-label": "Save run" }, saves, ...exports),
-      h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
-        h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
+    fold, run, presets, h("div", { class: "gs-told" }, status, times),
+    h("div", { class: "gs-menus" },
+      menu(saves, group("Save run", ...exports)),
+      menu(h("summary", { "aria-label": "More" }, "⋯"), ...flags.map(([, label]) => label),
+        group("Copy", ...codes), save, open, nsight)),
     alarm, code,
   );
 
@@ -88,11 +97,15 @@ function render({ model, el }) {
 
   function paint() {
     const running = model.get("running");
-    put(run, "textContent", model.get("carving") ? "Apply and run" : "Run");
-    disable(run, running || !model.get("ready"));
-    disable(stop, !running || model.get("stopping"));
+    const waits = model.get("carving") ? "Apply and run" : "Run";
+    put(verb, "textContent", running ? "Stop" : waits);
+    put(key, "textContent", running ? "Esc" : waits === "Run" ? "Ctrl+Enter" : "");
+    put(run, "title", running ? "Esc" : "Ctrl+Enter");
+    put(run, "class", running ? "gs-primary gs-stop" : "gs-primary");
+    disable(run, running ? model.get("stopping") : !model.get("ready"));
     disable(presets, running);
     put(bar, "value", model.get("progress"));
+    put(times, "hidden", !running);
     put(left, "textContent", model.get("left"));
     put(status, "textContent", model.get("status"));
     put(status, "title", model.get("status"));
@@ -101,11 +114,13 @@ function render({ model, el }) {
       put(box, "checked", model.get(name));
       disable(box, running && name !== "live");
     }
-    put(saves, "textContent", `Save run ${model.get("saves") || ""}`);
     for (const one of exports) disable(one, running || !model.get("saves"));
     for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
     put(file, "disabled", running);
   }
+
+  // The dashboard's grid follows: `controls.css` reads it here.
+  const paintFold = () => put(fold, "aria-expanded", String(!model.get("folded")));
 
   // Apart from the rest: what was chosen stays in view until the kernel has taken it.
   const paintPreset = () => {
@@ -120,19 +135,25 @@ function render({ model, el }) {
     const board = el.closest(".gpuscope-dashboard") ?? el;
     if (!board.contains(event.target)) return;
     const runs = event.key === "Enter" && (event.ctrlKey || event.metaKey);
-    if (!runs && !(event.key === "Escape" && model.get("running"))) return;
+    const folds = event.key.toLowerCase() === "e" && !event.ctrlKey && !event.metaKey && !event.altKey
+      && !event.target.matches("input:not([type=checkbox]), select, textarea");
+    if (!runs && !folds && !(event.key === "Escape" && model.get("running"))) return;
     event.preventDefault();
     event.stopImmediatePropagation();
+    if (folds) return fold.click();
     if (!runs) return send({ action: "stop" });
+    if (model.get("running")) return undefined;
     if (event.target.dataset.typing === "yes") event.target.dispatchEvent(new Event("change"));
     doRun();
   }
   window.addEventListener("keydown", press, true);
 
-  // Results are plain HTML, whose buttons name the span that they show.
+  // Results are plain HTML, whose buttons say what they do: show a span, or mend what is wrong.
   function goTo(event) {
-    const span = event.target.closest?.("[data-span]")?.dataset.span;
-    if (span && el.closest(".gpuscope-dashboard")?.contains(event.target)) send({ action: "span", span: Number(span) });
+    const button = event.target.closest?.("[data-span], [data-mend]");
+    if (!button || !el.closest(".gpuscope-dashboard")?.contains(button)) return;
+    if ("mend" in button.dataset) send({ action: "mend" });
+    else send({ action: "span", span: Number(button.dataset.span) });
   }
   window.addEventListener("click", goTo);
 
@@ -152,7 +173,7 @@ function render({ model, el }) {
     "status", "alarm"];
   model.on("change:file", download); // not at once: what was saved is saved
   const undo = [
-    watch(model, heard, paint), watch(model, ["preset"], paintPreset),
+    watch(model, heard, paint), watch(model, ["preset"], paintPreset), watch(model, ["folded"], paintFold),
     watch(model, ["code"], paintCode), () => model.off("change:file", download),
     () => window.removeEventListener("keydown", press, true),
     () => window.removeEventListener("click", goTo),

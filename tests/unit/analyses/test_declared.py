@@ -139,7 +139,7 @@ def test_a_plugins_analysis_is_in_reports_the_summary_findings_and_cards(
     title, shown = results.summarise(run).cards[-1]
     assert title == "How unequal kernels are"
     assert {finding.subject["workload"] for finding in shown} == {"even", "load"}
-    assert title in results.verdicts(results.summarise(run), {})
+    assert title in results.sections(results.summarise(run), {})
     assert not analyses.problems()
 
 

@@ -35,7 +35,7 @@ from gpuscope.trace import Trace
 from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run, incomplete
-from gpuscope.widgets import results
+from gpuscope.widgets import answers, results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.details import why
 
@@ -504,14 +504,12 @@ def test_the_magic_says_it_of_all_that_it_shows(run, broken, check, monkeypatch)
         InteractiveShell.clear_instance()
 
 
-def test_cards_of_the_dashboard_say_it(run, broken, check):
+def test_verdict_and_findings_of_the_dashboard_say_it(run, broken, check):
     summary = results.summarise(run)
-    cards = results.verdicts(summary, {}).split('<div style="flex:1 1 ')[1:]
-    assert len(cards) == 4
-    check(*cards, results.numbers(summary))
-    whole = "all of its work" in plain(results.verdicts(summary, {}))
-    assert whole == (run is not broken)
-    check(results.verdicts(results.Summary(**{**vars(summary), "rows": ()}), {}))
+    verdict, found = summary.judged.verdict, results.sections(summary, {})
+    check(answers.headline(verdict.headline, verdict.notes), found, results.numbers(summary))
+    assert ("all of its work" in plain(found)) == (run is not broken)
+    check(results.sections(results.Summary(**{**vars(summary), "rows": ()}), {}))
 
 
 def test_the_dashboard_says_it(run, broken, check, monkeypatch):
@@ -522,6 +520,6 @@ def test_the_dashboard_says_it(run, broken, check, monkeypatch):
             dashboard.start()
             assert dashboard.wait(600)
         assert dashboard.bar.alarm == ""
-        check(dashboard.verdicts.value, dashboard.results.value, dashboard.bar.status)
+        check(dashboard.verdict.value, dashboard.results.value, dashboard.bar.status)
     finally:
         dashboard.close()

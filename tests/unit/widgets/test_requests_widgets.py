@@ -68,7 +68,7 @@ def test_a_card_judges_requests():
     run = gs.experiments.predict({**PRESET, "workloads": workloads, "alone_repeats": 0})
     seen = gs.analysis.requests(run["default"])["chat"]
     now = results.summarise(run)
-    shown = results.verdicts(now, {})
+    shown = results.sections(now, {})
     assert "Requests" in shown
     assert f"<b>{100 * seen.met:.3g} %</b> meet the SLO" in shown
     assert f"(n = <b>{seen.tbt_n:,}</b>)" in shown
@@ -87,4 +87,4 @@ def test_there_is_no_card_without_requests():
     run = gs.experiments.predict(
         {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": spin}}
     )
-    assert "Requests" not in results.verdicts(results.summarise(run), {})
+    assert "Requests" not in results.sections(results.summarise(run), {})

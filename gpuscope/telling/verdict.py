@@ -1,0 +1,245 @@
+"""The verdict on one setting, while it runs and when it is done: one headline, three answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscope._columns import is_of_requests
+from gpuscope.analysis.calls_analysis import Calls, calls_of
+from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
+from gpuscope.analysis.escapes import Escape
+from gpuscope.analysis.part import Part, PartKind
+from gpuscope.analysis.queue_analysis import described_workloads
+from gpuscope.analysis.rates import RATES
+from gpuscope.analysis.result import Row
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.telling.explanation import in_words
+from gpuscope.telling.finding import Finding, Mend, Quantity, Shown, counts
+from gpuscope.telling.of_setting import of_requests, quantities, together
+from gpuscope.trace.model import Trace
+
+P99_CALLS = 1_000
+"""From so many calls on a p99 is one."""
+_LEAST_OVERLAP = 0.005
+_LARGEST: dict[PartKind, str] = {
+    **dict.fromkeys(("launch call", "on the way", "not looking", "host"), "host"),
+    "running": "kernel",
+}
+"""Kind of part → what most of a p99 is said to be; of all others waiting."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run of one setting came to, or comes to so far.
+
+    Attributes
+    ----------
+    headline
+        What counts most: an escape, a wait, or that there was none.
+    notes
+        What belongs beside it. A mend of the experiment is in the first that has one.
+    overlapped, waited, stayed
+        The answers: did they overlap, what waited, did it stay on its SMs.
+    won
+        What running together won, where that is known.
+    calls
+        What the calls of the headline's workload consist of, where any was timed.
+    """
+
+    headline: Finding
+    notes: tuple[Finding, ...]
+    overlapped: Finding
+    waited: Finding
+    stayed: Finding
+    won: Finding | None
+    calls: Calls | None = None
+
+
+def verdict_of(
+    trace: Trace,
+    rows: Sequence[Row],
+    confinement: ConfinementResult | Finding,
+    so_far: tuple[int, int] | None = None,
+) -> Verdict:
+    """Judge one setting.
+
+    Parameters
+    ----------
+    rows
+        Of its comparison.
+    confinement
+        Or why it cannot be judged.
+    so_far
+        How many of how many calls are done, while it runs: numbers are provisional then.
+    """
+    _, background = described_workloads(trace)
+    timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
+    taken = filter(None, (calls_of(trace, row["workload"]) for row in timed))
+    calls = max(taken, key=lambda each: each.waited / each.judged, default=None)
+    won = together(rows, is_carved=bool(trace.metadata.partitions))
+    escaped = _escaped(trace, confinement)
+    marks = _marks(timed, calls, is_provisional=so_far is not None)
+    headline = (
+        escaped
+        or next(of_requests(rows), None)
+        or (_waited(calls, marks, is_carved=isinstance(confinement, ConfinementResult)))
+        or (won if rows else _stayed(confinement))
+    )
+    notes = [*_notes(trace, rows, background, calls, escaped)]
+    if so_far is not None:
+        done = max(so_far[0], calls.n if calls else 0)  # some ended since that was counted
+        headline, notes = _provisional(headline, done, so_far[1], marks), [*_live(calls)]
+    if trace.metadata.missing:
+        missing = {"missing": trace.metadata.missing}
+        notes.insert(0, Finding("incomplete", "warning", missing))
+    answers = _overlapped(won), _answer(calls), _stayed(confinement), _gained(won)
+    return Verdict(headline, tuple(notes), *answers, calls)
+
+
+# -- the headline --------------------------------------------------------------------------
+def _escaped(trace: Trace, confinement: ConfinementResult | Finding) -> Finding | None:
+    """Return what escaped from the partition that lost most."""
+    if isinstance(confinement, Finding):
+        return None
+    part = max(confinement.partitions, key=lambda part: part.escaped_ns, default=None)
+    if part is None or not part.escapes:
+        return None
+    first = part.escapes[0]
+    subject = {"workload": _workload(trace, first), "where": first.where}
+    subject |= {"partition": part.partition}
+    number, values = _strays(part), counts(sms=part.sm_count) if part.sm_count else ()
+    if number == part.kernels:
+        values += counts(all=number)
+    else:
+        values += counts(n=number, given=part.kernels)
+    return Finding(f"verdict.escape-{first.to}", "error", subject, values)
+
+
+def _strays(part: PartitionConfinement) -> int:
+    return min(part.kernels, sum(escape.kernels for escape in part.escapes))
+
+
+def _workload(trace: Trace, escape: Escape) -> str:
+    rows = trace_parts(trace).rows
+    named = (rows.text("category", rows.position(span)) for span in escape.spans)
+    return next(filter(None, named), escape.kernel)
+
+
+def _marks(timed: Sequence[Row], calls: Calls | None, *, is_provisional: bool) -> list[Quantity]:
+    """Return the quantile that is told of calls: p99, or of few calls p50."""
+    if calls is None:
+        return []
+    if is_provisional:
+        return [Quantity("p99", _lasted_ns(calls.slow), "ns")]
+    row = next(row for row in timed if row["workload"] == calls.workload)
+    several = quantities(row, p99="latency_p99_us", p50="latency_p50_us")
+    return [*several[:1]]
+
+
+def _waited(calls: Calls | None, marks: Sequence[Quantity], *, is_carved: bool) -> Finding | None:
+    if calls is None:
+        return None
+    subject = {"workload": calls.workload}
+    if calls.waited:
+        subject["holder"] = next(iter(calls.holders))
+        each = Quantity("each", sum(calls.holders.values()) / calls.judged, "ns")
+        return Finding("verdict.waits", "note", subject, (each, *marks))
+    groups = Counter[str]()
+    for kind, lasted_ns in calls.slowest_ns.items():
+        groups[_LARGEST.get(kind, "waiting")] += lasted_ns
+    ((subject["largest"], _),) = groups.most_common(1)
+    return Finding(f"verdict.{'apart' if is_carved else 'shared'}", "note", subject, (*marks,))
+
+
+def _provisional(headline: Finding, done: int, total: int, marks: Sequence[Quantity]) -> Finding:
+    name, subject = headline.rule.removeprefix("verdict."), headline.subject
+    if name == headline.rule:
+        name, subject = "other", {"clause": headline.clause}
+    name = name.partition("-")[0]
+    values = {value.name: value for value in (*counts(done=done, total=total), *marks)}
+    values |= {value.name: value for value in headline.values}
+    return replace(headline, rule=f"so-far.{name}", subject=subject, values=tuple(values.values()))
+
+
+# -- what belongs beside it ------------------------------------------------------------------
+def _notes(
+    trace: Trace,
+    rows: Sequence[Row],
+    background: Sequence[str],
+    calls: Calls | None,
+    escaped: Finding | None,
+) -> Iterator[Finding]:
+    if escaped:
+        workloads, _ = described_workloads(trace)
+        workload = escaped.names["workload"]
+        if workloads.get(workload, {}).get("guard") is False:
+            mend = Mend(f"workloads.{_toml_key(workload)}.guard = true", "experiment")
+            yield Finding("unguarded", "error", {"workload": workload}, mend=mend)
+        else:
+            yield Finding("misplaced", "error", escaped.subject)
+    elif calls and not any(map(is_of_requests, rows)):
+        all_ns = sum(calls.slowest_ns.values())
+        most = Counter(calls.slowest_ns).most_common(2)
+        share = Quantity("share", sum(lasted_ns for _, lasted_ns in most) / all_ns, "%")
+        kinds = " or ".join(in_words(kind) for kind, _ in most)
+        yield Finding("tail", "note", {"kinds": kinds}, (share,))
+    for row in rows:
+        if row["workload"] in background and row[RATES[0]] is not None:
+            values = quantities(row, share=RATES[0])
+            yield Finding("load.share", "note", {"workload": row["workload"]}, values)
+
+
+def _live(calls: Calls | None) -> Iterator[Finding]:
+    if calls and calls.n < P99_CALLS:
+        yield Finding("provisional", "note", {}, counts(calls=P99_CALLS))
+    yield Finding("live", "note")
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+# -- the answers -----------------------------------------------------------------------------
+def _overlapped(won: Finding) -> Finding:
+    overlap = next((value for value in won.values if value.name == "overlap"), None)
+    if overlap is None:
+        return won
+    share = replace(overlap, unit="%")
+    rule = "answer.overlap" if share.value >= _LEAST_OVERLAP else "answer.no-overlap"
+    return Finding(rule, "note", {}, (share,))
+
+
+def _gained(won: Finding) -> Finding | None:
+    gain = tuple(value for value in won.values if value.name == "gain")
+    rule = "gain.won" if won.rule == "together.won" else "gain.lost"
+    return Finding(rule, "note", {}, gain) if gain else None
+
+
+def _answer(calls: Calls | None) -> Finding:
+    if calls is None:
+        return Finding("untimed", "note")
+    values = counts(waited=calls.waited, judged=calls.judged)
+    shown = (Shown("", calls.slow_span),)
+    return Finding("answer.waited", "note", {"workload": calls.workload}, values, shown)
+
+
+def _stayed(confinement: ConfinementResult | Finding) -> Finding:
+    if isinstance(confinement, Finding):
+        return confinement
+    astray = [part for part in confinement.partitions if part.escapes]
+    parts = astray[:1] or confinement.partitions
+    given = sum(part.kernels for part in parts)
+    evidence = dict.fromkeys(each.kind for part in parts for each in part.evidence)
+    values = counts(inside=given - sum(map(_strays, astray[:1])), given=given)
+    subject = {"evidence": [*evidence], "partition": astray[0].partition if astray else ""}
+    if astray:
+        return Finding("answer.strayed", "error", subject, values)
+    return Finding("answer.stayed", "note", subject, values)
+
+
+def _lasted_ns(parts: Sequence[Part]) -> int:
+    return sum(part.duration_ns for part in parts)

@@ -353,8 +353,8 @@ def _is_published(
 def _tell(trace: Trace, title: str, *, is_first: bool) -> None:
     """Say what a trace comes to, and what is in it: all of it is to be one screen."""
     width = terminal_width()
-    told = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
-    lines = [line for text in told for line in text.splitlines()]
+    texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+    lines = [line for text in texts for line in text.splitlines()]
     lines = lines if is_first else lines[:1]
     for line in [*lines, f"{title}: {counted(trace.kind_counts())}; {trace.origin}"]:
         words = shortened(line, 2 * width, _TALLEST * width)

@@ -150,12 +150,12 @@ class Screen:
         """Draw tables, and return what stands below them."""
         for table in self._tables:
             table.draw(most)
-        said = [line for lines, _ in self._found for line in lines]
-        said += [name for table in self._tables for name in table.columns]
+        shown_texts = [line for lines, _ in self._found for line in lines]
+        shown_texts += [name for table in self._tables for name in table.columns]
         words = [
             f"{name}: {meaning}"
             for name, meaning in MEANINGS.items()
-            if re.search(rf"\b{name}\b", " ".join(said), re.IGNORECASE)
+            if re.search(rf"\b{name}\b", " ".join(shown_texts), re.IGNORECASE)
         ]
         left_out = [table.left_out for table in self._tables if table.left_out]
         findings = self._left_out.count("finding")

@@ -350,13 +350,13 @@ def _tuning_on(screen: Screen, result: Tuning) -> None:
 
 
 def _interference_on(screen: Screen, result: InterferenceResult) -> None:
-    told = {cell: cell.value for cell in result.cells if cell.value is not None}
+    known = {cell: cell.value for cell in result.cells if cell.value is not None}
     untold = [cell for cell in result.cells if cell.value is None]
-    values = counts(told=len(told), untold=len(untold))
-    if told:
-        most = max(told, key=told.__getitem__)
+    values = counts(told=len(known), untold=len(untold))
+    if known:
+        most = max(known, key=known.__getitem__)
         subject = {"workload": most.of, "given": most.given}
-        values = (Quantity("longer", told[most], "%"), *values[: 1 + bool(untold)])
+        values = (Quantity("longer", known[most], "%"), *values[: 1 + bool(untold)])
         finding = Finding("interferes", "note", subject, values)
     else:
         finding = Finding("interferes.unknown", "warning", {}, values)

@@ -198,17 +198,17 @@ def _calls(rows: SpanRows) -> tuple[Array, Array]:
     is_last = np.r_[of_handle[1:] != of_handle[:-1], True][: len(of_handle)]
     alone: Bools = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN)
     alone[launched] = False
-    own = np.flatnonzero(alone)
-    return np.r_[of_handle[is_last], own], np.r_[launched[is_last], own]
+    standing_alone = np.flatnonzero(alone)
+    return np.r_[of_handle[is_last], standing_alone], np.r_[launched[is_last], standing_alone]
 
 
 def _handles(rows: SpanRows) -> Array:
     """Return row → the outermost finished call of a handle that it is in, −1 for none."""
     is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
-    found = np.full(len(rows.ids), -1, np.int64)
+    handle = np.full(len(rows.ids), -1, np.int64)
     at = np.arange(len(rows.ids))
     parent = rows.places(rows.parents)
     for _ in range(_NESTED):
-        found = np.where((at >= 0) & is_handle[at], at, found)
+        handle = np.where((at >= 0) & is_handle[at], at, handle)
         at = np.where(at >= 0, parent[at], -1)
-    return found
+    return handle

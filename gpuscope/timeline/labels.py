@@ -188,10 +188,10 @@ def folded(tracks: Sequence[Track]) -> list[Track]:
     """Return tracks with those of the host as one, below the GPU's of the same process."""
     rows: list[Track] = []
     for process in dict.fromkeys(track.process for track in tracks):
-        own = [track for track in tracks if track.process == process]
-        host = [track for track in own if track.is_host]
-        rows += [track for track in own if not track.is_host] or host
-        if host and len(host) < len(own):
+        of_process = [track for track in tracks if track.process == process]
+        host = [track for track in of_process if track.is_host]
+        rows += [track for track in of_process if not track.is_host] or host
+        if host and len(host) < len(of_process):
             label = f"▸ host, {len(host)} row{'s' * (len(host) > 1)}"
             numbers = tuple(track.number for track in host)
             rows.append(replace(host[0], number=-1 - host[0].number, label=label, folded=numbers))

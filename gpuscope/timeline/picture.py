@@ -43,8 +43,8 @@ class Panel:
         """Return what lanes draw in columns between edges, and the px of tops and bottoms."""
         lanes = np.array([*self.places.lanes, 0])
         boxes, _ = boxes_of(self.scene.waiting, self.scene.window_ns, edges)
-        boxes = Boxes(*(side[lanes[boxes.place] > 0] for side in boxes))
-        bottom = lanes[boxes.place] + WAITS_PX - LANE_MARGIN
+        boxes = Boxes(*(side[lanes[boxes.at_row] > 0] for side in boxes))
+        bottom = lanes[boxes.at_row] + WAITS_PX - LANE_MARGIN
         tall = WAITS_PX - 2 * LANE_MARGIN
         return boxes, bottom - tall * boxes.high, bottom - tall * boxes.low
 

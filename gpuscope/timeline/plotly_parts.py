@@ -352,8 +352,8 @@ def shares(panel: Panel) -> list[Properties]:
     ]
     font = {"size": 11, "color": style.MUTED}
     return notes + [
-        style.heading(f"▔ {duration(top)}", places.lanes[place] + 9, **right, font=font)
-        for place, top in tops.items()
+        style.heading(f"▔ {duration(top)}", places.lanes[row] + 9, **right, font=font)
+        for row, top in tops.items()
     ]
 
 

@@ -145,7 +145,8 @@ def timelines(
     ... }
     >>> run = gs.run({**one, "settings": {"first": {}, "second": {}}}, gpu)
     >>> figure = gs.figures.timelines(run)
-    >>> [note.text.partition("<br>")[0] for note in figure.layout.annotations]
+    >>> notes = [note.text.partition("<br>")[0] for note in figure.layout.annotations]
+    >>> [note for note in notes if note.startswith("<b>")]
     ['<b>first</b>', '<b>second</b>']
     """
     if not traces:

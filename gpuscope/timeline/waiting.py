@@ -46,7 +46,7 @@ class Waiting:
 
     Attributes
     ----------
-    place, row, start_ns, end_ns, line
+    at_row, row, start_ns, end_ns, line
         One a call: position of its track in the scene, row of the trace, times, line in the lane.
     first
         Call → its first part; and the number of parts.
@@ -59,7 +59,7 @@ class Waiting:
         columns, each with the parts of the longest call that starts in it.
     """
 
-    place: Array
+    at_row: Array
     row: Array
     start_ns: Array
     end_ns: Array
@@ -79,7 +79,7 @@ class Boxes(NamedTuple):
     ----------
     part
         Position in :class:`Waiting`.
-    place
+    at_row
         Shown track.
     from_ns, to_ns
         Sides.
@@ -88,7 +88,7 @@ class Boxes(NamedTuple):
     """
 
     part: Array
-    place: Array
+    at_row: Array
     from_ns: Array
     to_ns: Array
     low: Array
@@ -102,19 +102,19 @@ def waiting_of(
     calls = tracks.calls or Calls.none()
     spans_from, lines = np.full(len(shown), np.inf), [1] * len(shown)
     chosen, places = [], []
-    for place, track in enumerate(shown):
+    for at, track in enumerate(shown):
         if track.number not in calls.tracks:
             continue
-        lines[place] = calls.lines[track.number]
+        lines[at] = calls.lines[track.number]
         inside = calls.inside(track.number, window_ns)
         zoom = _spans_from(calls.end_ns[inside] - calls.start_ns[inside])
         has_room = zoom * (window_ns[1] - window_ns[0]) <= len(edges) - 1
         if has_room and len(inside) <= MOST_CALLS and (calls.line[inside] >= 0).all():
-            spans_from[place] = zoom
+            spans_from[at] = zoom
         else:
             inside = calls.longest(track.number, edges)
         chosen.append(inside)
-        places.append(np.full(len(inside), place))
+        places.append(np.full(len(inside), at))
     seen = calls.seen(chosen)
     work = np.repeat(calls.work[seen.call], np.diff(seen.first))
     classes, look = classed(tracks, seen.kind, seen.cause, work)
@@ -180,17 +180,17 @@ def boxes_of(
     waiting: Waiting, window_ns: tuple[int, int], edges: Array
 ) -> tuple[Boxes, dict[int, int]]:
     """Return what lanes draw, and shown track → what its lane reaches to, if it has columns."""
-    in_spans = np.isfinite(waiting.spans_from)[waiting.place]
+    in_spans = np.isfinite(waiting.spans_from)[waiting.at_row]
     length = waiting.end_ns - waiting.start_ns
     column = np.searchsorted(edges, waiting.start_ns, "right") - 1
     begins = (column >= 0) & (column < len(edges) - 1) & ~in_spans
     most = np.zeros(len(waiting.spans_from), np.int64)
-    np.maximum.at(most, waiting.place[begins], length[begins])
-    tops = {place: axis_ns(top) for place, top in enumerate(most.tolist()) if top}
+    np.maximum.at(most, waiting.at_row[begins], length[begins])
+    tops = {at: axis_ns(top) for at, top in enumerate(most.tolist()) if top}
     # Of the calls that start in a column the longest, of equals the first.
-    order = np.lexsort((waiting.start_ns, -length, column, waiting.place))
+    order = np.lexsort((waiting.start_ns, -length, column, waiting.at_row))
     order = order[begins[order]]
-    key = np.stack([waiting.place[order], column[order]])
+    key = np.stack([waiting.at_row[order], column[order]])
     is_first = np.ones(len(order), bool)
     is_first[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
     drawn: Bools = in_spans.copy()
@@ -200,15 +200,15 @@ def boxes_of(
     call = np.repeat(np.arange(len(count)), count)
     before = np.cumsum(waiting.length_ns) - waiting.length_ns
     before -= before[np.minimum(waiting.first[:-1], max(0, len(before) - 1))][call]
-    top = np.array([tops.get(place, 1) for place in range(len(most))])[waiting.place[call]]
-    lines = np.array(waiting.lines)[waiting.place[call]]
+    top = np.array([tops.get(at, 1) for at in range(len(most))])[waiting.at_row[call]]
+    lines = np.array(waiting.lines)[waiting.at_row[call]]
     as_span = in_spans[call]
     from_ns = waiting.start_ns[call] + before
     at = np.clip(column[call], 0, len(edges) - 2)
     line = waiting.line[call]
     boxes = Boxes(
         np.arange(len(call)),
-        waiting.place[call],
+        waiting.at_row[call],
         np.where(as_span, from_ns, edges[at]),
         np.where(as_span, from_ns + waiting.length_ns, edges[at + 1]),
         np.where(as_span, 1 - (line + 1) / lines, before / top),

@@ -124,14 +124,14 @@ def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str
     """Return what a span's time consists of, in words and as parts."""
     known = trace_parts(trace)
     try:
-        found = known.parts(known.explained(span))
+        parts = known.parts(known.explained(span))
     except MissingEvidence as error:
         return {"why": str(error)}
-    cause = known.rows.places(np.array([-1 if at.span is None else at.span for at in found]))
-    ran = [row for row, part in zip(cause, found, strict=True) if part.kind == "running"]
-    work = np.full(len(found), ran[-1] if ran else known.explained(span))
-    classes, look = classed(tracks, [part.kind for part in found], cause, work)
-    lengths = [(classes[at], part.duration_ns) for at, part in zip(look, found, strict=True)]
+    cause = known.rows.places(np.array([-1 if at.span is None else at.span for at in parts]))
+    ran = [row for row, part in zip(cause, parts, strict=True) if part.kind == "running"]
+    work = np.full(len(parts), ran[-1] if ran else known.explained(span))
+    classes, look = classed(tracks, [part.kind for part in parts], cause, work)
+    lengths = [(classes[at], part.duration_ns) for at, part in zip(look, parts, strict=True)]
     return {"why": why(trace, span), **_shares(lengths, tracks, colours)}
 
 
@@ -167,28 +167,30 @@ def told_of_stretch(
     window_ns: tuple[int, int], tracks: Tracks, shown: Sequence[Track], colours: dict[str, str]
 ) -> Properties:
     """Return busy shares, overlap, confinement, and the calls wholly inside a stretch of time."""
-    found, length = stretch_of(tracks, shown, window_ns), window_ns[1] - window_ns[0]
-    busy = [(row, f"{percent(ns / length)}, {duration(ns)}") for row, ns in found.busy_ns.items()]
-    both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in found.overlap_ns.items()]
+    stretch, length = stretch_of(tracks, shown, window_ns), window_ns[1] - window_ns[0]
+    busy = [(row, f"{percent(ns / length)}, {duration(ns)}") for row, ns in stretch.busy_ns.items()]
+    both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in stretch.overlap_ns.items()]
     kept = [
         (clean(name, 40), f"{out:,} of {count:,} kernels escaped")
-        for name, (count, out) in found.kept.items()
+        for name, (count, out) in stretch.kept.items()
     ]
     calls = [
         (f"{clean(name, 40)}, {len(lengths):,} calls", _latency(lengths))
-        for name, lengths in found.latency_ns.items()
+        for name, lengths in stretch.latency_ns.items()
     ]
     headings = ("Busy", "Busy together", "Confinement", "Calls wholly inside: p50, p99, longest")
     tables = zip(headings, (busy, both, kept, calls), strict=True)
-    shares = _shares(list(found.parts.items()), tracks, colours)
-    sampled = found.sampled and f"The parts are of {found.sampled:,} of these calls, evenly spaced."
+    shares = _shares(list(stretch.parts.items()), tracks, colours)
+    sampled = (
+        stretch.sampled and f"The parts are of {stretch.sampled:,} of these calls, evenly spaced."
+    )
     return {"tables": [pair for pair in tables if pair[1]], **shares, "why": sampled or ""}
 
 
 def _latency(lengths_ns: Array) -> str:
     ordered = np.sort(lengths_ns)
     at = [-(-len(ordered) * share // 100) - 1 for share in (50, 99, 100)]
-    return ", ".join(duration(int(ordered[place])) for place in at)
+    return ", ".join(duration(int(ordered[index])) for index in at)
 
 
 def why(trace: Trace, span: int) -> str:

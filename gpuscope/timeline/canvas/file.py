@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from gpuscope.timeline.text import clean
 from gpuscope.timeline.words import mark_text, tails
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import incomplete
 
 SCRIPT = "\n".join(
     Path(__file__).with_name(name).read_text("utf-8")
@@ -87,7 +89,9 @@ def timeline_html(
             raise MissingEvidence(f"row {selected} is on no track of this timeline: select another")
         facts |= {"selected": int(at[0]), "explained": {int(at[0]): str(explain(whole, selected))}}
     written = json.dumps(facts, ensure_ascii=False).replace("<", "\\u003c")
-    note = f"The earliest {MOST_SPANS:,} of {len(whole):,} spans. " if left_out > 0 else ""
+    missing = incomplete({"": whole})
+    note = f"{html.escape(missing)}. " if missing else ""
+    note += f"The earliest {MOST_SPANS:,} of {len(whole):,} spans. " if left_out > 0 else ""
     if without_parts := facts["calls"]["left_out"]:
         note += (
             f"Waits are those of the longest calls; of {without_parts:,} others they are left out. "

@@ -208,20 +208,20 @@ class TimelineState:
         """
         tracks, calls = self.tracks, self.tracks.calls
         start, places = tracks.start_ns, self._places.tracks
-        place_of = np.full(len(tracks.tracks) + 1, -1)
+        row_of_track = np.full(len(tracks.tracks) + 1, -1)
         for number, track in enumerate(places):
-            place_of[[*track.numbers]] = number
-        place, row = place_of[tracks.track], self.selected
-        if row is None or place[row] < 0:
-            inside = (place >= 0) & (start >= window[0]) & (start < window[1])
+            row_of_track[[*track.numbers]] = number
+        row_at, row = row_of_track[tracks.track], self.selected
+        if row is None or row_at[row] < 0:
+            inside = (row_at >= 0) & (start >= window[0]) & (start < window[1])
             rows = np.flatnonzero(inside)
             if calls is not None and inside[calls.work].any():
                 seen = np.flatnonzero(inside[calls.work])
-                order = np.lexsort((calls.start_ns[seen], place[calls.work[seen]]))
+                order = np.lexsort((calls.start_ns[seen], row_at[calls.work[seen]]))
                 return int(calls.row[seen[order[0]]])
             return int(rows[start[rows].argmin()]) if len(rows) else None
         if across:
-            rows = np.flatnonzero((place >= 0) & (place == place[row] + across))
+            rows = np.flatnonzero((row_at >= 0) & (row_at == row_at[row] + across))
             return int(rows[np.abs(start[rows] - start[row]).argmin()]) if len(rows) else None
         same = np.flatnonzero(tracks.track == tracks.track[row])
         same = same[np.argsort(start[same], kind="stable")]

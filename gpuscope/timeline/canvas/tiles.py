@@ -146,7 +146,7 @@ def _calls(snapshot: Snapshot, scene: Scene) -> tuple[Properties, bytes]:
         (waiting.row, np.int32),
         (waiting.first, np.int32),
         (waiting.look, np.uint16),
-        (waiting.place, np.uint8),
+        (waiting.at_row, np.uint8),
         (waiting.line, np.uint8),
     )
     looks = [part_look(snapshot.tracks, part, snapshot.colours) for part in waiting.classes]

@@ -295,7 +295,13 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "trace": trace, "drop_waits": "all", "recorded_sms": {}, "streams": {},
         }),
         "html_report": (report.html_report, {"run": run, "path": "r.html", "title": None}),
-        "trace_report": (report.trace_report, {"trace": trace, "path": "r.html", "title": None}),
+        "trace_report": (
+            report.trace_report,
+            {
+                "trace": trace, "path": "r.html", "title": None, "note": None, "window_ns": None,
+                "selected": None,
+            },
+        ),
         "prediction_report": (report.prediction_report, {
             "predicted": predicted, "measured": run, "path": "r.html",
         }),

@@ -103,8 +103,8 @@ def test_lanes_in_columns_have_the_longest_call_of_each(trace, tracks):
             inside = (start >= window[0]) & (start < window[1])
             assert tops[place] == axis_ns(int((end - start)[inside].max()))
             high = np.zeros(pixels)
-            column = np.searchsorted(edges, boxes.from_ns[boxes.place == place], "right") - 1
-            np.maximum.at(high, column, boxes.high[boxes.place == place] * tops[place])
+            column = np.searchsorted(edges, boxes.from_ns[boxes.at_row == place], "right") - 1
+            np.maximum.at(high, column, boxes.high[boxes.at_row == place] * tops[place])
             expected = np.zeros(pixels)
             np.maximum.at(
                 expected,
@@ -123,7 +123,7 @@ def test_lanes_in_spans_have_every_part_that_did_not_run(trace, tracks):
     waiting = scene.waiting
     boxes, _ = boxes_of(waiting, window, scene.columns.edges)
     (at,) = np.flatnonzero(waiting.row == calls.row[longest])
-    place = waiting.place[at]
+    place = waiting.at_row[at]
     if not np.isfinite(waiting.spans_from[place]):
         assert (calls.line[calls.inside(int(calls.track[longest]), window)] < 0).any()
         return

@@ -26,6 +26,7 @@ from gpuscope.trace.model import Trace
 
 Both = tuple[Trace, Trace]
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
+Ends = tuple[float, float]
 _MOST_PARTS = 10_000
 """Pairs whose parts are summed: of more, evenly many are left out."""
 
@@ -53,9 +54,7 @@ class Difference:
     high: float = math.inf
 
     @classmethod
-    def between(
-        cls, workload: str, column: str, numbers: tuple[float, float], low: float, high: float
-    ) -> Self:
+    def between(cls, workload: str, column: str, numbers: Ends, low: float, high: float) -> Self:
         """Return a difference whose interval within the traces is from ``low`` to ``high``."""
         factor = 1 + repeats(column)
         return cls(workload, column, *numbers, (1 + low) / factor - 1, (1 + high) * factor - 1)
@@ -203,10 +202,8 @@ class Comparison(Result):
         """
         pairs = self.pairs[workload]
         step = -(-len(pairs.first) // _MOST_PARTS)
-        sums = [
-            _sums(trace, ids[::step])
-            for trace, ids in zip(self.traces, (pairs.first, pairs.second), strict=True)
-        ]
+        ids = pairs.first[::step], pairs.second[::step]
+        sums = [*map(_sums, self.traces, ids)]
         kinds = dict.fromkeys(kind for each in sums for kind, _ in each)
         calls = len(pairs.first[::step])
         return tuple(_part_sum(kind, calls, *sums) for kind in kinds)
@@ -319,7 +316,9 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         first, second = rows[0][workload], rows[1][workload]
         if is_of_requests(first) and is_of_requests(second):
             of = served[0][workload], served[1][workload]
-            paired = _paired(*map(_rows_of, both, of))
+            spans = [[request.span for request in requests] for requests in of]
+            rows = [np.isin(trace.array("id"), ids) for trace, ids in zip(both, spans, strict=True)]
+            paired = _paired(both[0].where(rows[0]), both[1].where(rows[1]))
             if not len(paired.first):
                 continue
             pairs[workload] = paired
@@ -355,10 +354,6 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     for at, share in enumerate(shares):
         numbers, column = (values[0][at], values[1][at]), f"latency_{_MARKS[share]}_us"
         yield Difference.between(workload, column, numbers, float(low[at]), float(high[at]))
-
-
-def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
-    return trace.where(np.isin(trace.array("id"), [request.span for request in requests]))
 
 
 def _of_requests(

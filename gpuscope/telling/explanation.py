@@ -9,7 +9,7 @@ from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
-from gpuscope.analysis.part import ORDER, Part
+from gpuscope.analysis.part import ORDER, Part, PartKind
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
@@ -211,12 +211,17 @@ def _interval(rows: SpanRows, row: int, kind: str, parts: Sequence[Part]) -> str
     return f"from {since} to {until}"
 
 
+def in_words(kind: PartKind) -> str:
+    """Return what is done in a part of a kind, whatever caused it."""
+    return fill(_IN_WORDS[kind], {}).rstrip()
+
+
 def _in_words(rows: SpanRows, row: int, part: Part) -> str:
     cause = None if part.span is None else rows.position(part.span)
     if cause == row and part.kind == "running" and rows.kind(row) in HOST:
         return "in the range" if rows.kind(row) == "range" else "in the call"
     if cause is None or cause == row:
-        return fill(_IN_WORDS[part.kind], {}).rstrip()
+        return in_words(part.kind)
     label = _label(rows, cause)
     if part.kind == "running":
         return f"{label} running"

@@ -317,8 +317,10 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         if is_of_requests(first) and is_of_requests(second):
             of = served[0][workload], served[1][workload]
             spans = [[request.span for request in requests] for requests in of]
-            rows = [np.isin(trace.array("id"), ids) for trace, ids in zip(both, spans, strict=True)]
-            paired = _paired(both[0].where(rows[0]), both[1].where(rows[1]))
+            served = [
+                np.isin(trace.array("id"), ids) for trace, ids in zip(both, spans, strict=True)
+            ]
+            paired = _paired(both[0].where(served[0]), both[1].where(served[1]))
             if not len(paired.first):
                 continue
             pairs[workload] = paired

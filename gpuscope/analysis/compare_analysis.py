@@ -27,8 +27,7 @@ from gpuscope.trace.model import Trace
 Both = tuple[Trace, Trace]
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
 Ends = tuple[float, float]
-_MOST_PARTS = 10_000
-"""Pairs whose parts are summed: of more, evenly many are left out."""
+_MOST_PARTS = 10_000  # pairs whose parts are summed: of more, evenly many are left out
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Difference:
     before, after
         The number in either, in the column's unit.
     low, high
-        The interval of 95 % of ``after / before − 1`` that the calls of two traces tell, and on
-        either side by how much repeated measurements differ; infinite where too few calls tell it.
+        The interval of 95 % of ``after / before − 1``, widened by how much repeated measurements
+        differ (:func:`gpuscope.analysis.noise.repeats`); infinite where too few calls tell it.
     """
 
     workload: Annotated[str, "of"]
@@ -83,7 +82,7 @@ class Difference:
 
     @property
     def clarity(self) -> float:
-        """How far from 0 the end of its interval is that is nearest to 0, as a logarithm."""
+        """The end of its interval that is nearest to 0, as a logarithm without its sign."""
         nearest = max(self.low, min(0.0, self.high))
         return abs(math.log1p(nearest)) if nearest > -1 else math.inf
 
@@ -170,8 +169,7 @@ class Comparison(Result):
         unpaired = sum(pairs.unpaired for pairs in self.pairs.values())
         return sentences(
             "calls pair by rank, round and index; low to high: 95 % interval, by paired bootstrap "
-            "of times, by batch means of rates, widened by how much repeated measurements differ: "
-            "p50 7 %, p90 and p99 23 %, rates 6 %, goodput 10 %",
+            "of times, by batch means of rates, widened by how much repeated measurements differ",
             f"{unpaired:,} calls without another are left out" if unpaired else "",
         )
 
@@ -316,11 +314,7 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         first, second = rows[0][workload], rows[1][workload]
         if is_of_requests(first) and is_of_requests(second):
             of = served[0][workload], served[1][workload]
-            spans = [[request.span for request in requests] for requests in of]
-            served = [
-                np.isin(trace.array("id"), ids) for trace, ids in zip(both, spans, strict=True)
-            ]
-            paired = _paired(both[0].where(served[0]), both[1].where(served[1]))
+            paired = _paired(*map(_rows_of, both, of))
             if not len(paired.first):
                 continue
             pairs[workload] = paired
@@ -356,6 +350,10 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     for at, share in enumerate(shares):
         numbers, column = (values[0][at], values[1][at]), f"latency_{_MARKS[share]}_us"
         yield Difference.between(workload, column, numbers, float(low[at]), float(high[at]))
+
+
+def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
+    return trace.where(np.isin(trace.array("id"), [request.span for request in requests]))
 
 
 def _of_requests(

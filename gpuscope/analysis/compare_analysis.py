@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -26,7 +26,6 @@ from gpuscope.trace.model import Trace
 
 Both = tuple[Trace, Trace]
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-Ends = tuple[float, float]
 _MOST_PARTS = 10_000  # pairs whose parts are summed: of more, evenly many are left out
 
 
@@ -52,11 +51,9 @@ class Difference:
     low: float = -math.inf
     high: float = math.inf
 
-    @classmethod
-    def between(cls, workload: str, column: str, numbers: Ends, low: float, high: float) -> Self:
-        """Return a difference whose interval within the traces is from ``low`` to ``high``."""
-        factor = 1 + repeats(column)
-        return cls(workload, column, *numbers, (1 + low) / factor - 1, (1 + high) * factor - 1)
+    def widened(self, by: float) -> Self:
+        """Return it with an interval that is wider by a factor on either side."""
+        return replace(self, low=(1 + self.low) / by - 1, high=(1 + self.high) * by - 1)
 
     @property
     def about(self) -> Column:
@@ -324,6 +321,8 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         is_paced = any(plan.get(workload, {}).get("rate_hz") is not None for plan in plans)
         if not is_paced and workload not in driven and workload not in pairs:
             differences += _of_rate(both, workload, first, second)
+    is_simulated = both[0].is_simulated and both[1].is_simulated
+    differences = [each.widened(1 + repeats(each.column, is_simulated)) for each in differences]
     if not differences:
         raise MissingEvidence(
             f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
@@ -349,7 +348,7 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     low, high = bootstrap(count, *of)
     for at, share in enumerate(shares):
         numbers, column = (values[0][at], values[1][at]), f"latency_{_MARKS[share]}_us"
-        yield Difference.between(workload, column, numbers, float(low[at]), float(high[at]))
+        yield Difference(workload, column, *numbers, float(low[at]), float(high[at]))
 
 
 def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
@@ -372,7 +371,7 @@ def _of_requests(
         if before is not None and after is not None:
             pace = rows[1]["requests_per_s"] / rows[0]["requests_per_s"] if at == 0 else 1.0
             low, high = ((1 + float(end[at])) * pace - 1 for end in ends)
-            yield Difference.between(workload, column, (before, after), low, high)
+            yield Difference(workload, column, before, after, low, high)
 
 
 def _serving(trace: Trace, workload: str, requests: Sequence[Request], ids: Ints) -> Statistic:
@@ -396,5 +395,5 @@ def _of_rate(both: Both, workload: str, first: Row, second: Row) -> Iterator[Dif
         if first[column] and second[column]:
             ratio = second[column] / first[column]
             low, high = (ratio * end - 1 for end in rate_interval(both, workload))
-            yield Difference.between(workload, column, (first[column], second[column]), low, high)
+            yield Difference(workload, column, first[column], second[column], low, high)
             return

@@ -95,7 +95,7 @@ def test_of_equal_latencies_the_one_that_costs_less_counts():
 @pytest.mark.parametrize("seed", range(8))
 def test_the_setting_counts_that_has_the_clearest_difference(seed):
     source = random.Random(seed)  # noqa: S311 - test data
-    latencies = [source.choice([20, 40, 41, 90, 200]) for _ in range(4)]
+    latencies = [source.choice([20, 40, 90, 200]) for _ in range(4)]
     run = run_of(
         {
             f"setting {number}": trace_of(

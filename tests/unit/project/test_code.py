@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 3_521,
     "analyses": 243,
-    "analysis": 4_185,
+    "analysis": 4_186,
     "cli": 1_409,
     "device": 5_658,
     "experiments": 2_285,

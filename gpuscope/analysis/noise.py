@@ -24,13 +24,13 @@ TAIL = 0.025
 _RESAMPLES, _DRAWS = 1000, 20_000_000
 """Times that pairs are drawn anew, and pairs that are drawn in all, about."""
 _FEWEST, _BATCHES = 6, 20
-_REPEATS = {"_p50_": (0.8, 0.07), "_p90_": (0.8, 0.23), "_p99_": (0.8, 0.23), "goodput": (0.1, 0.1)}
+_REPEATS = {"_p50_": (1.0, 0.07), "_p90_": (1.2, 0.23), "_p99_": (2.5, 0.23), "goodput": (0.1, 0.1)}
 """Part of a column's name → the share by which measurements of the same differ, which two traces
-cannot tell: on a GPU, and simulated. On a GPU: two settings of one run that were the same, 12 times
-on an H100 on 2026-11-26 (``TEMPLATE`` of the dashboard, 1,000 calls): the host's time moved a p50
-by up to 77 %, a p90 by 67 %, a p99 by 74 %, and rates by 0.8 %. Simulated: by at most 6.4 % (p50)
-and 22.2 % (p99), as an H200's host differed within minutes (docs/simulator.md, "Known differences
-from hardware"). Goodput's is chosen, not measured."""
+cannot tell: on a GPU, and simulated. On a GPU: two settings of one run that were the same, 48 times
+on H100s of three hosts on 2026-11-26 (``benchmarks/same_settings.py``): the host's time moved a p50
+by up to 86 %, a p90 by 102 %, a p99 by 229 %, and rates by 2.7 %; a busier host may move them by
+more. Simulated: by at most 6.4 % (p50) and 22.2 % (p99), as an H200's host differed within minutes
+(docs/simulator.md, "Known differences from hardware"). Goodput's is chosen, not measured."""
 _REPEATS_OF_RATES = 0.06
 """The same of rates: the load of ``examples/quickstart.toml`` does 105 % of its rate alone on the
 simulated GPU: alone it is measured afterwards, when the power cap has begun to slow the GPU."""

@@ -95,7 +95,7 @@ def test_of_equal_latencies_the_one_that_costs_less_counts():
 @pytest.mark.parametrize("seed", range(8))
 def test_the_setting_counts_that_has_the_clearest_difference(seed):
     source = random.Random(seed)  # noqa: S311 - test data
-    latencies = [source.choice([10, 40, 160, 640]) for _ in range(4)]
+    latencies = [source.choice([10, 60, 360, 2160]) for _ in range(4)]
     run = run_of(
         {
             f"setting {number}": trace_of(
@@ -124,7 +124,7 @@ def test_the_worst_setting_is_told_and_the_best_one_beside_it():
     run = run_of(
         {
             "shared": trace_of(latency_us=40),
-            "good": trace_of(latency_us=20, partitions=CARVED),
+            "good": trace_of(latency_us=10, partitions=CARVED),
             "bad": trace_of(latency_us=400, partitions=CARVED),
         }
     )

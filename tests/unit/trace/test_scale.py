@@ -287,7 +287,9 @@ def test_tables_have_as_many_rows_as_can_be_read_and_say_how_many_there_are(tmp_
     assert body.count("<tr>") <= 101 * body.count("<table")
     with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            sys, "argv", ["gpuscope", "summary", str(save_trace(trace, tmp_path / "t.parquet"))]
+            sys,
+            "argv",
+            ["gpuscope", "summary", "--all", str(save_trace(trace, tmp_path / "t.parquet"))],
         )
         cli.main()
     said = " ".join(capsys.readouterr().out.split())

@@ -94,7 +94,7 @@ def test_the_comparison_names_ranks_and_has_the_collective(run):
     assert of_sum[0]["collective_us"] == of_sum[1]["collective_us"] > 10
     assert of_sum[0]["collective_us"] <= min(row["kernel_median_us"] for row in of_sum)
     assert all(row["share_of_alone_on_whole_gpu"] > 0 for row in rows)
-    assert "bus GB/s" in str(run)
+    assert "bus GB/s" in run._repr_html_()
 
 
 def test_the_report_says_on_which_sms_each_workload_ran(run):

@@ -275,7 +275,9 @@ def shown(page, content, what, *, folder):
     problems = []
     page.on("dialog", lambda one: (problems.append(f"dialog {one.message}"), one.dismiss()))
     page.goto(path.as_uri())
-    if any(mark in content for mark in ("js-plotly-plot", "Plotly.newPlot", "data-figure")):
+    if "data-timeline>" in content:
+        page.wait_for_selector(".gpuscope-tiles")
+    if any(mark in content for mark in ("js-plotly-plot", "Plotly.newPlot", 'data-figure="')):
         page.wait_for_function(DRAWN)
         if what.endswith("timeline"):
             page.wait_for_function(HOVER)

@@ -38,9 +38,10 @@ def main() -> None:
         run = gs.run(plan, gpu)
         result = gs.compare(run["a"], run["b"])
         told += result.findings[0].rule != "change.none"
-        for each in result.differences:
-            if each.column in apart:
-                apart[each.column].append(math.expm1(abs(math.log(each.after / each.before))))
+        for difference in result.differences:
+            if difference.column in apart:
+                ratio = difference.after / difference.before
+                apart[difference.column].append(math.expm1(abs(math.log(ratio))))
     rows = [row("told as a change", "0", told, "runs", met=not told)]
     for column, shares in apart.items():
         if shares:

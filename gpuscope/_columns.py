@@ -49,6 +49,11 @@ class Column:
         return self.title if self.unit in self.title else f"{self.title} ({self.unit})"
 
     @property
+    def quantity(self) -> str:
+        """What a sentence calls it: ``"p99"``, ``"goodput"``."""
+        return self.title.removeprefix("latency ").removesuffix("/s")
+
+    @property
     def is_time(self) -> bool:
         """Whether its values are times."""
         return self.unit in ("µs", "ms")

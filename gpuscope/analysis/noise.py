@@ -26,11 +26,12 @@ _RESAMPLES, _DRAWS = 1000, 20_000_000
 _FEWEST, _BATCHES = 6, 20
 _REPEATS = {"_p50_": (1.0, 0.07), "_p90_": (1.2, 0.23), "_p99_": (2.5, 0.23), "goodput": (0.1, 0.1)}
 """Part of a column's name → the share by which measurements of the same differ, which two traces
-cannot tell: on a GPU, and simulated. On a GPU: two settings of one run that were the same, 48 times
-on H100s of three hosts on 2026-11-26 (``benchmarks/same_settings.py``): the host's time moved a p50
-by up to 86 %, a p90 by 102 %, a p99 by 229 %, and rates by 2.7 %; a busier host may move them by
-more. Simulated: by at most 6.4 % (p50) and 22.2 % (p99), as an H200's host differed within minutes
-(docs/simulator.md, "Known differences from hardware"). Goodput's is chosen, not measured."""
+cannot tell: on a GPU, and simulated. On a GPU: more than two settings of one run that were the same
+differed by in 24 runs on an H100 (``benchmarks/results/same_settings_fitted.json``): a p50 by up to
+86 %, a p90 by 102 %, a p99 by 229 %, rates by 2.7 %. In 24 later runs (``same_settings.json``) it
+was 47, 129, 330 and 3.9 %, and one was told as a change. Simulated: by at most 6.4 % (p50) and
+22.2 % (p99), as an H200's host differed within minutes (docs/simulator.md, "Known differences from
+hardware"). Goodput's is chosen, not measured."""
 _REPEATS_OF_RATES = 0.06
 """The same of rates: the load of ``examples/quickstart.toml`` does 105 % of its rate alone on the
 simulated GPU: alone it is measured afterwards, when the power cap has begun to slow the GPU."""
@@ -217,7 +218,5 @@ def batch_means(ends_ns: Ints, windows: Ints) -> Floats:
 
 def repeats(column: str, is_simulated: bool) -> float:  # noqa: FBT001 - what it is of
     """Return the share by which repeated measurements of a column of a comparison differ."""
-    for part, shares in _REPEATS.items():
-        if part in column:
-            return shares[is_simulated]
-    return _REPEATS_OF_RATES
+    found_in = (shares for part, shares in _REPEATS.items() if part in column)
+    return next(found_in, (_REPEATS_OF_RATES, _REPEATS_OF_RATES))[is_simulated]

@@ -65,6 +65,11 @@ class Part:
         return self.end_ns - self.start_ns
 
 
+def lasted_ns(parts: Iterable[Part]) -> int:
+    """Return for how long parts lasted, all together."""
+    return sum(part.duration_ns for part in parts)
+
+
 def cut(parts: Iterable[Part], start_ns: int, end_ns: int) -> Iterator[Part]:
     """Yield what lies in [start, end) of parts that are in order."""
     for part in parts:

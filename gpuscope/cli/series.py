@@ -30,8 +30,7 @@ from gpuscope.search.interference import measure_interference
 from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
-from gpuscope.telling.finding import Finding, Quantity, counts
-from gpuscope.telling.of_sweep import swept
+from gpuscope.telling.of_series import interfered, swept
 from gpuscope.telling.of_tuning import forecast_errors, measured, recommended, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
@@ -350,18 +349,9 @@ def _tuning_on(screen: Screen, result: Tuning) -> None:
 
 
 def _interference_on(screen: Screen, result: InterferenceResult) -> None:
-    known = {cell: cell.value for cell in result.cells if cell.value is not None}
-    untold = [cell for cell in result.cells if cell.value is None]
-    values = counts(told=len(known), untold=len(untold))
-    if known:
-        most = max(known, key=known.__getitem__)
-        subject = {"workload": most.of, "given": most.given}
-        values = (Quantity("longer", known[most], "%"), *values[: 1 + bool(untold)])
-        finding = Finding("interferes", "note", subject, values)
-    else:
-        finding = Finding("interferes.unknown", "warning", {}, values)
-    screen.findings([("", finding)])
+    screen.findings([("", interfered(result))])
     screen.result("interference", result)
+    untold = [cell for cell in result.cells if cell.value is None]
     for cell in untold[:1]:
         screen.note(f"{cell.of} given {cell.given}: {cell.reason}")
     screen.note(result.definition)

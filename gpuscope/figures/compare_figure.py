@@ -14,10 +14,11 @@ from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_pair import headline_and_rest, of_pair
 from gpuscope.timeline import style
-from gpuscope.timeline.look import PARTS
+from gpuscope.timeline.look import PATTERNS
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
@@ -59,7 +60,7 @@ def compared(result: Comparison) -> go.Figure:
     >>> trace = gs.run(one, gpu)["default"]
     >>> figure = gs.figures.compared(gs.compare(trace, trace))
     >>> [str(bar.name) for bar in figure.data if bar.xaxis == "x2" and bar.y[0] == "A"]
-    ['in the launch call', 'on the way to the GPU', 'running', 'done, host not looking']
+    ['in the launch call', 'on the way to the GPU', 'running', 'done but not seen by the host']
     """
     findings = of_pair(result)
     workload = str(findings[0].subject["workload"])
@@ -130,7 +131,7 @@ class _Calls:
             for part, holder in parts:
                 low, high = part.start_ns - zero_ns, part.end_ns - zero_ns
                 look = part_look(part.kind, self._workload, holder, self._colours, edge)
-                self._bar(low, high, centre, _LANE - 4, look, PARTS[part.kind][0])
+                self._bar(low, high, centre, _LANE - 4, look, in_words(part.kind))
         self._y += _LANE
 
     def _kernels(self, name: str, trace: Trace, zero_ns: int) -> None:
@@ -169,14 +170,19 @@ class _Calls:
             alike.setdefault(column, []).append(value)
 
 
+def part_colour(kind: PartKind, workload: str, holder: str, colours: Mapping[str, str]) -> str:
+    """Return the colour of who a part of a call is of: itself, who held it up, or the host."""
+    who = workload if kind in _OWN else holder
+    return style.HOST_COLOUR if kind in _OF_HOST else colours.get(who, style.WHOLE_GPU_COLOUR)
+
+
 def part_look(
     kind: PartKind, workload: str, holder: str, colours: Mapping[str, str], edge: float = 0.5
 ) -> Properties:
     """Return the marker of a part of a call: its colour says who, its pattern says what."""
-    who = workload if kind in _OWN else holder
-    colour = style.HOST_COLOUR if kind in _OF_HOST else colours.get(who, style.WHOLE_GPU_COLOUR)
+    colour = part_colour(kind, workload, holder, colours)
     line = {"width": edge, "color": style.INK if edge > 1 else colour}
-    _, shape = PARTS[kind]
+    shape = PATTERNS[kind]
     if not shape:
         return {"color": colour, "line": line}
     pattern = {"shape": "." if shape == "o" else shape, "size": 5, "solidity": 0.4}  # no circles
@@ -194,7 +200,7 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
         for part in sums:
             mean_us = (part.first_ns, part.second_ns)[at] / part.calls / 1e3
             if mean_us:
-                words = PARTS[part.kind][0]
+                words = in_words(part.kind)
                 yield {
                     "type": "bar",
                     "orientation": "h",
@@ -255,7 +261,8 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
         texts = [each.about.text(number) for number in (each.before, each.after)]
         unit = f" {each.about.title}" if each.about.is_rate else ""
         values = " → ".join([texts[0].removesuffix(unit), texts[1]])
-        title = escape(f"{each.workload} {each.about.title.removeprefix('latency ')}", 40)
+        name = each.about.title if each.about.is_rate else each.about.quantity
+        title = escape(f"{each.workload} {name}", 40)
         yield {
             "type": "scatter",
             "mode": "markers",

@@ -9,7 +9,7 @@ from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
-from gpuscope.analysis.part import ORDER, Part, PartKind
+from gpuscope.analysis.part import ORDER, Part, PartKind, lasted_ns
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
@@ -33,6 +33,18 @@ _IN_WORDS = {
     "not looking": "done but not seen by the host",
     "host": "in the host's program",
     "unexplained": "waiting for something that this trace does not show",
+}
+_WITHOUT_CAUSE: dict[PartKind, str] = {
+    "stream order": "queued behind its stream",
+    "graph order": "queued behind its graph",
+    "legacy default stream": "behind the legacy default stream",
+    "collective": "waiting for another rank",
+}
+"""Words of parts where those above need a cause."""
+_SHORT: dict[PartKind, str] = {
+    "launch call": "launch call",
+    "on the way": "on its way",
+    "not looking": "host not looking",
 }
 _INTERVALS = {
     "handle": "from execute() until seen done",
@@ -86,35 +98,35 @@ class Explanation:
     @property
     def unexplained_ns(self) -> int:
         """How long nothing in the trace tells what it waited for."""
-        return sum(part.duration_ns for part in self.parts if part.kind == "unexplained")
+        return lasted_ns(part for part in self.parts if part.kind == "unexplained")
 
     def _sums(self) -> list[tuple[str, list[Part]]]:
         """Return the parts by their words, those that took longest first."""
         alike: dict[str, list[Part]] = {}
         for text, part in zip(self.words, self.parts, strict=True):
             alike.setdefault(text, []).append(part)
-        return sorted(alike.items(), key=lambda entry: -_lasted_ns(entry[1]))
+        return sorted(alike.items(), key=lambda entry: -lasted_ns(entry[1]))
 
     def __str__(self) -> str:
         sums = self._sums()
         clauses = [
-            f"{duration(_lasted_ns(parts))} {text}"
+            f"{duration(lasted_ns(parts))} {text}"
             + (f" ({len(parts)} times)" if len(parts) > 1 else "")
             for text, parts in sums[:_MOST]
         ]
         if rest := [part for _, parts in sums[_MOST:] for part in parts]:
-            clauses.append(f"{duration(_lasted_ns(rest))} in {len(rest)} other parts")
-        line = f"{self.name}: {duration(_lasted_ns(self.parts))} {self.interval}"
+            clauses.append(f"{duration(lasted_ns(rest))} in {len(rest)} other parts")
+        line = f"{self.name}: {duration(lasted_ns(self.parts))} {self.interval}"
         lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}.", *self.doubts]
         return "\n".join(map(clean, lines))
 
     def _repr_html_(self) -> str:
-        total = _lasted_ns(self.parts)
+        total = lasted_ns(self.parts)
         rows = [
             {
                 "part": text,
-                "for": duration(_lasted_ns(parts)),
-                "share": percent(_lasted_ns(parts) / total),
+                "for": duration(lasted_ns(parts)),
+                "share": percent(lasted_ns(parts) / total),
                 "times": len(parts),
                 "first after": duration(parts[0].start_ns - self.parts[0].start_ns),
                 "span": parts[0].span,
@@ -124,10 +136,6 @@ class Explanation:
         table = html_table(rows)
         notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
         return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
-
-
-def _lasted_ns(parts: Sequence[Part]) -> int:
-    return sum(part.duration_ns for part in parts)
 
 
 @door(trace=Trace, span=int)
@@ -212,8 +220,13 @@ def _interval(rows: SpanRows, row: int, kind: str, parts: Sequence[Part]) -> str
 
 
 def in_words(kind: PartKind) -> str:
-    """Return what is done in a part of a kind, whatever caused it."""
-    return fill(_IN_WORDS[kind], {}).rstrip()
+    """Return what is done in a part of a kind, whatever caused it: of a sentence and a legend."""
+    return _WITHOUT_CAUSE.get(kind) or fill(_IN_WORDS[kind], {})
+
+
+def in_short(kind: PartKind) -> str:
+    """Return the same where there is little room."""
+    return _SHORT.get(kind) or in_words(kind)
 
 
 def _in_words(rows: SpanRows, row: int, part: Part) -> str:

@@ -127,11 +127,10 @@ def _expected(
 
 
 def _subject(result: Comparison, about: Difference) -> dict[str, str]:
-    title = about.about.title.removeprefix("latency ")
     subject = {
         "workload": about.workload,
         "column": about.column,
-        "quantity": "rate" if about.column in RATES else title.removesuffix("/s"),
+        "quantity": "rate" if about.column in RATES else about.about.quantity,
         "setting": result.names[1],
         "base": result.names[0],
     }

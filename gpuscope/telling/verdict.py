@@ -12,7 +12,7 @@ from gpuscope._columns import is_of_requests
 from gpuscope.analysis.calls_analysis import Calls, calls_of
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
 from gpuscope.analysis.escapes import Escape
-from gpuscope.analysis.part import Part, PartKind
+from gpuscope.analysis.part import PartKind, lasted_ns
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
@@ -92,7 +92,10 @@ def verdict_of(
     notes = [*_notes(trace, rows, background, calls, escaped)]
     if so_far is not None:
         done = max(so_far[0], calls.n if calls else 0)  # some ended since that was counted
-        headline, notes = _provisional(headline, done, so_far[1], marks), [*_live(calls)]
+        headline = _provisional(headline, done, so_far[1], marks)
+        is_few = calls is not None and calls.n < P99_CALLS
+        notes = [Finding("provisional", "note", {}, counts(calls=P99_CALLS))] * is_few
+        notes.append(Finding("live", "note"))
     if trace.metadata.missing:
         missing = {"missing": trace.metadata.missing}
         notes.insert(0, Finding("incomplete", "warning", missing))
@@ -134,7 +137,7 @@ def _marks(timed: Sequence[Row], calls: Calls | None, *, is_provisional: bool) -
     if calls is None:
         return []
     if is_provisional:
-        return [Quantity("p99", _lasted_ns(calls.slow), "ns")]
+        return [Quantity("p99", lasted_ns(calls.slow), "ns")]
     row = next(row for row in timed if row["workload"] == calls.workload)
     several = quantities(row, p99="latency_p99_us", p50="latency_p50_us")
     return [*several[:1]]
@@ -149,8 +152,8 @@ def _waited(calls: Calls | None, marks: Sequence[Quantity], *, is_carved: bool) 
         each = Quantity("each", sum(calls.holders.values()) / calls.judged, "ns")
         return Finding("verdict.waits", "note", subject, (each, *marks))
     groups = Counter[str]()
-    for kind, lasted_ns in calls.slowest_ns.items():
-        groups[_LARGEST.get(kind, "waiting")] += lasted_ns
+    for kind, took_ns in calls.slowest_ns.items():
+        groups[_LARGEST.get(kind, "waiting")] += took_ns
     ((subject["largest"], _),) = groups.most_common(1)
     return Finding(f"verdict.{'apart' if is_carved else 'shared'}", "note", subject, (*marks,))
 
@@ -184,19 +187,13 @@ def _notes(
     elif calls and not any(map(is_of_requests, rows)):
         all_ns = sum(calls.slowest_ns.values())
         most = Counter(calls.slowest_ns).most_common(2)
-        share = Quantity("share", sum(lasted_ns for _, lasted_ns in most) / all_ns, "%")
+        share = Quantity("share", sum(took_ns for _, took_ns in most) / all_ns, "%")
         kinds = " or ".join(in_words(kind) for kind, _ in most)
         yield Finding("tail", "note", {"kinds": kinds}, (share,))
     for row in rows:
         if row["workload"] in background and row[RATES[0]] is not None:
             values = quantities(row, share=RATES[0])
             yield Finding("load.share", "note", {"workload": row["workload"]}, values)
-
-
-def _live(calls: Calls | None) -> Iterator[Finding]:
-    if calls and calls.n < P99_CALLS:
-        yield Finding("provisional", "note", {}, counts(calls=P99_CALLS))
-    yield Finding("live", "note")
 
 
 def _toml_key(name: str) -> str:
@@ -239,7 +236,3 @@ def _stayed(confinement: ConfinementResult | Finding) -> Finding:
     if astray:
         return Finding("answer.strayed", "error", subject, values)
     return Finding("answer.stayed", "note", subject, values)
-
-
-def _lasted_ns(parts: Sequence[Part]) -> int:
-    return sum(part.duration_ns for part in parts)

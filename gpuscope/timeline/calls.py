@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope._types import Array, Bools
-from gpuscope.analysis.part import Part
+from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
 from gpuscope.trace.model import Trace
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     call: Array
     first: Array
     length_ns: Array
-    kind: list[str]
+    kind: list[PartKind]
     cause: Array
 
 

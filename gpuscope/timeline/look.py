@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuscope._text import stream_label
+from gpuscope.analysis.part import PartKind
+from gpuscope.telling.explanation import in_words
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, partition_label
 from gpuscope.timeline.text import clean
@@ -71,24 +73,24 @@ def look(
     )
 
 
-PARTS = {
-    "launch call": ("in the launch call", "-"),
-    "on the way": ("on the way to the GPU", "."),
-    "stream order": ("queued behind its stream", "\\"),
-    "event wait": ("waiting for an event", "x"),
-    "graph order": ("waiting for another node of its graph", "x"),
-    "legacy default stream": ("waiting for the legacy default stream", "x"),
-    "collective": ("waiting for another rank", "x"),
-    "SMs held": ("waiting for SMs", "/"),
-    "priority": ("waiting for SMs, by priority", "/"),
-    "copy engine": ("waiting for a copy engine", "o"),
-    "request queue": ("in a queue of requests", "o"),
-    "running": ("running", ""),
-    "not looking": ("done, host not looking", "|"),
-    "host": ("host", "-"),
-    "unexplained": ("unexplained", "+"),
+PATTERNS: dict[PartKind, str] = {
+    "launch call": "-",
+    "on the way": ".",
+    "stream order": "\\",
+    "event wait": "x",
+    "graph order": "x",
+    "legacy default stream": "x",
+    "collective": "x",
+    "SMs held": "/",
+    "priority": "/",
+    "copy engine": "o",
+    "request queue": "o",
+    "running": "",
+    "not looking": "|",
+    "host": "-",
+    "unexplained": "+",
 }
-"""Kind of a part → its words, and its pattern: Plotly's characters, and ``o`` for circles."""
+"""Kind of a part → its pattern: Plotly's characters, and ``o`` for circles."""
 ORDER = "-./\\xo+|"
 """Patterns of parts as a legend has them."""
 
@@ -113,7 +115,7 @@ class PartLook:
 
 def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartLook:
     """Return how parts look: colour says who, pattern says what."""
-    words, pattern = PARTS[part.kind]
+    words, pattern = in_words(part.kind), PATTERNS[part.kind]
     if part.partition is None:
         return PartLook(words, style.HOST_COLOUR, pattern)
     colour = colours.get(part.partition or part.stream, style.WHOLE_GPU_COLOUR)

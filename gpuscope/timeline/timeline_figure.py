@@ -93,11 +93,6 @@ def timeline(
     return _figure(_picture([scene], title or "Timeline", {"": trace}, held=blocks))
 
 
-def of_scene(scene: Scene, trace: Trace, title: str = "Timeline") -> go.Figure:
-    """Draw a scene of a trace that is indexed already, as :func:`timeline` does."""
-    return _figure(_picture([scene], title, {"": trace}))
-
-
 def still(scene: Scene, trace: Trace) -> bytes:
     """Return a scene as a PNG, without Plotly: to check what it is given takes it longer."""
     return png(_picture([scene], "Timeline", {"": trace}))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope._types import Array, Bools
+from gpuscope.analysis.part import PartKind
 from gpuscope.timeline.calls import Calls
 from gpuscope.timeline.labels import Track
 from gpuscope.timeline.tracks import Tracks
@@ -35,7 +36,7 @@ class PartClass(NamedTuple):
         Of that work, where the trace has no partitions; ``""`` otherwise.
     """
 
-    kind: str
+    kind: PartKind
     partition: str | None
     stream: str = ""
 
@@ -134,7 +135,7 @@ def waiting_of(
 
 
 def classed(
-    tracks: Tracks, part_kinds: Sequence[str], cause: Array, work: Array
+    tracks: Tracks, part_kinds: Sequence[PartKind], cause: Array, work: Array
 ) -> tuple[list[PartClass], Array]:
     """Return the classes of parts, and part → which of these is its own.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpuscope._columns import MEANINGS
 from gpuscope._text import duration, percent, safe
 from gpuscope.analysis.confinement_analysis import ConfinementResult
-from gpuscope.analysis.part import Part, PartKind
+from gpuscope.analysis.part import lasted_ns
+from gpuscope.telling.explanation import in_short
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import rich
 from gpuscope.telling.rules import RULES
@@ -24,16 +25,7 @@ _EMPTY = (
     "a typical and a slow call, cut into its waits, by cause",
     "every kernel, given and used SMs",
 )
-_LOOKS: dict[PartKind, tuple[str, str]] = {
-    "launch call": ("launch", "launch call"),
-    "on the way": ("way", "on its way"),
-    "SMs held": ("sms", "waiting for SMs"),
-    "priority": ("sms", "waiting for SMs"),
-    "running": ("run", "running"),
-    "not looking": ("look", "host not looking"),
-    "host": ("host", "host"),
-}
-"""Kind of part → its class in ``verdict.css`` and its words; of others waiting for something."""
+_HELD = ("SMs held", "priority")
 _SLOW = 0.74
 """Share of the width that the slow call takes; its time stands behind it."""
 _ROWS = 3
@@ -131,47 +123,34 @@ def answers(judged: Judged, colors: Mapping[str, str]) -> str:
     )
     calls, waits, legend = verdict.calls, "", ""
     if calls is not None:
-        color, holder_color = ink(calls.workload), ink(next(iter(calls.holders), ""))
-        slow_ns = max(_lasted_ns(calls.slow), 1)
+        inks = ink(calls.workload), ink(next(iter(calls.holders), ""))
+        slow_ns = max(lasted_ns(calls.slow), 1)
         for mark, parts in (("p50", calls.typical), ("p99", calls.slow)):
             pieces = [
                 (
-                    _look(part)[0],
+                    html.part_class(part.kind),
                     part.duration_ns / slow_ns * _SLOW,
-                    holder_color if _is_held(part) else color,
+                    inks[part.kind in _HELD],
                 )
                 for part in parts
             ]
             name = shows(verdict.waited, mark) if parts is calls.slow else mark
-            waits += _lane(name, pieces, duration(float(f"{_lasted_ns(parts):.3g}")), beside=True)
-        kinds = {_look(part): holder_color if _is_held(part) else color for part in calls.slow}
+            waits += _lane(name, pieces, duration(float(f"{lasted_ns(parts):.3g}")), beside=True)
+        kinds = {part.kind: inks[part.kind in _HELD] for part in calls.slow}
         legend = "".join(
-            f'<span class="gs-key"><i class="gs-{name}" style="--c:{color}"></i>{words}</span>'
-            for (name, words), color in kinds.items()
+            f'<span class="gs-key"><i class="gs-{html.part_class(kind)}" style="--c:{color}"></i>'
+            f"{in_short(kind)}</span>"
+            for kind, color in kinds.items()
         )
     evidence = verdict.stayed.names.get("evidence", "")
-    return _row(
-        [
-            _card(
-                _QUESTIONS[0],
-                _value(verdict.overlapped),
-                lanes,
-                explained(rich(verdict.won)) if verdict.won else "",
-            ),
-            _card(
-                _QUESTIONS[1],
-                _value(verdict.waited),
-                f'<div class="gs-calls">{waits}</div>',
-                legend,
-            ),
-            _card(
-                _QUESTIONS[2],
-                _value(verdict.stayed),
-                _strip(judged, colors),
-                f"{html.text(evidence)}." if evidence else "",
-            ),
-        ]
+    pictures = lanes, f'<div class="gs-calls">{waits}</div>', _strip(judged, colors)
+    words = (
+        explained(rich(verdict.won)) if verdict.won else "",
+        legend,
+        f"{html.text(evidence)}." if evidence else "",
     )
+    values = map(_value, (verdict.overlapped, verdict.waited, verdict.stayed))
+    return _row(map(_card, _QUESTIONS, values, pictures, words))
 
 
 def _row(cards: Iterable[str]) -> str:
@@ -206,18 +185,6 @@ def _bar(pieces: Iterable[Piece], after: str = "") -> str:
         for look, share, color in pieces
     )
     return f'<div class="gs-lane">{parts}{after}</div>'
-
-
-def _look(part: Part) -> tuple[str, str]:
-    return _LOOKS.get(part.kind, ("queue", "waiting for other work"))
-
-
-def _is_held(part: Part) -> bool:
-    return _look(part)[0] == "sms"
-
-
-def _lasted_ns(parts: Sequence[Part]) -> int:
-    return sum(part.duration_ns for part in parts)
 
 
 def _strip(judged: Judged, colors: Mapping[str, str]) -> str:

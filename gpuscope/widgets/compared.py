@@ -10,14 +10,15 @@ from gpuscope._tables import Html
 from gpuscope._text import duration
 from gpuscope.analyses.comparing import CompareResult, compare
 from gpuscope.analysis.compare_analysis import Difference, Pairs
+from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.compare_figure import difference_look, part_look, slower
+from gpuscope.figures.compare_figure import difference_look, part_colour, slower
+from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich
 from gpuscope.telling.of_trace import confinement_verdict
 from gpuscope.timeline import style
-from gpuscope.timeline.look import PARTS
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
@@ -31,18 +32,6 @@ _GONE = (
     "or run it again."
 )
 _INK = "var(--jp-ui-font-color1,#171a1f)"
-_CSS = {
-    "-": "repeating-linear-gradient(0deg,{0} 0 1px,transparent 1px 4px)",
-    "|": "repeating-linear-gradient(90deg,{0} 0 1px,transparent 1px 4px)",
-    "/": "repeating-linear-gradient(135deg,{0} 0 2px,transparent 2px 5px)",
-    "\\": "repeating-linear-gradient(45deg,{0} 0 2px,transparent 2px 5px)",
-    ".": "radial-gradient({0} 1px,transparent 1px) 0 0/4px 4px",
-    "x": "repeating-linear-gradient(45deg,{0} 0 1px,transparent 1px 5px),"
-    "repeating-linear-gradient(135deg,{0} 0 1px,transparent 1px 5px)",
-    "+": "repeating-linear-gradient(0deg,{0} 0 1px,transparent 1px 5px),"
-    "repeating-linear-gradient(90deg,{0} 0 1px,transparent 1px 5px)",
-}
-"""Plotly's patterns as backgrounds, in a colour."""
 
 
 def side_by_side(runs: Mapping[str, Run | None]) -> str:
@@ -119,25 +108,22 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
         bar = ""
         for part, holder in parts_by_cause(trace, int(ids[at])):
             share = 100 * part.duration_ns / max(took_ns)
-            words = f"{PARTS[part.kind][0]}: {duration(part.duration_ns)}"
-            look = _background(part_look(part.kind, workload, holder, colours))
-            bar += (
-                f"<span title='{html.text(words)}' style='display:inline-block;height:14px;"
-                f"box-sizing:border-box;width:{share:.3f}%;{look}'></span>"
-            )
+            words = f"{in_words(part.kind)}: {duration(part.duration_ns)}"
+            bar += _part(part.kind, part_colour(part.kind, workload, holder, colours), share, words)
         lines.append(
-            f"<div style='display:flex;gap:8px'><b>{name}</b><div style='flex:1;white-space:nowrap;"
-            f"font-size:0'>{bar}</div><span style='width:64px'>{duration(length)}</span></div>"
+            f"<div style='display:flex;gap:8px'><b>{name}</b><div class='gs-lane' style='flex:1'>"
+            f"{bar}</div><span style='width:64px'>{duration(length)}</span></div>"
         )
     title = html.text(f"The call of {workload} at A's {mark}, from its entry", 200)
     return f"<div style='max-width:900px'><b>{title}</b>{''.join(lines)}</div>"
 
 
-def _background(look: style.Properties) -> str:
-    """Return a marker of Plotly's as CSS."""
-    pattern, colour = look.get("pattern"), look["line"]["color"]
-    fill = _CSS[pattern["shape"]].format(pattern["fgcolor"]) if pattern else look["color"]
-    return f"background:{fill};border:1px solid {colour}"
+def _part(kind: PartKind, colour: str, share: float, words: str) -> str:
+    """Return a part of a bar, so many per cent of it wide."""
+    return (
+        f"<i class='gs-{html.part_class(kind)}' title='{html.text(words)}' "
+        f"style='width:{share:.3f}%;--c:{colour}'></i>"
+    )
 
 
 # -- numbers ------------------------------------------------------------------------------
@@ -178,9 +164,9 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
     except MissingEvidence:
         return
     sums: list[tuple[str, int, int]] = [
-        (Html(f"{_swatch(look)}{PARTS[part.kind][0]}"), part.first_ns, part.second_ns)
+        (Html(f"{_swatch(part.kind, colour)}{in_words(part.kind)}"), part.first_ns, part.second_ns)
         for part in parts
-        for look in [part_look(part.kind, workload, part.holder, colours)]
+        for colour in [part_colour(part.kind, workload, part.holder, colours)]
     ]
     sums.append(("a mean call", sum(e[1] for e in sums), sum(e[2] for e in sums)))
     for what, *totals in sums:
@@ -190,9 +176,9 @@ def _means(result: CompareResult, workload: str, colours: Mapping[str, str]) -> 
         yield {**row, "change": change if after != before else "0"}
 
 
-def _swatch(look: style.Properties) -> str:
-    size = "display:inline-block;width:14px;height:10px;margin-right:5px;box-sizing:border-box"
-    return f"<span aria-hidden='true' style='{size};{_background(look)}'></span>"
+def _swatch(kind: PartKind, colour: str) -> str:
+    look = f"class='gs-{html.part_class(kind)}' style='--c:{colour}'"
+    return f"<span class='gs-key'><i aria-hidden='true' {look}></i></span>"
 
 
 def _curves(pairs: Pairs) -> str:

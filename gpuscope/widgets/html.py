@@ -13,6 +13,7 @@ from gpuscope import _text
 from gpuscope._columns import TOGETHER, readable
 from gpuscope._tables import html_table
 from gpuscope._text import safe
+from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.timeline.raster import png
 
@@ -20,6 +21,17 @@ _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 
 text = _text.shown
 """Returns foreign text, harmless in HTML between tags."""
+
+_PARTS: dict[PartKind, str] = {
+    "launch call": "launch",
+    "on the way": "way",
+    "SMs held": "sms",
+    "priority": "sms",
+    "running": "run",
+    "not looking": "look",
+    "host": "host",
+}
+"""Kind of part → its class in ``verdict.css``; others wait for other work."""
 
 
 def note(words: str) -> str:
@@ -62,3 +74,8 @@ def picture(figure: go.Figure) -> str:
         f'<img style="max-width:100%" alt="{safe(unescape(title))}" '
         f'src="data:image/png;base64,{data}">'
     )
+
+
+def part_class(kind: PartKind) -> str:
+    """Return what of ``verdict.css`` draws a part of a call, in the colour ``--c``."""
+    return _PARTS.get(kind, "queue")

@@ -690,6 +690,38 @@ def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
         assert not errors(console), "\n".join(errors(console))
 
 
+def test_a_reopened_notebook_shows_the_last_picture_of_a_timeline(lab, browser_page):
+    page = browser_page
+    live = (
+        "import gpuscope as gs\ngpu = gs.open_device('sim:h200', quiet=True)\n"
+        "gemm = gs.Gemm(gpu, m=64, n=64, k=64)\n"
+        "with gpu.create_stream(name='s') as s, gs.profile(gpu, live=True) as recording:\n"
+        "    gemm.execute(stream=s)\n    gemm.wait()"
+    )
+    write_notebook(lab.folder, [live, "gs.Timeline(recording.trace)"])
+    open_notebook(page, lab)
+    page.evaluate(RUN_ALL)
+    plots = page.locator(".jp-OutputArea-output .gpuscope-timeline")
+    expect(plots).to_have_count(2)
+    pictures = page.locator(".gpuscope-picture img")
+    expect(pictures).to_have_count(2)
+    for picture in pictures.all():
+        expect(picture).to_be_hidden()  # the widget is there
+    page.wait_for_function(IDLE)
+    command(page, "docmanager:save")
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+    )
+    page.wait_for_function(IDLE)
+    open_notebook(page, lab)
+    for picture in pictures.all():
+        expect(picture).to_be_visible()
+    expect(page.get_by_text("model not found").first).to_be_hidden()
+    sizes = [len(picture.get_attribute("src")) for picture in pictures.all()]
+    assert min(sizes) > 0.8 * max(sizes), "the live one's is of its beginning"
+
+
 def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
     write_notebook(tmp_path, [CELLS[0], "dashboard.start()\ndashboard.wait()"])
     subprocess.run(

@@ -1,6 +1,7 @@
 // The timeline's toolbar, and what it does for the plot beside it: keys, clicks, its size,
 // the page's theme, and word of what was painted.
 
+const RESIZES = 20, RESIZE_MS = 250; // how often Plotly is asked to fill its place
 const KEYS = {
   w: { do: "zoom", by: 0.5 },
   s: { do: "zoom", by: 2 },
@@ -250,7 +251,7 @@ function attend(model, el, search) {
   if (isDark(root) !== model.get("state").dark) tellTheme();
 
   let width = 0;
-  let asked = 0;
+  let asked = 0, tries = 0, again = 0;
   const tellWidth = () => {
     const now = Math.round(area()?.width ?? 0);
     if (now && now !== width) tell({ do: "size", pixels: (width = now) });
@@ -275,9 +276,14 @@ function attend(model, el, search) {
     const svg = found.querySelector(".svg-container");
     if (svg) sizes.observe(svg); // and it takes its time
     if (svg && found.clientWidth && Math.abs(svg.clientWidth - found.clientWidth) > 1) {
-      if (asked !== found.clientWidth) window.dispatchEvent(new Event("resize"));
-      asked = found.clientWidth;
-    }
+      // A frame that comes meanwhile may undo it: so it is asked again, a few times for a width.
+      if (asked !== found.clientWidth) [asked, tries] = [found.clientWidth, RESIZES];
+      if (tries-- > 0) {
+        window.dispatchEvent(new Event("resize"));
+        clearTimeout(again);
+        again = setTimeout(dress, RESIZE_MS);
+      }
+    } else asked = 0;
     tellWidth();
   };
   sizes.observe(root);
@@ -300,6 +306,7 @@ function attend(model, el, search) {
   });
 
   const stop = () => {
+    clearTimeout(again);
     tiles.stop();
     unwatch();
     for (const observer of [themes, sizes, parts]) observer.disconnect();

@@ -17,7 +17,7 @@ from gpuscope.analysis.result import Result
 from gpuscope.cli.screen import LINES, Screen
 from gpuscope.formats.reading import load_trace
 from gpuscope.telling import Finding, to_text
-from gpuscope.telling.of_sweep import swept
+from gpuscope.telling.of_series import swept
 
 ROOT = Path(gs.__file__).parents[1]
 DATA = ROOT / "tests" / "data"

@@ -16,13 +16,13 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 3_521,
+    "": 3_524,
     "analyses": 243,
     "analysis": 4_186,
-    "cli": 1_409,
+    "cli": 1_399,
     "device": 5_658,
     "experiments": 2_285,
-    "figures": 1_163,
+    "figures": 1_167,
     "formats": 3_533,
     "learn": 1_533,
     "races": 1_771,
@@ -30,10 +30,10 @@ ROOMS = {
     "report": 624,
     "search": 1_774,
     "simulator": 5_697,
-    "telling": 1_677,
-    "timeline": 6_034,
+    "telling": 1_697,
+    "timeline": 6_035,
     "trace": 2_445,
-    "widgets": 5_044,
+    "widgets": 5_024,
     "workloads": 2_748,
 }
 """Code lines of each room and of the root: may only go down, unless a feature is added: then by

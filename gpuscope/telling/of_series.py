@@ -1,4 +1,4 @@
-"""What a sweep comes to: where its clearest figure is best, and where it is worst."""
+"""What several runs come to: where a sweep is best and worst, and who makes whose kernels long."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED, heading
 from gpuscope._text import format_value
+from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.telling.finding import Finding, Quantity
+from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.telling.of_setting import unit_of
 
 _COLUMNS = ("goodput_per_s", "latency_p99_us", "latency_p50_us", "bus_gb_per_s", "calls_per_s")
@@ -30,7 +31,7 @@ def swept(result: SweepResult) -> Iterator[Finding]:
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> from gpuscope.telling.of_sweep import swept
+    >>> from gpuscope.telling.of_series import swept
     >>> result = gs.search.sweep(one, {"workloads.w.duration_us": [10, 90]}, gpu)
     >>> [(finding.rule, finding.subject["best"]) for finding in swept(result)]
     [('swept', 'w.duration_us = 10')]
@@ -46,7 +47,7 @@ def swept(result: SweepResult) -> Iterator[Finding]:
         best, worst = several[0], several[-1]
         subject = {
             "workload": best["workload"],
-            "quantity": column.title.removeprefix("latency ").removesuffix("/s"),
+            "quantity": column.quantity,
             "best": _point(result, best),
             "worst": _point(result, worst),
         }
@@ -64,3 +65,31 @@ def _point(result: SweepResult, row: Row) -> str:
     if len(result.experiment.get("settings") or ()) > 1:
         words.append(f"“{row['setting']}”")
     return ", ".join(words)
+
+
+@door(result=InterferenceResult)
+def interfered(result: InterferenceResult) -> Finding:
+    """Return the pair of workloads whose value is the greatest, or that none is known.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.telling.of_series import interfered
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> small = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "partition": "a"}
+    >>> large = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "partition": "b"}
+    >>> result = gs.search.measure_interference(
+    ...     gpu, {"a": 16, "b": "rest"}, {"small": small, "large": large}, repeats=5, rounds=2)
+    >>> interfered(result).rule
+    'interferes'
+    """
+    known = {cell: cell.value for cell in result.cells if cell.value is not None}
+    values = counts(told=len(known), untold=len(result.cells) - len(known))
+    if not known:
+        return Finding("interferes.unknown", "warning", {}, values)
+    most = max(known, key=known.__getitem__)
+    subject = {"workload": most.of, "given": most.given}
+    longer = Quantity("longer", known[most], "%")
+    return Finding(
+        "interferes", "note", subject, (longer, *(each for each in values if each.value))
+    )

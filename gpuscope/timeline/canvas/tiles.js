@@ -277,7 +277,7 @@ function paintTiles(model, root, tell) {
     paintOverview(low, high);
     if (missing.length) request(missing, soon);
     else requestAnimationFrame(() => setTimeout(() => request([], soon)));
-    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
+    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length, bars, marks: marked } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
   const groupsOf = (pieces, place) => {
@@ -349,9 +349,11 @@ function paintTiles(model, root, tell) {
         most = Math.max(most, tops.at(-1)[x]);
       }
       // Line by line, as pixels lie in memory; what is lower in the stack is painted over the rest.
-      for (let k = tall.length - 1; k >= 0; k--)
+      for (let k = tall.length - 1; k >= 0; k--) {
+        const till = tops[k], colour = colours[k];
         for (let up = 0, at = (bottom - 1) * wide; up < most && at >= 0; up++, at -= wide)
-          for (let x = 0; x < wide; x++) if (tops[k][x] > up) pixels[at + x] = colours[k];
+          for (let x = 0; x < wide; x++) if (till[x] > up) pixels[at + x] = colour;
+      }
     });
   };
   const paintBreaks = (view, height) => {
@@ -387,15 +389,15 @@ function paintTiles(model, root, tell) {
     marked = pieces.flatMap(({ tile, low, high }) => {
       const escapes = new Set(tile.groups.filter(([, kind]) => scene.classes[kind].escaped && !hidden.has(kind)).map(([place]) => place));
       return tile.marks
-        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column, wide: tile.column }))
-        .filter(({ place, what, time, wide }) => (what !== "escape" || escapes.has(place)) &&
-          time >= low && time < high && time + wide > view.low && time < view.high);
+        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
+        .filter(({ place, what, time }) => (what !== "escape" || escapes.has(place)) && // the last it counts may be in view
+          time >= low && time < high && time + scene.merged * tile.column > view.low && time < view.high);
     });
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.lane / 2) * view.scale];
+      const [x, y] = [Math.max(0, (time - view.low) * view.px), (scene.tops[place] - scene.lane / 2) * view.scale];
       const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
       context.beginPath();
       for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
@@ -814,7 +816,7 @@ function paintTiles(model, root, tell) {
     const { xaxis, yaxis, _size } = plot._fullLayout;
     const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
     const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
-    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= POINT_PX &&
+    const mark = marked.find(({ place, time: at }) => Math.abs(Math.max(at, low) - time) * px <= POINT_PX &&
       up >= scene.tops[place] - scene.lane && up < scene.tops[place]);
     if (mark) return { edge: scene.marked, lines: [mark.words] };
     const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);

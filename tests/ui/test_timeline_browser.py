@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import rule
-from jupyter_lab import BUSY, IDLE, ask, eventually, running_lab
+from jupyter_lab import BUSY, IDLE, ask, check_accessibility, eventually, running_lab, walk
 from PIL import Image
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -449,18 +449,16 @@ print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snap
 def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     show(page)
-    page.locator(f"{ROOM} .gpuscope-timeline-bar button:visible").first.focus()
-    reached = []
-    for _ in range(22):
-        reached.append(page.evaluate("""() => {
-            const now = document.activeElement;
-            return now.getAttribute('aria-label') ?? now.innerText;
-        }"""))  # fmt: skip
-        page.keyboard.press("Tab")
+    reached = walk(page, ROOM)
     assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
-    labels = ("Pan left", "Zoom in", "All: show everything", "Zoom to the selection", "Next call")
-    for label in (*labels, "Search names of spans", "Each row of the host", "Tracks"):
-        assert label in reached
+    labels = ("Pan left", "Zoom in", "All: show everything", "Next call", "Search names of spans")
+    assert not {*labels, "Each row of the host", "Tracks"} - {*reached}
+    keys = page.locator(f"{ROOM} [aria-keyshortcuts]").evaluate_all(
+        "all => all.map(one => one.getAttribute('aria-keyshortcuts'))"
+    )
+    assert sorted(keys) == sorted(
+        [*"WSADFZXLHMNR/", "Shift+N", "ArrowLeft", "ArrowRight", "Escape"]
+    )
     plot = page.locator(PLOT)
     expect(plot).to_have_attribute("role", "application")
     plot.focus()
@@ -524,6 +522,7 @@ def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     )
     shades = [sum(map(int, re.findall(r"\d+", text)[:3])) for text in (ink, paper)]
     assert abs(shades[0] - shades[1]) > 400, f"{ink} on {paper}"
+    check_accessibility(page, ROOM)
     name = f"timeline-{'dark' if dark else 'light'}.png"
     page.locator(ROOM).screenshot(path=RESULTS / name)
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
@@ -575,8 +574,12 @@ IN_VIEW = """([low, high]) => {
 
 @pytest.mark.parametrize("kind", ["uniform", "alternating", "rare", "escaped", "mixed"])
 def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
-    open_notebook, console, shot, kind
+    open_notebook, browser_page, console, shot, kind
 ):
+    messages = []
+    browser_page.on(
+        "websocket", lambda socket: socket.on("framereceived", lambda data: messages.append(data))
+    )
     page = open_notebook(FOUR, f"timeline = gs.Timeline(trace_of({kind!r}))\ntimeline")
     page.evaluate(rule.WATCH)
     show_many(page)
@@ -591,6 +594,9 @@ def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
         assert found["off_px"] <= 1, found
         assert found["blank"] == found["lost"] == 0, found
         assert (found["escapes"] > 0) == (kind in ("alternating", "escaped"))
+    frames = [data if isinstance(data, bytes) else data.encode() for data in messages]
+    sizes = [len(data) for data in frames if b"_esm" not in data]  # those with scripts aside
+    assert 1000 < max(sizes) <= 4_000_000
 
 
 ESCAPES = """

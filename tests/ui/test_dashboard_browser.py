@@ -391,6 +391,12 @@ def choose_theme(page, theme: str) -> None:
     )
 
 
+def check_in_both_themes(page) -> None:
+    for theme in ("dark", "light"):
+        choose_theme(page, theme)
+        check_accessibility(page, DASHBOARD)
+
+
 def restart_and_reopen(page, lab, console, shot) -> None:
     """Without its kernel, the notebook shows what was there last; run again, it lives."""
     command(page, "docmanager:save")
@@ -628,9 +634,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     expect(sections).to_have_count(2)
     expect(sections.nth(0)).to_contain_text(f"A: {runs[0]}; B: {runs[2]}.")
     expect(sections.nth(1)).to_contain_text(f"A: {runs[1]}; B: {runs[2]}.")
-    for theme in ("dark", "light"):
-        choose_theme(page, theme)
-        check_accessibility(page, DASHBOARD)
+    check_in_both_themes(page)
     shot("compared")
     for name, suffix in (("Trace", "parquet"), ("Report", "html"), ("Perfetto", "json.gz"),
                          ("nsys stats", "sqlite")):  # fmt: skip

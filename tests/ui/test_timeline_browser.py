@@ -577,9 +577,7 @@ def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
     open_notebook, browser_page, console, shot, kind
 ):
     messages = []
-    browser_page.on(
-        "websocket", lambda socket: socket.on("framereceived", lambda data: messages.append(data))
-    )
+    browser_page.on("websocket", lambda socket: socket.on("framereceived", messages.append))
     page = open_notebook(FOUR, f"timeline = gs.Timeline(trace_of({kind!r}))\ntimeline")
     page.evaluate(rule.WATCH)
     show_many(page)

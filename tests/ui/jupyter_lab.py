@@ -160,6 +160,19 @@ def eventually(check: Callable[[], None]) -> None:
             return
 
 
+def sizes_of_messages(page: Any) -> list[int]:
+    """Return a list that gets the bytes of each message to a page, of its widgets' scripts aside."""
+    sizes: list[int] = []
+
+    def hear(data: str | bytes) -> None:
+        data = data.encode() if isinstance(data, str) else data
+        if b"_esm" not in data:
+            sizes.append(len(data))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", hear))
+    return sizes
+
+
 def check_accessibility(page: Any, room: str) -> None:
     """Assert that axe finds nothing in a part of the page."""
     from axe_playwright_python.sync_playwright import Axe

@@ -14,7 +14,16 @@ from pathlib import Path
 import nbformat
 import pytest
 import rule
-from jupyter_lab import BUSY, IDLE, ask, check_accessibility, eventually, running_lab, walk
+from jupyter_lab import (
+    BUSY,
+    IDLE,
+    ask,
+    check_accessibility,
+    eventually,
+    running_lab,
+    sizes_of_messages,
+    walk,
+)
 from PIL import Image
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -576,8 +585,7 @@ IN_VIEW = """([low, high]) => {
 def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
     open_notebook, browser_page, console, shot, kind
 ):
-    messages = []
-    browser_page.on("websocket", lambda socket: socket.on("framereceived", messages.append))
+    sizes = sizes_of_messages(browser_page)
     page = open_notebook(FOUR, f"timeline = gs.Timeline(trace_of({kind!r}))\ntimeline")
     page.evaluate(rule.WATCH)
     show_many(page)
@@ -592,8 +600,6 @@ def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
         assert found["off_px"] <= 1, found
         assert found["blank"] == found["lost"] == 0, found
         assert (found["escapes"] > 0) == (kind in ("alternating", "escaped"))
-    frames = [data if isinstance(data, bytes) else data.encode() for data in messages]
-    sizes = [len(data) for data in frames if b"_esm" not in data]  # those with scripts aside
     assert 1000 < max(sizes) <= 4_000_000
 
 

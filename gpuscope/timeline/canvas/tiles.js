@@ -396,11 +396,12 @@ function paintTiles(model, root, tell) {
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
+    const size = Math.min(5, (scene.lane * view.scale - 1) / 2); // of many rows, the lanes are low
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
       const [x, y] = [Math.max(0, (time - view.low) * view.px), (scene.tops[place] - scene.lane / 2) * view.scale];
-      const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
+      const up = what === "hazard" ? [[x - size, y], [x, y - size], [x + size, y]] : [[x - size, y - size], [x + size, y - size]];
       context.beginPath();
-      for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
+      for (const corner of [...up, [x, y + size]]) context.lineTo(...corner);
       context.closePath();
       context.fill();
       context.stroke();

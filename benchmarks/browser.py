@@ -189,7 +189,7 @@ def moves(page: Any, plot: str, area: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"pan": [], "zoom": [], "whole": []}
     page.locator(plot).first.scroll_into_view_if_needed()
     box = page.locator(area).first.bounding_box()
-    middle = box["x"] + box["width"] / 2, box["y"] + 40
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(*middle)
     page.locator(plot).first.focus()
     for _ in range(3):

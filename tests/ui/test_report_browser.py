@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jupyter_lab import eventually
+from jupyter_lab import check_accessibility, eventually, walk
 
 import gpuscope as gs
 from gpuscope import report as reports
@@ -106,6 +106,7 @@ def test_the_first_screen_tells_it_all_and_nothing_is_cut_off(
 
     eventually(fits)
     eventually(is_in_its_colours)
+    check_accessibility(browser_page, "body")
 
 
 CARVED = {
@@ -153,6 +154,17 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     browser_page.goto(path.as_uri())
     browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
     assert "Look at this call." in browser_page.inner_text("body")
+    check_accessibility(browser_page, "body")
+    reached = walk(browser_page, ".timeline")
+    for action in (
+        "Zoom in W",
+        "Earlier A",
+        "All F",
+        "To selection Z",
+        "Longest in view L",
+        "Clear Esc",
+    ):
+        assert action in reached
     assert str(gs.telling.explain(trace, call)) in browser_page.inner_text(".dock")
     root = browser_page.locator(".timeline .svg-container")
 

@@ -132,13 +132,13 @@ function paintTiles(model, root, tell) {
   const context = canvas.getContext("2d");
   const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
-  let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+  let asked = 0, news = 0, words = 0, shown = "", filled = "", image = null, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
   const partFills = new Map();
   let sweeping = null; // a range that the kernel does not know yet
   const changed = () => {
     sweeping = null;
-    news += 1;
+    words += 1;
     ask();
   };
 
@@ -236,10 +236,10 @@ function paintTiles(model, root, tell) {
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
-    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
+    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden, ""].join();
     if (canvas.parentNode !== holder) holder.prepend(canvas);
-    else if (now === shown) return;
-    shown = now;
+    else if (shown === now + words) return;
+    shown = now + words;
     const right = plot._fullLayout._size.r; // in which words stand
     const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
@@ -255,7 +255,9 @@ function paintTiles(model, root, tell) {
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
       tile.spans[place] !== null && view.px >= tile.spans[place]));
     const ratioY = canvas.height / height;
-    paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    if (filled !== now) paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    filled = now;
+    context.putImageData(image, 0, 0);
     context.save();
     context.beginPath();
     context.rect(0, 0, width, height);
@@ -273,8 +275,9 @@ function paintTiles(model, root, tell) {
     context.restore();
     paintShares(view);
     paintOverview(low, high);
-    request(missing, soon);
-    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
+    if (missing.length) request(missing, soon);
+    else requestAnimationFrame(() => setTimeout(() => request([], soon)));
+    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length, bars, marks: marked } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
   const groupsOf = (pieces, place) => {
@@ -311,8 +314,8 @@ function paintTiles(model, root, tell) {
     return shares;
   };
   const paintColumns = (pieces, view, hidden, ratio, ratioY, wide) => {
-    const image = context.createImageData(wide, canvas.height);
-    const pixels = new Uint32Array(image.data.buffer);
+    if (image?.width !== wide || image.height !== canvas.height) image = context.createImageData(wide, canvas.height);
+    const pixels = new Uint32Array(image.data.buffer).fill(0);
     const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
@@ -332,6 +335,8 @@ function paintTiles(model, root, tell) {
       const bottom = Math.min(canvas.height, Math.round((top + 2) * view.scale * ratioY) + px);
       const shares = sharesOf(pieces, groups, view.low, step, wide);
       const tall = new Float64Array(groups.length), there = new Array(groups.length);
+      const tops = groups.map(() => new Uint16Array(wide)); // of each in the stack, in px from the bottom
+      let most = 0;
       for (let x = 0; x < wide; x++) {
         let total = 0;
         for (let k = 0; k < tall.length; k++) {
@@ -340,15 +345,16 @@ function paintTiles(model, root, tell) {
           there[k] = tall[k] > 0 || instants[k].has(x);
         }
         fit(tall, there, total, px, Math.round(scene.least * ratio), Math.round(scene.free * ratio));
-        let y = bottom;
-        for (let k = 0; k < tall.length; k++)
-          for (const end = y - tall[k]; y > end; ) {
-            y -= 1;
-            if (y >= 0) pixels[y * wide + x] = colours[k];
-          }
+        for (let k = 0, sum = 0; k < tall.length; k++) tops[k][x] = sum += tall[k];
+        most = Math.max(most, tops.at(-1)[x]);
+      }
+      // Line by line, as pixels lie in memory; what is lower in the stack is painted over the rest.
+      for (let k = tall.length - 1; k >= 0; k--) {
+        const till = tops[k], colour = colours[k];
+        for (let up = 0, at = (bottom - 1) * wide; up < most && at >= 0; up++, at -= wide)
+          for (let x = 0; x < wide; x++) if (till[x] > up) pixels[at + x] = colour;
       }
     });
-    context.putImageData(image, 0, 0);
   };
   const paintBreaks = (view, height) => {
     for (const [from, to, what] of scene.breaks) {
@@ -383,18 +389,19 @@ function paintTiles(model, root, tell) {
     marked = pieces.flatMap(({ tile, low, high }) => {
       const escapes = new Set(tile.groups.filter(([, kind]) => scene.classes[kind].escaped && !hidden.has(kind)).map(([place]) => place));
       return tile.marks
-        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column, wide: tile.column }))
-        .filter(({ place, what, time, wide }) => (what !== "escape" || escapes.has(place)) &&
-          time >= low && time < high && time + wide > view.low && time < view.high);
+        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
+        .filter(({ place, what, time }) => (what !== "escape" || escapes.has(place)) && // the last it counts may be in view
+          time >= low && time < high && time + scene.merged * tile.column > view.low && time < view.high);
     });
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
+    const size = Math.min(5, (scene.lane * view.scale - 1) / 2); // of many rows, the lanes are low
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.lane / 2) * view.scale];
-      const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
+      const [x, y] = [Math.max(0, (time - view.low) * view.px), (scene.tops[place] - scene.lane / 2) * view.scale];
+      const up = what === "hazard" ? [[x - size, y], [x, y - size], [x + size, y]] : [[x - size, y - size], [x + size, y - size]];
       context.beginPath();
-      for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
+      for (const corner of [...up, [x, y + size]]) context.lineTo(...corner);
       context.closePath();
       context.fill();
       context.stroke();
@@ -508,18 +515,16 @@ function paintTiles(model, root, tell) {
     context.textBaseline = "middle";
     context.fillStyle = scene.ink;
     const shares = model.get("state").shares ?? [], x = view.width + 6;
-    scene.tops.forEach((top, place) => {
-      const middle = (top + scene.heights[place] / 2) * view.scale;
-      (shares[place] ?? []).forEach((text, n, { length }) => {
-        context.font = (n ? 11 : 12) + FONT;
-        context.globalAlpha = n ? 0.75 : 1;
-        context.fillText(text, x, middle + 13 * (n - (length - 1) / 2));
+    for (const n of [0, 1]) { // a font is set once: to read its name takes longer than to write
+      context.font = (n ? 11 : 12) + FONT;
+      context.globalAlpha = n ? 0.75 : 1;
+      scene.tops.forEach((top, place) => {
+        const words = shares[place] ?? [], middle = (top + scene.heights[place] / 2) * view.scale;
+        if (n in words) context.fillText(words[n], x, middle + 13 * (n - (words.length - 1) / 2));
+        if (n && lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
       });
-      context.font = 11 + FONT;
-      context.globalAlpha = 0.75;
-      if (lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
-      context.globalAlpha = 1;
-    });
+    }
+    context.globalAlpha = 1;
   };
   // Shade the selected stretch of time, or the one that is being dragged.
   const paintStretch = (view, height) => {
@@ -539,7 +544,7 @@ function paintTiles(model, root, tell) {
     if (!isOn()) return null;
     const [low, high] = range();
     sweeping = [one, other].sort((a, b) => a - b).map((at) => Math.round(low + at * (high - low)));
-    news += 1;
+    words += 1;
     ask();
     return sweeping[1] > sweeping[0] ? sweeping : null;
   };
@@ -652,7 +657,7 @@ function paintTiles(model, root, tell) {
   };
   const brushAt = (low, high, wide) => {
     const [first, last] = scene.extent, px = wide / (last - first);
-    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / strip.clientWidth);
+    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / plot._fullLayout.xaxis._length);
     return [Math.max(0, middle - half), Math.min(wide, middle + half)];
   };
   const paintWhole = (pen, wide, tall, ratio) => {
@@ -704,17 +709,26 @@ function paintTiles(model, root, tell) {
   strip.addEventListener("pointerup", () => (grabbed = null));
 
   // -- moving --------------------------------------------------------------------------
+  let due = null; // the range that the kernel is told of when it is painted
   const goTo = (from, wide) => {
     const [least, most] = scene.extent, width = Math.min(Math.max(wide, scene.narrowest), most - least);
     const low = Math.round(Math.min(Math.max(from, least), most - width)), high = Math.round(low + width);
     showRange(low, high);
     paint();
-    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+    due = { do: "range", low: low / 1e3, high: high / 1e3 };
+    requestAnimationFrame(() => setTimeout(tellRange)); // a notebook is busy with each answer
+  };
+  const tellRange = () => {
+    if (due) tell(due);
+    due = null;
   };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = (message) => {
     const { follow } = model.get("state");
-    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) return false;
+    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) {
+      tellRange();
+      return false;
+    }
     let [low, high] = range();
     const [least, most] = scene.extent;
     let width = high - low;
@@ -803,7 +817,7 @@ function paintTiles(model, root, tell) {
     const { xaxis, yaxis, _size } = plot._fullLayout;
     const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
     const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
-    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= POINT_PX &&
+    const mark = marked.find(({ place, time: at }) => Math.abs(Math.max(at, low) - time) * px <= POINT_PX &&
       up >= scene.tops[place] - scene.lane && up < scene.tops[place]);
     if (mark) return { edge: scene.marked, lines: [mark.words] };
     const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);

@@ -98,7 +98,7 @@ function toolbar(model, el, move) {
       button("←", "Previous call", KEYS.ArrowLeft, "ArrowLeft"),
       button("→", "Next call", KEYS.ArrowRight, "ArrowRight")),
     group("Search", search, previous, next, found),
-    group("View", measure, stretch, host, sms, tracks),
+    group("View", measure, stretch, button("Clear", "Clear what is selected and measured", KEYS.Escape, "Escape"), host, sms, tracks),
     status,
   );
 

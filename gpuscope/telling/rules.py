@@ -248,7 +248,8 @@ RULES = {
     "together.won": Rule(f"Running together won throughput: {_TOGETHER}"),
     "together.lost": Rule(f"Running together won little or no throughput: {_TOGETHER}"),
     "together.latency": Rule(
-        f"Running together won little or no throughput: {_TOGETHER}; a partition can still win latency"
+        f"Running together won little or no throughput: {_TOGETHER}; a partition can still win "
+        "latency"
     ),
     "together.unknown": Rule("Overlap {overlap}; the gain is unknown: no workload was timed alone"),
     "together.alone": Rule("Fewer than two workloads ran on the GPU"),

@@ -28,12 +28,15 @@ async function showTimeline(root) {
     from.forEach((time, n) => (starts.push(time), ends.push(till[n])));
     return all;
   }, []).map(([starts, ends]) => unionOf(starts, ends));
-  // Return which share of the view the rows of the GPU were busy for, and for how long.
+  // Return which share of what was recorded in the view the rows of the GPU were busy for, and how
+  // long: as `shares_of` of words.py.
+  const recorded = () => scene.breaks.reduce((length, [from, to, [what]]) =>
+    length - (what === "not recorded" ? Math.max(0, Math.min(to, high) - Math.max(from, low)) : 0), high - low);
   const sharesIn = () => spans.layouts[1].labels.reduce((words, _, track) => {
     const row = layout.rows[track];
     if (!layout.isHost[row]) {
       const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
+      words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
     }
     return words;
   }, []);

@@ -197,7 +197,7 @@ function paintTiles(model, root, tell) {
   };
   const request = (missing, soon) => {
     const want = [...missing, ...soon].slice(0, WANTED);
-    if (!want.length || performance.now() - asked < PATIENCE_MS) return;
+    if (!want.length || (asked && performance.now() - asked < PATIENCE_MS)) return;
     asked = performance.now();
     tell({ do: "tiles", version: scene.version, want });
   };

@@ -221,7 +221,7 @@ def painted_after(page: Any, act: Any) -> tuple[float, float]:
     act()
     page.wait_for_function(TOOK, polling=20)
     first, whole = page.evaluate(TOOK)
-    time.sleep(0.2)
+    time.sleep(0.15)
     return float(first), float(whole)
 
 

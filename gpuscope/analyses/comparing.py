@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuscope._checks import SeveralOf, door
+from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope.analysis.compare_analysis import Comparison, compared_traces
-from gpuscope.errors import InvalidArgument
+from gpuscope.analysis.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
+from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_pair import changes, headline_and_rest, of_pair
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 from gpuscope.trace.store import read_parquet
+
+_FREE = ("name", "alone_repeats", "detail", "hazards", "colors")
+"""Fields of an experiment that may differ: they change nothing that is compared."""
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -84,8 +89,9 @@ def compare(
     first, second
         Each a trace, the result of :func:`gpuscope.run` with one setting, the folder of
         ``gpuscope run --out`` with one, or a trace in a file that ends in ``.parquet``.
-        The first may be what :func:`gpuscope.what_if` returned: then the second, the run that was
-        made afterwards, is checked against its band.
+        One may be what :func:`gpuscope.what_if` returned. The second: the recording beside what
+        is forecast. The first, or a prediction of :func:`gpuscope.experiments.predict`: the second,
+        the run that was made afterwards, is checked against its bands.
     names
         What to call them; default: their settings, or A and B where these are the same.
 
@@ -111,17 +117,54 @@ def compare(
     >>> result.findings[0].rule, result.changes
     ('change.worse', ('workloads.w.duration_us: 100.0 → 150.0',))
     """
-    band = None
-    if isinstance(first, Run) and len(first) == 4 and first.experiment.get("what_if") is not None:
-        _, first, low, high = first.values()
-        band, names = (low, high), names or ("forecast", "run")
+    forecasts = forecasts_in(first) or forecasts_in(second)
+    if forecasts and forecasts_in(first):
+        first, names = forecasts[1], names or (FORECAST, "run")
+    elif forecasts:
+        second, names = forecasts[1], names or (RECORDED, FORECAST)
     both = _trace_of("first", first), _trace_of("second", second)
     if names is None:
         before, after = (str(trace.metadata.setting or "") for trace in both)
         names = (before, after) if before and after and before != after else ("A", "B")
     if names[0] == names[1]:
         raise InvalidArgument(f"names are two that differ, not {names[0]!r} twice")
-    return replace(compared_traces(both, (names[0], names[1]), CompareResult), band=band)
+    result = compared_traces(both, (names[0], names[1]), CompareResult)
+    is_check = both[0].is_simulated and not both[1].is_simulated
+    return with_bands(result, forecasts) if forecasts or is_check else result
+
+
+@door(predicted=MappingOf(Trace), measured=MappingOf(Trace))
+def check(
+    predicted: Mapping[str, Trace], measured: Mapping[str, Trace]
+) -> dict[str, CompareResult]:
+    """Check a prediction by what was measured: setting → both compared.
+
+    Raises
+    ------
+    MissingEvidence
+        They have no setting in common, or are of different experiments.
+    InvalidArgument
+        The first is no prediction.
+    """
+    if not all(trace.is_simulated for trace in predicted.values()):
+        raise InvalidArgument("the first is no prediction: it was measured")
+    checked = {}
+    for name in (name for name in predicted if name in measured):
+        both = predicted[name], measured[name]
+        differ = [each for each in changes(*both) if each.path.partition(".")[0] not in _FREE]
+        if differ:
+            raise MissingEvidence(
+                f"different experiments in setting {name!r}: {'; '.join(map(str, differ[:3]))}. "
+                "Predict the experiment that was measured: predict(measured.experiment)"
+            )
+        result = compared_traces(both, ("predicted", "measured"), CompareResult)
+        checked[name] = with_bands(result, ())
+    if not checked:
+        raise MissingEvidence(
+            f"no setting in common: predicted are {list(predicted)}, measured are "
+            f"{list(measured)}. Predict the experiment that was measured"
+        )
+    return checked
 
 
 def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:

@@ -40,9 +40,6 @@ from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLate
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.part import Part as Part
-from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
-from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
-from gpuscope.analysis.prediction_analysis import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection

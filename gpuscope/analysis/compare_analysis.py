@@ -138,15 +138,18 @@ class Comparison(Result):
         What to call the traces.
     pairs
         Workload → its calls or requests in pairs, where it is timed.
-    band
-        The ends of the band, where the first is a forecast that the second is to check.
+    bands
+        Where one is a forecast: workload and column → the ends of its band.
+    forecasts
+        What these were counted from (:func:`gpuscope.analysis.forecasts.with_bands`).
     """
 
     names: tuple[str, str]
     traces: Both = field(repr=False)
     differences: tuple[Difference, ...]
     pairs: Mapping[str, Pairs] = field(repr=False)
-    band: Both | None = field(default=None, repr=False)
+    bands: Mapping[tuple[str, str], tuple[float, float]] | None = field(default=None, repr=False)
+    forecasts: tuple[Trace, ...] = field(default=(), repr=False)
 
     def _rows(self) -> list[Row]:
         """One row per number."""
@@ -162,9 +165,10 @@ class Comparison(Result):
 
     @property
     def definition(self) -> str:
-        """How calls pair, and what the intervals are."""
+        """How calls pair, what the intervals are, and how a forecast counts."""
         unpaired = sum(pairs.unpaired for pairs in self.pairs.values())
         return sentences(
+            "a forecast is recorded × forecast / forecast of no change" if self.forecasts else "",
             "calls pair by rank, round and index; low to high: 95 % interval, by paired bootstrap "
             "of times, by batch means of rates, widened by how much repeated measurements differ",
             f"{unpaired:,} calls without another are left out" if unpaired else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from gpuscope import telling
 from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
-from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictionResult, prediction
+from gpuscope.analyses.comparing import CompareResult, check
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
@@ -27,7 +27,6 @@ from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
-from gpuscope.telling.finding import Finding, Quantity
 from gpuscope.trace.folder import COMPARISON, load_run, trace_names
 from gpuscope.trace.run import Run
 from gpuscope.trace.store import save_trace
@@ -84,18 +83,20 @@ def run_command(
 def _tell(
     result: Run,
     written: list[Path],
-    errors: PredictionResult | None,
+    checked: Mapping[str, CompareResult] | None,
     *,
     every: bool,
     as_json: bool,
 ) -> None:
-    """Print a run or, where there are any, the errors of its prediction."""
+    """Print a run or, where it was predicted and measured, how that compares."""
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        terminal.say_json(facts if errors is None else {**facts, "errors": errors.rows()})
+        if checked is not None:
+            facts["checked"] = {name: each.rows() for name, each in checked.items()}
+        terminal.say_json(facts)
     else:
         screen = Screen(every=every)
-        origin = _run_on(screen, result) if errors is None else _errors_on(screen, errors)
+        origin = _run_on(screen, result) if checked is None else _checked_on(screen, checked)
         screen.show(origin, written)
     if result.stopped:
         raise typer.Exit(FAILED)
@@ -172,11 +173,11 @@ def predict_command(
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
     written = write_run(result, out)
-    errors = None
+    checked = None
     if measured is not None:
-        errors = prediction(result, measured)
+        checked = check(result, measured)
         written.insert(0, prediction_report(result, measured, out / _COMPARED))
-    _tell(result, written, errors, every=every, as_json=as_json)
+    _tell(result, written, checked, every=every, as_json=as_json)
 
 
 def _check_folder(out: Path, experiment: Experiment, *others: str, replace: bool) -> None:
@@ -258,18 +259,19 @@ def _run_on(screen: Screen, result: Run) -> str:
     return "; ".join(dict.fromkeys(trace.origin for trace in result.values()))
 
 
-def _errors_on(screen: Screen, errors: PredictionResult) -> str:
-    """Put on a screen how far predictions are off; returns where the numbers come from."""
-    times = [time for time in errors.times if time.of != MAKESPAN]
-    worst = max(times, key=lambda time: abs(time.error))
-    values = [Quantity("times", len(times)), Quantity("error", errors.median_error, "%")]
-    subject = {}
-    if worst.error:
-        values.append(Quantity("worst", worst.error, "±%"))
-        subject = {"workload": worst.of, "setting": worst.setting}
-    screen.findings([("", Finding("predicted", "note", subject, tuple(values)))])
-    screen.result("kernel time of a call", errors)
-    screen.note("; ".join(errors.left_out) and f"Not compared: {'; '.join(errors.left_out)}")
-    if errors.predicted == errors.measured:
-        return f"both {errors.predicted}"
-    return f"predicted: {errors.predicted}. Measured: {errors.measured}"
+def _checked_on(screen: Screen, checked: Mapping[str, CompareResult]) -> str:
+    """Put on a screen how a prediction compares; returns where the numbers come from."""
+    several = len(checked) > 1
+    findings = [
+        (name if several else "", finding)
+        for name, result in checked.items()
+        for finding in result.findings
+    ]
+    screen.findings(sorted(findings, key=lambda told: not told[1].is_problem))
+    rows = [
+        {**({"setting": name} if several else {}), **row}
+        for name, result in checked.items()
+        for row in result.readable()[0]
+    ]
+    screen.table("predicted and measured", rows)
+    return "; ".join(dict.fromkeys(result.provenance for result in checked.values()))

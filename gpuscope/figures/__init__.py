@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpuscope.figures.confinement_figure import confinement as confinement
     from gpuscope.figures.interference_figure import interference as interference
     from gpuscope.figures.latency_figure import latency as latency
-    from gpuscope.figures.prediction_figure import prediction as prediction
     from gpuscope.figures.tradeoff_figure import tradeoff as tradeoff
     from gpuscope.figures.tuning_figure import tuning as tuning
     from gpuscope.timeline.sm_map_figure import sm_map as sm_map

@@ -8,8 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope._types import Array, Floats, Ints
+from gpuscope._types import Array, Floats
 from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
+from gpuscope.analysis.forecasts import FORECAST, RECORDED, times_us
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
@@ -68,7 +69,8 @@ def compared(result: Comparison) -> go.Figure:
     data, calls = [*_differences(result.differences)], None
     if (pairs := result.pairs.get(workload)) is not None:
         calls = _Calls(result, workload, pairs, colours)
-        data += [*calls.bars.values(), *_means(result, workload, colours), *_curves(result, pairs)]
+        data += [*calls.bars.values(), *_means(result, workload, colours)]
+        data += _curves(result, workload, pairs)
     seen = set()
     for trace in data:  # what stands in the legend, once
         if trace.setdefault("showlegend", True):
@@ -217,30 +219,52 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
                 }
 
 
-def slower(took_ns: Ints) -> tuple[Ints, Floats]:
+def slower(took_ns: Array) -> tuple[Array, Floats]:
     """Return times, and which share of the calls took at least as long; the tail step by step."""
     count = len(took_ns)
     left = np.unique(np.geomspace(count, 1, min(count, _POINTS)).round().astype(np.int64))[::-1]
     return np.sort(took_ns)[count - left], left / count
 
 
-def _curves(result: Comparison, pairs: Pairs) -> Iterator[Properties]:
-    """Yield which share of the calls is slower than a time."""
-    looks = zip((style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0]), ("dash", "solid"), strict=True)
-    sides = zip(result.names, (pairs.first_ns, pairs.second_ns), looks, strict=True)
-    for name, took_ns, (colour, dash) in sides:
-        times_ns, shares = slower(took_ns)
-        yield {
-            "type": "scatter",
-            "mode": "lines",
-            "x": times_ns / 1e3,
-            "y": shares,
-            "xaxis": "x3",
-            "yaxis": "y3",
-            "line": {"shape": "vh", "width": 2, "color": colour, "dash": dash},
-            "name": escape(name, 40),
-            "hovertemplate": "%{y:.3p} of calls took %{x:,.4~r} µs or more<extra></extra>",
-        }
+def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Properties]:
+    """Yield which share of the calls is slower than a time; of a forecast with its band.
+
+    Dashed is the first, but the forecast beside a recording.
+    """
+    sides: list[Array] = [pairs.first_ns, pairs.second_ns]
+    counted = [1e3 * each for each in times_us(result.forecasts, workload)]
+    at = int(bool(result.traces[1].metadata.forecast))
+    if counted:
+        recorded, middle, *ends = counted
+        sides[at] = middle
+        bounds = [slower(end) for end in (np.minimum(*ends), np.maximum(*ends))]
+        for times_ns, shares in bounds:
+            fill = {"fill": "tonextx", "fillcolor": "rgba(0,114,178,0.18)"}
+            fill |= {"name": f"{FORECAST}, band"}
+            is_first = times_ns is bounds[0][0]
+            yield _curve(times_ns, shares, {"width": 0}) | (
+                {"showlegend": False} if is_first else fill
+            )
+        if not at:  # what the forecast was made from
+            line = {"color": style.HOST_COLOUR, "width": 1}
+            yield _curve(*slower(recorded), line) | {"name": RECORDED}
+    looks = (style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0])
+    for number, (name, took_ns) in enumerate(zip(result.names, sides, strict=True)):
+        line = {"color": looks[number], "width": 2, "dash": "dash" if number == at else "solid"}
+        yield _curve(*slower(took_ns), line) | {"name": escape(name, 40)}
+
+
+def _curve(times_ns: Array, shares: Floats, line: Properties) -> Properties:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": times_ns / 1e3,
+        "y": shares,
+        "xaxis": "x3",
+        "yaxis": "y3",
+        "line": {"shape": "vh", **line},
+        "hovertemplate": "%{y:.3p} of calls took %{x:,.4~r} µs or more<extra></extra>",
+    }
 
 
 def difference_look(each: Difference) -> tuple[str, str]:

@@ -1,17 +1,18 @@
-"""The report of a run: its settings compared, with what the comparison rests on."""
+"""The reports of a run, its settings compared, and of a prediction beside what was measured."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuscope._checks import door
+from gpuscope._checks import MappingOf, door
 from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
-from gpuscope.analyses.comparing import compare
+from gpuscope.analyses.comparing import check, compare
+from gpuscope.analysis.forecasts import RECORDED, forecasts_in
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
@@ -23,6 +24,7 @@ from gpuscope.telling.media import to_html, unbroken
 from gpuscope.telling.of_setting import together
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.file import timeline_html
+from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, incomplete
 
 _WIDEST = 60
@@ -198,13 +200,40 @@ def _together(run: Run, rows: list[Row]) -> list[str]:
 
 
 def _pair(run: Run, first: Finding) -> list[str]:
-    """Show the two settings that the headline is about, call by call."""
-    if "base" not in first.subject:
+    """Show the two settings that the headline is about, or a forecast, call by call."""
+    if forecasts_in(run):
+        result = compare(run[RECORDED], run)
+    elif "base" in first.subject:
+        base, setting = str(first.subject["base"]), str(first.subject["setting"])
+        result = compare(run[base], run[setting], names=(base, setting))
+    else:
         return []
-    base, setting = str(first.subject["base"]), str(first.subject["setting"])
-    result = compare(run[base], run[setting], names=(base, setting))
     drawn = page.figure(result.figure(), "compared", run.traces)
     return ["<h2>Call by call</h2>", drawn, page.result(result)]
+
+
+@door(predicted=MappingOf(Trace), measured=MappingOf(Trace), path=(str, Path))
+def prediction_report(
+    predicted: Mapping[str, Trace], measured: Mapping[str, Trace], path: str | Path
+) -> Path:
+    """Write a prediction beside a measurement as one HTML file that opens without a network.
+
+    Raises
+    ------
+    MissingEvidence
+        They have no setting in common, or are of different experiments.
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    sections: list[str] = []
+    traces: dict[str, Trace] = {}
+    for number, (name, result) in enumerate(check(predicted, measured).items()):
+        sides = zip(result.names, result.traces, strict=True)
+        traces |= {f"{name}, {side}": trace for side, trace in sides}
+        drawn = page.figure(result.figure(), f"compare-{number}")
+        sections += [f"<h2>{safe(name, 60)}</h2>", drawn, page.result(result)]
+        sections.append(page.paragraph(result.definition, "muted"))
+    return page.write(path, "Predicted and measured", traces, [*sections, *page.ending(traces)])
 
 
 def _timelines(run: Run) -> list[str]:

@@ -1,12 +1,10 @@
-"""The reports of a single trace, and of a prediction beside a measurement."""
+"""The report of a single trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from gpuscope import analysis, figures
-from gpuscope._checks import MappingOf, door
+from gpuscope._checks import door
 from gpuscope._text import counted
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.report import page
@@ -72,30 +70,3 @@ def trace_report(
     ]
     about = f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}"
     return page.write(path, heading, traces, sections, about)
-
-
-@door(predicted=MappingOf(Trace), measured=MappingOf(Trace), path=(str, Path))
-def prediction_report(
-    predicted: Mapping[str, Trace], measured: Mapping[str, Trace], path: str | Path
-) -> Path:
-    """Write a prediction beside a measurement as one HTML file that opens without a network.
-
-    Raises
-    ------
-    MissingEvidence
-        They do not match.
-    GpuscopeError
-        The file cannot be written (no such folder, no room).
-    """
-    result = analysis.prediction(predicted, measured)
-    traces = {f"{name}, predicted": trace for name, trace in predicted.items()}
-    traces |= {f"{name}, measured": trace for name, trace in measured.items()}
-    sections = [
-        page.figure(figures.prediction(predicted, measured), "compare"),
-        "<h2>Times</h2>",
-        page.result(result),
-        page.paragraph(result.note, "muted"),
-        "<h2>Provenance</h2>",
-        page.provenance(traces),
-    ]
-    return page.write(path, "Predicted and measured", traces, sections)

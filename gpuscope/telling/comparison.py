@@ -11,13 +11,14 @@ from gpuscope._checks import door
 from gpuscope._columns import is_of_requests
 from gpuscope._text import clean
 from gpuscope.analysis.compare_analysis import Comparison, compared_traces
+from gpuscope.analysis.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Mend
-from gpuscope.telling.of_pair import forecast, headline, of_pair
+from gpuscope.telling.of_pair import headline, of_pair
 from gpuscope.telling.of_setting import of_requests, quantities, together
 from gpuscope.trace.run import Run, missing
 
@@ -96,10 +97,9 @@ def _pair(run: Run, base: str, setting: str) -> Iterator[Comparison]:
 
 def _of_forecast(run: Run) -> Iterator[Finding]:
     """Yield the clearest change of a forecast, with its band, where the run has all of them."""
-    if len(run) == 4 and not next(iter(run.values())).metadata.forecast:
-        recorded, middle, *band = run
-        for result in _pair(run, middle, recorded):
-            yield forecast(result, (run[band[0]], run[band[1]]))
+    if forecasts := forecasts_in(run):
+        for result in _pair(run, RECORDED, FORECAST):
+            yield of_pair(with_bands(result, forecasts))[0]
 
 
 def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum, compared_traces
+from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import home_of
@@ -27,8 +27,8 @@ _GONE = 0.01
 
 def of_pair(result: Comparison) -> tuple[Finding, ...]:
     """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
-    if result.band is not None:
-        return (*checked(result, result.band),)
+    if result.bands is not None:
+        return (*_of_forecast(result, result.bands),)
     if not result.seen:
         largest = max(result.timed or result.differences, key=lambda each: abs(each.change))
         return (_unchanged(result, largest), *_calls(result, largest.workload))
@@ -73,57 +73,30 @@ def headline(result: Comparison, about: Difference) -> Finding:
     return Finding("change.worse", "warning", subject, tuple(values), spans)
 
 
-# -- forecasts ----------------------------------------------------------------------------
-def forecast(result: Comparison, band: tuple[Trace, Trace]) -> Finding:
-    """Return what a forecast, the first trace, says of the number that changes most clearly.
+def _of_forecast(
+    result: Comparison, bands: Mapping[tuple[str, str], tuple[float, float]]
+) -> Iterator[Finding]:
+    """Yield what a forecast says of each number; of a check, whether the run lies in its band.
 
-    Parameters
-    ----------
-    result
-        The forecast against the recording that it was made from.
-    band
-        The forecast at both ends of its band.
+    What changes most clearly is first; of a check the p99.
     """
-    clearest = max(result.seen or result.differences, key=lambda each: each.clarity)
-    (expected,) = (each for about, each in _expected(result, band) if about is clearest)
-    was = Quantity("recorded", clearest.after, expected.unit)
-    return Finding("forecast.number", "note", _subject(result, clearest), (expected, was))
-
-
-def checked(result: Comparison, band: tuple[Trace, Trace]) -> Iterator[Finding]:
-    """Yield for each number whether it lies in the band of its forecast, first for the p99.
-
-    Parameters
-    ----------
-    result
-        The forecast against the run that was made afterwards.
-    band
-        The forecast at both ends of its band.
-    """
-    for about, expected in sorted(
-        _expected(result, band), key=lambda pair: pair[0].column != "latency_p99_us"
+    is_check = not result.traces[1].metadata.forecast
+    for about in sorted(
+        result.differences,
+        key=lambda each: (is_check and each.column != "latency_p99_us", -each.clarity),
     ):
-        subject, run = _subject(result, about), Quantity("run", about.after, expected.unit)
-        if (expected.low or 0) <= about.after <= (expected.high or 0):
-            yield Finding("checked.inside", "note", subject, (expected, run))
+        unit, band = unit_of(about.about), bands.get((about.workload, about.column))
+        numbers = (about.before, about.after) if is_check else (about.after, about.before)
+        forecast = Quantity("forecast", numbers[0], unit, *(band or (None, None)))
+        other, subject = Quantity("other", numbers[1], unit), _subject(result, about)
+        if not is_check:
+            yield Finding("forecast.number", "note", subject, (forecast, other))
+        elif band is None:
+            yield Finding("checked.unsure", "note", subject, (forecast, other))
+        elif band[0] <= about.after <= band[1]:
+            yield Finding("checked.inside", "note", subject, (forecast, other))
         else:
-            yield Finding("checked.outside", "warning", subject, (expected, run))
-
-
-def _expected(
-    result: Comparison, band: tuple[Trace, Trace]
-) -> Iterator[tuple[Difference, Quantity]]:
-    """Yield each number of a forecast with its band."""
-    numbers: dict[tuple[str, str], list[float]] = {}
-    for trace in band:
-        for each in compared_traces(
-            (trace, result.traces[1]), result.names, Comparison
-        ).differences:
-            numbers.setdefault((each.workload, each.column), []).append(each.before)
-    for about in result.differences:
-        ends = [about.before, *numbers.get((about.workload, about.column), ())]
-        unit = unit_of(about.about)
-        yield about, Quantity("forecast", about.before, unit, min(ends), max(ends))
+            yield Finding("checked.outside", "warning", subject, (forecast, other))
 
 
 def _subject(result: Comparison, about: Difference) -> dict[str, str]:

@@ -229,13 +229,16 @@ RULES = {
     ),
     "target": Rule("cuBLAS not told how many SMs its partition has: {difference}"),
     "forecast": Rule("{forecast}"),
-    "forecast.number": Rule("Forecast: {workload}'s {quantity} is {forecast}; it was {recorded}"),
+    "forecast.number": Rule("Forecast: {workload}'s {quantity} is {forecast}; it was {other}"),
     **{
         f"checked.{where}": Rule(
-            "Forecast: {workload}'s {quantity} {forecast}. Checked: the run gave {run}, "
-            f"{where} the band"
+            "Forecast: {workload}'s {quantity} {forecast}. Checked: the run gave {other}" + end
         )
-        for where in ("outside", "inside")
+        for where, end in {
+            "outside": ", outside the band",
+            "inside": ", inside the band",
+            "unsure": "; too few calls for a band",
+        }.items()
     },
     "no-slo": Rule("state an slo to compare goodput", "{mend}"),
     "above-alone": Rule(
@@ -283,10 +286,6 @@ RULES = {
         "{confidence} t-interval of each mean; equal below {close}; {ties}"
     ),
     "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
-    "predicted": Rule(
-        "Predicted kernel times are off by {error} (median of {times})"
-        "[; most by {worst}, of {workload}][ in “{setting}”]"
-    ),
     "swept": Rule(
         "{quantity} of {workload} is best at {best}: {good}; and worst at {worst}: {bad}. Each "
         "point was measured once: gpuscope tune tells differences from noise"

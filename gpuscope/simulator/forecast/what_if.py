@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpuscope._checks import IN_ANY_ORDER, SeveralOf, closest, door, given, require_kind
+from gpuscope.analysis.forecasts import FORECAST, HIGH, LOW, RECORDED, UNCHANGED
 from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
@@ -24,7 +25,6 @@ from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
-RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
 _ROUNDS = 6
 _CLOSE = 1e-4
 """Of the makespan: a replay of what was is corrected until every start is that close."""
@@ -92,9 +92,11 @@ def what_if(
     Run
         ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
         and ``"forecast, high"`` the same with all times of kernels and of the host at the ends of
-        the ranges in which nine of ten are expected. Forecasts are marked as simulated. Requests
-        are served anew: they arrive as they did, and their calls are made as they need them. Where
-        nothing is changed, all times are those of the recording.
+        the ranges in which nine of ten are expected; ``"forecast of no change"`` what the others
+        are counted against (:func:`gpuscope.compare`): what the model has wrong of both cancels.
+        Forecasts are marked as simulated. Requests are served anew: they arrive as they did, and
+        their calls are made as they need them. Where nothing is changed, all times are those of
+        the recording.
 
     Raises
     ------
@@ -112,8 +114,8 @@ def what_if(
     >>> run = gs.what_if(
     ...     recording.trace, partitions={"a": 32, "b": "rest"}, streams={"s": {"partition": "a"}}
     ... )
-    >>> list(run), run["forecast"].is_simulated
-    (['recorded', 'forecast', 'forecast, low', 'forecast, high'], True)
+    >>> list(run), run["forecast"].is_simulated  # doctest: +NORMALIZE_WHITESPACE
+    (['recorded', 'forecast', 'forecast, low', 'forecast, high', 'forecast of no change'], True)
     """
     profile = Profile.load(str(gpu_profile).removeprefix("sim:"))
     sm_counts = dict(recorded_sms or {})
@@ -124,6 +126,12 @@ def what_if(
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
     factors = {} if is_as_it_was else _fitted(program, before)
+    base = read_program(trace, profile, sm_counts, second)  # the other one is about to be changed
+    base_factors = {
+        work: factors[fitted]
+        for work, fitted in zip(base.works, program.works, strict=True)
+        if fitted in factors
+    }
     sent = _moved(program, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
@@ -161,9 +169,15 @@ def what_if(
         name: as_trace(longer, program, replayed, after, sent, text)
         for name, replayed in done.items()
     }
+    same = requests_of(trace, base, base_factors, {}, {})
+    as_it_was = Replay(
+        *(base, before.places, kept, base_factors), requests=same.rounds, is_as_it_was=is_as_it_was
+    )
+    longer = with_copies(trace, same.copies)
+    forecasts[UNCHANGED] = as_trace(longer, base, as_it_was.play(), before, {}, text)
     if anew.rounds:
-        served = {name: requests(forecast).workloads for name, forecast in forecasts.items()}
-        words = ", ".join(map(_served, *served.values()))
+        served = [requests(forecasts[name]).workloads for name in done]
+        words = ", ".join(map(_served, *served))
         text += f"; requests served anew, in other batches: {words}"
         for name, forecast in forecasts.items():
             forecasts[name] = forecast.with_metadata(forecast=text)

@@ -329,7 +329,9 @@ def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | Non
             [*calls.labels], [*calls.labels.values()], range=[above, 0], tickfont={"size": 12}
         ) | {"domain": [top, 1], "anchor": "x"}
         top *= _SHARE
-    titles = ("a mean call (µs)", "latency (µs)", "change (%), 95 % interval")
+    is_band = result.bands is not None and result.traces[1].metadata.forecast
+    of_change = f"change (%), {'band' if is_band else '95 % interval'}"
+    titles = ("a mean call (µs)", "latency (µs)", of_change)
     places = zip((2, 3, 4), titles, ((0, 0.28), (0.36, 0.63), (0.8, 1)), strict=True)
     for number, title, domain in places if calls else [(4, titles[-1], (0.3, 1))]:
         layout[f"xaxis{number}"] = style.x_axis(

@@ -8,14 +8,17 @@ import statistics
 
 import numpy as np
 import plotly.graph_objects as go
+import pyarrow as pa
 import pytest
 
 import gpuscope as gs
+from gpuscope.analyses.comparing import check
 from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
 from gpuscope.analysis.noise import bootstrap, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.run import Run
 
 CARVED = {
     "name": "compared",
@@ -343,30 +346,112 @@ def number_of(trace, workload, column):
     return next(row[column] for row in rows if row["workload"] == workload)
 
 
-def test_a_forecast_says_its_band_and_is_checked_where_it_was_run(shared, carved):
+@pytest.fixture(scope="module")
+def forecast(shared):
     changes = {"streams": CARVED["streams"], "partitions": CARVED["partitions"]}
-    forecast = gs.what_if(shared["default"], **changes)
-    _, middle, *band = forecast.values()
-    _, clearest = gs.telling.compared(forecast)
+    return gs.what_if(shared["default"], **changes)
+
+
+def slower(trace, factor):
+    """A trace in which all takes so many times as long."""
+    times = {
+        name: pa.array(factor * trace.array(name, fill=-1), mask=trace.array(name, fill=-1) < 0)
+        for name in ("start_ns", "end_ns")
+    }
+    table = trace.spans
+    for name, column in {**times, "queued_ns": pa.nulls(len(trace), pa.int64())}.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    windows = [(factor * low, factor * high) for low, high in trace.metadata.windows_ns]
+    return Trace(table, trace.edges, trace.metadata).with_metadata(windows_ns=windows)
+
+
+def counted(forecast, each):
+    """What is forecast of a number, by hand: counted against a forecast of no change."""
+    recorded, *ends, unchanged = (
+        number_of(trace, each.workload, each.column) for trace in forecast.values()
+    )
+    return [recorded * end / unchanged for end in ends]
+
+
+def test_a_forecast_is_counted_against_one_of_no_change_and_has_a_band(forecast):
+    result = gs.compare(forecast["recorded"], forecast)
+    assert result.names == ("recorded", "forecast")
+    for each in result.differences:
+        by_hand = counted(forecast, each)
+        recorded = number_of(forecast["recorded"], each.workload, each.column)
+        assert (each.before, each.after) == pytest.approx((recorded, by_hand[0]))
+        ends = [recorded * (1 + end) for end in (each.low, each.high)]
+        assert ends == pytest.approx([min(by_hand), max(by_hand)])
+    clearest = result.findings[0]
+    first = max(result.differences, key=lambda each: each.clarity)
     assert clearest.rule == "forecast.number"
-    who, column = clearest.subject["workload"], clearest.subject["column"]
-    assert clearest["forecast"].value == pytest.approx(number_of(middle, who, column))
-    assert clearest["recorded"].value == pytest.approx(number_of(shared["default"], who, column))
+    assert clearest.subject["column"] == first.column
+    assert gs.telling.compared(forecast)[1] == clearest
+
+
+def test_what_a_model_has_wrong_of_everything_cancels(forecast):
+    """Forecasts in which all takes twice as long, that of no change too, forecast the same."""
+    recorded, *others = forecast.traces
+    biased = {name: slower(forecast[name], 2) for name in others}
+    biased = Run({recorded: forecast[recorded], **biased}, forecast.comparison, {})
+    results = [gs.compare(forecast[recorded], run) for run in (forecast, biased)]
+    for told, same in zip(*(result.differences for result in results), strict=True):
+        assert (same.before, same.after) == pytest.approx((told.before, told.after))
+
+
+def test_a_forecast_is_checked_where_it_was_run(forecast, carved):
     result = gs.compare(forecast, carved)
     assert result.names == ("forecast", "run")
     assert len(result.findings) == len(result.differences) == 4
     assert result.findings[0].subject["column"] == "latency_p99_us"
-    assert "Checked" in result.figure().layout.title.text
     numbers = {(each.workload, each.column): each for each in result.differences}
     for finding in result.findings:
         each = numbers[finding.subject["workload"], finding.subject["column"]]
-        ends = [number_of(trace, each.workload, each.column) for trace in (middle, *band)]
-        said = finding["forecast"]
-        assert (said.low, said.high) == pytest.approx((min(ends), max(ends)))
-        is_inside = min(ends) <= each.after <= max(ends)
+        by_hand, said = counted(forecast, each), finding["forecast"]
+        assert (said.low, said.value, said.high) == pytest.approx(
+            (min(by_hand), by_hand[0], max(by_hand))
+        )
+        assert each.before == said.value
+        assert finding["other"].value == each.after
+        is_inside = min(by_hand) <= each.after <= max(by_hand)
         assert finding.rule == f"checked.{'inside' if is_inside else 'outside'}"
-        assert finding["run"].value == each.after
     assert {finding.rule for finding in result.findings} == {"checked.inside", "checked.outside"}
+
+
+def test_the_picture_of_a_forecast_has_the_band_and_what_was_recorded(forecast, carved):
+    for result, dashed in (
+        (gs.compare(forecast["recorded"], forecast), "forecast"),
+        (gs.compare(forecast, carved), "forecast"),
+    ):
+        curves = [one for one in result.figure().data if one.xaxis == "x3"]
+        (band,) = (one for one in curves if one.fill)
+        assert [one.name for one in curves if one.line.dash == "dash"] == [dashed]
+        (middle,) = (one for one in curves if one.name == dashed)
+        edge = curves[curves.index(band) - 1]
+        shares = list(middle.y)
+        assert shares == list(band.y) == list(edge.y)
+        pairs = zip(edge.x, middle.x, band.x, strict=True)
+        assert all(low <= at <= high for low, at, high in pairs)
+        p99 = next(each for each in result.differences if each.column == "latency_p99_us")
+        told = p99.before if result.names[0] == "forecast" else p99.after
+        below, above = (middle.x[shares.index(share)] for share in (0.012, 0.01))
+        assert below <= told <= above
+        assert any(one.name == "recorded" for one in curves)
+
+
+def test_a_prediction_is_checked_within_noise_setting_by_setting(shared, carved):
+    (result,) = check(shared, {name: slower(trace, 1) for name, trace in shared.items()}).values()
+    assert {finding.rule for finding in result.findings} == {"checked.inside"}
+    (result,) = check(shared, {name: slower(trace, 2) for name, trace in shared.items()}).values()
+    assert {finding.rule for finding in result.findings} == {"checked.outside"}
+    for each in result.differences:
+        low, high = result.bands[each.workload, each.column]
+        assert low <= each.before <= high
+        assert (low <= each.after <= high) != each.is_seen
+    with pytest.raises(MissingEvidence, match="different experiments"):
+        check(shared, carved)
+    with pytest.raises(MissingEvidence, match="no setting in common"):
+        check(shared, {"other": carved["default"]})
 
 
 def test_a_forecast_states_no_cause(shared):

@@ -115,7 +115,7 @@ def predict(
     -------
     Run
         Its traces are marked as simulated; `docs/simulator.md` states how accurate their times
-        are. :func:`gpuscope.figures.prediction` compares it with a measured run.
+        are. :func:`gpuscope.compare` checks it by a measured run.
 
     Raises
     ------

@@ -226,12 +226,12 @@ def test_predict_compares_with_a_run(command, trial, tmp_path):
     code, told, _ = command("predict", trial, "--against", ran, "--out", out)
     assert code == 0
     assert names(out) == sorted([*FILES, "compare.html"])
-    assert "makespan" in told
+    assert "inside the band" in told
     assert "SIMULATED" in told
     code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json", "--force")
-    errors = json.loads(told)["errors"]
-    assert {row["of"] for row in errors} == {"small", "load", "makespan"}
-    assert {row["error"] for row in errors} == {0}
+    checked = json.loads(told)["checked"]
+    assert {row["of"] for rows in checked.values() for row in rows} == {"small", "load"}
+    assert {row["change (%)"] for rows in checked.values() for row in rows} == {0}
 
 
 def test_predict_alone_is_a_run_on_the_simulated_gpu(command, trial, tmp_path):

@@ -361,8 +361,6 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "together": trace, "alone": trace, "of": "w", "given": "v", "inside": 1.0,
         }),
         "analysis.settings_table": (analysis.settings_table, {"traces": run}),
-        "analysis.prediction": (analysis.prediction, {"predicted": predicted, "measured": run}),
-        "figures.prediction": (figures.prediction, {"predicted": predicted, "measured": run}),
         "compare": (gs.compare, {"first": trace, "second": run, "names": ("a", "b")}),
         "figures.compared": (figures.compared, {"result": gs.compare(trace, trace)}),
         "figures.confinement": (figures.confinement, {"judged": trace}),

@@ -165,7 +165,6 @@ ANALYSES = {
     "latency": lambda run, trace: analysis.latency(trace),
     "launch_latency": lambda run, trace: analysis.launch_latency(trace),
     "overlap": lambda run, trace: analysis.overlap(trace),
-    "prediction": lambda run, trace: analysis.prediction(run, run),
     "queue_depth": lambda run, trace: analysis.queue_depth(trace, of="load", at="small"),
     "queue_depths": lambda run, trace: analysis.queue_depths(beside_a_load(trace)),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
@@ -235,7 +234,6 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
 
 # -- figures ------------------------------------------------------------------------------
 FIGURES = {
-    "prediction": lambda run, trace: figures.prediction(run, run),
     "compared": lambda run, trace: gs.compare(trace, trace).figure(),
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES

@@ -34,7 +34,6 @@ WITHOUT_EXAMPLE = {
     "analysis.PairOverlap": "part of what overlap() returns",
     "analysis.Served": "part of what requests() returns",
     "analysis.PartitionConfinement": "part of what confinement() returns",
-    "analysis.PredictedTime": "part of what prediction() returns",
     "analysis.SummaryRow": "part of what summary() returns",
     "analysis.TrackGaps": "part of what gaps() returns",
     "analysis.TunedSetting": "part of what tune() returns",

@@ -326,7 +326,7 @@ def test_a_run_of_forecasts_is_a_run_like_any_other(tmp_path):
     assert again.is_simulated
     assert again.metadata.forecast == run["forecast"].metadata.forecast
     assert "(FORECAST)" in gs.figures.timeline(run["forecast"]).layout.title.text
-    gs.figures.prediction(run["forecast"], run["recorded"])
+    assert gs.compare(run["recorded"], run).names == ("recorded", "forecast")
 
 
 def test_a_forecast_is_marked_as_one_with_its_band_wherever_it_is_seen(tmp_path):

@@ -89,6 +89,7 @@ def _quantiles(what: str, unit: str, meaning: str, brief: Sequence[str]) -> list
 
 
 _SHARE = "share_of_alone_on_whole_gpu"
+_ENDS = "95 % interval of the first of goodput, p99, p50 and rate that there is, over it, minus 1"
 _detail = partial(Column, is_brief=False)
 _count = partial(_detail, kind="count")
 
@@ -100,6 +101,7 @@ COMPARED: dict[str, Column] = {
         Column("rank", "rank", meaning="the process, where there are several", kind="count"),
         Column("workload", "workload", kind="text"),
         Column("partition", "runs on", meaning="the partition of its kernels", kind="text"),
+        _count("sms", "SMs", meaning="of that partition; of requests their decode's"),
         _count("kernels", "kernels", meaning="that finished"),
         Column("kernel_median_us", "median kernel", "µs", -1, meaning="median kernel time"),
         _count("latency_n", "calls timed", meaning="none of a background"),
@@ -120,6 +122,8 @@ COMPARED: dict[str, Column] = {
         Column("overlap", "overlap", meaning="shared over the shorter busy time, of one pair"),
         _detail("overlap_tight", "overlap (tight)", meaning="without what is uncertain of spans"),
         Column("gain", "gain", better=1, meaning="time alone over time together"),
+        _detail("low", "low", "%", digits=1, meaning=f"{_ENDS}, its low end"),
+        _detail("high", "high", "%", digits=1, meaning=f"{_ENDS}, its high end"),
         Column("incomplete", "incomplete", meaning="what of the trace is missing", kind="text"),
     )
 }

@@ -11,8 +11,9 @@ import numpy as np
 
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
-from gpuscope.analysis.intervals import by_workload, ended_kernels
-from gpuscope.analysis.noise import TAIL, Statistic, batch_means, bootstrap, repeats, student_t
+from gpuscope.analysis.certainty import rate_spread
+from gpuscope.analysis.intervals import by_workload
+from gpuscope.analysis.noise import TAIL, Statistic, bootstrap, repeats, student_t
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
@@ -269,26 +270,12 @@ def paired_calls(both: Both) -> dict[str, Pairs]:
 
 # -- differences --------------------------------------------------------------------------
 def rate_interval(both: Both, workload: str) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio.
-
-    By batch means: what is left of the correlation of successive calls in batches of a twentieth
-    is small (A. M. Law, *Simulation Modeling and Analysis*, 2015, section 9.5.3).
-    """
-    spread, freedom = 0.0, 0
-    for trace in both:
-        of = ended_kernels(trace)
-        if workload not in by_workload(of).labels:
-            calls = trace.where(kind="handle")
-            of = calls.where(~is_open(calls))
-        groups = by_workload(of)
-        ends_ns = of.array("end_ns")[groups.rows(groups.labels.index(workload))]
-        windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-        means = batch_means(ends_ns, windows)
-        if len(means) < 2 or not means.mean():
-            return -math.inf, math.inf
-        spread = math.hypot(spread, means.std(ddof=1) / math.sqrt(len(means)) / means.mean())
-        freedom += len(means) - 1
-    wide = math.exp(student_t(freedom, TAIL) * spread)
+    """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio."""
+    spreads = [rate_spread(trace, workload) for trace in both]
+    spread = math.hypot(*(each for each, _ in spreads))
+    if math.isinf(spread):
+        return -math.inf, math.inf
+    wide = math.exp(student_t(sum(freedom for _, freedom in spreads), TAIL) * spread)
     return 1 / wide, wide
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -201,6 +202,28 @@ def bootstrap(count: int, before: Statistic, after: Statistic) -> tuple[Floats, 
         with np.errstate(divide="ignore", invalid="ignore"):
             changes.append(np.where(was == now, 0.0, now / was - 1))
     low, high = np.quantile(changes, (TAIL, 1 - TAIL), axis=0, method="inverted_cdf")
+    return low, high
+
+
+def quantile_interval(values: Array, share: float) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a quantile; infinite where too few values tell it.
+
+    By order statistics (H. A. David and H. N. Nagaraja, *Order Statistics*, 2003, section 7.1).
+    """
+    count, ordered = len(values), np.sort(values)
+    wide = NormalDist().inv_cdf(1 - TAIL) * math.sqrt(count * share * (1 - share))
+    low, high = math.floor(count * share - wide), math.ceil(count * share + wide)
+    return (
+        float(ordered[low - 1]) if low >= 1 else -math.inf,
+        float(ordered[high - 1]) if high <= count else math.inf,
+    )
+
+
+def share_interval(count: int, share: float) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a share of so many (E. B. Wilson, 1927)."""
+    sigmas = NormalDist().inv_cdf(1 - TAIL) ** 2 / count
+    wide = math.sqrt(sigmas * (share * (1 - share) + sigmas / 4))
+    low, high = ((share + sigmas / 2 + end) / (1 + sigmas) for end in (-wide, wide))
     return low, high
 
 

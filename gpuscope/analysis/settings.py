@@ -17,8 +17,9 @@ from gpuscope._columns import COMPARED, readable
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
+from gpuscope.analysis.certainty import certainty, certainty_of
 from gpuscope.analysis.intervals import by_workload, ended_kernels
-from gpuscope.analysis.latency_analysis import latency
+from gpuscope.analysis.latency_analysis import durations_ns, latency
 from gpuscope.analysis.rates import Done, done, done_alone
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row, sentences
@@ -87,6 +88,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
             seen = {handle.name: handle for handle in latency(trace).handles}
         except MissingEvidence:
             seen = {}
+        calls, took_ns, _ = durations_ns(trace)
         starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
         partition, partitions = codes(kernels.spans.column("partition"))
         groups = by_workload(kernels)
@@ -103,13 +105,17 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
             times = None if plan.get("background") else seen.get(workload)
             paced = plan.get("rate_hz") is not None or workload in driven
             rates = did[workload]
+            home = (
+                home_of(trace, workload)
+                if index is None
+                else partitions[partition[groups.rows(index)[0]]]
+            )
             rows.append(
                 {
                     "setting": setting,
                     "workload": workload,
-                    "partition": home_of(trace, workload)
-                    if index is None
-                    else partitions[partition[groups.rows(index)[0]]],
+                    "partition": home,
+                    "sms": trace.metadata.partition(home).sm_count,
                     "kernels": 0 if index is None else int(groups.counts[index]),
                     "kernel_median_us": None if index is None else medians[index] / 1e3,
                     "latency_n": times.n if times else None,
@@ -126,6 +132,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "incomplete": trace.metadata.incomplete or None,
                 }
             )
+            rows[-1] |= certainty(trace, workload, rows[-1], took_ns[calls.of_label(workload)])
         rows += _requests(setting, trace)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
 
@@ -169,6 +176,7 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
         served = requests(trace).workloads
     except MissingEvidence:
         return []
+    planned = (trace.metadata.experiment or {}).get("workloads", {})
     return [
         {
             "setting": setting,
@@ -183,9 +191,12 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
             "tbt_n": workload.tbt_n,
             "requests_per_s": workload.requests_per_s,
             "goodput_per_s": workload.goodput_per_s,
+            **certainty_of(workload),
+            "sms": trace.metadata.partition(home_of(trace, decode)).sm_count,
             "incomplete": trace.metadata.incomplete or None,
         }
         for workload in served
+        for decode in [str(planned.get(workload.workload, {}).get("decode"))]
     ]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscope._columns import heading
+from gpuscope.device.carve import SmLayout, plan_carve
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidPartition
 from gpuscope.experiments.experiment import Experiment
@@ -56,7 +57,7 @@ def candidates_of(
             key = setting.model_dump_json(exclude={"name"})
             met.setdefault(key, set()).add(label)
             if key not in candidates:
-                sizes, error = _sizes(setting, device)
+                sizes, error = _sizes(setting, device.layout)
                 candidates[key] = Candidate(
                     label, point, setting.name, changed, sizes, indices, _homes(setting), error
                 )
@@ -74,6 +75,36 @@ def candidates_of(
     return list(candidates.values()), reference
 
 
+def due(
+    experiment: Experiment, points: Sequence[Point], layout: SmLayout
+) -> Iterator[tuple[Experiment, dict[str, dict[str, Value | None]]]]:
+    """Yield for each point its experiment, and setting → the point that its rows are of.
+
+    A setting that is the same at several points is measured at the first of them that can be
+    carved, and its rows have no value of what differs between these. Each point measures one.
+    """
+    changed = [at(experiment, point) for point in points]
+    resolved = [each.resolve() for each in changed]
+    same: dict[str, list[int]] = {}
+    for number, settings in enumerate(resolved):
+        if not any(_sizes(setting, layout)[1] for setting in settings):
+            for setting in settings:
+                same.setdefault(setting.model_dump_json(), []).append(number)
+    for number, settings in enumerate(resolved):
+        numbers = {each.name: same.get(each.model_dump_json(), [number]) for each in settings}
+        first = [name for name, several in numbers.items() if several[0] == number]
+        kept = first or [settings[-1].name]
+        of = {
+            name: {
+                path: value if all(points[each][path] == value for each in numbers[name]) else None
+                for path, value in points[number].items()
+            }
+            for name in first
+        }
+        narrowed = {name: each for name, each in changed[number].settings.items() if name in kept}
+        yield changed[number].model_copy(update={"settings": narrowed}), of
+
+
 def _homes(setting: ResolvedSetting) -> dict[str, str | None]:
     """Return which partition each workload runs on."""
     homes = {}
@@ -83,11 +114,11 @@ def _homes(setting: ResolvedSetting) -> dict[str, str | None]:
     return homes
 
 
-def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], str]:
+def _sizes(setting: ResolvedSetting, layout: SmLayout) -> tuple[dict[str, int], str]:
     """Return the SMs that a setting's partitions get, or why they cannot be had."""
     if not setting.partitions:
         return {}, ""
     try:
-        return device.plan_carve(setting.partitions, rounding=setting.rounding).granted(), ""
+        return plan_carve(layout, setting.partitions, rounding=setting.rounding).granted(), ""
     except InvalidPartition as error:
         return {}, str(error)

@@ -30,13 +30,22 @@ _PART = 1000
 """Points of a part: a journal that holds so many becomes a Parquet file."""
 
 
-def rows_of(number: int, point: Point, made: Run | GpuscopeError, gpu: str | None = None) -> Rows:
+def rows_of(
+    number: int,
+    point: Point,
+    made: Run | GpuscopeError,
+    gpu: str | None = None,
+    *,
+    of: Mapping[str, Mapping[str, Value | None]] | None = None,
+) -> Rows:
     """Return the rows of one point, or the one that says why there are none.
 
     Parameters
     ----------
     gpu
         The UUID of that which it ran on.
+    of
+        Setting → the point that its rows are of, where it is not this one.
     """
     more = {"number": number, "gpu": gpu, "error": None, "provenance": None}
     rows: Rows = []
@@ -45,7 +54,8 @@ def rows_of(number: int, point: Point, made: Run | GpuscopeError, gpu: str | Non
     else:
         rows, more["error"] = made.comparison.to_pylist(), STOPPED if made.stopped else None
         more["provenance"] = "\n".join(dict.fromkeys(trace.provenance for trace in made.values()))
-    return [{**point, **row, **more} for row in rows or [{}]]
+    of = of or {}
+    return [{**of.get(row.get("setting", ""), point), **row, **more} for row in rows or [{}]]
 
 
 def is_whole(rows: Rows) -> bool:
@@ -155,7 +165,10 @@ class Points:
 
     def _table(self, rows: Rows) -> pa.Table:
         texts = [name for name in self.facts["order"] if self._schema.field(name).type == "string"]
-        plain = [{**row, **{name: str(row[name]) for name in texts}} for row in rows]
+        plain = [
+            {**row, **{name: str(row[name]) for name in texts if row[name] is not None}}
+            for row in rows
+        ]
         return pa.Table.from_pylist(plain, schema=self._schema)
 
     def _there(self) -> Saved:

@@ -24,7 +24,8 @@ from gpuscope.errors import (
 )
 from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.experiments.runner import Viewer
-from gpuscope.search.grid import Varied, at, checked, labelled, points_of
+from gpuscope.search.candidates import due
+from gpuscope.search.grid import Varied, checked, labelled, points_of
 from gpuscope.search.points import STOPPED, Points, Rows, is_whole, rows_of
 from gpuscope.search.saved_points import Saved, saved
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
@@ -92,10 +93,11 @@ def sweep(
     Returns
     -------
     SweepResult
-        Its ``table`` has one row per point, setting and workload. A point that the GPU cannot
-        carve is a row with its error. ``gpu`` is the UUID of the GPU that a point ran on. After
-        Ctrl-C or ``stop``, the table holds what was measured until then. The interrupted point
-        is marked, and a second call measures it again.
+        Its ``table`` has one row per point, setting and workload. A setting that is the same at
+        several points is measured once, at the first; of what differs between these its rows have
+        no value. A point that the GPU cannot carve is a row with its error. ``gpu`` is the UUID of
+        the GPU that a point ran on. After Ctrl-C or ``stop``, the table holds what was measured
+        until then. The interrupted point is marked, and a second call measures it again.
 
     Raises
     ------
@@ -126,8 +128,10 @@ def sweep(
         points = points_of(values)
         described = as_experiment(experiment)
         plans = {
-            number: Plan(at(described, point), labelled(point), partial(rows_of, number, point))
-            for number, point in enumerate(points)
+            number: Plan(
+                planned, labelled(points[number]), partial(rows_of, number, points[number], of=of)
+            )
+            for number, (planned, of) in enumerate(due(described, points, runs_on.layout))
         }
         same = runs_on.info if measured_on is None else None
         measured = Points(_PREFIX, described, values, same, path, reference=measured_on)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
-
-import plotly.graph_objects as go
 
 from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.settings import SweepResult, background_of
+from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload
 from gpuscope.telling.media import unbroken
+from gpuscope.telling.of_series import interfered, swept
 from gpuscope.telling.of_tuning import tuned_words
 
 
 @door(result=SweepResult, path=(str, Path))
 def sweep_report(result: SweepResult, path: str | Path) -> Path:
-    """Write a sweep as one HTML file: latency against throughput, and the table.
+    """Write a sweep as one HTML file: which point to take, what each gives, and the table.
 
     Raises
     ------
@@ -31,16 +29,19 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
     """
     experiment = result.experiment
     described = experiment.get("workloads") or {}
-    background = background_of(experiment)
-    pairs = itertools.product((name for name in described if name not in background), background)
-    drawn = page.drawn((_tradeoff(result, *pair) for pair in pairs), "tradeoff")
+    try:
+        drawn = page.figure(figures.swept(result), "swept")
+    except MissingEvidence as error:
+        drawn = page.paragraph(str(error), "muted")
+    headline = " ".join(finding.text for finding in swept(result))
     varied = "; ".join(
         f"{name} = {', '.join(map(str, values))}" for name, values in result.parameters.items()
     )
     sections = [
         *page.banners_of(result, "Not every point is here."),
+        f'<p class="headline">{unbroken(headline)}</p>',
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
-        *drawn,
+        drawn,
         "<h2>All points</h2>",
         page.result(result),
         page.paragraph(result.provenance, "muted"),
@@ -48,16 +49,9 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
     return page.write(path, f"{experiment.get('name')}, varied", {}, sections, varied)
 
 
-def _tradeoff(result: SweepResult, latency: str, throughput: str) -> go.Figure | str:
-    try:
-        return figures.tradeoff(result, latency=latency, throughput=throughput)
-    except MissingEvidence as error:
-        return str(error)
-
-
 @door(result=InterferenceResult, path=(str, Path))
 def interference_report(result: InterferenceResult, path: str | Path) -> Path:
-    """Write interference as one HTML file: the matrix, and the table.
+    """Write interference as one HTML file: the most, the matrix, and the table.
 
     Raises
     ------
@@ -66,6 +60,7 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
     """
     sections = [
         *page.banners_of(result, "Not every pair is here."),
+        f'<p class="headline">{unbroken(interfered(result).text)}</p>',
         page.figure(figures.interference(result), "interference"),
         page.result(result),
         page.paragraph(result.note, "muted"),

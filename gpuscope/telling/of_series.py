@@ -1,27 +1,22 @@
-"""What several runs come to: where a sweep is best and worst, and who makes whose kernels long."""
+"""What several runs come to: which point of a sweep to take, and who makes whose kernels long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
-from gpuscope._columns import COMPARED, heading
-from gpuscope._text import format_value
+from gpuscope._columns import COMPARED
+from gpuscope.analysis.choice import Choice, Option, choices
 from gpuscope.analysis.interference_analysis import InterferenceResult
-from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.telling.of_setting import unit_of
-
-_COLUMNS = ("goodput_per_s", "latency_p99_us", "latency_p50_us", "bus_gb_per_s", "calls_per_s")
-"""What is told of a sweep: the first that any two points have."""
+from gpuscope.telling.of_tuning import fewest
 
 
 @door(result=SweepResult)
 def swept(result: SweepResult) -> Iterator[Finding]:
-    """Yield where a figure is best and worst, of the first workload that has it.
-
-    Each point was measured once, so nothing is known of its noise; the finding says so.
+    """Yield which point to take of each work; where there is no choice, the best and the worst.
 
     Examples
     --------
@@ -36,35 +31,57 @@ def swept(result: SweepResult) -> Iterator[Finding]:
     >>> [(finding.rule, finding.subject["best"]) for finding in swept(result)]
     [('swept', 'w.duration_us = 10')]
     """
-    rows = result.table.to_pylist()
-    for key in _COLUMNS:
-        known = [row for row in rows if row.get(key) is not None]
-        several = [row for row in known if row["workload"] == known[0]["workload"]]
-        if len(several) < 2:
-            continue
-        column = COMPARED[key]
-        several.sort(key=lambda row: -column.better * row[key])
-        best, worst = several[0], several[-1]
-        subject = {
-            "workload": best["workload"],
-            "quantity": column.quantity,
-            "best": _point(result, best),
-            "worst": _point(result, worst),
-        }
-        values = (
-            Quantity("good", best[key], unit_of(column)),
-            Quantity("bad", worst[key], unit_of(column)),
-        )
-        yield Finding("swept", "note", subject, values)
+    every = choices(result)
+    for choice in every:
+        if choice.taken is not None:
+            yield _take(choice, choice.taken)
+    if every and not any(choice.taken for choice in every):
+        yield from _ends(every)
+
+
+def _take(choice: Choice, taken: Option) -> Finding:
+    """Return which point to take, what that gains and costs, and its equals."""
+    column = COMPARED[choice.column]
+    value, low, high = choice.value(taken)
+    subject: dict[str, str | list[str]] = {
+        "choice": taken.label,
+        "workload": choice.workload,
+        "column": choice.column,
+        "objective": f"{choice.workload}'s {column.quantity}",
+        "cost": " and ".join(
+            f"{name} keeps {Quantity('kept', share, '%')} of its rate alone"
+            for name, share in choice.kept(taken).items()
+        ),
+    }
+    values = [Quantity("mean", value, unit_of(column), low, high)]
+    if choice.reference is not None and choice.reference is not taken:
+        by = choice.difference(choice.reference, taken)
+        values.append(Quantity("by", by.change, "±%", by.low, by.high))
+        ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]
+        subject["reference"] = repr(choice.reference.label)
+        subject["changes"] = "{} ({} to {})".format(*ends)
+    if equals := [option.label for option in choice.ties if option is not taken]:
+        subject |= {"equals": equals, "ties": fewest([choice.workload])}
+    return Finding("take", "note", subject, tuple(values))
+
+
+def _ends(every: Sequence[Choice]) -> Iterator[Finding]:
+    """Yield where the number that is judged is best and worst, of the work of the first choice."""
+    first, column = every[0], COMPARED[every[0].column]
+    told = [
+        (option.rows[first.workload][first.column], option)
+        for choice in every
+        if (choice.workload, choice.column) == (first.workload, first.column)
+        for option in choice.options
+    ]
+    if len(told) < 2:
         return
-
-
-def _point(result: SweepResult, row: Row) -> str:
-    """Name a point, and the setting where the experiment has several."""
-    words = [f"{heading(path)} = {format_value(row[path])}" for path in result.parameters]
-    if len(result.experiment.get("settings") or ()) > 1:
-        words.append(f"“{row['setting']}”")
-    return ", ".join(words)
+    told.sort(key=lambda each: -column.better * each[0])
+    subject = {"workload": first.workload, "quantity": column.quantity}
+    subject |= {"best": told[0][1].label, "worst": told[-1][1].label}
+    names = zip(("good", "bad"), (told[0], told[-1]), strict=True)
+    values = (Quantity(name, value, unit_of(column)) for name, (value, _) in names)
+    yield Finding("swept", "note", subject, tuple(values))
 
 
 @door(result=InterferenceResult)
@@ -89,7 +106,7 @@ def interfered(result: InterferenceResult) -> Finding:
         return Finding("interferes.unknown", "warning", {}, values)
     most = max(known, key=known.__getitem__)
     subject = {"workload": most.of, "given": most.given}
-    longer = Quantity("longer", known[most], "%")
+    longer = Quantity("longer", known[most], "%", most.low, most.high)
     return Finding(
         "interferes", "note", subject, (longer, *(each for each in values if each.value))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -114,8 +114,12 @@ def _taken(result: Tuning, finding: Finding) -> Finding:
 
 def ties(result: Tuning) -> str:
     """Say which of equals is taken."""
-    names = dict.fromkeys(repr(goal.workload) for goal in result.slo or (result.objective,))
-    return f"of equals, the fewest SMs for {' and '.join(names)}"
+    return fewest(goal.workload for goal in result.slo or (result.objective,))
+
+
+def fewest(workloads: Iterable[str]) -> str:
+    """Say by whose SMs one of equals is taken."""
+    return f"of equals, the fewest SMs for {' and '.join(map(repr, dict.fromkeys(workloads)))}"
 
 
 def recommended(result: Tuning) -> Iterator[Finding]:
@@ -136,7 +140,7 @@ def recommended(result: Tuning) -> Iterator[Finding]:
     if equals := [setting.label for setting in result.equals if setting is not choice]:
         subject |= {"equals": equals, "ties": ties(result)}
     values = (Quantity("mean", mean, "", low, high), *changes)
-    yield Finding("tuned.take", "note", subject, values)
+    yield Finding("take", "note", subject, values)
 
 
 def measured(result: Tuning) -> Finding:

@@ -275,9 +275,9 @@ RULES = {
         "{sought}: not decided between {settings}[; and {more} more]"
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "tuned.take": Rule(
-        "Take {choice}: {objective} {mean}[, against {reference} {changes}][; noise does not tell "
-        "it from {equals}: {ties}]"
+    "take": Rule(
+        "Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}][; noise does "
+        "not tell it from {equals}: {ties}]"
     ),
     "tuned.method": Rule(
         "{measurements} measurements of {measured} of {settings} settings in turns, at most "

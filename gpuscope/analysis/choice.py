@@ -1,0 +1,162 @@
+"""Which point of a sweep to take: what is best, what noise does not tell from it, what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuscope._columns import COMPARED, heading
+from gpuscope._text import format_value
+from gpuscope.analysis.certainty import TOLD
+from gpuscope.analysis.compare_analysis import Difference
+from gpuscope.analysis.noise import repeats
+from gpuscope.analysis.rates import RATES
+from gpuscope.analysis.result import Row
+from gpuscope.analysis.settings import (
+    SweepResult,
+    background_of,
+    driven_by_requests,
+    of_slowest_rank,
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting at one point of a sweep.
+
+    Attributes
+    ----------
+    label
+        What it is called: by its values; where none was varied, by its setting.
+    values
+        Of what was varied of it.
+    rows
+        Workload → its row, of several ranks that of the slowest.
+    """
+
+    label: str
+    values: tuple[object, ...]
+    rows: Mapping[str, Row]
+
+    @property
+    def is_carved(self) -> bool:
+        """Whether a workload runs on a partition."""
+        return any(row["partition"] is not None for row in self.rows.values())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to choose from, all of it with the same work.
+
+    Attributes
+    ----------
+    workload, column
+        What is judged: the first of :data:`~gpuscope.analysis.certainty.TOLD` that is known of a
+        workload which is not in the background.
+    taken
+        The best or, of several that noise does not tell from it, that with the fewest SMs for the
+        workload. ``None`` where there is no choice, or it is not known how sure numbers are.
+    ties
+        These, with it.
+    reference
+        Where nothing is carved, if there is that.
+    """
+
+    workload: str
+    column: str
+    options: tuple[Option, ...]
+    is_simulated: bool
+    taken: Option | None = None
+    ties: tuple[Option, ...] = ()
+    reference: Option | None = None
+
+    def value(self, option: Option) -> tuple[float, float, float]:
+        """Return the number of an option, and the ends of its interval.
+
+        The interval is widened by how much repeated measurements differ.
+        """
+        row = option.rows[self.workload]
+        by = 1 + repeats(self.column, self.is_simulated)
+        value, low, high = (row[name] for name in (self.column, "low", "high"))
+        if low is None or high is None:
+            return value, -math.inf, math.inf
+        return value, value * (1 + low) / by, value * (1 + high) * by
+
+    def difference(self, first: Option, second: Option) -> Difference:
+        """Return how far two differ: from the intervals of both, which are independent.
+
+        Of logarithms, by the method of variance estimates recovery (G. Y. Zou and A. Donner,
+        Statistics in Medicine 27 (2008), 1693).
+        """
+        rows = [option.rows[self.workload] for option in (first, second)]
+        before, after = (row[self.column] for row in rows)
+        if not before or not after or None in (row[end] for row in rows for end in ("low", "high")):
+            return Difference(self.workload, self.column, before, after)
+        ends = [[math.log1p(max(row[end], -0.999)) for end in ("low", "high")] for row in rows]
+        low, high = math.hypot(ends[1][0], ends[0][1]), math.hypot(ends[1][1], ends[0][0])
+        ratio = after / before
+        told = (self.workload, self.column, before, after)
+        difference = Difference(*told, ratio * math.exp(-low) - 1, ratio * math.exp(high) - 1)
+        return difference.widened(1 + repeats(self.column, self.is_simulated))
+
+    def kept(self, option: Option) -> dict[str, float]:
+        """Return other workload → the share that it keeps of its rate alone, if that is known."""
+        rows = {name: row for name, row in option.rows.items() if name != self.workload}
+        return {name: row[RATES[0]] for name, row in rows.items() if row[RATES[0]] is not None}
+
+
+def choices(result: SweepResult) -> list[Choice]:
+    """Return what a sweep lets one choose from: a choice for each work that was varied."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in result.rows():
+        if row["error"] is None:
+            place = (*(row[path] for path in result.parameters), row["setting"])
+            groups.setdefault(place, []).append(row)
+    cases: dict[tuple[object, ...], list[Option]] = {}
+    varied = {setting for *values, setting in groups if values.count(None) < len(values)}
+    for (*values, setting), rows in groups.items():
+        point = dict(zip(result.parameters, values, strict=True))
+        case = tuple(value for path, value in point.items() if path.startswith("workloads."))
+        known = {path: value for path, value in point.items() if value is not None}
+        words = [f"{heading(path)} = {format_value(value)}" for path, value in known.items()]
+        words += [str(setting)] * (not words or len(varied) > 1)
+        by_workload = {str(row["workload"]): row for row in of_slowest_rank(rows)}
+        option = Option(", ".join(words), (*known.values(),), by_workload)
+        cases.setdefault(case, []).append(option)
+    described = result.experiment.get("workloads") or {}
+    out = {*background_of(result.experiment), *driven_by_requests(described)}
+    names = [name for name in described if name not in out] or [*described]
+    chosen = (_choice(options, names, result.is_simulated) for options in cases.values())
+    return [choice for choice in chosen if choice is not None]
+
+
+def _choice(options: list[Option], names: list[str], is_simulated: bool) -> Choice | None:  # noqa: FBT001
+    for column in TOLD:
+        for name in names:
+            there = [each for each in options if _told(each.rows.get(name, {})) == column]
+            if there:
+                return _decided(Choice(name, column, (*there,), is_simulated))
+    return None
+
+
+def _told(row: Row) -> str:
+    return next((key for key in TOLD if row.get(key) is not None), "")
+
+
+def _decided(choice: Choice) -> Choice:
+    sign = COMPARED[choice.column].better
+    rows = {id(option): option.rows[choice.workload] for option in choice.options}
+    if len(rows) < 2 or any(row["low"] is None for row in rows.values()):
+        return choice
+
+    def worth(option: Option) -> float:
+        return float(sign * rows[id(option)][choice.column])
+
+    best = max(choice.options, key=worth)
+    off = {id(option): choice.difference(best, option) for option in choice.options}
+    ties = [o for o in choice.options if not off[id(o)].is_seen or off[id(o)].is_better]
+    ties.sort(key=lambda option: (rows[id(option)]["sms"] or math.inf, -worth(option)))
+    reference = next((option for option in choice.options if not option.is_carved), None)
+    told = (choice.workload, choice.column, choice.options, choice.is_simulated)
+    return Choice(*told, ties[0], (*ties,), reference)

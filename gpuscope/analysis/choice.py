@@ -106,8 +106,14 @@ class Choice:
         return {name: row[RATES[0]] for name, row in rows.items() if row[RATES[0]] is not None}
 
 
-def choices(result: SweepResult) -> list[Choice]:
-    """Return what a sweep lets one choose from: a choice for each work that was varied."""
+def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
+    """Return what a sweep lets one choose from: a choice for each work that was varied.
+
+    Parameters
+    ----------
+    workload
+        Whose numbers decide; by default the first that is not in the background.
+    """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in result.rows():
         if row["error"] is None:
@@ -127,6 +133,7 @@ def choices(result: SweepResult) -> list[Choice]:
     described = result.experiment.get("workloads") or {}
     out = {*background_of(result.experiment), *driven_by_requests(described)}
     names = [name for name in described if name not in out] or [*described]
+    names = names if workload is None else [workload]
     chosen = (_choice(options, names, result.is_simulated) for options in cases.values())
     return [choice for choice in chosen if choice is not None]
 

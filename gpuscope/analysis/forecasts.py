@@ -34,8 +34,8 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
 
     A number of a forecast is what was recorded × the forecast / the forecast of no change, as far
     as all of these have it: what the model has wrong of both cancels. Its band is the same of the
-    forecasts at the ends of their ranges. Of a prediction, which rests on no recording, it is what
-    noise leaves of the measured number.
+    forecasts at the ends of their ranges, that of goodput a request wider. Of a prediction, which
+    rests on no recording, it is what noise leaves of the measured number.
 
     Parameters
     ----------
@@ -56,6 +56,9 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
             recorded, *ends, unchanged = of
             counted = [recorded * end / unchanged for end in ends]
             bands[number] = min(counted), max(counted)
+            if about.column == "goodput_per_s":
+                edge = 1 / values[about.workload, "requests_n"][0]
+                bands[number] = min(counted) * (1 - edge), max(counted) * (1 + edge)
             if is_check:
                 was = about.before / counted[0]
                 low, high = ((1 + end) * was - 1 for end in (about.low, about.high))
@@ -63,7 +66,7 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
             else:
                 low, high = (end / recorded - 1 for end in bands[number])
                 each = replace(about, before=recorded, after=counted[0], low=low, high=high)
-        elif math.isfinite(about.high - about.low) and about.low > -1:
+        elif not forecasts and math.isfinite(about.high - about.low) and about.low > -1:
             bands[number] = about.after / (1 + about.high), about.after / (1 + about.low)
         differences.append(each)
     return replace(result, differences=tuple(differences), bands=bands, forecasts=(*forecasts,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -361,15 +361,3 @@ class Race:
         if list(known.values()).count("equal") == 1 and "undecided" not in known.values():
             known = {n: "best" if verdict == "equal" else verdict for n, verdict in known.items()}
         return known
-
-    def front(self, costs: Iterable[Goal]) -> set[int]:
-        """Return the settings that no other beats in the objective and all costs (Pareto)."""
-        goals = (self.objective, *costs)
-        table = np.array(
-            [[goal.gain(self.mean(number, goal), 0) for goal in goals] for number in self.samples]
-        )
-        return {
-            number
-            for number, values in zip(self.samples, table, strict=True)
-            if not any((other >= values).all() and (other > values).any() for other in table)
-        }

@@ -51,7 +51,6 @@ class TunedSetting:
     values: Mapping[str, tuple[float, ...]]
     forecast: Values
     verdict: Verdict
-    on_front: bool = False
     behind: float | None = None
     sms: int = 0
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -169,11 +168,6 @@ class Tuning(Result):
         return limits
 
     @property
-    def front(self) -> tuple[TunedSetting, ...]:
-        """The measured settings that no other beats in the objective and all costs (Pareto)."""
-        return tuple(tuned for tuned in self.settings if tuned.on_front)
-
-    @property
     def measurements(self) -> int:
         """How many there were."""
         return sum(len(tuned.values.get(self.objective.name, ())) for tuned in self.settings)
@@ -201,7 +195,6 @@ class Tuning(Result):
                     f"forecast {goal.name}": tuned.forecast.get(goal.name)
                     for goal in (self.objective, *self.slo)
                 },
-                "front": "•" if tuned.on_front else "",
                 "verdict": tuned.verdict,
                 "error": tuned.error or None,
             }
@@ -221,7 +214,7 @@ class Tuning(Result):
                 row[name] = f"likely {format_value(low)} to {format_value(high)}"
         forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
-        every = ("setting", "verdict", objective, *costs, "n", "front", *forecasts, "error")
+        every = ("setting", "verdict", objective, *costs, "n", *forecasts, "error")
         shown = [name for name in every if any(row[name] not in (None, "") for row in rows)]
         return [{name: row[name] for name in shown} for row in rows], left_out
 

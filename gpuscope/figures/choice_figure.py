@@ -1,4 +1,4 @@
-"""Settings to choose from, of a sweep or a tuning: what each gives and costs, with intervals."""
+"""What settings give and cost, with intervals: of a sweep, a tuning, or workloads side by side."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import plotly.graph_objects as go
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED, heading
 from gpuscope.analysis.choice import Choice, Option, choices
+from gpuscope.analysis.interference_analysis import InterferenceResult, definition
 from gpuscope.analysis.race import Goal
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_series import interfered
 from gpuscope.telling.of_series import swept as told_of
 from gpuscope.telling.of_tuning import tuned_words
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import clean, escape, notes_of, stated
+from gpuscope.timeline.text import clean, duration, escape, notes_of, stated
 from gpuscope.timeline.themed import ThemedFigure
 
 _LOOKS = {
@@ -30,7 +32,7 @@ _LOOKS = {
 }
 """Name → symbol, colour, size."""
 _EQUAL = ("best", "equal", "undecided")
-_TALL, _GAP = 190, 70
+_TALL, _GAP = 150, 56
 """Px of a panel, and between two."""
 _SHOWN = 3
 """Points left out that are named, and panels of what others keep."""
@@ -48,16 +50,19 @@ class _Mark(NamedTuple):
     more: str = ""
 
 
-@door(result=SweepResult)
-def swept(result: SweepResult) -> go.Figure:
+@door(result=SweepResult, workload=(str, None))
+def swept(result: SweepResult, workload: str | None = None) -> go.Figure:
     """Draw what each point of a sweep gives, with its interval, and what other workloads keep.
 
-    Which point to take has a band. Squares: worse than the best, beyond noise.
+    Which point to take has a band. Squares: worse than the best, beyond noise. Of a collective
+    also: its time, the least of the ranks' kernel durations at the median, and its bus bandwidth.
 
     Parameters
     ----------
     result
         Of :func:`gpuscope.search.sweep`.
+    workload
+        Whose numbers decide; by default the first that is not in the background.
 
     Raises
     ------
@@ -78,7 +83,7 @@ def swept(result: SweepResult) -> go.Figure:
     >>> gs.figures.swept(result).data[0].x
     ('8', '16')
     """
-    every = choices(result)
+    every = choices(result, workload)
     left_out = [
         clean(", ".join([*(f"{path} = {row[path]}" for path in result.parameters), row["error"]]))
         for row in result.rows()
@@ -88,7 +93,7 @@ def swept(result: SweepResult) -> go.Figure:
         raise MissingEvidence(
             "no point has a number to choose by: " + ("; ".join(left_out[:_SHOWN]) or "no rows")
         )
-    findings = [finding.text for finding in told_of(result)]
+    findings = [finding.text for finding in told_of(result, workload)]
     notes = [
         *(["stopped early: not every point is here"] if result.stopped else []),
         *findings[1:],
@@ -116,6 +121,11 @@ def _of_choice(choice: Choice) -> Iterator[_Mark]:
         value, low, high = choice.value(option)
         more = f"n = {option.rows[choice.workload]['latency_n'] or '–'}"
         yield _Mark(panel, _name(option), value, look, low, high, more)
+        for column in ("collective_us", "bus_gb_per_s"):
+            number = option.rows[choice.workload][column]
+            if number is not None and column != choice.column:
+                title = f"{choice.workload}: {COMPARED[column].heading}"
+                yield _Mark(title, _name(option), number, look)
         for name, share in [*choice.kept(option).items()][:_SHOWN]:
             yield _Mark(f"{name} keeps of its rate alone (%)", _name(option), 100 * share, look)
 
@@ -179,6 +189,48 @@ def _of_goal(result: Tuning, goal: Goal) -> Iterator[_Mark]:
             look = "not told from the best" if setting.verdict in _EQUAL else "worse"
             more = f"{setting.verdict}, n = {len(setting.values[goal.name])}"
             yield _Mark(goal.name, _label(setting), mean, look, *ends, more)
+
+
+@door(result=InterferenceResult)
+def interference(result: InterferenceResult) -> go.Figure:
+    """Draw how much longer each workload's kernels take while each other one runs.
+
+    A mark for each pair, with the least and the greatest value of a round.
+
+    Raises
+    ------
+    MissingEvidence
+        The result has no pair.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> short = {"kind": "spin", "duration_us": 10, "partition": "a"}
+    >>> long = {"kind": "spin", "duration_us": 200, "partition": "b"}
+    >>> result = gs.search.measure_interference(
+    ...     gpu, {"a": 16, "b": "rest"}, {"short": short, "long": long}, repeats=5, rounds=2)
+    >>> gs.figures.interference(result).data[0].x
+    ('short beside long', 'long beside short')
+    """
+    if not result.cells:
+        raise MissingEvidence("the result has no pair of workloads: measure at least two")
+    marks = []
+    for cell in result.cells:
+        low, high = (math.nan if end is None else 100 * end for end in (cell.low, cell.high))
+        value = math.nan if cell.value is None else 100 * cell.value
+        alone = "not measured" if cell.alone_ns is None else duration(cell.alone_ns)
+        more = f"n = {cell.n:,}; alone {alone}, n = {cell.alone_n:,}"
+        pair = f"{cell.of} beside {cell.given}"
+        marks.append(_Mark("longer than alone (%)", pair, value, "measured", low, high, more))
+    untold = [cell for cell in result.cells if cell.value is None]
+    notes = [
+        *(["stopped early: what was measured until then"] if result.stopped else []),
+        *(f"{cell.of} beside {cell.given}: {cell.reason}" for cell in untold[:_SHOWN]),
+        ", ".join(f"{name} on {where}" for name, where in result.partitions.items()),
+        definition(result.cells[0].inside),
+    ]
+    return _drawn(marks, [], (interfered(result).text, notes, ""), stated(result))
 
 
 # -- the picture --------------------------------------------------------------------------
@@ -265,8 +317,8 @@ def _series(marks: Sequence[_Mark], axis: str, settings: Sequence[str]) -> Prope
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": [mark.high - mark.y if mark else 0 for mark in known],
-            "arrayminus": [mark.y - mark.low if mark else 0 for mark in known],
+            "array": [mark.high - mark.y if mark else None for mark in known],
+            "arrayminus": [mark.y - mark.low if mark else None for mark in known],
             "color": colour,
             "thickness": 1.5,
             "width": 4,

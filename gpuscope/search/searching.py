@@ -276,7 +276,7 @@ class Search:
             if all(goal.name in values for turns in samples.values() for values in turns.values())
         )
         bounds = outlook.all_bounds()
-        front, settings = race.front(costs), []
+        settings = []
         for number, candidate in enumerate(self.candidates):
             turns = samples.get(number, {})
             error = candidate.error or str(self.failed.get(number, ""))
@@ -294,7 +294,6 @@ class Search:
                     forecast=forecast.get(number, {}),
                     error=error,
                     verdict="refused" if error else verdicts.get(number, "not measured"),
-                    on_front=number in front,
                     behind=race.behind(number, inside),
                     sms=self.sms.get(number, 0),
                     bounds=bounds.get(number, {}),

@@ -22,7 +22,7 @@ class TuneResult(Tuning):
     """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
 
     ``best`` is the winner; ``None`` where noise does not tell it from others: then take ``choice``.
-    ``front`` are those that no other beats. Each is a ``TunedSetting``.
+    Each is a ``TunedSetting``.
 
     Examples
     --------

@@ -88,7 +88,6 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
         "outcome": words.outcome,
         "method": words.method,
         "ties": ties(result),
-        "front": [setting.label for setting in result.front],
         "objective": str(result.objective),
         "slo": [str(goal) for goal in result.slo],
         "forecast_errors": words.errors,
@@ -98,7 +97,7 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
 
 def _setting_facts(setting: TunedSetting) -> dict[str, object]:
     facts = {**vars(setting), "sms": setting.sizes}
-    return {name: value for name, value in facts.items() if name not in ("sizes", "on_front")}
+    return {name: value for name, value in facts.items() if name != "sizes"}
 
 
 def manual_divisions(results: Mapping[int, Tuning], labels: Mapping[int, str] | None = None) -> str:

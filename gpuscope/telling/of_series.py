@@ -14,9 +14,14 @@ from gpuscope.telling.of_setting import unit_of
 from gpuscope.telling.of_tuning import fewest
 
 
-@door(result=SweepResult)
-def swept(result: SweepResult) -> Iterator[Finding]:
+@door(result=SweepResult, workload=(str, None))
+def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]:
     """Yield which point to take of each work; where there is no choice, the best and the worst.
+
+    Parameters
+    ----------
+    workload
+        Whose numbers decide; by default the first that is not in the background.
 
     Examples
     --------
@@ -31,16 +36,16 @@ def swept(result: SweepResult) -> Iterator[Finding]:
     >>> [(finding.rule, finding.subject["best"]) for finding in swept(result)]
     [('swept', 'w.duration_us = 10')]
     """
-    every = choices(result)
+    every = choices(result, workload)
     for choice in every:
         if choice.taken is not None:
-            yield _take(choice, choice.taken)
+            yield from _take(choice, choice.taken)
     if every and not any(choice.taken for choice in every):
         yield from _ends(every)
 
 
-def _take(choice: Choice, taken: Option) -> Finding:
-    """Return which point to take, what that gains and costs, and its equals."""
+def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
+    """Yield which point to take, with what that gains and costs, then its equals."""
     column = COMPARED[choice.column]
     value, low, high = choice.value(taken)
     subject: dict[str, str | list[str]] = {
@@ -60,9 +65,10 @@ def _take(choice: Choice, taken: Option) -> Finding:
         ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]
         subject["reference"] = repr(choice.reference.label)
         subject["changes"] = "{} ({} to {})".format(*ends)
+    yield Finding("take", "note", subject, tuple(values))
     if equals := [option.label for option in choice.ties if option is not taken]:
-        subject |= {"equals": equals, "ties": fewest([choice.workload])}
-    return Finding("take", "note", subject, tuple(values))
+        subject = {"choice": taken.label, "equals": equals, "ties": fewest([choice.workload])}
+        yield Finding("take.ties", "note", subject)
 
 
 def _ends(every: Sequence[Choice]) -> Iterator[Finding]:

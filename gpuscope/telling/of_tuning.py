@@ -123,7 +123,7 @@ def fewest(workloads: Iterable[str]) -> str:
 
 
 def recommended(result: Tuning) -> Iterator[Finding]:
-    """Yield which setting to take, what that gains and costs, and its equals; if it is known."""
+    """Yield which setting to take, and what that gains and costs; if it is known."""
     choice = result.choice
     mean = None if choice is None else choice.mean(result.objective)
     if choice is None or mean is None:
@@ -137,8 +137,6 @@ def recommended(result: Tuning) -> Iterator[Finding]:
     }
     if changes:
         subject["reference"] = repr(result.reference)
-    if equals := [setting.label for setting in result.equals if setting is not choice]:
-        subject |= {"equals": equals, "ties": ties(result)}
     values = (Quantity("mean", mean, "", low, high), *changes)
     yield Finding("take", "note", subject, values)
 

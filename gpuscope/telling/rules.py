@@ -275,10 +275,8 @@ RULES = {
         "{sought}: not decided between {settings}[; and {more} more]"
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "take": Rule(
-        "Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}][; noise does "
-        "not tell it from {equals}: {ties}]"
-    ),
+    "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}]"),
+    "take.ties": Rule("Noise does not tell {choice} from {equals}: {ties}"),
     "tuned.method": Rule(
         "{measurements} measurements of {measured} of {settings} settings in turns, at most "
         "{repeats} of each; compared within turns by t-intervals with pooled noise (successive "

@@ -298,43 +298,12 @@ def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple
     return tuple(moved)
 
 
-@dataclass(frozen=True)
-class Band:
-    """A forecast figure, and what it lies between.
-
-    Raises
-    ------
-    ValueError
-        It does not lie between them.
-    """
-
-    forecast: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.forecast <= self.high:
-            raise ValueError(f"{self.forecast} does not lie between {self.low} and {self.high}")
-
-    @classmethod
-    def around(cls, forecast: float, *others: float) -> Band:
-        """Return the band of a figure in a forecast and in those at the ends of its ranges.
-
-        Shorter times need not make a figure smaller: of waiting requests, some meet their SLO and
-        others do not.
-        """
-        return cls(forecast, min(forecast, *others), max(forecast, *others))
-
-    def said(self, unit: str = "") -> str:
-        """Return it as text, with the unit behind the figure."""
-        return f"{self.forecast:,.4g}{unit} (band {self.low:,.4g} to {self.high:,.4g})"
-
-
 def described(program: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
     """Say what a forecast is: its end and the band, from what, and what was assumed."""
     first_ns = min(work.start_ns for work in program.works)
     was_ns = max(work.end_ns for work in program.works) - first_ns
-    band = Band.around(*((end_ns - first_ns) / 1e6 for end_ns in ends_ns))
+    ends_ms = [(end_ns - first_ns) / 1e6 for end_ns in ends_ns]
+    band = f"{ends_ms[0]:,.4g} ms (band {min(ends_ms):,.4g} to {max(ends_ms):,.4g})"
     kernels = [work.kernel for work in program.works if work.kernel is not None]
     two = any(len(kernel.times_ns) > 1 for kernel in kernels)
     plain = sum(kernel.launch is None and kernel.known is None for kernel in kernels)
@@ -344,7 +313,7 @@ def described(program: Program, changes: Mapping[str, Any], ends_ns: Sequence[in
     }
     source = f"{'two recordings' if two else 'one recording'} of the GPU with the profile"
     parts = [
-        f"forecast: all work ends after {band.said(' ms')}, recorded {was_ns / 1e6:,.4g}",
+        f"forecast: all work ends after {band}, recorded {was_ns / 1e6:,.4g}",
         f"from {source} {program.profile.key} ({', '.join(changes) or 'nothing changed'})",
         *(f"{count:,} {text}" for text, count in assumed.items() if count),
     ]

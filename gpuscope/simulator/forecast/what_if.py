@@ -11,11 +11,10 @@ from typing import Literal
 
 from gpuscope._checks import IN_ANY_ORDER, SeveralOf, closest, door, given, require_kind
 from gpuscope.analysis.forecasts import FORECAST, HIGH, LOW, RECORDED, UNCHANGED
-from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.simulator.forecast.forecast import Band, Carving, Change, as_trace, described
+from gpuscope.simulator.forecast.forecast import Carving, Change, as_trace, described
 from gpuscope.simulator.forecast.program import Program, Work
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.forecast.replay import Replay
@@ -164,6 +163,8 @@ def what_if(
     text = described(program, changes, ends_ns)
     if anew.why:
         text += f"; no forecast of requests: {anew.why}"
+    if anew.rounds:
+        text += "; requests served anew, in other batches"
     longer = with_copies(trace, anew.copies)
     forecasts = {
         name: as_trace(longer, program, replayed, after, sent, text)
@@ -175,12 +176,6 @@ def what_if(
     )
     longer = with_copies(trace, same.copies)
     forecasts[UNCHANGED] = as_trace(longer, base, as_it_was.play(), before, {}, text)
-    if anew.rounds:
-        served = [requests(forecasts[name]).workloads for name in done]
-        words = ", ".join(map(_served, *served))
-        text += f"; requests served anew, in other batches: {words}"
-        for name, forecast in forecasts.items():
-            forecasts[name] = forecast.with_metadata(forecast=text)
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
 
@@ -188,24 +183,6 @@ def what_if(
 def _plain(number: Real) -> int | float:
     """Return a number of NumPy or another library as one of Python's."""
     return int(number) if isinstance(number, Integral) else float(number)
-
-
-def _served(middle: Served, low: Served, high: Served) -> str:
-    """Say how a workload's requests fare, each with its band."""
-    every = (middle, low, high)
-    figures = {
-        ("TTFT p50", " ms"): [(each.ttft_p50_ns or 0) / 1e6 for each in every],
-        ("TBT p50", " ms"): [(each.tbt_p50_ns or 0) / 1e6 for each in every],
-        ("goodput", "/s"): [each.goodput_per_s or 0 for each in every],
-    }
-    share = 1 / middle.n  # a request more or less that meets its SLO
-    texts = [
-        f"{name} {Band.around(*values, *more).said(unit)}"
-        for (name, unit), values in figures.items()
-        if any(values)
-        for more in [(min(values) * (1 - share), max(values) * (1 + share)) if unit == "/s" else ()]
-    ]
-    return f"{middle.workload}: {', '.join(texts)}"
 
 
 def _fitted(program: Program, carving: Carving) -> dict[Work, float]:

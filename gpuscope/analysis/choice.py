@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -120,13 +121,13 @@ def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
             place = (*(row[path] for path in result.parameters), row["setting"])
             groups.setdefault(place, []).append(row)
     cases: dict[tuple[object, ...], list[Option]] = {}
-    varied = {setting for *values, setting in groups if values.count(None) < len(values)}
+    alike = Counter(place[:-1] for place in groups)
     for (*values, setting), rows in groups.items():
         point = dict(zip(result.parameters, values, strict=True))
         case = tuple(value for path, value in point.items() if path.startswith("workloads."))
         known = {path: value for path, value in point.items() if value is not None}
         words = [f"{heading(path)} = {format_value(value)}" for path, value in known.items()]
-        words += [str(setting)] * (not words or len(varied) > 1)
+        words += [str(setting)] * (len(known) < len(point) or alike[(*values,)] > 1)
         by_workload = {str(row["workload"]): row for row in of_slowest_rank(rows)}
         option = Option(", ".join(words), (*known.values(),), by_workload)
         cases.setdefault(case, []).append(option)

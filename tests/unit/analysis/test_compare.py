@@ -13,8 +13,9 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.analyses.comparing import check
+from gpuscope.analysis.certainty import rate_spread
 from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
-from gpuscope.analysis.noise import bootstrap, student_t
+from gpuscope.analysis.noise import bootstrap, quantile_interval, share_interval, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -167,6 +168,35 @@ def test_rates_have_the_interval_of_their_batch_means():
         squares += error**2
     wide = math.exp(student_t(38, 0.025) * math.sqrt(squares))
     assert rate_interval(both, "load") == pytest.approx((1 / wide, wide))
+
+
+def test_the_interval_of_a_quantile_is_between_order_statistics():
+    values = np.random.default_rng(1).permutation(np.arange(1, 1001))
+    assert quantile_interval(values, 0.99) == (983, 997)  # 990 ± 1.96 √(1000 · 0.99 · 0.01)
+    assert quantile_interval(values, 0.5) == (469, 531)
+    assert quantile_interval(values[:5], 0.5)[1] == math.inf
+    assert quantile_interval(values[:100], 0.99)[1] == math.inf
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    assert share_interval(10, 0.5) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    low, high = share_interval(20, 1.0)
+    assert (low, high) == pytest.approx((0.8389, 1.0), abs=1e-4)
+
+
+def test_rows_say_how_sure_they_are(carved):
+    small, load = carved.comparison.to_pylist()
+    trace = carved["default"]
+    calls = trace.where(kind="handle", category="small")
+    took_us = (calls.array("end_ns") - calls.array("start_ns")) / 1e3
+    ends = quantile_interval(took_us, 0.99)
+    assert [small["latency_p99_us"] * (1 + small[end]) for end in ("low", "high")] == (
+        pytest.approx(ends)
+    )
+    assert [small["sms"], load["sms"]] == [16, 116]
+    spread, freedom = rate_spread(trace, "load")
+    wide = math.exp(student_t(freedom, 0.025) * spread)
+    assert (load["low"], load["high"]) == pytest.approx((1 / wide - 1, wide - 1))
 
 
 # -- what it comes to ---------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import threading
 import warnings
@@ -393,24 +394,21 @@ def made(*cells, partitions=None, **more):
     return InterferenceResult(cells, partitions or dict.fromkeys(names, "p"), **{**facts, **more})
 
 
-def test_the_numbers_stand_in_the_cells():
+def test_each_pair_has_a_mark_with_the_spread_of_its_rounds():
     figure = figures.interference(made(cell("x", "y"), cell("y", "x", None, n=0)))
-    texts = {(int(one.x), int(one.y)): one.text for one in figure.layout.annotations}
-    # columns are what was given, rows what was measured
-    assert texts[1, 0] == "<b>+12.3 %</b><br>+11.3 to +14.3 %<br>n = 1,234"
-    assert texts[0, 1] == "<b>no value</b><br>0 of 9 kernels: for a reason"
-    assert texts[0, 0] == "alone<br><b>10 µs</b><br>n = 2,345"
-    assert figure.data[0].z[0][1] == pytest.approx(0.123)
-    assert list(figure.layout.yaxis.ticktext) == ["<b>x</b><br>p", "<b>y</b><br>p"]
+    (marks,) = figure.data
+    assert list(marks.x) == ["x beside y", "y beside x"]
+    assert marks.y[0] == pytest.approx(12.3)
+    assert marks.error_y.array[0] == pytest.approx(14.3 - 12.3)
+    assert marks.error_y.arrayminus[0] == pytest.approx(12.3 - 11.3)
+    assert math.isnan(marks.y[1])
+    assert marks.error_y.array[1] is None
+    assert "n = 1,234; alone 10 µs, n = 2,345" in marks.hovertext[0]
+    assert "y beside x: 0 of 9 kernels: for a reason" in words(figure)
+    assert "x on p, y on p" in words(figure)
     assert "measured on GPU" in words(figure)
     assert "wholly inside busy(B)" in words(figure)
     assert "SIMULATED" not in words(figure)
-
-
-def test_minus_nothing_is_nothing():
-    figure = figures.interference(made(cell("x", "y", -1e-9), cell("y", "x", -0.05)))
-    assert "-0.0" not in words(figure)
-    assert "<b>-5.0 %</b>" in words(figure)
 
 
 def test_that_it_was_simulated_or_stopped_is_said():

@@ -114,13 +114,26 @@ def test_one_setting_is_not_compared_with_itself_and_the_slowest_rank_counts(run
 def test_a_sweep_draws_the_slowest_rank():
     result = gs.search.sweep(TWO, {"partitions.comm": [8, 16]})
     rows = result.rows()
-    figure = gs.figures.tradeoff(result, latency="sum", throughput="gemm")
-    (points,) = (one for one in figure.data if one.text)
-    for sms, x, y in zip(points.text, points.x, points.y, strict=True):
-        mine = [row for row in rows if row["partitions.comm"] == int(sms)]
-        assert y == max(row["latency_p50_us"] for row in mine if row["workload"] == "sum")
-        shares = [row["share_of_alone_on_whole_gpu"] for row in mine if row["workload"] == "gemm"]
-        assert x == min(shares)
+    figure = gs.figures.swept(result, "sum")
+    slowest = {
+        "sum: latency p50 (µs)": ("sum", "latency_p50_us", max, 1),
+        "sum: collective (µs)": ("sum", "collective_us", max, 1),
+        "sum: bus GB/s": ("sum", "bus_gb_per_s", min, 1),
+        "gemm keeps of its rate alone (%)": ("gemm", "share_of_alone_on_whole_gpu", min, 100),
+    }
+    for at, title in enumerate(figure.layout.annotations, 1):
+        workload, column, worst, scale = slowest[title.text[3:-4]]
+        drawn = [mark for mark in figure.data if mark.yaxis == f"y{at if at > 1 else ''}"]
+        pairs = {x: y for mark in drawn for x, y in zip(mark.x, mark.y, strict=True)}
+        assert pairs == {
+            sms: scale
+            * worst(
+                row[column]
+                for row in rows
+                if row["workload"] == workload and row["partitions.comm"] == int(sms)
+            )
+            for sms in ("8", "16")
+        }
     assert "of several ranks: the slowest" in figure.layout.title.subtitle.text
 
 

@@ -326,9 +326,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Analysis.ask": (gaps_declared.ask, {"trace": trace}),
         "Analysis.found_in": (gaps_declared.found_in, {"trace": trace}),
         "Analysis.card_of": (gaps_declared.card_of, {"trace": trace}),
-        "figures.collectives": (figures.collectives, {
-            "result": swept, "collective": "w", "beside": None,
-        }),
+        "figures.swept": (figures.swept, {"result": swept, "workload": "w"}),
         "SweepResult.select": (swept.select, {
             "columns": ["workload"], "where": {"workloads.w.repeats": 1},
         }),
@@ -382,9 +380,6 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }),
         "figures.timelines": (figures.timelines, {
             "traces": run, "windows_ns": None, "max_spans": 100, "title": None,
-        }),
-        "figures.tradeoff": (figures.tradeoff, {
-            "result": swept, "latency": "w", "throughput": "v",
         }),
         "open_device": (gs.open_device, {
             "spec": "sim:h200", "pace": "none", "jitter": True, "unified_stream": False,

@@ -15,7 +15,6 @@ from html import unescape
 from pathlib import Path
 
 import plotly.io as pio
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -221,11 +220,7 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
         found = SERIES[name](gs.open_device("sim:h200", quiet=True))
     check(found.incomplete or "nothing", found.note, found._repr_html_(), *map(str, found.rows()))
     if name == "SweepResult":
-        check(words(figures.tradeoff(found, latency="small", throughput="load")))
-        times = {"collective_us": 9.0, "collective_skew_us": 1.0, "bus_gb_per_s": 2.0}
-        rows = [{**row, **times} for row in found.table.to_pylist()]
-        vars(found)["table"] = pa.Table.from_pylist(rows, schema=found.table.schema)
-        check(words(figures.collectives(found, collective="small")))
+        check(words(figures.swept(found)))
     elif name == "Tuning":
         check(words(found.figure()))
     else:
@@ -238,12 +233,11 @@ FIGURES = {
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES
     "tuning": None,
-    "collectives": None,
     "latency": lambda run, trace: figures.latency(run, "small"),
     "sm_map": lambda run, trace: figures.sm_map(with_blocks(trace)),
     "timeline": lambda run, trace: figures.timeline(with_blocks(trace), sm=True),
     "timelines": lambda run, trace: figures.timelines(run),
-    "tradeoff": None,  # of SERIES
+    "swept": None,
 }
 
 

@@ -23,10 +23,13 @@ from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope import figures
+from gpuscope.analysis.choice import choices
+from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.record import recorder
 from gpuscope.search.points import Points
 from gpuscope.search.sweeps import load_sweep
+from gpuscope.telling.of_series import swept as told
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EVIL = "<script>alert(1)</script>$\\href{y}{z}$ \u202eg"
@@ -68,7 +71,9 @@ def described(**facts):
 
 
 def points(result):
-    return list(dict.fromkeys(tuple(row[p] for p in result.parameters) for row in result.rows()))
+    """Return the points that rows are of; a setting that is the same at several is of none."""
+    every = dict.fromkeys(tuple(row[p] for p in result.parameters) for row in result.rows())
+    return [point for point in every if None not in point]
 
 
 def row(result, workload="load", setting="v1.0", **at):
@@ -86,7 +91,7 @@ def test_a_partition_is_varied_in_every_setting_that_carves_it(gpu):
     result = gs.search.sweep(experiment, {"partitions.small": [8, 64]}, gpu)
     assert result.table.column_names == ["partitions.small", *COLUMNS, "gpu", "error"]
     assert result.table.schema.field("partitions.small").type == pa.int64()
-    assert len(result.rows()) == 2 * 3 * 2
+    assert len(result.rows()) == 2 + 2 * 2 * 2
     assert points(result) == [(8,), (64,)]
     for setting in ("v1.0", "other"):
         rates = [
@@ -98,6 +103,55 @@ def test_a_partition_is_varied_in_every_setting_that_carves_it(gpu):
     assert set(result.table.column("error").to_pylist()) == {None}
     assert set(result.table.column("gpu").to_pylist()) == {gpu.info.uuid}
     assert "SIMULATED" in result.note
+
+
+def test_a_setting_that_nothing_varies_is_measured_once(gpu):
+    experiment = described(alone_repeats=0)
+    varied = {"partitions.small": [200, 8, 16], "workloads.load.m": [1024, 2048]}
+    told_of = []
+    result = gs.search.sweep(experiment, varied, gpu, viewer=told_of.append)
+    plain = [row for row in result.rows() if row["setting"] == "plain"]
+    assert [(row["partitions.small"], row["workloads.load.m"]) for row in plain] == [
+        *[(None, 1024)] * 2,
+        *[(None, 2048)] * 2,
+    ]
+    carved = {
+        (row["partitions.small"], row["workloads.load.m"])
+        for row in result.rows()
+        if row["setting"] == "v1.0"
+    }
+    assert carved == {(8, 1024), (8, 2048), (16, 1024), (16, 2048)}
+    refused = [row["partitions.small"] for row in result.rows() if row["error"]]
+    assert refused == [200, 200], "no point that cannot be carved measures for others"
+    assert not result.stopped
+    runs = {one.setting for one in told_of if one.setting.endswith(": plain")}
+    assert len(runs) == 2
+
+
+def test_parameters_of_different_settings_measure_each_once_and_every_point_one(gpu):
+    experiment = described(alone_repeats=0)
+    experiment["settings"]["other"] = {
+        **experiment["settings"]["v1.0"],
+        "partitions": {"o": 16, "p": "rest"},
+        "streams": {"s": {"partition": "o"}, "l": {"partition": "p"}},
+    }
+    result = gs.search.sweep(
+        experiment, {"partitions.small": [8, 16], "partitions.o": [8, 24]}, gpu
+    )
+    at = [
+        (row["setting"], row["partitions.small"], row["partitions.o"])
+        for row in result.rows()
+        if row["workload"] == "fast"
+    ]
+    assert at == [
+        ("plain", None, None),
+        ("v1.0", 8, None),
+        ("other", None, 8),
+        ("other", None, 24),
+        ("v1.0", 16, None),
+        ("other", 16, 24),
+    ]
+    assert not result.stopped
 
 
 def test_a_point_is_what_a_run_of_it_gives(gpu):
@@ -210,11 +264,11 @@ def test_the_viewer_sees_one_progress_over_the_sweep(gpu):
     seen = []
     gs.search.sweep(described(), {"partitions.small": [8, 16]}, gpu, viewer=seen.append)
     together = [one for one in seen if one.phase == "together"]
-    assert [one.done for one in together] == list(range(1, 17))
-    assert {one.total for one in seen} == {16}
+    assert [one.done for one in together] == list(range(1, 13))
+    assert {one.total for one in seen} == {12}
     assert list(dict.fromkeys(one.setting for one in together)) == [
         "partitions.small = 8: plain", "partitions.small = 8: v1.0",
-        "partitions.small = 16: plain", "partitions.small = 16: v1.0",
+        "partitions.small = 16: v1.0",
     ]  # fmt: skip
 
 
@@ -246,7 +300,7 @@ def test_ending_early_keeps_what_was_measured_and_says_what_is_partial(gpu, how,
     errors = {one["partitions.small"]: one["error"] for one in result.rows()}
     assert errors[8] is None
     assert errors[16].startswith("stopped early")
-    assert row(result, "fast", "plain", **{"partitions.small": 16})["kernels"] == 4
+    assert row(result, "fast", "plain")["kernels"] == 4
     assert len(list(tmp_path.iterdir())) == 1, "what is partial is measured again"
     assert points(load_sweep(tmp_path)) == [(8,)]
 
@@ -315,8 +369,8 @@ def test_a_second_call_skips_what_is_finished(gpu, tmp_path):
     forget(folder, 2)
     some = gs.search.sweep(described(), SIZES, gpu, path=folder, viewer=told.append)
     assert {one.setting for one in told if one.phase == "together"} == {
-        "partitions.small = 24: plain", "partitions.small = 24: v1.0",
-    }  # fmt: skip
+        "partitions.small = 24: v1.0",
+    }
     assert points(some) == points(whole)
 
 
@@ -373,8 +427,8 @@ def test_columns_and_points_are_read_when_they_are_asked_for(gpu, tmp_path, monk
     rates = lazy.select(["tflop_per_s", "setting"])
     assert rates.equals(made.table.select(["tflop_per_s", "setting"]))
     some = lazy.select(["kernels"], {"partitions.small": [24, 8]})
-    assert some.num_rows == 8
-    assert lazy.select(["kernels"], {"partitions.small": 24}).num_rows == 4
+    assert some.num_rows == 4
+    assert lazy.select(["kernels"], {"partitions.small": 24}).num_rows == 2
     never = {"latency_p50_us", "gain", "workload"}
     assert not [columns for columns in asked if never & {*columns}]
     assert lazy.table.equals(made.table)
@@ -608,24 +662,21 @@ def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
 
 
 def made(rows, parameters=("partitions.small",), **facts):
-    """Build a result: (values, setting, partition, p50, p99, n, share, error)."""
+    """Build a result: (values, setting, SMs, p99, low, high, share, error)."""
     table = []
-    for values, setting, partition, p50, p99, n, share, error in rows:
+    for values, setting, sms, p99, low, high, share, error in rows:
         point = dict(zip(parameters, values, strict=True))
-        common = {"setting": setting, "partition": partition, "error": error}
-        fast = {"latency_p50_us": p50, "latency_p99_us": p99, "latency_n": n}
-        table.append({**point, **common, "workload": "fast", **fast})
+        common = {"setting": setting, "partition": sms and "p", "sms": sms, "error": error}
+        fast = {"latency_p50_us": p99, "latency_p99_us": p99, "latency_n": 1000}
+        fast |= {"low": low, "high": high}
         table.append({**point, **common, "workload": "load", "share_of_alone_on_whole_gpu": share})
+        table.append({**point, **common, "workload": "fast", **fast})
     schema = pa.schema(
         [*((name, pa.int64()) for name in parameters), *COLUMNS.items(), ("error", pa.string())]
     )
     values = {name: tuple({row[0][i] for row in rows}) for i, name in enumerate(parameters)}
-    facts = {
-        "stopped": False,
-        "provenance": "measured on GPU",
-        "experiment": {"name": "e"},
-        **facts,
-    }
+    described = {"name": "e", "workloads": {"load": {"background": True}, "fast": {}}}
+    facts = {"stopped": False, "provenance": "measured on GPU", "experiment": described, **facts}
     table = pa.Table.from_pylist(table, schema=schema)
     rows = SimpleNamespace(
         column_names=table.column_names, select=lambda columns, _: table.select(columns)
@@ -633,106 +684,129 @@ def made(rows, parameters=("partitions.small",), **facts):
     return SweepResult(points=rows, parameters=values, **facts)
 
 
-RESULT = made(
-    [
-        ((8,), "plain", None, 100.0, 200.0, 1000, 0.99, None),
-        ((8,), "carved", "p", 40.0, 60.0, 1000, 0.90, None),
-        ((16,), "plain", None, 101.0, 210.0, 1000, 0.98, None),
-        ((16,), "carved", "p", 30.0, 62.0, 1000, 0.85, None),
-        ((24,), "carved", "p", 20.0, 30.0, 1000, 0.70, None),
-        ((32,), "carved", "p", 25.0, 50.0, 1000, 0.65, None),
-        ((7,), None, None, None, None, None, None, "cannot give 7. Ask for 8"),
-    ]
-)  # fmt: skip
+ROWS = [
+    ((None,), "plain", None, 900.0, -0.05, 0.05, 0.99, None),
+    *(
+        ((sms,), "carved", sms, p99, -0.1, 0.1, kept, None)
+        for sms, p99, kept in ((8, 400.0, 0.9), (48, 102, 0.7), (56, 100, 0.6), (64, 101, 0.5))
+    ),
+    ((7,), None, None, None, None, None, None, "cannot give 7. Ask for 8"),
+]
+RESULT = made(ROWS, is_simulated=True)
 
 
-def draw(result, latency="fast", throughput="load"):
-    return figures.tradeoff(result, latency=latency, throughput=throughput)
+def marks_of(figure, panel):
+    """Look of each mark of a panel, its place and its value."""
+    (at,) = (
+        at for at, each in enumerate(figure.layout.annotations) if each.text == f"<b>{panel}</b>"
+    )
+    axis = f"y{at + 1 if at else ''}"
+    return {
+        x: (one.name, y)
+        for one in figure.data
+        if one.yaxis == axis
+        for x, y in zip(one.x, one.y, strict=True)
+    }
 
 
-def words(figure):
-    return f"{figure.layout.title.text} {figure.layout.title.subtitle.text}"
+def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
+    (choice,) = choices(RESULT)
+    assert (choice.workload, choice.column) == ("fast", "latency_p99_us")
+    assert choice.taken.label == "small = 48"
+    assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
+    assert choice.reference.label == "plain"
+    assert choice.kept(choice.taken) == {"load": 0.7}
+    take, ties = told(RESULT)
+    assert (take.rule, take.subject["choice"]) == ("take", "small = 48")
+    assert take.subject["reference"] == "'plain'"
+    assert take.subject["cost"] == "load keeps 70 % of its rate alone"
+    assert (take["mean"].value, take["by"].value) == (102, 102 / 900 - 1)
+    assert (ties.rule, ties.subject["equals"]) == ("take.ties", ["small = 56", "small = 64"])
 
 
-def series(figure, name):
-    (found,) = (one for one in figure.data if one.name == name)
-    return found
+def test_a_difference_has_the_noise_of_both_and_of_repeats():
+    (choice,) = choices(RESULT)
+    plain, *_ = choice.options
+    by = choice.difference(plain, choice.taken)
+    more = 1 + repeats("latency_p99_us", is_simulated=True)
+    ends = np.log([[0.95, 1.05], [0.9, 1.1]])  # of 900 and of 102
+    low = 102 / 900 * np.exp(-np.hypot(ends[1, 0], ends[0, 1])) / more - 1
+    high = 102 / 900 * np.exp(np.hypot(ends[1, 1], ends[0, 0])) * more - 1
+    assert (by.low, by.high) == pytest.approx((low, high))
+    value, least, most = choice.value(choice.taken)
+    assert (least, value, most) == pytest.approx((102 * 0.9 / more, 102, 102 * 1.1 * more))
 
 
-def test_points_carry_their_values_and_the_front_is_marked():
-    figure = draw(RESULT)
-    carved = series(figure, "carved, p50")
-    assert list(carved.x) == [0.90, 0.85, 0.70, 0.65]
-    assert list(carved.y) == [40, 30, 20, 25]
-    # at 65 % a latency of 25 is beaten by 20 at 70 %
-    fronts = ["Pareto" in text for text in carved.hovertext]
-    assert fronts == [True, True, True, False]
-    assert [width > 1 for width in carved.marker.line.width] == fronts
-    slow = series(figure, "carved, p99")
-    assert list(slow.text) == ["8", "16", "24", "32"], "labels stand above"
-    # of p99, 62 at 85 % is beaten by 60 at 90 %
-    assert ["Pareto" in text for text in slow.hovertext] == [True, False, True, False]
-    front = series(figure, "Pareto front, p50")
-    assert list(front.x) == [0.70, 0.85, 0.90, 0.99], "the whole GPU is a choice, too"
-    assert list(front.y) == [20, 30, 40, 100]
-    whole = series(figure, "no partition, p99")
-    assert list(whole.text) == ["no partition", ""]
-    said = words(figure)
-    assert "n = 1,000 calls a point" in said
-    assert "not drawn: partitions.small = 7: cannot give 7" in said
-    assert "measured on GPU" in said
-    assert "SIMULATED" not in said
+def test_the_choice_is_drawn_with_its_intervals_and_what_it_costs():
+    figure = figures.swept(RESULT)
+    (choice,) = choices(RESULT)
+    looks = {"plain": "worse", "8": "worse"} | dict.fromkeys(
+        ("48", "56", "64"), "not told from the best"
+    )
+    told_us = marks_of(figure, "fast: latency p99 (µs)")
+    names = ["plain", "8", "48", "56", "64"]
+    expected = zip(names, choice.options, strict=True)
+    assert told_us == {name: (looks[name], choice.value(o)[0]) for name, o in expected}
+    kept = marks_of(figure, "load keeps of its rate alone (%)")
+    shares = dict(zip(names, (99, 90, 70, 60, 50), strict=True))
+    assert {name: y for name, (_, y) in kept.items()} == pytest.approx(shares)
+    assert list(figure.layout.xaxis.categoryarray) == names
+    (band,) = figure.layout.shapes
+    assert (band.x0 + band.x1) / 2 == names.index("48")
+    tied = next(one for one in figure.data if one.name == "not told from the best")
+    _, low, high = choice.value(choice.taken)
+    assert tied.y[0] - tied.error_y.arrayminus[0] == pytest.approx(low)
+    assert tied.y[0] + tied.error_y.array[0] == pytest.approx(high)
+    said = f"{figure.layout.title.text} {figure.layout.title.subtitle.text}"
+    assert "not drawn: partitions.small = 7, cannot give 7" in said
+    assert "(SIMULATED)" in said
 
 
-def test_no_p99_is_drawn_where_there_is_none():
-    result = made([((8,), "carved", "p", 40.0, None, 999, 0.9, None)], is_simulated=True)
-    figure = draw(result)
-    assert not any("p99" in (one.name or "") for one in figure.data)
-    assert list(series(figure, "carved, p50").text) == ["8"]
-    assert "n = 999 calls" in words(figure)
-    assert "(SIMULATED)" in words(figure)
-
-
-def test_only_points_of_one_case_compete():
+def test_points_with_other_work_do_not_compete():
     result = made(
         [
-            ((8, 1024), "carved", "p", 10.0, None, 9, 0.9, None),
-            ((8, 4096), "carved", "p", 40.0, None, 9, 0.8, None),
-            ((16, 4096), "carved", "p", 50.0, None, 9, 0.7, None),
-            ((8, 4096), "plain", None, 90.0, None, 9, 1.0, None),
+            ((8, 1024), "carved", 8, 10.0, -0.1, 0.1, 0.9, None),
+            ((8, 4096), "carved", 8, 900.0, -0.1, 0.1, 0.8, None),
+            ((16, 4096), "carved", 16, 400.0, -0.1, 0.1, 0.7, None),
+            ((None, 4096), "plain", None, 990.0, -0.1, 0.1, 1.0, None),
         ],
         ("partitions.small", "workloads.load.m"),
-    )  # fmt: skip
-    figure = draw(result)
-    carved = series(figure, "carved, p50")
-    assert list(carved.text) == ["8, 1024", "8, 4096", "16, 4096"]
-    assert ["Pareto" in text for text in carved.hovertext] == [True, True, False]
-    assert list(series(figure, "no partition, p50").text) == ["no partition, 4096"]
+        is_simulated=True,
+    )
+    alone, several = choices(result)
+    assert (len(alone.options), alone.taken) == (1, None)
+    assert several.taken.label == "small = 16, load.m = 4,096"
+    assert [finding.rule for finding in told(result)] == ["take"]
+
+
+def test_without_an_interval_the_best_and_the_worst_are_told():
+    result = made([(*row[:4], None, None, *row[6:]) for row in ROWS])
+    (finding,) = told(result)
+    assert finding.rule == "swept"
+    assert (finding.subject["best"], finding.subject["worst"]) == ("small = 56", "plain")
+    assert {one.name for one in figures.swept(result).data} == {"measured"}
 
 
 def test_what_was_stopped_is_said_and_partial_points_are_left_out():
     rows = [
-        ((8,), "carved", "p", 40.0, None, 9, 0.9, None),
-        ((16,), "carved", "p", 30.0, None, 2, 0.8, "stopped early: fewer calls than planned"),
+        *ROWS[:2],
+        ((16,), "carved", 16, 30.0, -0.1, 0.1, 0.8, "stopped early: fewer calls than planned"),
     ]
-    figure = draw(made(rows, stopped=True))
-    assert list(series(figure, "carved, p50").x) == [0.9]
-    assert "stopped early: not every point is here" in words(figure)
-    assert "partitions.small = 16, carved: stopped early" in words(figure)
+    figure = figures.swept(made(rows, stopped=True))
+    assert list(marks_of(figure, "fast: latency p99 (µs)")) == ["plain", "8"]
+    assert "stopped early: not every point is here" in figure.layout.title.subtitle.text
 
 
-@pytest.mark.parametrize(
-    ("latency", "throughput", "text"),
-    [("absent", "load", "no latency of 'absent'"), ("fast", "fast", "no share .* of 'fast'")],
-)
-def test_without_evidence_nothing_is_drawn(latency, throughput, text):
-    with pytest.raises(gs.errors.MissingEvidence, match=text):
-        draw(RESULT, latency, throughput)
+def test_without_a_number_nothing_is_drawn():
+    with pytest.raises(gs.errors.MissingEvidence, match="cannot give 7"):
+        figures.swept(made(ROWS[-1:]))
+    with pytest.raises(gs.errors.MissingEvidence, match="no point has a number"):
+        figures.swept(RESULT, "absent")
 
 
 def test_foreign_names_are_harmless():
-    rows = [((8,), EVIL, EVIL, 40.0, None, 9, 0.9, None), ((9,), EVIL, "p", 1.0, 2.0, 9, 0.9, EVIL)]
-    text = draw(made(rows, (EVIL,), provenance=EVIL)).to_json()
+    rows = [((8,), EVIL, 8, 40.0, -0.1, 0.1, 0.9, None), ((9,), EVIL, 9, 1.0, 0, 0, 0.9, EVIL)]
+    text = figures.swept(made(rows, (EVIL,), provenance=EVIL)).to_json()
     for raw in ("<script", "\u202e", "\\u202e", "$"):
         assert raw not in text
     assert json.loads(text)
@@ -749,12 +823,13 @@ def test_the_example_can_be_swept_and_drawn(gpu):
     plan["rounds"] = 1
     result = gs.search.sweep(plan, {"partitions.small": [8, 16, 64]}, gpu)
     assert {one["setting"] for one in result.rows()} == {"no partition", "carved"}
-    figure = figures.tradeoff(result, latency="small", throughput="load")
-    carved = series(figure, "carved, p50")
-    assert list(carved.text) == ["8", "16", "64"]
-    assert carved.y[2] < 1.05 * carved.y[0], "more SMs, no more latency: the host takes most of it"
-    assert carved.x[2] < min(carved.x[:2]), "and less left for the load"
-    assert series(figure, "no partition, p50").y[0] > max(carved.y)
+    figure = figures.swept(result)
+    p50 = marks_of(figure, "small: latency p50 (µs)")
+    assert list(figure.layout.xaxis.categoryarray) == ["no partition", "8", "16", "64"]
+    assert p50["64"][1] < 1.05 * p50["8"][1], "more SMs, no more latency: the host takes most"
+    kept = marks_of(figure, "load keeps of its rate alone (%)")
+    assert kept["64"][1] < min(kept["8"][1], kept["16"][1]), "and less left for the load"
+    assert p50["no partition"][1] > max(p50[sms][1] for sms in ("8", "16", "64"))
 
 
 @pytest.mark.no_cover

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.simulator.forecast.forecast import Band
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.models.known import Copied, Product, known_of
 from gpuscope.simulator.profiles.profile import Profile
@@ -62,14 +61,6 @@ def test_rates_are_of_the_recorded_windows():
     for before, after in zip(was, now, strict=True):
         for name in ("calls_per_s", "tflop_per_s", "latency_p50_us", "kernel_median_us"):
             assert after[name] == pytest.approx(before[name], rel=0.01)
-
-
-def test_what_is_outside_its_band_is_no_band():
-    assert Band.around(2.0, 3.0, 1.0) == Band.around(2.0, 1.0, 3.0) == Band(2.0, 1.0, 3.0)
-    assert Band(2.0, 2.0, 2.0).said(" ms") == "2 ms (band 2 to 2)"
-    for low, high in ((3.0, 1.0), (2.5, 3.0), (1.0, 1.5), (float("nan"), 3.0)):
-        with pytest.raises(ValueError, match="does not lie between"):
-            Band(2.0, low, high)
 
 
 # -- what is known of kernels --------------------------------------------------------------

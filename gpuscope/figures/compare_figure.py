@@ -8,13 +8,14 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope._types import Array, Floats
+from gpuscope._types import Array
 from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
 from gpuscope.analysis.forecasts import FORECAST, RECORDED, times_us
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures.latency_figure import curve, share_axis
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_pair import headline_and_rest, of_pair
@@ -33,7 +34,6 @@ _BELOW, _SHARE = 250, 0.68
 """Px below the calls, and the share of it that panels have: the rest is the time axis's."""
 _SEPARATE = 500
 """Kernels of a row that are drawn one by one; of more, the time in which any ran."""
-_POINTS = 500
 _SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
 
 
@@ -219,13 +219,6 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
                 }
 
 
-def slower(took_ns: Array) -> tuple[Array, Floats]:
-    """Return times, and which share of the calls took at least as long; the tail step by step."""
-    count = len(took_ns)
-    left = np.unique(np.geomspace(count, 1, min(count, _POINTS)).round().astype(np.int64))[::-1]
-    return np.sort(took_ns)[count - left], left / count
-
-
 def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Properties]:
     """Yield which share of the calls is slower than a time; of a forecast with its band.
 
@@ -234,37 +227,20 @@ def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Propert
     sides: list[Array] = [pairs.first_ns, pairs.second_ns]
     counted = [1e3 * each for each in times_us(result.forecasts, workload)]
     at = int(bool(result.traces[1].metadata.forecast))
+    place = {"xaxis": "x3", "yaxis": "y3"}
     if counted:
-        recorded, middle, *ends = counted
-        sides[at] = middle
-        bounds = [slower(end) for end in (np.minimum(*ends), np.maximum(*ends))]
-        for times_ns, shares in bounds:
-            fill = {"fill": "tonextx", "fillcolor": "rgba(0,114,178,0.18)"}
-            fill |= {"name": f"{FORECAST}, band"}
-            is_first = times_ns is bounds[0][0]
-            yield _curve(times_ns, shares, {"width": 0}) | (
-                {"showlegend": False} if is_first else fill
-            )
+        recorded, sides[at], *ends = counted
+        edge = {"showlegend": False}
+        band = {"fill": "tonextx", "fillcolor": "rgba(0,114,178,0.18)", "name": f"{FORECAST}, band"}
+        for end, look in ((np.minimum(*ends), edge), (np.maximum(*ends), band)):
+            yield curve(end, {"width": 0}) | place | look
         if not at:  # what the forecast was made from
             line = {"color": style.HOST_COLOUR, "width": 1}
-            yield _curve(*slower(recorded), line) | {"name": RECORDED}
+            yield curve(recorded, line) | place | {"name": RECORDED}
     looks = (style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0])
     for number, (name, took_ns) in enumerate(zip(result.names, sides, strict=True)):
-        line = {"color": looks[number], "width": 2, "dash": "dash" if number == at else "solid"}
-        yield _curve(*slower(took_ns), line) | {"name": escape(name, 40)}
-
-
-def _curve(times_ns: Array, shares: Floats, line: Properties) -> Properties:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": times_ns / 1e3,
-        "y": shares,
-        "xaxis": "x3",
-        "yaxis": "y3",
-        "line": {"shape": "vh", **line},
-        "hovertemplate": "%{y:.3p} of calls took %{x:,.4~r} µs or more<extra></extra>",
-    }
+        line = {"color": looks[number], "dash": "dash" if number == at else "solid"}
+        yield curve(took_ns, line) | place | {"name": escape(name, 40)}
 
 
 def difference_look(each: Difference) -> tuple[str, str]:
@@ -342,6 +318,5 @@ def _layout(result: Comparison, findings: Sequence[Finding], calls: _Calls | Non
     layout["xaxis4"] |= {"zeroline": True, "zerolinecolor": style.MUTED}
     if calls:
         layout["yaxis2"]["autorange"] = "reversed"
-        shares = {"type": "log", "tickformat": "~%", "dtick": 1}
-        layout["yaxis3"] |= shares | {"title": style.titled("share slower")}
+        layout["yaxis3"] = share_axis(**layout["yaxis3"])
     return layout

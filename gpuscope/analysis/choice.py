@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuscope._columns import COMPARED, heading
 from gpuscope._text import format_value
@@ -31,7 +31,7 @@ class Option:
     label
         What it is called: by its values; where none was varied, by its setting.
     values
-        Of what was varied of it.
+        Of what was varied of it, and the setting where these do not tell it from others.
     rows
         Workload → its row, of several ranks that of the slowest.
     """
@@ -92,13 +92,16 @@ class Choice:
         """
         rows = [option.rows[self.workload] for option in (first, second)]
         before, after = (row[self.column] for row in rows)
-        if not before or not after or None in (row[end] for row in rows for end in ("low", "high")):
+        if bool(before) != bool(after):  # to or from nothing
+            change = math.inf if after else -1.0
+            return Difference(self.workload, self.column, before, after, change, change)
+        if not before or None in (row[end] for row in rows for end in ("low", "high")):
             return Difference(self.workload, self.column, before, after)
         ends = [[math.log1p(max(row[end], -0.999)) for end in ("low", "high")] for row in rows]
         low, high = math.hypot(ends[1][0], ends[0][1]), math.hypot(ends[1][1], ends[0][0])
         ratio = after / before
-        told = (self.workload, self.column, before, after)
-        difference = Difference(*told, ratio * math.exp(-low) - 1, ratio * math.exp(high) - 1)
+        ends_of_change = (ratio * math.exp(-low) - 1, ratio * math.exp(high) - 1)
+        difference = Difference(self.workload, self.column, before, after, *ends_of_change)
         return difference.widened(1 + repeats(self.column, self.is_simulated))
 
     def kept(self, option: Option) -> dict[str, float]:
@@ -118,18 +121,18 @@ def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in result.rows():
         if row["error"] is None:
-            place = (*(row[path] for path in result.parameters), row["setting"])
-            groups.setdefault(place, []).append(row)
+            key = (*(row[path] for path in result.parameters), row["setting"])
+            groups.setdefault(key, []).append(row)
     cases: dict[tuple[object, ...], list[Option]] = {}
-    alike = Counter(place[:-1] for place in groups)
+    alike = Counter(key[:-1] for key in groups)
     for (*values, setting), rows in groups.items():
         point = dict(zip(result.parameters, values, strict=True))
         case = tuple(value for path, value in point.items() if path.startswith("workloads."))
         known = {path: value for path, value in point.items() if value is not None}
         words = [f"{heading(path)} = {format_value(value)}" for path, value in known.items()]
-        words += [str(setting)] * (len(known) < len(point) or alike[(*values,)] > 1)
+        more = [str(setting)] * (len(known) < len(point) or alike[(*values,)] > 1)
         by_workload = {str(row["workload"]): row for row in of_slowest_rank(rows)}
-        option = Option(", ".join(words), (*known.values(),), by_workload)
+        option = Option(", ".join(words + more), (*known.values(), *more), by_workload)
         cases.setdefault(case, []).append(option)
     described = result.experiment.get("workloads") or {}
     out = {*background_of(result.experiment), *driven_by_requests(described)}
@@ -155,7 +158,7 @@ def _told(row: Row) -> str:
 def _decided(choice: Choice) -> Choice:
     sign = COMPARED[choice.column].better
     rows = {id(option): option.rows[choice.workload] for option in choice.options}
-    if len(rows) < 2 or any(row["low"] is None for row in rows.values()):
+    if len(rows) < 2 or any(row[choice.column] and row["low"] is None for row in rows.values()):
         return choice
 
     def worth(option: Option) -> float:
@@ -166,5 +169,4 @@ def _decided(choice: Choice) -> Choice:
     ties = [o for o in choice.options if not off[id(o)].is_seen or off[id(o)].is_better]
     ties.sort(key=lambda option: (rows[id(option)]["sms"] or math.inf, -worth(option)))
     reference = next((option for option in choice.options if not option.is_carved), None)
-    told = (choice.workload, choice.column, choice.options, choice.is_simulated)
-    return Choice(*told, ties[0], (*ties,), reference)
+    return replace(choice, taken=ties[0], ties=(*ties,), reference=reference)

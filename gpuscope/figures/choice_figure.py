@@ -110,7 +110,7 @@ def swept(result: SweepResult, workload: str | None = None) -> go.Figure:
 
 
 def _name(option: Option) -> str:
-    return ", ".join(map(str, option.values)) or option.label
+    return ", ".join(map(str, option.values))
 
 
 def _of_choice(choice: Choice) -> Iterator[_Mark]:
@@ -254,7 +254,6 @@ def _drawn(
     settings = [*dict.fromkeys(mark.x for mark in marks)]
     title, notes, axis = words
     height = len(panels) * _TALL + (len(panels) - 1) * _GAP
-    places = [settings.index(name) for name in taken]
     data = [
         _series(of, f"y{at + 1}", settings)
         for at, panel in enumerate(panels)
@@ -270,8 +269,8 @@ def _drawn(
         legend_rows=1,
         shapes=[
             {**style.stripe(0, 1, "rgba(0,114,178,0.13)"), "yref": "paper", "xref": "x"}
-            | {"x0": place - 0.45, "x1": place + 0.45}
-            for place in places
+            | {"x0": position - 0.45, "x1": position + 0.45}
+            for position in map(settings.index, taken)
         ],
         xaxis=style.x_axis(
             escape(axis, 60),

@@ -227,20 +227,20 @@ def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Propert
     sides: list[Array] = [pairs.first_ns, pairs.second_ns]
     counted = [1e3 * each for each in times_us(result.forecasts, workload)]
     at = int(bool(result.traces[1].metadata.forecast))
-    place = {"xaxis": "x3", "yaxis": "y3"}
+    axes = {"xaxis": "x3", "yaxis": "y3"}
     if counted:
         recorded, sides[at], *ends = counted
         edge = {"showlegend": False}
         band = {"fill": "tonextx", "fillcolor": "rgba(0,114,178,0.18)", "name": f"{FORECAST}, band"}
         for end, look in ((np.minimum(*ends), edge), (np.maximum(*ends), band)):
-            yield curve(end, {"width": 0}) | place | look
+            yield curve(end, {"width": 0}) | axes | look
         if not at:  # what the forecast was made from
             line = {"color": style.HOST_COLOUR, "width": 1}
-            yield curve(recorded, line) | place | {"name": RECORDED}
+            yield curve(recorded, line) | axes | {"name": RECORDED}
     looks = (style.WHOLE_GPU_COLOUR, style.OKABE_ITO[0])
     for number, (name, took_ns) in enumerate(zip(result.names, sides, strict=True)):
         line = {"color": looks[number], "dash": "dash" if number == at else "solid"}
-        yield curve(took_ns, line) | place | {"name": escape(name, 40)}
+        yield curve(took_ns, line) | axes | {"name": escape(name, 40)}
 
 
 def difference_look(each: Difference) -> tuple[str, str]:

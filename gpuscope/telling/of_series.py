@@ -59,7 +59,7 @@ def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
         ),
     }
     values = [Quantity("mean", value, unit_of(column), low, high)]
-    if choice.reference is not None and choice.reference is not taken:
+    if choice.reference not in (None, taken) and choice.value(choice.reference)[0]:
         by = choice.difference(choice.reference, taken)
         values.append(Quantity("by", by.change, "±%", by.low, by.high))
         ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]

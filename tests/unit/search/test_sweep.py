@@ -762,6 +762,32 @@ def test_the_choice_is_drawn_with_its_intervals_and_what_it_costs():
     assert "(SIMULATED)" in said
 
 
+def test_settings_of_one_point_have_names_of_their_own():
+    rows = [((8,), name, 8, 100.0, -0.1, 0.1, 0.9, None) for name in ("one", "two")]
+    (choice,) = choices(made(rows, is_simulated=True))
+    assert [option.label for option in choice.options] == ["small = 8, one", "small = 8, two"]
+    assert list(marks_of(figures.swept(made(rows)), "fast: latency p99 (µs)")) == [
+        "8, one",
+        "8, two",
+    ]
+
+
+def test_nothing_is_surely_less_than_something():
+    result = made(ROWS)
+    rows = result.table.to_pylist()
+    for row in rows:
+        if row["workload"] == "fast" and row["error"] is None:
+            of = {"latency_p50_us": None, "latency_p99_us": None, "latency_n": None}
+            none = row["partitions.small"] in (None, 8)
+            known = {"goodput_per_s": 0.0, "low": None, "high": None}
+            row |= {**of, **(known if none else {"goodput_per_s": 9.0, "requests_n": 10})}
+    vars(result)["table"] = pa.Table.from_pylist(rows, schema=result.table.schema)
+    (choice,) = choices(result)
+    assert (choice.column, choice.taken.label) == ("goodput_per_s", "small = 48")
+    assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
+    assert "reference" not in next(iter(told(result))).subject
+
+
 def test_points_with_other_work_do_not_compete():
     result = made(
         [

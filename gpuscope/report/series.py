@@ -14,7 +14,6 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload
 from gpuscope.telling.media import unbroken
-from gpuscope.telling.of_series import interfered, swept
 from gpuscope.telling.of_tuning import tuned_words
 
 
@@ -33,13 +32,11 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
         drawn = page.figure(figures.swept(result), "swept")
     except MissingEvidence as error:
         drawn = page.paragraph(str(error), "muted")
-    headline = " ".join(finding.text for finding in swept(result))
     varied = "; ".join(
         f"{name} = {', '.join(map(str, values))}" for name, values in result.parameters.items()
     )
     sections = [
         *page.banners_of(result, "Not every point is here."),
-        f'<p class="headline">{unbroken(headline)}</p>',
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
         drawn,
         "<h2>All points</h2>",
@@ -51,7 +48,7 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
 
 @door(result=InterferenceResult, path=(str, Path))
 def interference_report(result: InterferenceResult, path: str | Path) -> Path:
-    """Write interference as one HTML file: the most, the matrix, and the table.
+    """Write interference as one HTML file: the picture, and the table.
 
     Raises
     ------
@@ -60,7 +57,6 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
     """
     sections = [
         *page.banners_of(result, "Not every pair is here."),
-        f'<p class="headline">{unbroken(interfered(result).text)}</p>',
         page.figure(figures.interference(result), "interference"),
         page.result(result),
         page.paragraph(result.note, "muted"),

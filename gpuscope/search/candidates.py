@@ -84,16 +84,19 @@ def due(
     carved, and its rows have no value of what differs between these. Each point measures one.
     """
     changed = [at(experiment, point) for point in points]
-    resolved = [each.resolve() for each in changed]
+    in_settings = {"settings", "partitions", "streams", "workloads"}
     same: dict[str, list[int]] = {}
-    for number, settings in enumerate(resolved):
+    resolved: list[dict[str, str]] = []
+    for number, each in enumerate(changed):
+        settings, around = each.resolve(), each.model_dump_json(exclude=in_settings)
+        resolved.append({setting.name: setting.model_dump_json() + around for setting in settings})
         if not any(_sizes(setting, layout)[1] for setting in settings):
-            for setting in settings:
-                same.setdefault(setting.model_dump_json(), []).append(number)
-    for number, settings in enumerate(resolved):
-        numbers = {each.name: same.get(each.model_dump_json(), [number]) for each in settings}
+            for key in resolved[-1].values():
+                same.setdefault(key, []).append(number)
+    for number, keys in enumerate(resolved):
+        numbers = {name: same.get(key, [number]) for name, key in keys.items()}
         first = [name for name, several in numbers.items() if several[0] == number]
-        kept = first or [settings[-1].name]
+        kept = first or [*numbers][-1:]
         of = {
             name: {
                 path: value if all(points[each][path] == value for each in numbers[name]) else None

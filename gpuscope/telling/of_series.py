@@ -74,18 +74,18 @@ def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
 def _ends(every: Sequence[Choice]) -> Iterator[Finding]:
     """Yield where the number that is judged is best and worst, of the work of the first choice."""
     first, column = every[0], COMPARED[every[0].column]
-    told = [
+    by_value = [
         (option.rows[first.workload][first.column], option)
         for choice in every
         if (choice.workload, choice.column) == (first.workload, first.column)
         for option in choice.options
     ]
-    if len(told) < 2:
+    if len(by_value) < 2:
         return
-    told.sort(key=lambda each: -column.better * each[0])
+    by_value.sort(key=lambda each: -column.better * each[0])
     subject = {"workload": first.workload, "quantity": column.quantity}
-    subject |= {"best": told[0][1].label, "worst": told[-1][1].label}
-    names = zip(("good", "bad"), (told[0], told[-1]), strict=True)
+    subject |= {"best": by_value[0][1].label, "worst": by_value[-1][1].label}
+    names = zip(("good", "bad"), (by_value[0], by_value[-1]), strict=True)
     values = (Quantity(name, value, unit_of(column)) for name, (value, _) in names)
     yield Finding("swept", "note", subject, tuple(values))
 

@@ -126,6 +126,9 @@ def test_a_setting_that_nothing_varies_is_measured_once(gpu):
     assert not result.stopped
     runs = {one.setting for one in told_of if one.setting.endswith(": plain")}
     assert len(runs) == 2
+    seeds = gs.search.sweep(experiment, {"seed": [1, 2]}, gpu)
+    assert points(seeds) == [(1,), (2,)], "what stands outside settings varies all of them"
+    assert len(seeds.rows()) == 8
 
 
 def test_parameters_of_different_settings_measure_each_once_and_every_point_one(gpu):

@@ -129,7 +129,7 @@ def compare(
     if names[0] == names[1]:
         raise InvalidArgument(f"names are two that differ, not {names[0]!r} twice")
     result = compared_traces(both, (names[0], names[1]), CompareResult)
-    is_check = both[0].is_simulated and not both[1].is_simulated
+    is_check = both[0].is_simulated and not both[1].is_simulated and not _differ(*both)
     return with_bands(result, forecasts) if forecasts or is_check else result
 
 
@@ -151,10 +151,9 @@ def check(
     checked = {}
     for name in (name for name in predicted if name in measured):
         both = predicted[name], measured[name]
-        differ = [each for each in changes(*both) if each.path.partition(".")[0] not in _FREE]
-        if differ:
+        if differ := _differ(*both):
             raise MissingEvidence(
-                f"different experiments in setting {name!r}: {'; '.join(map(str, differ[:3]))}. "
+                f"different experiments in setting {name!r}: {'; '.join(differ[:3])}. "
                 "Predict the experiment that was measured: predict(measured.experiment)"
             )
         result = compared_traces(both, ("predicted", "measured"), CompareResult)
@@ -165,6 +164,12 @@ def check(
             f"{list(measured)}. Predict the experiment that was measured"
         )
     return checked
+
+
+def _differ(first: Trace, second: Trace) -> list[str]:
+    """Say in what the experiments of two traces differ, as far as that changes numbers."""
+    every = changes(first, second)
+    return [str(each) for each in every if each.path.partition(".")[0] not in _FREE]
 
 
 def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.noise import (
     TAIL,
@@ -24,19 +24,22 @@ TOLD = ("goodput_per_s", "latency_p99_us", "latency_p50_us", "bus_gb_per_s", "ca
 """The column that tells most: the first of these that a workload has."""
 
 
-def rate_spread(trace: Trace, workload: str) -> tuple[float, int]:
-    """Return the standard error of a workload's rate as a share of it, and its degrees of freedom.
+def ends_of(trace: Trace, workload: str) -> Ints:
+    """Return when the kernels of a workload ended; of one without any, its calls."""
+    of = ended_kernels(trace)
+    if workload not in by_workload(of).labels:
+        calls = trace.where(kind="handle")
+        of = calls.where(~is_open(calls))
+    return of.array("end_ns")[by_workload(of).of_label(workload)]
+
+
+def rate_spread(trace: Trace, ends_ns: Ints) -> tuple[float, int]:
+    """Return the standard error of a rate as a share of it, and its degrees of freedom.
 
     By batch means: what is left of the correlation of successive calls in batches of a twentieth
     is small (A. M. Law, *Simulation Modeling and Analysis*, 2015, section 9.5.3). Infinite where
     fewer than two batches tell it.
     """
-    of = ended_kernels(trace)
-    if workload not in by_workload(of).labels:
-        calls = trace.where(kind="handle")
-        of = calls.where(~is_open(calls))
-    groups = by_workload(of)
-    ends_ns = of.array("end_ns")[groups.rows(groups.labels.index(workload))]
     windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
     means = batch_means(ends_ns, windows)
     if len(means) < 2 or not means.mean():
@@ -45,7 +48,7 @@ def rate_spread(trace: Trace, workload: str) -> tuple[float, int]:
 
 
 def certainty(
-    trace: Trace, workload: str, row: Mapping[str, float | None], took_ns: Array
+    trace: Trace, row: Mapping[str, float | None], took_ns: Array, ends_ns: Ints
 ) -> dict[str, float | None]:
     """Return the ends of the interval of what tells most of a workload, as shares of it.
 
@@ -53,15 +56,15 @@ def certainty(
     ----------
     row
         Of a comparison of settings.
-    took_ns
-        How long its calls took, where these are told.
+    took_ns, ends_ns
+        How long its calls took, where these are told, and when its kernels or calls ended.
     """
     column = next((key for key in TOLD if row.get(key) is not None), "")
     low, high, value = -math.inf, math.inf, row.get(column) or 0.0
     if column.startswith("latency"):
         low, high = quantile_interval(took_ns / 1e3, 0.99 if "p99" in column else 0.5)
     elif column:
-        spread, freedom = rate_spread(trace, workload)
+        spread, freedom = rate_spread(trace, ends_ns)
         wide = math.exp(student_t(freedom, TAIL) * spread) if spread < math.inf else math.inf
         low, high = value / wide, value * wide
     return _shares(low, high, value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
-from gpuscope.analysis.certainty import rate_spread
+from gpuscope.analysis.certainty import ends_of, rate_spread
 from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.noise import TAIL, Statistic, bootstrap, repeats, student_t
 from gpuscope.analysis.part import PartKind
@@ -271,7 +271,7 @@ def paired_calls(both: Both) -> dict[str, Pairs]:
 # -- differences --------------------------------------------------------------------------
 def rate_interval(both: Both, workload: str) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio."""
-    spreads = [rate_spread(trace, workload) for trace in both]
+    spreads = [rate_spread(trace, ends_of(trace, workload)) for trace in both]
     spread = math.hypot(*(each for each, _ in spreads))
     if math.isinf(spread):
         return -math.inf, math.inf

@@ -17,7 +17,7 @@ from gpuscope._columns import COMPARED, readable
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
-from gpuscope.analysis.certainty import certainty, certainty_of
+from gpuscope.analysis.certainty import certainty, certainty_of, ends_of
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import durations_ns, latency
 from gpuscope.analysis.rates import Done, done, done_alone
@@ -132,7 +132,9 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "incomplete": trace.metadata.incomplete or None,
                 }
             )
-            rows[-1] |= certainty(trace, workload, rows[-1], took_ns[calls.of_label(workload)])
+            ended = ends_of(trace, workload) if index is None else ends[groups.rows(index)]
+            took = took_ns[calls.of_label(workload)]
+            rows[-1] |= certainty(trace, rows[-1], took, ended)
         rows += _requests(setting, trace)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
 

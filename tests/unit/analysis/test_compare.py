@@ -13,7 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.analyses.comparing import check
-from gpuscope.analysis.certainty import rate_spread
+from gpuscope.analysis.certainty import ends_of, rate_spread
 from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
 from gpuscope.analysis.noise import bootstrap, quantile_interval, share_interval, student_t
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
@@ -194,7 +194,7 @@ def test_rows_say_how_sure_they_are(carved):
         pytest.approx(ends)
     )
     assert [small["sms"], load["sms"]] == [16, 116]
-    spread, freedom = rate_spread(trace, "load")
+    spread, freedom = rate_spread(trace, ends_of(trace, "load"))
     wide = math.exp(student_t(freedom, 0.025) * spread)
     assert (load["low"], load["high"]) == pytest.approx((1 / wide - 1, wide - 1))
 

@@ -26,7 +26,8 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.report import html_report, prediction_report, trace_report
+from gpuscope.report import html_report, trace_report
+from gpuscope.report.run import checked_report
 from gpuscope.trace.folder import COMPARISON, load_run, trace_names
 from gpuscope.trace.run import Run
 from gpuscope.trace.store import save_trace
@@ -176,7 +177,7 @@ def predict_command(
     checked = None
     if measured is not None:
         checked = check(result, measured)
-        written.insert(0, prediction_report(result, measured, out / _COMPARED))
+        written.insert(0, checked_report(checked, out / _COMPARED))
     _tell(result, written, checked, every=every, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
-from gpuscope.analyses.comparing import check, compare
+from gpuscope.analyses.comparing import CompareResult, check, compare
 from gpuscope.analysis.forecasts import RECORDED, forecasts_in
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
@@ -225,9 +225,14 @@ def prediction_report(
     GpuscopeError
         The file cannot be written (no such folder, no room).
     """
+    return checked_report(check(predicted, measured), path)
+
+
+def checked_report(checked: Mapping[str, CompareResult], path: str | Path) -> Path:
+    """Write the same of a prediction that was checked already, setting by setting."""
     sections: list[str] = []
     traces: dict[str, Trace] = {}
-    for number, (name, result) in enumerate(check(predicted, measured).items()):
+    for number, (name, result) in enumerate(checked.items()):
         sides = zip(result.names, result.traces, strict=True)
         traces |= {f"{name}, {side}": trace for side, trace in sides}
         drawn = page.figure(result.figure(), f"compare-{number}")

@@ -21,6 +21,7 @@ class TraceParts:
 
     def __init__(self, trace: Trace) -> None:
         self.work = WorkParts(trace)
+        self._of_requests: dict[int, tuple[Part, ...]] = {}
 
     @property
     def rows(self) -> SpanRows:
@@ -54,7 +55,9 @@ class TraceParts:
         if kind == "sync":
             return tuple(wait_parts(self.work, row))
         if kind == "range" and row in self.requests:
-            return tuple(self.requests.parts(row))
+            if row not in self._of_requests:  # each has many calls
+                self._of_requests[row] = tuple(self.requests.parts(row))
+            return self._of_requests[row]
         if kind in HOST:
             return tuple(host_parts(rows, row))
         raise MissingEvidence(

@@ -143,10 +143,8 @@ class SpanRows:
     def _ends(self, kind: str) -> tuple[_Sorted, Ints, _Sorted, Ints]:
         """Return edges of a kind by what they lead to, with whence; and from, with whither."""
         if kind not in self._linked:
-            if kind not in self._kinds:
-                nothing = np.zeros(0, np.int64)
-                return _Sorted(nothing), nothing, _Sorted(nothing), nothing
-            before, after = self.edges_of(kind)
+            nothing = np.zeros(0, np.int64)
+            before, after = self.edges_of(kind) if kind in self._kinds else (nothing, nothing)
             self._linked[kind] = _Sorted(after), before, _Sorted(before), after
         return self._linked[kind]
 

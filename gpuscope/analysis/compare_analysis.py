@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, NamedTuple, Self, TypeVar
+from typing import Annotated, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 
+from gpuscope._checks import given
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.certainty import ends_of, rate_spread
@@ -21,7 +22,7 @@ from gpuscope.analysis.requests_analysis import by_workload as requests_of
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
 from gpuscope.analysis.settings import driven_by_requests, settings_table
 from gpuscope.analysis.trace_parts import parts_by_cause
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
@@ -105,10 +106,17 @@ class Pairs(NamedTuple):
     unpaired: int
 
     @property
-    def slow(self) -> tuple[str, int]:
-        """The highest percentile that is stated, and the pair whose first call took about that."""
+    def slow(self) -> tuple[str, tuple[int, int]]:
+        """The highest percentile that is stated, and which call of either took about that.
+
+        Not of one pair: what is slow in one run is as a rule faster in another of the same.
+        """
         mark, share = ("p99", 0.99) if len(self.first) >= P99_NEEDS else ("p90", 0.9)
-        return mark, int(np.abs(self.first_ns - np.quantile(self.first_ns, share)).argmin())
+        first, second = (
+            int(np.abs(took_ns - np.quantile(took_ns, share)).argmin())
+            for took_ns in (self.first_ns, self.second_ns)
+        )
+        return mark, (first, second)
 
 
 class PartSum(NamedTuple):
@@ -197,16 +205,17 @@ class Comparison(Result):
 
         Raises
         ------
-        MissingEvidence
-            A trace lacks what the time of its calls consists of.
+        MissingEvidence, NotFound
+            A trace lacks what the time of its calls consists of; no calls of this workload pair.
         """
-        pairs = self.pairs[workload]
+        if (pairs := self.pairs.get(workload)) is None:
+            raise NotFound(f"no calls of {given(workload)} in pairs; there are {[*self.pairs]}")
         step = -(-len(pairs.first) // _MOST_PARTS)
         ids = pairs.first[::step], pairs.second[::step]
         sums = [*map(_sums, self.traces, ids)]
-        kinds = dict.fromkeys(kind for each in sums for kind, _ in each)
-        calls = len(pairs.first[::step])
-        return tuple(_part_sum(kind, calls, *sums) for kind in kinds)
+        present, calls = {kind for each in sums for kind, _ in each}, len(pairs.first[::step])
+        ordered = (kind for kind in get_args(PartKind) if kind in present)
+        return tuple(_part_sum(kind, calls, *sums) for kind in ordered)
 
 
 _Kind = TypeVar("_Kind", bound=Comparison)

@@ -41,8 +41,8 @@ _SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
 def compared(result: Comparison) -> go.Figure:
     """Draw a comparison of two runs.
 
-    Above, on one axis on which the call at the first run's p99 begins at 0 in both: what the calls
-    of its workload waited for, and which kernels ran. Below: what a mean call consists of, which
+    Above, on one axis on which each run's call at its p99 begins at 0: what the calls of its
+    workload waited for, and which kernels ran. Below: what a mean call consists of, which
     share of calls is slower than …, and how far each number differs, with its 95 % interval.
 
     Parameters
@@ -86,12 +86,11 @@ class _Calls:
         self, result: Comparison, workload: str, pairs: Pairs, colours: dict[str, str]
     ) -> None:
         self._workload, self._colours = workload, colours
-        mark, at = pairs.slow
-        longest = int(max(pairs.first_ns[at], pairs.second_ns[at]))
+        mark, (first, second) = pairs.slow
+        longest = int(max(pairs.first_ns[first], pairs.second_ns[second]))
         self._around_ns = (-longest, 2 * longest)
         unit, self._unit_ns = axis_unit(3 * longest)
-        first = escape(result.names[0], 24)
-        self.title = f"time since the call at the {mark} of {first} was entered ({unit})"
+        self.title = f"time since the call at the {mark} of either was entered ({unit})"
         self.labels: dict[float, str] = {}
         self.annotations: list[Properties] = []
         self._y = 0.0
@@ -101,9 +100,10 @@ class _Calls:
             result.traces,
             (pairs.first, pairs.second),
             (pairs.first_ns, pairs.second_ns),
+            (first, second),
             strict=True,
         )
-        for name, trace, ids, took_ns in sides:
+        for name, trace, ids, took_ns, at in sides:
             self._y += _GAP
             known = trace_parts(trace)
             zero_ns = int(known.rows.starts[known.rows.position(int(ids[at]))])

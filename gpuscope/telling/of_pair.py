@@ -59,8 +59,8 @@ def headline(result: Comparison, about: Difference) -> Finding:
     ]
     spans: tuple[Shown, ...] = ()
     if pairs := result.pairs.get(workload):
-        _, at = pairs.slow
-        ids = int(pairs.first[at]), int(pairs.second[at])
+        _, (first, second) = pairs.slow
+        ids = int(pairs.first[first]), int(pairs.second[second])
         spans = tuple(Shown(name, span) for name, span in zip(result.names, ids, strict=True))
         # What held the SMs of a forecast is not in it.
         is_told = not any(trace.metadata.forecast for trace in result.traces)
@@ -134,7 +134,7 @@ def _unchanged(result: Comparison, about: Difference) -> Finding:
     subject = _subject(result, about)
     if math.isinf(about.high - about.low):
         return Finding("change.unsure", "note", subject, (_by(about),))
-    noise = Quantity("noise", (about.high - about.low) / 2, "%")
+    noise = Quantity("noise", max(about.high - about.change, about.change - about.low), "%")
     return Finding("change.none", "note", subject, (_by(about), noise))
 
 

@@ -100,14 +100,14 @@ def _pictures(result: CompareResult) -> str:
 
 # -- the call at the p99 ------------------------------------------------------------------
 def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[str, str]) -> str:
-    """Return the parts of a slow call in both, aligned at its entry."""
-    mark, at = pairs.slow
-    took_ns = int(pairs.first_ns[at]), int(pairs.second_ns[at])
+    """Return the parts of each run's call at its p99, aligned where they were entered."""
+    mark, (first, second) = pairs.slow
+    took_ns = int(pairs.first_ns[first]), int(pairs.second_ns[second])
     lines = []
-    sides = zip(_NAMES, result.traces, (pairs.first, pairs.second), took_ns, strict=True)
-    for name, trace, ids, length in sides:
+    spans = int(pairs.first[first]), int(pairs.second[second])
+    for name, trace, span, length in zip(_NAMES, result.traces, spans, took_ns, strict=True):
         bar = ""
-        for part, holder in parts_by_cause(trace, int(ids[at])):
+        for part, holder in parts_by_cause(trace, span):
             share = 100 * part.duration_ns / max(took_ns)
             words = f"{in_words(part.kind)}: {duration(part.duration_ns)}"
             bar += _part(part.kind, part_colour(part.kind, workload, holder, colours), share, words)
@@ -115,7 +115,7 @@ def _call(result: CompareResult, workload: str, pairs: Pairs, colours: Mapping[s
             f"<div style='display:flex;gap:8px'><b>{name}</b><div class='gs-lane' style='flex:1'>"
             f"{bar}</div><span style='width:64px'>{duration(length)}</span></div>"
         )
-    title = html.text(f"The call of {workload} at A's {mark}, from its entry", 200)
+    title = html.text(f"Each run's call of {workload} at its {mark}, from its entry", 200)
     return f"<div style='max-width:900px'><b>{title}</b>{''.join(lines)}</div>"
 
 

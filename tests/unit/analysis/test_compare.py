@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from typing import get_args
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +17,8 @@ from gpuscope.analyses.comparing import check
 from gpuscope.analysis.certainty import ends_of, rate_spread
 from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
 from gpuscope.analysis.noise import bootstrap, quantile_interval, share_interval, student_t
-from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.analysis.part import PartKind
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run
@@ -260,20 +262,41 @@ def test_the_other_way_round_it_is_worse(shared, carved):
     assert "load" in first.subject["cause"]
 
 
-def test_the_headline_shows_the_call_at_the_p99_in_both(result, shared, carved):
-    spans = result.findings[0].spans
+def test_the_headline_shows_each_runs_call_at_its_p99(result, shared, carved):
+    spans, pairs = result.findings[0].spans, result.pairs["small"]
     assert [shown.trace for shown in spans] == list(result.names)
-    p99_ns = 1e3 * result.differences[2].before
-    took_ns = []
-    for shown, run in zip(spans, (shared, carved), strict=True):
+    p99_us = result.differences[2]
+    sides = zip(
+        spans,
+        (shared, carved),
+        (p99_us.before, p99_us.after),
+        (pairs.first_ns, pairs.second_ns),
+        strict=True,
+    )
+    for shown, run, p99, every_ns in sides:
         (trace,) = run.values()
         calls = trace.where(kind="handle", category="small")
         at = calls.array("id").tolist().index(shown.span)
-        took_ns.append(int(calls.array("end_ns")[at] - calls.array("start_ns")[at]))
-    every = result.pairs["small"].first_ns
-    assert abs(took_ns[0] - p99_ns) == np.abs(every - p99_ns).min()
-    pair = result.pairs["small"].first.tolist().index(spans[0].span)
-    assert result.pairs["small"].second[pair] == spans[1].span
+        took_ns = int(calls.array("end_ns")[at] - calls.array("start_ns")[at])
+        assert abs(took_ns - 1e3 * p99) == np.abs(every_ns - 1e3 * p99).min()
+
+
+def test_the_slow_call_of_an_equal_run_is_as_slow(shared):
+    pairs = gs.compare(shared, ran({**SHARED, "seed": 2})).pairs["small"]
+    _, (first, second) = pairs.slow
+    assert pairs.second_ns[second] == pytest.approx(pairs.first_ns[first], rel=0.25)
+
+
+def test_parts_come_in_the_order_in_which_calls_have_them(shared, carved):
+    for pair in ((shared, carved), (carved, shared)):
+        kinds = [part.kind for part in gs.compare(*pair).parts("small")]
+        assert kinds == sorted(kinds, key=get_args(PartKind).index)
+        assert {"SMs held", "running", "not looking"} <= {*kinds}
+
+
+def test_parts_of_what_does_not_pair_name_what_does(result):
+    with pytest.raises(NotFound, match="small"):
+        result.parts("typo")
 
 
 def test_parts_of_the_paired_calls_sum_to_their_lengths(result):

@@ -69,7 +69,7 @@ async function showTimeline(root) {
         const size = painted.columns * 2 ** levelOf;
         return { key: [levelOf, index], ...make(index * size, (index + 1) * size, painted.columns) };
       });
-      heard["msg:custom"]({ tiles, version: scene.version }, tiles.map(({ data }) => data));
+      heard["msg:custom"]({ tiles, version: scene.version }, []);
     });
   };
   const [least, most] = painted.extent;

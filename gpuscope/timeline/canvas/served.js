@@ -122,8 +122,8 @@ function ticksIn(low, high, most) {
   return [ticks, `time since ${since} (${unit})`];
 }
 
-// Return what makes the tile of a stretch of time, with the arrays that `readTile` reads. Groups and
-// lanes of calls say at which `place` they are now, of how many `rows`.
+// Return what makes the tile of a stretch of time, with its arrays. Groups and lanes of calls say at
+// which `place` they are now, of how many `rows`.
 function tileServer(spans, groups, calls, rows) {
   const inside = ({ start, end, reach }, low, high) => {
     const found = [], last = bound(start, high);
@@ -186,13 +186,12 @@ function tileServer(spans, groups, calls, rows) {
     const parts = drawn.flatMap(([n]) => Array.from({ length: calls.first[n + 1] - calls.first[n] }, (_, at) => calls.first[n] + at));
     const firsts = [0];
     for (const [n] of drawn) firsts.push(firsts.at(-1) + calls.first[n + 1] - calls.first[n]);
-    const of = (Kind, values) => Kind.from(drawn, ([n]) => values[n]);
-    const facts = { count: drawn.length, parts: parts.length, looks: calls.looks, spans: spansOf, lines };
-    return [facts, [
-      of(Float64Array, calls.start), of(Float64Array, calls.end), Float64Array.from(parts, (part) => calls.length[part]),
-      of(Int32Array, calls.row), Int32Array.from(firsts), Uint16Array.from(parts, (part) => calls.look[part]),
-      Uint8Array.from(drawn, ([, place]) => place), of(Uint8Array, calls.line),
-    ]];
+    const of = (values) => drawn.map(([n]) => values[n]);
+    return {
+      count: drawn.length, looks: calls.looks, spans: spansOf, lines, start: of(calls.start), end: of(calls.end),
+      length: parts.map((part) => calls.length[part]), row: of(calls.row), first: firsts,
+      look: parts.map((part) => calls.look[part]), place: drawn.map(([, place]) => place), line: of(calls.line),
+    };
   };
   const marksOf = (what, rows, columns) => rows.flatMap((counts, place) => {
     const marks = [];
@@ -212,7 +211,7 @@ function tileServer(spans, groups, calls, rows) {
     bars.sort((a, b) => width(b) - width(a) || a[0].start[a[1]] - b[0].start[b[1]] || a[0].row + a[1] - b[0].row - b[1]);
     const seen = groups.map((group) => [group, ...columnsOf(group, low, wide, columns)])
       .filter(([, busy, begins]) => busy.some(Boolean) || begins.some(Boolean));
-    const unit = Math.max(1, Math.floor(wide / 2 ** 31)), bits = wide < 2 ** 16 ? 16 : 32;
+    const unit = Math.max(1, Math.floor(wide / 2 ** 31));
     const instants = seen.flatMap(([, busy, begins], group) =>
       [...begins.keys()].filter((n) => !busy[n] && begins[n]).map((n) => [group, n]));
     const escapes = [], hazards = [];
@@ -222,31 +221,16 @@ function tileServer(spans, groups, calls, rows) {
     });
     for (const [{ place, kind }, , begins] of seen)
       if (spans.escaped[kind]) escapes[place] = begins.map((count, n) => count + (escapes[place]?.[n] ?? 0));
+    const of = (name) => bars.map(([group, n]) => group[name][n]), ofGroup = (name) => bars.map(([group]) => group[name]);
     const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
-    const arrays = [
-      Float64Array.from(bars, ([group, n]) => group.start[n]), Float64Array.from(bars, ([group, n]) => group.end[n]),
-      Int32Array.from(bars, ([group, n]) => group.row + n), Int32Array.from(code(0)),
-      Float32Array.from(code(2)), Float32Array.from(code(3)),
-      Uint32Array.from(instants, ([group]) => group), Uint32Array.from(instants, ([, n]) => n),
-      ...seen.map(([, busy]) => (bits === 16 ? Uint16Array : Uint32Array).from(busy, (ns) => Math.floor(ns / unit))),
-      Uint16Array.from(bars, ([{ kind }]) => kind), Uint16Array.from(code(1)),
-      Uint8Array.from(bars, ([{ place }]) => place), Uint8Array.from(bars, ([group, n]) => group.line[n]),
-    ];
-    const [facts, ofCalls] = callsIn(low, wide, columns);
-    const size = (some) => some.reduce((sum, { byteLength }) => sum + byteLength, 0);
-    const begin = Math.ceil(size(arrays) / 8) * 8, data = new Uint8Array(begin + size(ofCalls));
-    for (const [some, from] of [[arrays, 0], [ofCalls, begin]]) {
-      let at = from;
-      for (const { buffer, byteLength } of some) {
-        data.set(new Uint8Array(buffer), at);
-        at += byteLength;
-      }
-    }
     const [ticks, axis] = ticksIn(low, high, Math.max(1, columns >> 8));
     return {
-      low, high, columns, unit, bits, ticks, axis, data, count: bars.length, instants: instants.length,
-      calls: { ...facts, at: begin },
+      low, high, columns, unit, ticks, axis, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
       groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
+      start: of("start"), end: of("end"), row: bars.map(([group, n]) => group.row + n), line: of("line"),
+      kind: ofGroup("kind"), place: ofGroup("place"), name: code(0), tail: code(1), later: code(2), earlier: code(3),
+      instantGroup: instants.map(([group]) => group), instantColumn: instants.map(([, n]) => n),
+      busy: seen.map(([, busy]) => busy.map((ns) => Math.floor(ns / unit))),
       marks: [...marksOf("escape", [...escapes], columns), ...marksOf("hazard", [...hazards], columns)],
     };
   };

@@ -13,8 +13,8 @@ const HIT_PX = 2;
 const OVERVIEW_PX = 34;
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
-// Return a tile as typed arrays, in the order in which tiles.py writes them.
-function readTile(scene, tile, data) {
+// Return the arrays of a tile, in the order in which tiles.py writes them.
+function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
   const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
   let at = 0;
   const take = (Kind, count) => {
@@ -22,34 +22,30 @@ function readTile(scene, tile, data) {
     at += values.byteLength;
     return values;
   };
-  const { count } = tile;
-  const read = { ...tile, start: take(Float64Array, count), end: take(Float64Array, count) };
-  read.row = take(Int32Array, count);
-  read.name = take(Int32Array, count);
-  read.later = take(Float32Array, count);
-  read.earlier = take(Float32Array, count);
-  const { columns, groups, instants } = tile;
-  read.column = (tile.high - tile.low) / columns;
-  const [group, column] = [take(Uint32Array, instants), take(Uint32Array, instants)];
-  read.busy = groups.map(() => take(tile.bits === 16 ? Uint16Array : Uint32Array, columns));
-  read.before = [];
-  read.instants = groups.map(() => []);
-  for (let n = 0; n < instants; n++) read.instants[group[n]].push(tile.low + column[n] * read.column);
-  read.kind = take(Uint16Array, count);
-  read.tail = take(Uint16Array, count);
-  read.place = take(Uint8Array, count);
-  read.line = take(Uint8Array, count);
-  read.members = scene.classes.map(() => []);
-  for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
-  const { calls } = tile;
+  const arrays = {
+    start: take(Float64Array, count), end: take(Float64Array, count), row: take(Int32Array, count), name: take(Int32Array, count),
+    later: take(Float32Array, count), earlier: take(Float32Array, count),
+    instantGroup: take(Uint32Array, instants), instantColumn: take(Uint32Array, instants),
+    busy: groups.map(() => take(bits === 16 ? Uint16Array : Uint32Array, columns)),
+    kind: take(Uint16Array, count), tail: take(Uint16Array, count), place: take(Uint8Array, count), line: take(Uint8Array, count),
+  };
   at = calls.at;
-  read.calls = { ...calls, start: take(Float64Array, calls.count), end: take(Float64Array, calls.count) };
-  read.calls.length = take(Float64Array, calls.parts);
-  read.calls.row = take(Int32Array, calls.count);
-  read.calls.first = take(Int32Array, calls.count + 1);
-  read.calls.look = take(Uint16Array, calls.parts);
-  read.calls.place = take(Uint8Array, calls.count);
-  read.calls.line = take(Uint8Array, calls.count);
+  const ofCalls = {
+    start: take(Float64Array, calls.count), end: take(Float64Array, calls.count), length: take(Float64Array, calls.parts),
+    row: take(Int32Array, calls.count), first: take(Int32Array, calls.count + 1), look: take(Uint16Array, calls.parts),
+    place: take(Uint8Array, calls.count), line: take(Uint8Array, calls.count),
+  };
+  return { ...arrays, calls: { ...calls, ...ofCalls } };
+}
+
+// Return a tile as it is painted; one without `data` has its arrays already.
+function readTile(scene, tile, data) {
+  const read = { ...tile, ...(data && arraysOf(tile, data)), column: (tile.high - tile.low) / tile.columns, before: [] };
+  read.instants = tile.groups.map(() => []);
+  for (let n = 0; n < tile.instants; n++)
+    read.instants[read.instantGroup[n]].push(tile.low + read.instantColumn[n] * read.column);
+  read.members = scene.classes.map(() => []);
+  for (let n = 0; n < tile.count; n++) read.members[read.kind[n]]?.push(n);
   return read;
 }
 

@@ -97,16 +97,10 @@ function busyUpTo([from, till, before], time) {
   return before[at] - (at && till[at - 1] > time ? till[at - 1] - time : 0);
 }
 
-// Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length.
-function stepOf(length, most) {
-  const step = 10 ** Math.floor(Math.log10(length / most));
-  return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
-}
-
 // Return ticks of a window, and what the axis is called: as `ticks_of` of columns.py.
 function ticksIn(low, high, most) {
   const length = high - low, step = Math.max(1, Math.round(stepOf(length, most)));
-  const stretch = 1024 * length, round = Math.round(stepOf(stretch, 1));
+  const stretch = 1024 * length, round = Math.round(stepOf(stretch));
   const base = Math.floor((Math.floor(Math.max(0, low) / stretch) * stretch) / round) * round;
   const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
   const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);

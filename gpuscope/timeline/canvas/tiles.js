@@ -49,10 +49,10 @@ function readTile(scene, tile, data) {
   return read;
 }
 
-// Return what a lane of calls reaches to, in ns. As `axis_ns` of timeline/waiting.py.
-function axisOf(longest) {
-  const step = 10 ** (String(Math.max(1, Math.round(longest))).length - 1);
-  return step * [1, 2, 5, 10].find((times) => longest <= times * step);
+// Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length.
+function stepOf(length, most = 1) {
+  const step = 10 ** Math.floor(Math.log10(length / most));
+  return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
 }
 
 // Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
@@ -446,7 +446,7 @@ function paintTiles(model, root, tell) {
     });
     for (const lane of lanes) {
       if (!lane || lane.isWide) continue;
-      lane.axis = axisOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 0));
+      lane.axis = stepOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 1));
       for (const [x, { calls, n }] of lane.longest) {
         let sum = 0;
         for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
@@ -726,13 +726,14 @@ function paintTiles(model, root, tell) {
   };
 
   // -- what is under the pointer -------------------------------------------------------
-  const hit = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const time = low + x * (high - low);
-    const px = _size.t + y * _size.h - yaxis._offset;
-    const near = (HIT_PX * (high - low)) / xaxis._length;
+  // Return when and how far down a point from 0 to 1 is, what of the time still counts as near it, and
+  // the px of the view.
+  const pointAt = ({ x, y }) => {
+    const [low, high] = range(), { xaxis, yaxis, _size } = plot._fullLayout, px = xaxis._length / (high - low);
+    return { time: low + x * (high - low), up: _size.t + y * _size.h - yaxis._offset, near: HIT_PX / px, low, px,
+      scale: yaxis._length / scene.height };
+  };
+  const hit = ({ time, up, near, scale }) => {
     const hidden = hiddenKinds();
     let bar = null, best = [false, Infinity];
     for (const { tile, low: from, high: to } of seen) {
@@ -740,8 +741,8 @@ function paintTiles(model, root, tell) {
       for (let n = 0; n < tile.count; n++) {
         if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
         if (!bars[tile.place[n]]) continue;
-        const [top, tall] = barAt(tile, n, yaxis._length / scene.height);
-        if (px < top - 1 || px > top + tall + 1) continue;
+        const [top, tall] = barAt(tile, n, scale);
+        if (up < top - 1 || up > top + tall + 1) continue;
         const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
         if (rank[0] < best[0] || (rank[0] === best[0] && rank[1] >= best[1])) continue;
         [bar, best] = [{ tile, n }, rank];
@@ -764,16 +765,12 @@ function paintTiles(model, root, tell) {
     return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
   // Return the call whose parts are painted at a point.
-  const callAt = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const up = _size.t + y * _size.h - yaxis._offset, ratio = window.devicePixelRatio || 1;
+  const callAt = ({ time, up, near, low, px }) => {
     const place = lanes.findIndex((lane) => lane && up >= lane.top && up < lane.top + lane.tall);
     if (place < 0) return null;
-    const lane = lanes[place], time = low + x * (high - low), near = (HIT_PX * (high - low)) / xaxis._length;
+    const lane = lanes[place], ratio = window.devicePixelRatio || 1;
     if (!lane.isWide) {
-      const at = Math.floor(x * xaxis._length * ratio);
+      const at = Math.floor((time - low) * px * ratio);
       for (let off = 0; off <= HIT_PX * ratio; off++)
         for (const column of [at - off, at + off]) if (lane.longest.has(column)) return lane.longest.get(column);
       return null;
@@ -793,18 +790,14 @@ function paintTiles(model, root, tell) {
     return { edge: scene.ink, lines };
   };
   // Return what is said of the columns or the marks under the pointer, the strongest class first.
-  const columnAt = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
-    const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
+  const columnAt = ({ time, up, low, px, scale }) => {
+    const down = up / scale, step = 1 / px;
     const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= POINT_PX &&
-      up >= scene.tops[place] - scene.lane && up < scene.tops[place]);
+      down >= scene.tops[place] - scene.lane && down < scene.tops[place]);
     if (mark) return { edge: scene.marked, lines: [mark.words] };
-    const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);
+    const place = scene.tops.findIndex((top, n) => down >= top && down < top + scene.heights[n]);
     if (place < 0 || bars[place]) return null;
-    const hidden = hiddenKinds(), step = (high - low) / xaxis._length;
+    const hidden = hiddenKinds();
     const from = low + Math.floor((time - low) / step) * step;
     const groups = groupsOf(seen, place).filter(([kind]) => !hidden.has(kind));
     const shares = sharesOf(seen, groups, from, step, 1);
@@ -815,9 +808,9 @@ function paintTiles(model, root, tell) {
   };
   const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
   const hover = (at) => {
-    const isFree = at && !plot?._dragging;
-    const bar = isFree ? hit(at) : null, call = isFree && !bar ? callAt(at) : null;
-    const words = call ? wordsOf(call) : bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
+    const point = at && isOn() && !plot._dragging ? pointAt(at) : null;
+    const bar = point && hit(point), call = point && !bar && callAt(point);
+    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : call ? wordsOf(call) : point && columnAt(point);
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
@@ -854,25 +847,21 @@ function paintTiles(model, root, tell) {
     plot.on("plotly_afterplot", paint);
     ask();
   };
-  model.on("change:scene", take);
-  model.on("change:state", changed);
-  model.on("msg:custom", arrived);
+  const heard = Object.entries({ "change:scene": take, "change:state": changed, "msg:custom": arrived });
+  for (const [name, act] of heard) model.on(name, act);
   take();
   return {
-    attach, hit, hover, isOn, move, save, sweep, show: showRange,
+    attach, hover, isOn, move, save, sweep, show: showRange,
     row: (at) => {
-      const bar = scene.live ? null : hit(at), call = bar || scene.live ? null : callAt(at);
+      if (scene.live || !isOn()) return null;
+      const point = pointAt(at), bar = hit(point), call = bar ? null : callAt(point);
       return bar ? bar.tile.row[bar.n] : call ? call.calls.row[call.n] : null;
     },
     stop: () => {
-      model.off("change:scene", take);
-      model.off("change:state", changed);
-      model.off("msg:custom", arrived);
+      for (const [name, act] of heard) model.off(name, act);
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);
-      canvas.remove();
-      strip.remove();
-      tip.remove();
+      for (const node of [canvas, strip, tip]) node.remove();
     },
   };
 }

@@ -3,7 +3,7 @@
 
 const SHARES_PX = 72;
 const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
-const WHEEL = 1.0015, STEP = 0.25, FACTOR = 0.5;
+const WHEEL = 1.0015;
 const SHORTEST_CLICK_PX = 4;
 
 async function showTimeline(root) {
@@ -120,29 +120,27 @@ async function showTimeline(root) {
 
   // -- what is selected ---------------------------------------------------------------
   const find = (row) => {
-    const group = groups.find(({ row: from, count }) => row >= from && row < from + count);
-    return group && [group, row - group.row];
+    const group = groups.find(({ row: from, count }) => row !== null && row >= from && row < from + count);
+    const n = row - group?.row;
+    return { group, n, start: group?.start[n], end: group?.end[n], till: Math.min(group?.end[n], most) };
   };
   const drawSelected = () => {
-    const [group, n] = selected === null ? [] : find(selected);
-    outline.hidden = !group;
+    const { group, n, start, end } = find(selected);
+    outline.hidden = !group || end < low || start > high;
     if (!group) return;
     const { xaxis } = plot._fullLayout, scale = height / scene.height;
     const x = (time) => xaxis._offset + (Math.min(Math.max(time, low), high) - low) * (xaxis._length / (high - low));
-    const tall = scene.heights[group.place], room = Math.max(tall - 6, tall / 2), size = room / scene.lines[group.place];
-    const [left, right] = [x(group.start[n]), x(group.end[n])];
-    outline.hidden = group.end[n] < low || group.start[n] > high;
+    const [top, tall] = painter.barAt(group.place, group.line[n], scale), left = x(start);
     Object.assign(outline.style, {
-      left: `${left - 2}px`, width: `${Math.max(right - left, 1) + 4}px`, height: `${size * scale + 2}px`,
-      top: `${(scene.tops[group.place] + (tall - room) / 2 + size * Math.min(group.line[n], scene.lines[group.place] - 1)) * scale - 2}px`,
+      left: `${left - 2}px`, width: `${Math.max(x(end) - left, 1) + 4}px`, top: `${top - 2}px`, height: `${tall + scale + 2}px`,
     });
   };
   const select = (row) => {
     selected = row;
-    const [group, n] = row === null ? [] : find(row);
+    const { group, n, start, end } = find(row);
     dock.replaceChildren();
     if (group) {
-      const [name, tail] = spans.codes[group.code[n]], [start, end] = [group.start[n], group.end[n]];
+      const [name, tail] = spans.codes[group.code[n]];
       const lasts = end === Infinity ? "open: its end was not seen" : durationOf(end - start);
       const facts = [["track", spans.layouts[1].labels[group.home]], ["starts at", `${start.toLocaleString("en-US")} ns`], ["takes", lasts]];
       facts.push(...spans.tails[tail].map(([text]) => ["", text]), ...scene.classes[group.kind].lines.map((text) => ["", text]));
@@ -159,19 +157,11 @@ async function showTimeline(root) {
     const of = selected === null ? "" : `&s=${selected}`;
     history.replaceState(null, "", `#t=${low}-${high}${of}`);
   };
-  const show = (from, to) => {
-    const width = Math.min(Math.max(to - from, painted.narrowest), most - least);
-    const start = Math.round(Math.min(Math.max(from, least), most - width));
-    painter.show(start, Math.round(start + width));
-    remember();
-  };
-  const goTo = (row) => {
+  const reveal = (row) => {
     if (row === null) return;
     select(row);
-    const [group, n] = find(row), end = Math.min(group.end[n], most);
-    if (group.start[n] >= low && end <= high) return;
-    const width = Math.max(high - low, end - group.start[n]);
-    show(group.start[n] - width / 3, group.start[n] + (2 * width) / 3);
+    const { start, till } = find(row), width = Math.max(high - low, till - start);
+    if (start < low || till > high) painter.goTo(start - width / 3, width);
   };
   // Return the row of the next span of some groups that starts after a time, or the first of all.
   const nextOf = (some, time) => {
@@ -183,7 +173,7 @@ async function showTimeline(root) {
   };
   const beside = (step) => {
     if (selected === null) return nextOf(groups, low - 1);
-    const [group, n] = find(selected);
+    const { group, n } = find(selected);
     return group.row + Math.min(Math.max(n + step, 0), group.count - 1);
   };
   const longest = () => {
@@ -195,29 +185,24 @@ async function showTimeline(root) {
       }
     return best[1];
   };
-  const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), selected === null ? low - 1 : find(selected)[0].start[find(selected)[1]]);
-  const zoom = (by, at = 0.5) => {
-    const width = (high - low) * by;
-    show(low + (high - low - width) * at, low + (high - low - width) * at + width);
-  };
+  const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), find(selected).start ?? low - 1);
+  const moving = (key) => () => painter.move(MOVES[key]);
   const ACTIONS = {
-    w: ["Zoom in", () => zoom(FACTOR)], s: ["Zoom out", () => zoom(1 / FACTOR)],
-    a: ["Earlier", () => show(low - STEP * (high - low), high - STEP * (high - low))],
-    d: ["Later", () => show(low + STEP * (high - low), high + STEP * (high - low))],
-    f: ["All", () => show(least, most)],
+    w: ["Zoom in", moving("w")], s: ["Zoom out", moving("s")], a: ["Earlier", moving("a")], d: ["Later", moving("d")],
+    f: ["All", moving("f")],
     z: ["To selection", () => {
-      const [group, n] = selected === null ? [] : find(selected);
-      if (group) show(group.start[n] - (Math.min(group.end[n], most) - group.start[n]), 2 * Math.min(group.end[n], most) - group.start[n]);
+      const { group, start, till } = find(selected);
+      if (group) painter.goTo(start - (till - start), 3 * (till - start));
     }],
-    l: ["Longest in view", () => goTo(longest())],
-    ...(spans.escaped.includes(true) ? { x: ["Next escape", () => goTo(escaped())] } : {}),
+    l: ["Longest in view", () => reveal(longest())],
+    ...(spans.escaped.includes(true) ? { x: ["Next escape", () => reveal(escaped())] } : {}),
     h: ["Host rows", () => {
       place(layout === spans.layouts[0] ? 1 : 0);
       repaint();
       fitWidth();
       painter.show(low, high);
     }],
-    ArrowLeft: ["Previous", () => goTo(beside(-1))], ArrowRight: ["Next", () => goTo(beside(1))],
+    ArrowLeft: ["Previous", () => reveal(beside(-1))], ArrowRight: ["Next", () => reveal(beside(1))],
     Escape: ["Clear", () => select(null)],
   };
   const KEY_NAMES = { ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
@@ -238,7 +223,7 @@ async function showTimeline(root) {
   holder.addEventListener("wheel", (event) => { // a wheel scrolls the page, with Ctrl it zooms
     if (!event.ctrlKey) return;
     event.preventDefault();
-    zoom(WHEEL ** event.deltaY, within(event).x);
+    painter.move({ do: "zoom", by: WHEEL ** event.deltaY, at: within(event).x });
   }, { passive: false });
   holder.addEventListener("pointerdown", (event) => {
     holder.setPointerCapture(event.pointerId);
@@ -255,8 +240,8 @@ async function showTimeline(root) {
     if (xs.length > 1) { // two fingers: the times under them stay there
       const [from, to] = pressed.xs.map((x) => pressed.low + x * width);
       const wide = (to - from) / (xs[1] - xs[0] || 1);
-      if (wide > 0) show(from - xs[0] * wide, from + (1 - xs[0]) * wide);
-    } else if (pressed.moved >= SHORTEST_CLICK_PX) show(pressed.low - (xs[0] - pressed.xs[0]) * width, pressed.high - (xs[0] - pressed.xs[0]) * width);
+      if (wide > 0) painter.goTo(from - xs[0] * wide, wide);
+    } else if (pressed.moved >= SHORTEST_CLICK_PX) painter.goTo(pressed.low - (xs[0] - pressed.xs[0]) * width, width);
   });
   const released = (event) => {
     pointers.delete(event.pointerId);
@@ -300,7 +285,7 @@ async function showTimeline(root) {
     fitWidth();
     painter.show(low, high);
   }).observe(root);
-  select(linked.has("s") && find(Number(linked.get("s"))) ? Number(linked.get("s")) : spans.selected);
+  select(find(Number(linked.get("s") ?? -1)).group ? Number(linked.get("s")) : spans.selected);
 }
 
 // The page's other figures wait for this.

@@ -11,6 +11,9 @@ const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const HIT_PX = 2;
 const OVERVIEW_PX = 34;
+const MOVES = { // by key
+  w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
+};
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return the arrays of a tile, in the order in which tiles.py writes them.
@@ -215,11 +218,10 @@ function paintTiles(model, root, tell) {
   const hiddenKinds = () => new Set(
     plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta),
   );
-  const barAt = (tile, n, scale) => {
-    const place = tile.place[n];
+  const barAt = (place, line, scale) => {
     const height = scene.heights[place], room = Math.max(height - 6, height / 2);
     const size = room / scene.lines[place];
-    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(tile.line[n], scene.lines[place] - 1);
+    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(line, scene.lines[place] - 1);
     return [top * scale, Math.max(1, (size - 1) * scale)];
   };
   const paint = () => {
@@ -406,7 +408,7 @@ function paintTiles(model, root, tell) {
       // On whole pixels, or pieces of a bar would not meet.
       const left = Math.round((Math.max(start, from) - view.low) * view.px);
       const right = Math.round((Math.min(end, to) - view.low) * view.px);
-      const [top, tall] = barAt(tile, n, view.scale);
+      const [top, tall] = barAt(tile.place[n], tile.line[n], view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
       context.fillStyle = wide < (look.escaped ? 8 : 4) ? look.fill : fills[kind]; // no room for a pattern
@@ -741,7 +743,7 @@ function paintTiles(model, root, tell) {
       for (let n = 0; n < tile.count; n++) {
         if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
         if (!bars[tile.place[n]]) continue;
-        const [top, tall] = barAt(tile, n, scale);
+        const [top, tall] = barAt(tile.place[n], tile.line[n], scale);
         if (up < top - 1 || up > top + tall + 1) continue;
         const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
         if (rank[0] < best[0] || (rank[0] === best[0] && rank[1] >= best[1])) continue;
@@ -851,7 +853,7 @@ function paintTiles(model, root, tell) {
   for (const [name, act] of heard) model.on(name, act);
   take();
   return {
-    attach, hover, isOn, move, save, sweep, show: showRange,
+    attach, barAt, goTo, hover, isOn, move, save, sweep, show: showRange,
     row: (at) => {
       if (scene.live || !isOn()) return null;
       const point = pointAt(at), bar = hit(point), call = bar ? null : callAt(point);

@@ -3,11 +3,7 @@
 
 const RESIZES = 20, RESIZE_MS = 250; // how often Plotly is asked to fill its place
 const KEYS = {
-  w: { do: "zoom", by: 0.5 },
-  s: { do: "zoom", by: 2 },
-  a: { do: "pan", by: -0.25 },
-  d: { do: "pan", by: 0.25 },
-  f: { do: "fit" },
+  ...MOVES,
   n: { do: "next" },
   N: { do: "previous" },
   m: { do: "measure" },

@@ -206,7 +206,7 @@ function paintTiles(model, root, tell) {
     if (message.version !== scene.version) return;
     news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
-    if (isOn() && `${tickvals}` !== `${ticksOf(...ticked, plot._fullLayout.xaxis._length)["xaxis.tickvals"]}`) ticked = [0, 0];
+    if (isOn() && `${tickvals}` !== `${ticksOf(...ticked, plot._fullLayout.xaxis._length).tickvals}`) ticked = [0, 0];
     for (const key of kept.keys()) {
       if (kept.size <= KEPT) break;
       kept.delete(key);
@@ -413,18 +413,13 @@ function paintTiles(model, root, tell) {
       const wide = Math.max(right - left, least);
       context.fillStyle = wide < (look.escaped ? 8 : 4) ? look.fill : fills[kind]; // no room for a pattern
       context.fillRect(x, top, wide, tall);
-      if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
+      if (wide >= 4 && start >= from) edges.push([x, top, 1, tall]);
+      if (wide >= 4 && end <= to) edges.push([x + wide - 1, top, 1, tall]);
+      if (wide >= 4 && look.pattern) edges.push([x, top, wide, 1], [x, top + tall - 1, wide, 1]);
       if (wide >= 22 && tall >= 9) named.push([tile, n, kind, top, tall]);
     }
     context.fillStyle = look.edge;
-    for (let at = 0; at < edges.length; at += 6) {
-      const [x, top, wide, tall, begins, ends] = edges.slice(at, at + 6);
-      if (begins) context.fillRect(x, top, 1, tall);
-      if (ends) context.fillRect(x + wide - 1, top, 1, tall);
-      if (!look.pattern) continue;
-      context.fillRect(x, top, wide, 1);
-      context.fillRect(x, top + tall - 1, wide, 1);
-    }
+    for (const edge of edges) context.fillRect(...edge);
   };
   // Paint below each row what its calls waited for: as spans where they are wide, else of the longest
   // call that starts in each column its parts, one on the other.
@@ -590,8 +585,7 @@ function paintTiles(model, root, tell) {
     const axis = middle?.tile.axis ?? plot._fullLayout.xaxis.title.text; // outside, there are no ticks
     const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
       tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
-    return { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.map(([at]) => at / 1e3),
-      "xaxis.ticktext": ticks.map(([, text]) => text), "xaxis.title.text": axis };
+    return { tickvals: ticks.map(([at]) => at / 1e3), ticktext: ticks.map(([, text]) => text), title: axis };
   };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
@@ -607,12 +601,12 @@ function paintTiles(model, root, tell) {
   // which takes three times as long: so ticks are put where it finds them.
   const showRange = (low, high) => {
     const axis = plot._fullLayout.xaxis;
-    const ticks = ticksOf(low, high, axis._length);
+    const { title, ...ticks } = ticksOf(low, high, axis._length);
     const changes = { "xaxis.range": [low / 1e3, high / 1e3] };
-    if (axis.tickmode !== "array" || axis.title.text !== ticks["xaxis.title.text"]) Object.assign(changes, ticks);
-    for (const held of [axis, plot.layout.xaxis])
-      for (const name of ["tickvals", "ticktext"]) held[name] = ticks[`xaxis.${name}`];
-    tickvals = ticks["xaxis.tickvals"];
+    if (axis.tickmode !== "array" || axis.title.text !== title)
+      Object.assign(changes, { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.tickvals, "xaxis.ticktext": ticks.ticktext, "xaxis.title.text": title });
+    for (const held of [axis, plot.layout.xaxis]) Object.assign(held, ticks);
+    tickvals = ticks.tickvals;
     ticked = [low, high];
     plotly().relayout(plot, changes);
   };
@@ -827,20 +821,17 @@ function paintTiles(model, root, tell) {
     tip.style.top = `${Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight))}px`;
   };
 
-  // Return the figure with what the canvas shows, for a picture of it.
-  const whole = () => {
-    const { xaxis, yaxis, _size } = plot._fullLayout;
+  // Save a picture of the figure with what the canvas shows.
+  const save = () => {
+    const { xaxis, yaxis, _size, width, height } = plot._fullLayout;
     const [x, y] = [(xaxis._offset - _size.l) / _size.w, 1 - (yaxis._offset - _size.t) / _size.h];
     const image = {
       source: canvas.toDataURL(), xref: "paper", yref: "paper", x, y, layer: "below", sizing: "stretch",
       sizex: (xaxis._length + _size.r) / _size.w, sizey: yaxis._length / _size.h,
     };
     const images = [...(plot.layout.images ?? []), image];
-    return { data: plot.data, layout: { ...plot.layout, images } };
-  };
-  const save = () => {
-    const { width, height } = plot._fullLayout;
-    plotly().downloadImage(whole(), { format: "png", filename: "timeline", width, height });
+    const whole = { data: plot.data, layout: { ...plot.layout, images } };
+    plotly().downloadImage(whole, { format: "png", filename: "timeline", width, height });
   };
 
   const attach = (element) => {

@@ -45,14 +45,15 @@ function isDark(element) {
 // -- the toolbar ---------------------------------------------------------------------------
 function toolbar(model, el, move) {
   const send = (message) => move(message) || model.send(message);
-  const button = (words, label, message, keys = "") => {
-    const onclick = () => send(typeof message === "function" ? message() : message);
+  // A button of a key, or of a trait that it turns on or off.
+  const button = (words, label, key, keys = key.length > 1 ? key : key.toUpperCase()) => {
+    const onclick = () => send(KEYS[key] ?? { do: key, on: !model.get("state")[key] });
     const title = keys ? `${label} (${keys})` : label;
     return h("button", { type: "button", title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
   };
   const group = (label, ...children) => h("div", { role: "group", "aria-label": label }, ...children);
 
-  const follow = button("Follow", "Follow the newest spans", () => ({ do: "follow", on: !model.get("state").follow }));
+  const follow = button("Follow", "Follow the newest spans", "follow", "");
   const search = h("input", {
     type: "search", placeholder: "Search names", spellcheck: "false",
     "aria-label": "Search names of spans", "aria-keyshortcuts": "/",
@@ -68,14 +69,14 @@ function toolbar(model, el, move) {
     }
   });
   const found = h("span", { class: "found" });
-  const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
-  const next = button("›", "Next match", { do: "next" }, "N");
-  const stretch = button("Range", "Select the range in view; or drag with Shift", KEYS.r, "R");
-  const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
-  const escape = button("Next escape", "Next escape", KEYS.x, "X");
-  const wait = button("Longest wait", "Longest wait", KEYS.l, "L");
-  const host = button("Host", "Each row of the host", KEYS.h, "H");
-  const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
+  const previous = button("‹", "Previous match", "N", "Shift+N");
+  const next = button("›", "Next match", "n");
+  const stretch = button("Range", "Select the range in view; or drag with Shift", "r");
+  const measure = button("Measure", "Measure between two clicks", "m");
+  const escape = button("Next escape", "Next escape", "x");
+  const wait = button("Longest wait", "Longest wait", "l");
+  const host = button("Host", "Each row of the host", "h");
+  const sms = button("SMs", "SMs below the tracks", "sms", "");
   const list = h("div", { class: "list" });
   const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
   const status = h("div", { class: "status", role: "status" });
@@ -83,16 +84,16 @@ function toolbar(model, el, move) {
     group("Live", follow),
     group(
       "Zoom and pan",
-      button("◂", "Pan left", KEYS.a, "A"),
-      button("▸", "Pan right", KEYS.d, "D"),
-      button("+", "Zoom in", KEYS.w, "W"),
-      button("−", "Zoom out", KEYS.s, "S"),
-      button("All", "All: show everything", KEYS.f, "F"),
-      button("Selection", "Zoom to the selection", KEYS.z, "Z"),
+      button("◂", "Pan left", "a"),
+      button("▸", "Pan right", "d"),
+      button("+", "Zoom in", "w"),
+      button("−", "Zoom out", "s"),
+      button("All", "All: show everything", "f"),
+      button("Selection", "Zoom to the selection", "z"),
     ),
     group("Go to", escape, wait,
-      button("←", "Previous call", KEYS.ArrowLeft, "ArrowLeft"),
-      button("→", "Next call", KEYS.ArrowRight, "ArrowRight")),
+      button("←", "Previous call", "ArrowLeft"),
+      button("→", "Next call", "ArrowRight")),
     group("Search", search, previous, next, found),
     group("View", measure, stretch, host, sms, tracks),
     status,
@@ -110,7 +111,7 @@ function toolbar(model, el, move) {
       }),
     );
   };
-  const pressed = (one, on) => one.setAttribute("aria-pressed", String(on));
+  const pressed = (one, on) => put(one, "aria-pressed", on);
   const show = () => {
     const state = model.get("state");
     follow.parentElement.hidden = !state.live;
@@ -124,7 +125,8 @@ function toolbar(model, el, move) {
     previous.disabled = next.disabled = !state.matches;
     found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
     if (document.activeElement !== search) search.value = state.search;
-    if (status.textContent !== state.status) status.textContent = status.title = state.status;
+    put(status, "textContent", state.status);
+    put(status, "title", state.status);
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
@@ -134,7 +136,7 @@ function toolbar(model, el, move) {
 // -- the plot beside it --------------------------------------------------------------------
 function attend(model, el, search) {
   const root = el.closest(".gpuscope-timeline");
-  const undo = [];
+  const controller = new AbortController();
   const tell = (message) => {
     try {
       model.send(message);
@@ -142,10 +144,8 @@ function attend(model, el, search) {
       // Its kernel is gone: nobody waits for what the page would tell.
     }
   };
-  const on = (target, name, act, options) => {
-    target.addEventListener(name, act, options);
-    undo.push(() => target.removeEventListener(name, act, options));
-  };
+  const on = (target, name, act, capture = false) =>
+    target.addEventListener(name, act, { capture, passive: name === "wheel", signal: controller.signal });
   const plot = () => root.querySelector(PLOT);
   const area = () => root.querySelector(`${PLOT} ${AREA}`)?.getBoundingClientRect();
   // To look for what is under the pointer, until it moves again, would hold up each frame.
@@ -239,7 +239,7 @@ function attend(model, el, search) {
   // A wheel scrolls the page, with Ctrl it zooms: Plotly alone would take every turn of it.
   on(root, "wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
-  }, { capture: true, passive: true });
+  }, true);
 
   const tellTheme = () => tell({ do: "theme", dark: isDark(root) });
   const themes = new MutationObserver(tellTheme);
@@ -306,7 +306,7 @@ function attend(model, el, search) {
     tiles.stop();
     unwatch();
     for (const observer of [themes, sizes, parts]) observer.disconnect();
-    for (const act of undo) act();
+    controller.abort();
   };
   return { move: tiles.move, stop };
 }

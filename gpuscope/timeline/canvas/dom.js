@@ -22,6 +22,7 @@ const FIRST = `:is(${[...FOCUSABLE].join(", ")}):not(:disabled, [type=color])`;
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   node.append(...children);
+  if (tag === "button") node.type = "button";
   if (FOCUSABLE.has(tag) || "tabindex" in attributes) put(node, "data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -85,9 +86,21 @@ function freshId() {
   return `gpuscope-${Date.now().toString(36)}-${numbers}`;
 }
 
-// The field that a person goes on with after something was added.
-function enter(node) {
-  node.querySelector("input[type=text]")?.focus();
+// A button that adds a row, and what makes the rows of a list: who added one goes on in its first field.
+function adder(model, send, label, make) {
+  let adding = false;
+  const onclick = () => {
+    adding = !model.get("disabled");
+    send({ action: "add" });
+  };
+  const row = (id) => {
+    const node = make(id), fold = node.querySelector("details");
+    if (adding && fold) fold.open = true;
+    if (adding) requestAnimationFrame(() => node.querySelector("input[type=text]")?.focus());
+    adding = false;
+    return node;
+  };
+  return [h("button", { onclick }, label), row];
 }
 
 // A field under its label, with room for an error: whatever stands there, the name stays the label.
@@ -101,6 +114,10 @@ function tell(place, text) {
   put(place, "textContent", text);
   put(place, "hidden", !text);
 }
+
+// Where errors stand: of a field, and of a control.
+const faultPlace = () => h("span", { class: "gs-fault", id: freshId(), hidden: true });
+const alarmPlace = () => h("p", { class: "gs-error", role: "alert", hidden: true });
 
 // An error under a field, and the field told of it.
 function fault(input, place, text) {

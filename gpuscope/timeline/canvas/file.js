@@ -209,7 +209,7 @@ async function showTimeline(root) {
 
   // -- keys, buttons, pointers --------------------------------------------------------
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what, act]]) =>
-    h("button", { type: "button", onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
+    h("button", { onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
   holder.addEventListener("keydown", (event) => {
     const action = ACTIONS[event.key] ?? ACTIONS[event.key.toLowerCase()];
     if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -259,7 +259,7 @@ async function showTimeline(root) {
   };
   const legend = () => painted.classes.map((look, kind) => {
     const swatch = swatchOf(scene.classes[kind]);
-    const name = h("button", { type: "button", "aria-pressed": true, onclick: () => {
+    const name = h("button", { "aria-pressed": true, onclick: () => {
       const entry = plot._fullData[kind];
       entry.visible = entry.visible ? "" : true;
       put(name, "aria-pressed", Boolean(entry.visible));

@@ -10,15 +10,11 @@ function render({ model, el }) {
   const facts = h("p", { class: "gs-facts" });
   const list = h("ul", { class: "gs-rows" });
   const act = (action) => () => send({ action });
-  let adding = false;
-  const add = h("button", {
-    type: "button",
-    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
-  }, "Add partition");
-  const apply = h("button", { type: "button", class: "gs-primary", onclick: act("apply") }, "Apply");
-  const revert = h("button", { type: "button", onclick: act("revert") }, "Revert");
+  const [add, makeRow] = adder(model, send, "Add partition", row);
+  const apply = h("button", { class: "gs-primary", onclick: act("apply") }, "Apply");
+  const revert = h("button", { onclick: act("revert") }, "Revert");
   const state = h("span", { class: "gs-state", role: "status" });
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const error = alarmPlace();
   home.append(
     names, strip, facts, list, h("div", { class: "gs-buttons" }, add, apply, revert, state), error,
   );
@@ -199,12 +195,12 @@ function render({ model, el }) {
         h("input", { type: "text", class: "gs-name", spellcheck: "false" }),
         (name) => send({ action: "rename", id, name }),
       ),
-      nameError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
+      nameError: faultPlace(),
       count: commits(
         h("input", { type: "text", inputmode: "numeric", class: "gs-count" }),
         (text) => ask({ [id]: /^\s*-?\d{1,15}\s*$/.test(text) ? Number(text) : text.trim() }, false),
       ),
-      countError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
+      countError: faultPlace(),
       rest: h("input", {
         type: "checkbox",
         onchange: (event) => ask({ [id]: event.target.checked ? "rest" : rowOf(id).granted }, true),
@@ -212,7 +208,7 @@ function render({ model, el }) {
       granted: h("output", { class: "gs-granted" }),
       warning: h("span", { class: "gs-warning", role: "status", id: freshId(), hidden: true }),
       remove: h("button", {
-        type: "button", class: "gs-quiet gs-remove", title: "Remove this partition",
+        class: "gs-quiet gs-remove", title: "Remove this partition",
         onclick: () => send({ action: "remove", id }),
       }, "×"),
     };
@@ -224,14 +220,12 @@ function render({ model, el }) {
       parts.granted, parts.remove, parts.warning,
     );
     node.parts = parts;
-    if (adding) requestAnimationFrame(() => enter(node));
-    adding = false;
     return node;
   }
 
   function paintRows() {
     const off = model.get("disabled");
-    keyed(list, kept.rows, rows().map((one) => one.id), row);
+    keyed(list, kept.rows, rows().map((one) => one.id), makeRow);
     for (const one of rows()) {
       const { parts } = kept.rows.get(one.id);
       const rest = one.asked === "rest";

@@ -16,7 +16,7 @@ function fill(model, el) {
   el.hidden = !facts;
   if (!facts) return el.replaceChildren();
   const button = (message, attributes, label) =>
-    h("button", { type: "button", onclick: () => model.send(message), ...attributes }, label);
+    h("button", { onclick: () => model.send(message), ...attributes }, label);
   const row = (name, ...values) =>
     h("tr", {}, h("th", { scope: "row" }, ...[name].flat()), ...values.map((value) => h("td", {}, value)));
   const table = (...rows) => h("table", {}, h("tbody", {}, ...rows));

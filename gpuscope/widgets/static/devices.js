@@ -5,7 +5,7 @@ function render({ model, el }) {
     onchange: (event) => set(model, "device", event.target.value),
   });
   const badge = h("strong", { class: "gs-badge" });
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const error = alarmPlace();
   put(select, "aria-label", "Device");
   home.append(h("div", { class: "gs-chip" }, badge, select), error);
   function paint() {

@@ -3,17 +3,17 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-bar", "Run");
   const send = voice(model, home);
   const button = (label, action, more = {}, look = {}) =>
-    h("button", { type: "button", onclick: () => send({ action, ...more }), ...look }, label);
+    h("button", { onclick: () => send({ action, ...more }), ...look }, label);
   // What is carved by it is what the page shows: the kernel refuses anything else.
   const doRun = () => send({ action: "run", carving: model.get("carving") });
   // One button, in one place: what it does now it says. The second click of a double click is none.
   const verb = h("span"), key = h("kbd", { "aria-hidden": "true" });
-  const run = h("button", { type: "button", class: "gs-primary", onclick: (event) => {
+  const run = h("button", { class: "gs-primary", onclick: (event) => {
     if (event.detail > 1) return;
     if (model.get("running")) send({ action: "stop" });
     else doRun();
   } }, verb, " ", key);
-  const fold = h("button", { type: "button", class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
+  const fold = h("button", { class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
     onclick: () => set(model, "folded", !model.get("folded")) }, "◧");
   const flag = (name, title, label) => {
     const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
@@ -50,8 +50,8 @@ function render({ model, el }) {
   const nsight = button("Open in Nsight", "nsight");
   const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
   const copied = h("span", { role: "status" });
-  const copy = h("button", { type: "button", onclick: () => copyCode() }, "Copy");
-  const hide = h("button", { type: "button", onclick: () => set(model, "code", {}) }, "Close");
+  const copy = h("button", { onclick: () => copyCode() }, "Copy");
+  const hide = h("button", { onclick: () => set(model, "code", {}) }, "Close");
   const code = h("div", { class: "gs-code", hidden: true }, codeText,
     h("div", { class: "gs-buttons" }, copy, hide, copied));
   const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },

@@ -4,12 +4,8 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
   const send = voice(model, home);
   const list = h("ul", { class: "gs-rows" });
-  let adding = false;
-  const add = h("button", {
-    type: "button",
-    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
-  }, `Add ${noun}`);
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const [add, makeRow] = adder(model, send, `Add ${noun}`, row);
+  const error = alarmPlace();
   home.append(list, h("div", { class: "gs-buttons" }, add), error);
   const kept = new Map();
   const rowOf = (id) => model.get("rows").find((row) => row.id === id);
@@ -77,7 +73,7 @@ function render({ model, el }) {
   }
 
   function cell(id, field) {
-    const fault = h("span", { class: "gs-fault", id: freshId(), hidden: true });
+    const fault = faultPlace();
     const input = makers[field.type](id, field);
     if (field.hint) put(input, "title", field.hint);
     const node = field.type === "several"
@@ -91,28 +87,22 @@ function render({ model, el }) {
   function row(id) {
     const legend = h("legend", { class: "gs-unseen" });
     const remove = h("button", {
-      type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
+      class: "gs-quiet", onclick: () => send({ action: "remove", id }),
     }, "Remove");
     const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
     const wrong = h("span", { class: "gs-fault", role: "alert", hidden: true });
     const name = h("strong");
     const line = h("span", { class: "gs-line" });
     const group = h("fieldset", { class: "gs-group-of gs-fields" }, legend, ...cells.values(), remove);
-    const fold = h("details", {}, h("summary", {}, name, line, wrong), group);
-    const node = h("li", { class: "gs-row" }, fold);
+    const node = h("li", { class: "gs-row" }, h("details", {}, h("summary", {}, name, line, wrong), group));
     node.parts = { cells, legend, remove, wrong, name, line };
-    if (adding) {
-      fold.open = true;
-      adding = false;
-      requestAnimationFrame(() => enter(node));
-    }
     return node;
   }
 
   function paint() {
     const off = model.get("disabled");
     const rows = model.get("rows");
-    keyed(list, kept, rows.map((one) => one.id), row);
+    keyed(list, kept, rows.map((one) => one.id), makeRow);
     for (const one of rows) {
       const { cells, legend, remove, wrong, name, line } = kept.get(one.id).parts;
       const said = Object.values(one.problems).filter(Boolean);

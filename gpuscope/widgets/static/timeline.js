@@ -49,7 +49,7 @@ function toolbar(model, el, move) {
   const button = (words, label, key, keys = key.length > 1 ? key : key.toUpperCase()) => {
     const onclick = () => send(KEYS[key] ?? { do: key, on: !model.get("state")[key] });
     const title = keys ? `${label} (${keys})` : label;
-    return h("button", { type: "button", title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
+    return h("button", { title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
   };
   const group = (label, ...children) => h("div", { role: "group", "aria-label": label }, ...children);
 

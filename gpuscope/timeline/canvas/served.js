@@ -97,25 +97,6 @@ function busyUpTo([from, till, before], time) {
   return before[at] - (at && till[at - 1] > time ? till[at - 1] - time : 0);
 }
 
-// Return ticks of a window, and what the axis is called: as `ticks_of` of columns.py.
-function ticksIn(low, high, most) {
-  const length = high - low, step = Math.max(1, Math.round(stepOf(length, most)));
-  const stretch = 1024 * length, round = Math.round(stepOf(stretch));
-  const base = Math.floor((Math.floor(Math.max(0, low) / stretch) * stretch) / round) * round;
-  const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
-  const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);
-  const number = (value, least) => value.toLocaleString("en-US", { minimumFractionDigits: least, maximumFractionDigits: least });
-  const ticks = [];
-  for (let n = Math.ceil(low / step); n <= Math.floor(high / step); n++)
-    ticks.push([n * step, number((n * step - base) / size, digits)]);
-  let since = "the start";
-  if (base) {
-    const [name, ns] = UNITS.find(([, whole]) => base % Math.max(1, Math.floor(whole / 1000)) === 0);
-    since = `${(base / ns).toLocaleString("en-US", { maximumSignificantDigits: 12 })} ${name} after the start`;
-  }
-  return [ticks, `time since ${since} (${unit})`];
-}
-
 // Return what makes the tile of a stretch of time, with its arrays. Groups and lanes of calls say at
 // which `place` they are now, of how many `rows`.
 function tileServer(spans, groups, calls, rows) {
@@ -217,9 +198,8 @@ function tileServer(spans, groups, calls, rows) {
       if (spans.escaped[kind]) escapes[place] = begins.map((count, n) => count + (escapes[place]?.[n] ?? 0));
     const of = (name) => bars.map(([group, n]) => group[name][n]), ofGroup = (name) => bars.map(([group]) => group[name]);
     const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
-    const [ticks, axis] = ticksIn(low, high, Math.max(1, columns >> 8));
     return {
-      low, high, columns, unit, ticks, axis, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
+      low, high, columns, unit, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
       groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
       start: of("start"), end: of("end"), row: bars.map(([group, n]) => group.row + n), line: of("line"),
       kind: ofGroup("kind"), place: ofGroup("place"), name: code(0), tail: code(1), later: code(2), earlier: code(3),

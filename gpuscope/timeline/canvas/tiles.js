@@ -10,6 +10,7 @@ const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const HIT_PX = 2;
+const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
 const MOVES = { // by key
   w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
@@ -56,6 +57,28 @@ function readTile(scene, tile, data) {
 function stepOf(length, most = 1) {
   const step = 10 ** Math.floor(Math.log10(length / most));
   return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
+}
+
+// Return even ticks of a stretch of time, and what the axis is called. Unit and step are those of so many
+// ns, in which there are so many ticks at most. Labels count from the clock's zero, or far from it from a
+// round time, which the title states and which is the same in a stretch of 1,024 times that length.
+function ticksIn(low, high, length, most) {
+  const step = Math.max(1, Math.round(stepOf(length, most)));
+  const stretch = 1024 * length, round = Math.round(stepOf(stretch));
+  const base = Math.floor((Math.floor(Math.max(0, (low + high) / 2) / stretch) * stretch) / round) * round;
+  const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
+  const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);
+  const tickvals = [], ticktext = [];
+  for (let n = Math.ceil(low / step) || 0; n <= Math.floor(high / step); n++) { // and no negative zero
+    tickvals.push((n * step) / 1e3);
+    ticktext.push(((n * step - base) / size).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  }
+  let since = "the start";
+  if (base) {
+    const [name, ns] = UNITS.find(([, whole]) => base % Math.max(1, Math.floor(whole / 1000)) === 0);
+    since = `${(base / ns).toLocaleString("en-US", { maximumSignificantDigits: 12 })} ${name} after the start`;
+  }
+  return { tickvals, ticktext, title: `time since ${since} (${unit})` };
 }
 
 // Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
@@ -162,6 +185,8 @@ function paintTiles(model, root, tell) {
 
   // -- which tiles ---------------------------------------------------------------------
   const sizeOf = (level) => scene.columns * 2 ** level;
+  const levelOf = (low, high, width) =>
+    Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (scene.finer * width)))));
   const find = (level, index) => {
     if (level >= scene.top) return base;
     const key = `${level}/${index}`;
@@ -175,8 +200,7 @@ function paintTiles(model, root, tell) {
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
     if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
-    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (scene.finer * width)))));
-    const size = sizeOf(level);
+    const level = levelOf(low, high, width), size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
     const pieces = [], missing = [];
@@ -206,7 +230,6 @@ function paintTiles(model, root, tell) {
     if (message.version !== scene.version) return;
     news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
-    if (isOn() && `${tickvals}` !== `${ticksOf(...ticked, plot._fullLayout.xaxis._length).tickvals}`) ticked = [0, 0];
     for (const key of kept.keys()) {
       if (kept.size <= KEPT) break;
       kept.delete(key);
@@ -576,16 +599,12 @@ function paintTiles(model, root, tell) {
   };
   const ask = () => (frame ||= requestAnimationFrame(paint));
 
-  // Return the ticks that the tiles of a view have, and of half as much on either side, there while it
-  // is dragged: those that count as the tile in its middle does.
+  // Return the ticks of a view, and of half as much on either side, there while it is dragged. They stay
+  // as they are within a level of tiles.
   const ticksOf = (low, high, px) => {
-    const over = (high - low) / 2;
-    const [pieces] = cover(low - over, high + over, 2 * px);
-    const middle = pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1);
-    const axis = middle?.tile.axis ?? plot._fullLayout.xaxis.title.text; // outside, there are no ticks
-    const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
-      tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
-    return { tickvals: ticks.map(([at]) => at / 1e3), ticktext: ticks.map(([, text]) => text), title: axis };
+    const over = (high - low) / 2, { columns } = scene.live ? base : scene;
+    const length = scene.live ? base.high - base.low : sizeOf(levelOf(low, high, px));
+    return ticksIn(low - over, high + over, length, Math.max(1, Math.floor(columns / TICK_COLUMNS)));
   };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {

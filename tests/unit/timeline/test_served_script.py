@@ -96,10 +96,9 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
     assert not done.returncode, done.stderr[-600:]
     for window, made in zip(windows, json.loads(done.stdout), strict=True):
         tile = tiles.tile(snapshot, window)
-        for key in ("low", "high", "columns", "unit", "count", "groups", "axis", "spans"):
+        for key in ("low", "high", "columns", "unit", "count", "groups", "spans"):
             assert made[key] == tile[key], key
-        for key in ("ticks", "marks"):
-            assert made[key] == [list(item) for item in tile[key]], key
+        assert made["marks"] == [list(item) for item in tile["marks"]]
         bars, busy, at = read(tile)
         assert sorted(map(str, made["bars"])) == sorted(map(str, bars))
         assert made["busy"] == busy

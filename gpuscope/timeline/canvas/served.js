@@ -109,14 +109,14 @@ function tileServer(spans, groups, calls, rows) {
   const countOf = ({ start, left }, low, high) => bound(start, high) - bound(left, low, true);
   // Return from how many px per ns on each track draws its spans: as `spans_from` of columns.py.
   const spansFrom = (low, high, columns) => {
-    const counts = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place)
-      .reduce((sum, group) => sum + countOf(group, low, high), 0));
+    const on = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place));
+    const counts = on.map((some) => some.reduce((sum, group) => sum + countOf(group, low, high), 0));
     const from = counts.map((count) => (count ? null : 0));
     let most = spans.most;
     for (const place of counts.map((_, at) => at).sort((a, b) => counts[a] - counts[b])) {
       if (!counts[place]) continue;
       if (counts[place] > most) break;
-      const widths = groups.filter((group) => group.place === place).flatMap((group) =>
+      const widths = on[place].flatMap((group) =>
         inside(group, low, high).filter((n) => group.end[n] > group.start[n])
           .map((n) => Math.min(group.end[n], high) - Math.max(group.start[n], low))).sort((a, b) => a - b);
       const median = widths.length ? widths[widths.length >> 1] : 0;
@@ -128,14 +128,11 @@ function tileServer(spans, groups, calls, rows) {
   };
   // Return how long a group is busy in each column, and how many of its spans start there.
   const columnsOf = ({ start, busy: union }, low, wide, columns) => {
-    const upTo = (time) => busyUpTo(union, time);
-    const busy = new Float64Array(columns), begins = new Float64Array(columns);
-    let [sum, begun] = [upTo(low), bound(start, low)];
-    for (let n = 0; n < columns; n++) {
-      const edge = low + (n + 1) * wide, [next, after] = [upTo(edge), bound(start, edge)];
-      [busy[n], begins[n], sum, begun] = [next - sum, after - begun, next, after];
-    }
-    return [busy, begins];
+    const edges = Array.from({ length: columns + 1 }, (_, n) => low + n * wide);
+    return [(time) => busyUpTo(union, time), (time) => bound(start, time)].map((upTo) => {
+      const sums = edges.map(upTo);
+      return sums.slice(1).map((sum, n) => sum - sums[n]);
+    });
   };
   // Return the calls that lanes draw of a stretch: as `waiting_of` of waiting.py.
   const callsIn = (low, wide, columns) => {

@@ -382,12 +382,12 @@ function paintTiles(model, root, tell) {
       context.strokeStyle = scene.ink;
       context.lineWidth = 1;
       context.setLineDash([2, 3]);
+      context.beginPath();
       for (const edge of [x, end]) {
-        context.beginPath();
         context.moveTo(edge, 0);
         context.lineTo(edge, height);
-        context.stroke();
       }
+      context.stroke();
       context.setLineDash([]);
       if (end - x >= BREAK_PX) {
         context.font = 12 + FONT;
@@ -500,18 +500,16 @@ function paintTiles(model, root, tell) {
       context.strokeRect((calls.start[n] - view.low) * view.px, top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
     }
   };
-  // Write for whom a part waited into it, where there is room: a pattern runs through no letters.
+  // Write for whom a part waited into it, where there is room.
   const fitInto = (text, left, right, y, size) => {
     const room = right - left - 12;
     if (size < 8 || widthOf(text, size) > room) return;
-    context.font = size + FONT;
-    context.textBaseline = "middle";
-    context.lineWidth = 4;
-    context.lineJoin = "round";
-    context.strokeStyle = scene.paper;
-    context.strokeText(text, left + 6, y);
-    context.fillStyle = scene.ink;
-    context.fillText(text, left + 6, y);
+    write(text, left + 6, y, size, scene.ink, scene.paper);
+  };
+  const write = (text, x, y, size, ink, halo) => {
+    Object.assign(context, { font: size + FONT, textBaseline: "middle", lineWidth: 4, lineJoin: "round", strokeStyle: halo, fillStyle: ink });
+    if (halo) context.strokeText(text, x, y); // a pattern would run through the letters
+    context.fillText(text, x, y);
   };
   const partFill = (how) => {
     const key = how.fill + how.pattern;
@@ -560,9 +558,6 @@ function paintTiles(model, root, tell) {
     return sweeping[1] > sweeping[0] ? sweeping : null;
   };
   const paintNames = (named, view) => {
-    context.textBaseline = "middle";
-    context.lineJoin = "round";
-    context.lineWidth = 4;
     const done = new Set();
     for (const [tile, n, kind, top, tall] of named) {
       if (done.size >= NAMES) break;
@@ -572,13 +567,8 @@ function paintTiles(model, root, tell) {
       const right = Math.min(view.width, (tile.end[n] - view.low) * view.px);
       const size = Math.min(12, Math.round(tall * 0.8));
       const text = fitted(tile.names[tile.name[n]].replace(/^void /, ""), right - left - 8, size);
-      if (!text) continue;
-      context.font = size + FONT;
-      context.fillStyle = scene.classes[kind].text;
-      context.strokeStyle = scene.classes[kind].fill;
-      const at = [text, left + 4, top + tall / 2 + 0.5];
-      if (scene.classes[kind].pattern) context.strokeText(...at); // it would run through the letters
-      context.fillText(...at);
+      const look = scene.classes[kind];
+      if (text) write(text, left + 4, top + tall / 2 + 0.5, size, look.text, look.pattern && look.fill);
     }
   };
   const widthOf = (text, size) => {

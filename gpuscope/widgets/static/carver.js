@@ -61,15 +61,14 @@ function render({ model, el }) {
       const right = all[index + 1];
       if (!right || left.owner < 0 || right.owner < 0) return;
       if (!counted(left.owner) && !counted(right.owner)) return;
-      found.push({ left, right, at, start: at - left.sm_count, key: `${left.owner}|${right.owner}` });
+      found.push({ left, right, at, start: at - left.sm_count, both: left.sm_count + right.sm_count, key: `${left.owner}|${right.owner}` });
     });
     return found;
   }
 
   // Ask for a boundary that leaves `count` SMs on its left, of those that both sides have now.
   function move(one, count, settle) {
-    const both = one.left.sm_count + one.right.sm_count;
-    const most = one.right.owner === 0 ? both : both - 1;
+    const { both } = one, most = one.right.owner === 0 ? both : both - 1;
     const left = Math.max(1, Math.min(most, Math.round(count)));
     const counts = {};
     if (counted(one.left.owner)) counts[one.left.owner] = left;
@@ -85,11 +84,10 @@ function render({ model, el }) {
     if (!one || model.get("disabled")) return;
     const { quantum } = model.get("strip");
     const now = one.left.sm_count;
-    const both = now + one.right.sm_count;
     const wanted = {
       ArrowRight: now + quantum, ArrowUp: now + quantum, ArrowLeft: now - quantum,
       ArrowDown: now - quantum, PageUp: now + 4 * quantum, PageDown: now - 4 * quantum,
-      Home: 1, End: both,
+      Home: 1, End: one.both,
     }[event.key];
     if (wanted === undefined) return;
     event.preventDefault();
@@ -169,15 +167,14 @@ function render({ model, el }) {
       node.style.left = `${(100 * at) / total}%`;
       put(node, "aria-label", `Boundary between ${title(one.left.owner)} and ${title(one.right.owner)}`);
       put(node, "aria-valuemin", 0);
-      put(node, "aria-valuemax", one.left.sm_count + one.right.sm_count);
+      put(node, "aria-valuemax", one.both);
       put(node, "aria-valuenow", one.left.sm_count);
       put(node, "aria-valuetext", [one.left, one.right].map((side) => `${title(side.owner)} ${side.sm_count} SMs`).join(", "));
       put(node, "aria-disabled", model.get("disabled") ? "true" : null);
       if (dragged) {
         bubble.style.left = node.style.left;
         const side = counted(one.left.owner) ? one.left : one.right;
-        const both = drag.one.left.sm_count + drag.one.right.sm_count;
-        const asked = side === one.left ? drag.left : both - drag.left;
+        const asked = side === one.left ? drag.left : drag.one.both - drag.left;
         put(bubble, "textContent",
           `${title(side.owner)}: ${asked} asked, ${side.sm_count} granted`);
       }

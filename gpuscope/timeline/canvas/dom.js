@@ -150,11 +150,24 @@ function voice(model, home) {
   };
 }
 
-// Act now, and whenever one of these traits changes; what is returned ends that.
-function watch(model, names, act) {
-  for (const name of names) model.on(`change:${name}`, act);
+// Act now, and whenever one of these traits changes, or any; what is returned ends that.
+function watch(model, act, ...names) {
+  const events = names.map((name) => `change:${name}`).join(" ") || "change";
+  model.on(events, act);
   act();
-  return () => { for (const name of names) model.off(`change:${name}`, act); };
+  return () => model.off(events, act);
+}
+
+// Act once an element stands in another; what is returned ends the wait.
+function onceIn(el, selector, act) {
+  const sizes = new ResizeObserver(() => {
+    const home = el.closest(selector);
+    if (!home) return;
+    sizes.disconnect();
+    act(home);
+  });
+  sizes.observe(el);
+  return () => sizes.disconnect();
 }
 
 // Set a trait, and tell the kernel.

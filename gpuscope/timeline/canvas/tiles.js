@@ -175,10 +175,6 @@ function paintTiles(model, root, tell) {
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
     fills = (scene.classes ?? []).map((look) => fillOf(context, look));
     news += 1;
-    if (!base) {
-      canvas.remove();
-      tip.hidden = true;
-    }
     if (scene.view && isOn() && plotly() && !plot._dragging) showRange(...scene.view);
     ask();
   };
@@ -340,8 +336,8 @@ function paintTiles(model, root, tell) {
       const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
       if (!groups.length) return;
       const colours = groups.map(([kind]) => {
-        const parts = [1, 3, 5].map((from) => parseInt(scene.classes[kind].fill.slice(from, from + 2), 16));
-        return (255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0];
+        const rgb = parseInt(scene.classes[kind].fill.slice(1), 16);
+        return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
       });
       // Instants cover nothing: they are seen where they are.
       const instants = groups.map(([, where]) => new Set(where.flatMap(([number, group]) => {
@@ -688,8 +684,7 @@ function paintTiles(model, root, tell) {
     return first + ((event.clientX - box.left) / box.width) * (last - first);
   };
   strip.addEventListener("pointerdown", (event) => {
-    const { follow } = model.get("state");
-    if (event.button !== 0 || follow || !isOn()) return;
+    if (event.button !== 0 || model.get("state").follow || !isOn()) return;
     const [low, high] = range(), time = timeAt(event), box = strip.getBoundingClientRect();
     const [x, end] = brushAt(low, high, box.width), at = event.clientX - box.left;
     const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
@@ -713,21 +708,12 @@ function paintTiles(model, root, tell) {
     tell({ do: "range", low: low / 1e3, high: high / 1e3 });
   };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
-  const move = (message) => {
-    const { follow } = model.get("state");
-    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) return false;
-    let [low, high] = range();
-    const [least, most] = scene.extent;
-    let width = high - low;
-    if (message.do === "pan") low += message.by * width;
-    if (message.do === "zoom") {
-      const wide = Math.max(scene.narrowest, width * message.by);
-      low += (width - wide) * (message.at ?? 0.5);
-      width = wide;
-    }
-    if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, scene.narrowest)];
-    goTo(low, width);
-    return true;
+  const move = ({ do: what, by, at = 0.5 }) => {
+    if (!isOn() || model.get("state").follow || !plotly()) return false;
+    const [low, high] = range(), width = high - low;
+    const wide = { zoom: Math.max(scene.narrowest, width * by), pan: width, fit: Infinity }[what];
+    if (wide) goTo(what === "pan" ? low + by * width : low + (width - wide) * at, wide);
+    return Boolean(wide);
   };
 
   // -- what is under the pointer -------------------------------------------------------

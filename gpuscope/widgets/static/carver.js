@@ -256,7 +256,7 @@ function render({ model, el }) {
     put(state, "textContent", wrong ? "" : applied);
   }
 
-  return watch(model, ["rows", "strip", "error", "refused", "pending", "disabled"], paint);
+  return watch(model, paint, "rows", "strip", "error", "refused", "pending", "disabled");
 }
 
 export default { render };

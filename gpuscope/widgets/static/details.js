@@ -49,7 +49,7 @@ function render({ model, el }) {
   el.classList.add("gpuscope-details");
   el.setAttribute("role", "region");
   el.setAttribute("aria-label", "Details of the selected span");
-  return watch(model, ["facts"], () => fill(model, el));
+  return watch(model, () => fill(model, el), "facts");
 }
 
 export default { render };

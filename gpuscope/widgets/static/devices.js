@@ -23,7 +23,7 @@ function render({ model, el }) {
     put(badge.parentNode, "title", model.get("words"));
     tell(error, failed);
   }
-  return watch(model, ["options", "device", "simulated", "words", "error", "disabled"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

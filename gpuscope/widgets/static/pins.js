@@ -25,7 +25,7 @@ function render({ model, el }) {
     }
   }
 
-  return watch(model, ["runs", "shown"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

@@ -110,6 +110,7 @@ function render({ model, el }) {
     put(status, "textContent", model.get("status"));
     put(status, "title", model.get("status"));
     tell(alarm, model.get("alarm"));
+    put(fold, "aria-expanded", !model.get("folded")); // the dashboard's grid follows: `controls.css` reads it
     for (const [box, , name] of flags) {
       put(box, "checked", model.get(name));
       disable(box, running && name !== "live");
@@ -118,9 +119,6 @@ function render({ model, el }) {
     for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
     put(file, "disabled", running);
   }
-
-  // The dashboard's grid follows: `controls.css` reads it here.
-  const paintFold = () => put(fold, "aria-expanded", String(!model.get("folded")));
 
   // Apart from the rest: what was chosen stays in view until the kernel has taken it.
   const paintPreset = () => {
@@ -158,26 +156,18 @@ function render({ model, el }) {
   window.addEventListener("click", goTo);
 
   // A click beside the controls leaves the focus in the dashboard, so that its keys work.
-  const attached = new ResizeObserver(() => {
-    const board = el.closest(".gpuscope-dashboard");
-    if (board) board.tabIndex = -1;
-    if (board) attached.disconnect();
-  });
-  attached.observe(el);
+  const stopWaiting = onceIn(el, ".gpuscope-dashboard", (board) => (board.tabIndex = -1));
 
   // The living widget hides what is saved for when its kernel is gone.
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
   document.head.append(style);
 
-  const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "hazards", "progress", "left",
-    "status", "alarm"];
   model.on("change:file", download); // not at once: what was saved is saved
   const undo = [
-    watch(model, heard, paint), watch(model, ["preset"], paintPreset), watch(model, ["folded"], paintFold),
-    watch(model, ["code"], paintCode), () => model.off("change:file", download),
+    watch(model, paint), watch(model, paintPreset, "preset"), watch(model, paintCode, "code"),
+    () => model.off("change:file", download), stopWaiting, () => style.remove(),
     () => window.removeEventListener("keydown", press, true),
     () => window.removeEventListener("click", goTo),
-    () => attached.disconnect(), () => style.remove(),
   ];
   return () => { for (const act of undo) act(); };
 }

@@ -133,7 +133,7 @@ function render({ model, el }) {
     disable(add, off);
   }
 
-  return watch(model, ["rows", "fields", "error", "disabled"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

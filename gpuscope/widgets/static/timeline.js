@@ -130,12 +130,11 @@ function toolbar(model, el, move) {
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
-  return { search, stop: watch(model, ["state"], show) };
+  return { search, stop: watch(model, show, "state") };
 }
 
 // -- the plot beside it --------------------------------------------------------------------
-function attend(model, el, search) {
-  const root = el.closest(".gpuscope-timeline");
+function attend(model, root, search) {
   const controller = new AbortController();
   const tell = (message) => {
     try {
@@ -296,7 +295,7 @@ function attend(model, el, search) {
       root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
     }));
   };
-  const unwatch = watch(model, ["frame"], painted);
+  const unwatch = watch(model, painted, "frame");
   on(document, "plotlywidget-after-render", (event) => {
     if (root.contains(event.detail.element)) painted();
   });
@@ -316,15 +315,9 @@ function render({ model, el }) {
   let plot = null;
   const bar = toolbar(model, el, (message) => plot?.move(message));
   el.addEventListener("leave", () => el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus());
-  const attached = new ResizeObserver(() => {
-    if (el.closest(".gpuscope-timeline")) {
-      attached.disconnect();
-      plot = attend(model, el, bar.search);
-    }
-  });
-  attached.observe(el);
+  const stopWaiting = onceIn(el, ".gpuscope-timeline", (root) => (plot = attend(model, root, bar.search)));
   return () => {
-    attached.disconnect();
+    stopWaiting();
     plot?.stop();
     bar.stop();
   };

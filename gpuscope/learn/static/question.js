@@ -1,13 +1,4 @@
 // A question of a lesson: its fields, what was answered, and the check.
-function h(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-let asked = 0;
-
 function radio(field, name) {
   const inputs = field.options.map((value) => h("input", { type: "radio", name, value }));
   const rows = inputs.map((input) => h("label", { class: "gs-option" }, input, input.value));
@@ -47,18 +38,13 @@ function goOn(form) {
 }
 
 function render({ model, el }) {
-  asked += 1;
-  const make = { radio, select, number };
-  const parts = model.get("fields").map((one) => make[one.kind](one, `gs-question-${asked}`));
+  const make = { radio, select, number }, name = freshId();
+  const parts = model.get("fields").map((one) => make[one.kind](one, name));
   const button = h("button", { type: "submit" }, model.get("button"));
   const said = h("p", { class: "gs-said", role: "status" });
   const form = h("form", { class: "gpuscope-question" },
     h("fieldset", {}, h("legend", {}, model.get("text")), ...parts.map((part) => part.node)),
     button, said);
-  // JupyterLab's shortcuts (arrows move cells, letters cut them) match what has the focus itself.
-  for (const node of form.querySelectorAll("input, select, button")) {
-    node.setAttribute("data-lm-suppress-shortcuts", "true");
-  }
   form.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.target === button) return;
     event.preventDefault(); // JupyterLab keeps a field of numbers from sending its form
@@ -82,12 +68,8 @@ function render({ model, el }) {
     if (mine) goOn(form);
   }
   model.get("given").forEach((value, index) => parts[index].set(value));
-  for (const name of ["locked", "said", "tone"]) model.on(`change:${name}`, update);
-  update();
   el.append(form);
-  return () => {
-    for (const name of ["locked", "said", "tone"]) model.off(`change:${name}`, update);
-  };
+  return watch(model, update, "locked", "said", "tone");
 }
 
 export default { render };

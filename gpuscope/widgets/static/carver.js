@@ -23,12 +23,8 @@ function render({ model, el }) {
   const rows = () => model.get("rows");
   const rowOf = (id) => rows().find((row) => row.id === id);
   let drag = null;
-
-  function ask(counts, settle) {
-    const serial = (model.get("asking").serial ?? 0) + 1;
-    model.set("asking", { counts, settle, serial });
-    model.save_changes();
-  }
+  const ask = (counts, settle) =>
+    set(model, "asking", { counts, settle, serial: (model.get("asking").serial ?? 0) + 1 });
 
   // Owners from left to right, each with what it holds.
   function segments() {
@@ -123,7 +119,7 @@ function render({ model, el }) {
 
   function handle(key) {
     return h("div", {
-      class: "gs-handle", role: "slider", tabindex: "0", "aria-orientation": "horizontal",
+      class: "gs-handle", role: "slider", tabindex: "0", "aria-orientation": "horizontal", "aria-valuemin": 0,
       onkeydown: (event) => press(key, event), onpointerdown: (event) => grab(key, event),
       onpointermove: follow, onpointerup: letGo, onpointercancel: letGo,
     });
@@ -131,16 +127,15 @@ function render({ model, el }) {
 
   function paintStrip() {
     const { groups = [], total = 1, quantum, remainder } = model.get("strip");
-    const color = (owner) => (owner > 0 ? rowOf(owner)?.color : null);
     cells.replaceChildren(...groups.map((group) => {
       const kind = group.kind === "remainder" ? " gs-remainder" : "";
+      const owned = group.owner > 0 ? "" : group.owner < 0 ? " gs-held" : " gs-free";
       const node = h("div", {
-        class: `gs-group${kind}${group.owner === 0 ? " gs-free" : ""}${group.owner < 0 ? " gs-held" : ""}`,
-        title: `${group.kind}, ${group.sm_count} SMs: ${title(group.owner)}`,
+        class: `gs-group${kind}${owned}`, title: `${group.kind}, ${group.sm_count} SMs: ${title(group.owner)}`,
       });
       node.style.flexGrow = group.sm_count;
       node.style.setProperty("--sms", group.sm_count);
-      if (color(group.owner)) node.style.backgroundColor = color(group.owner);
+      node.style.backgroundColor = rowOf(group.owner)?.color ?? "";
       return node;
     }));
     const all = segments();
@@ -166,7 +161,6 @@ function render({ model, el }) {
       const at = dragged ? drag.one.start + drag.left : one.at;
       node.style.left = `${(100 * at) / total}%`;
       put(node, "aria-label", `Boundary between ${title(one.left.owner)} and ${title(one.right.owner)}`);
-      put(node, "aria-valuemin", 0);
       put(node, "aria-valuemax", one.both);
       put(node, "aria-valuenow", one.left.sm_count);
       put(node, "aria-valuetext", [one.left, one.right].map((side) => `${title(side.owner)} ${side.sm_count} SMs`).join(", "));

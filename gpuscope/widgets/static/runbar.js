@@ -15,19 +15,17 @@ function render({ model, el }) {
   } }, verb, " ", key);
   const fold = h("button", { class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
     onclick: () => set(model, "folded", !model.get("folded")) }, "◧");
-  const flag = (name, title, label) => {
+  const flags = [
+    ["live", "Draw while it runs: takes turns with what is measured", "Live"],
+    ["sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"],
+    ["hazards", "Look for work that shares bytes and that nothing orders", "Hazards"],
+  ].map(([name, title, label]) => {
     const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
     return [box, h("label", { class: "gs-inline", title }, box, label), name];
-  };
-  const flags = [
-    flag("live", "Draw while it runs: takes turns with what is measured", "Live"),
-    flag("sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"),
-    flag("hazards", "Look for work that shares bytes and that nothing orders", "Hazards"),
-  ];
+  });
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
-  const left = h("span", { class: "gs-left" });
-  const times = h("div", {}, bar, left);
+  const left = h("span", { class: "gs-left" }), times = h("div", {}, bar, left);
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const edited = h("option", { value: "" }, "a preset …");
@@ -37,7 +35,6 @@ function render({ model, el }) {
   }, edited, ...model.get("presets").map((name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words: label, suffix, hint }) =>
     button(label, "export", { suffix }, { title: hint }));
-  const saves = h("summary", {}, "Save");
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
   const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
@@ -50,10 +47,9 @@ function render({ model, el }) {
   const nsight = button("Open in Nsight", "nsight");
   const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
   const copied = h("span", { role: "status" });
-  const copy = h("button", { onclick: () => copyCode() }, "Copy");
-  const hide = h("button", { onclick: () => set(model, "code", {}) }, "Close");
-  const code = h("div", { class: "gs-code", hidden: true }, codeText,
-    h("div", { class: "gs-buttons" }, copy, hide, copied));
+  const code = h("div", { class: "gs-code", hidden: true }, codeText, h("div", { class: "gs-buttons" },
+    h("button", { onclick: () => copyCode() }, "Copy"),
+    h("button", { onclick: () => set(model, "code", {}) }, "Close"), copied));
   const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },
     h("span", { "aria-hidden": "true" }, label), ...inside);
   const menu = (summary, ...inside) =>
@@ -61,7 +57,7 @@ function render({ model, el }) {
   home.append(
     fold, run, presets, h("div", { class: "gs-told" }, status, times),
     h("div", { class: "gs-menus" },
-      menu(saves, group("Save run", ...exports)),
+      menu(h("summary", {}, "Save"), group("Save run", ...exports)),
       menu(h("summary", { "aria-label": "More" }, "⋯"), ...flags.map(([, label]) => label),
         group("Copy", ...codes), save, open, nsight)),
     alarm, code,
@@ -79,12 +75,11 @@ function render({ model, el }) {
   }
 
   function paintCode() {
-    const { text } = model.get("code");
+    const { kind, text } = model.get("code");
     put(code, "hidden", !text);
-    if (!text) return;
-    put(codeText, "value", text);
-    put(codeText, "aria-label", `${model.get("code").kind} code`);
-    copyCode();
+    put(codeText, "value", text ?? "");
+    put(codeText, "aria-label", `${kind} code`);
+    if (text) copyCode();
   }
 
   function download() {

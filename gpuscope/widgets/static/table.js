@@ -20,20 +20,11 @@ function render({ model, el }) {
   }
 
   const makers = {
-    text: (id, { name }) => commits(
-      h("input", { type: "text", spellcheck: "false", class: `gs-text gs-${name}` }),
-      (text) => edit(id, name, text),
-    ),
-    number: (id, { name }) => commits(
-      h("input", { type: "text", inputmode: "decimal", class: `gs-number gs-${name}` }),
-      (text) => edit(id, name, typed(text)),
-    ),
-    choice: (id, { name }) => h("select", {
-      onchange: (event) => edit(id, name, JSON.parse(event.target.value)),
-    }),
-    flag: (id, { name }) => h("input", {
-      type: "checkbox", onchange: (event) => edit(id, name, event.target.checked),
-    }),
+    text: (change, name) => commits(h("input", { type: "text", spellcheck: "false", class: `gs-text gs-${name}` }), change),
+    number: (change, name) => commits(
+      h("input", { type: "text", inputmode: "decimal", class: `gs-number gs-${name}` }), (text) => change(typed(text))),
+    choice: (change) => h("select", { onchange: (event) => change(JSON.parse(event.target.value)) }),
+    flag: (change) => h("input", { type: "checkbox", onchange: (event) => change(event.target.checked) }),
     several: () => h("span", { class: "gs-several" }),
   };
 
@@ -42,9 +33,8 @@ function render({ model, el }) {
     const all = options.map(([key, label]) => [JSON.stringify(key), label]);
     const now = JSON.stringify(value);
     if (!all.some(([key]) => key === now)) all.push([now, `${value} (not there)`]);
-    const same = all.length === select.options.length
-      && all.every(([key, label], i) => select.options[i].value === key && select.options[i].text === label);
-    if (!same) select.replaceChildren(...all.map(([key, label]) => h("option", { value: key }, label)));
+    if (`${all}` !== `${[...select.options].map(({ value, text }) => [value, text])}`)
+      select.replaceChildren(...all.map(([key, label]) => h("option", { value: key }, label)));
     put(select, "value", now);
   }
 
@@ -74,12 +64,11 @@ function render({ model, el }) {
 
   function cell(id, field) {
     const fault = faultPlace();
-    const input = makers[field.type](id, field);
-    if (field.hint) put(input, "title", field.hint);
+    const input = makers[field.type]((value) => edit(id, field.name, value), field.name);
     const node = field.type === "several"
       ? h("fieldset", { class: "gs-field gs-group-of" }, h("legend", {}, field.label), input, fault)
       : labelled(field.label, input, fault);
-    if (field.hint && field.type === "several") put(node, "title", field.hint);
+    put(field.type === "several" ? node : input, "title", field.hint || null);
     node.parts = { input, fault };
     return node;
   }

@@ -23,20 +23,19 @@ async function showTimeline(root) {
     painted = { ...layout.scene, root: make(0, columns * 2 ** top, columns) };
   };
   place(0);
-  const unions = groups.reduce((all, { home, busy: [from, till] }) => {
-    const [starts, ends] = (all[home] ??= [[], []]);
-    from.forEach((time, n) => (starts.push(time), ends.push(till[n])));
-    return all;
-  }, []).map(([starts, ends]) => unionOf(starts, ends));
+  const unions = spans.layouts[1].labels.map((_, home) => {
+    const busy = groups.filter((group) => group.home === home).map((group) => group.busy);
+    return unionOf(busy.flatMap(([from]) => from), busy.flatMap(([, till]) => till));
+  });
   // Return which share of the view the rows of the GPU were busy for, and for how long.
-  const sharesIn = () => spans.layouts[1].labels.reduce((words, _, track) => {
-    const row = layout.rows[track];
-    if (!layout.isHost[row]) {
+  const sharesIn = () => {
+    const words = [];
+    layout.rows.forEach((row, track) => {
       const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
-    }
+      if (!layout.isHost[row]) words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
+    });
     return words;
-  }, []);
+  };
   const themed = () => {
     const colours = getComputedStyle(root);
     return { ...painted, ink: colours.color, paper: colours.getPropertyValue("--card"),
@@ -101,7 +100,7 @@ async function showTimeline(root) {
       else xaxis[name.slice("xaxis.".length)] = value;
     }
     drawAxis();
-    listeners.plotly_afterplot?.();
+    listeners.plotly_afterplot();
   };
   const drawAxis = () => {
     const { xaxis } = plot._fullLayout;
@@ -257,14 +256,13 @@ async function showTimeline(root) {
     pen.fillRect(0, 0, 16, 10);
     return swatch;
   };
-  const legend = () => painted.classes.map((look, kind) => {
-    const swatch = swatchOf(scene.classes[kind]);
-    const name = h("button", { "aria-pressed": true, onclick: () => {
-      const entry = plot._fullData[kind];
-      entry.visible = entry.visible ? "" : true;
-      put(name, "aria-pressed", Boolean(entry.visible));
-      listeners.plotly_afterplot?.();
-    } }, swatch, ` ${look.name}`);
+  const legend = () => scene.classes.map((look, kind) => {
+    const entry = plot._fullData[kind];
+    const name = h("button", { "aria-pressed": entry.visible, onclick: () => {
+      entry.visible = !entry.visible;
+      put(name, "aria-pressed", entry.visible);
+      listeners.plotly_afterplot();
+    } }, swatchOf(look), ` ${look.name}`);
     return name;
   });
   const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, 0.18), ` ${look.name}`));

@@ -294,10 +294,10 @@ function paintTiles(model, root, tell) {
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
-  const groupsOf = (pieces, place) => {
+  const groupsOf = (pieces, place, hidden = new Set()) => {
     const groups = new Map();
     pieces.forEach(({ tile }, number) => tile.groups.forEach(([of, kind], group) => {
-      if (of === place) groups.set(kind, (groups.get(kind) ?? []).concat([[number, group]]));
+      if (of === place && !hidden.has(kind)) groups.set(kind, (groups.get(kind) ?? []).concat([[number, group]]));
     }));
     return [...groups].sort(([a], [b]) => a - b);
   };
@@ -333,8 +333,7 @@ function paintTiles(model, root, tell) {
     const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
-      const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
-      if (!groups.length) return;
+      const groups = groupsOf(pieces, place, hidden);
       const colours = groups.map(([kind]) => {
         const rgb = parseInt(scene.classes[kind].fill.slice(1), 16);
         return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
@@ -397,13 +396,10 @@ function paintTiles(model, root, tell) {
   };
   // Paint the marks: triangles of escapes, diamonds of hazards.
   const paintMarks = (pieces, view, hidden) => {
-    marked = pieces.flatMap(({ tile, low, high }) => {
-      const escapes = new Set(tile.groups.filter(([, kind]) => scene.classes[kind].escaped && !hidden.has(kind)).map(([place]) => place));
-      return tile.marks
-        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column, wide: tile.column }))
-        .filter(({ place, what, time, wide }) => (what !== "escape" || escapes.has(place)) &&
-          time >= low && time < high && time + wide > view.low && time < view.high);
-    });
+    marked = pieces.flatMap(({ tile, low, high }) => tile.marks
+      .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
+      .filter(({ place, what, time }) => time >= low && time < high && time + tile.column > view.low && time < view.high &&
+        (what !== "escape" || tile.groups.some(([of, kind]) => of === place && scene.classes[kind].escaped && !hidden.has(kind)))));
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
@@ -744,15 +740,14 @@ function paintTiles(model, root, tell) {
   const linesOf = ({ tile, n }) => {
     const [low, high] = scene.live ? [tile.low, tile.high] : range();
     const [start, end] = [tile.start[n], tile.end[n]];
-    let lasts = `OPEN: its end was not seen; ${durationOf(high - start)} until the window's end`;
-    if (end !== Infinity) {
-      lasts = end > start ? durationOf(end - start) : "an instant";
-      if (end > high) lasts += `, ${durationOf(end - high)} of it after the window`;
-    }
+    const isOpen = end === Infinity;
+    let lasts = end > start ? durationOf(end - start) : "an instant";
+    if (end > high) lasts += `, ${durationOf(end - high)} of it after the window`;
+    if (isOpen) lasts = `OPEN: its end was not seen; ${durationOf(high - start)} until the window's end`;
     if (start < low) lasts += `, ${durationOf(low - start)} of it before the window`;
     const lines = [tile.names[tile.name[n]], lasts];
     if (tile.later[n]) lines.push(`true start up to ${durationOf(tile.later[n])} later`);
-    if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
+    if (tile.earlier[n] && !isOpen) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
     return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
   // Return the call whose parts are painted at a point.
@@ -788,9 +783,8 @@ function paintTiles(model, root, tell) {
     if (mark) return { edge: scene.marked, lines: [mark.words] };
     const place = scene.tops.findIndex((top, n) => down >= top && down < top + scene.heights[n]);
     if (place < 0 || bars[place]) return null;
-    const hidden = hiddenKinds();
     const from = low + Math.floor((time - low) / step) * step;
-    const groups = groupsOf(seen, place).filter(([kind]) => !hidden.has(kind));
+    const groups = groupsOf(seen, place, hiddenKinds());
     const shares = sharesOf(seen, groups, from, step, 1);
     const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
     if (!busy.length) return null;

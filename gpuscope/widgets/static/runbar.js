@@ -77,9 +77,10 @@ function render({ model, el }) {
   function paintCode() {
     const { kind, text } = model.get("code");
     put(code, "hidden", !text);
-    put(codeText, "value", text ?? "");
+    if (!text) return;
+    put(codeText, "value", text);
     put(codeText, "aria-label", `${kind} code`);
-    if (text) copyCode();
+    copyCode();
   }
 
   function download() {

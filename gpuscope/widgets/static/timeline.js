@@ -45,57 +45,57 @@ function isDark(element) {
 // -- the toolbar ---------------------------------------------------------------------------
 function toolbar(model, el, move) {
   const send = (message) => move(message) || model.send(message);
+  const buttons = {};
   // A button of a key, or of a trait that it turns on or off.
-  const button = (words, label, key, keys = key.length > 1 ? key : key.toUpperCase()) => {
+  const button = (key, words, label, keys = key.length > 1 ? key : key.toUpperCase()) => {
     const onclick = () => send(KEYS[key] ?? { do: key, on: !model.get("state")[key] });
     const title = keys ? `${label} (${keys})` : label;
-    return h("button", { title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
+    return (buttons[key] = h("button", { title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words));
   };
   const group = (label, ...children) => h("div", { role: "group", "aria-label": label }, ...children);
 
-  const follow = button("Follow", "Follow the newest spans", "follow", "");
   const search = h("input", {
     type: "search", placeholder: "Search names", spellcheck: "false",
     "aria-label": "Search names of spans", "aria-keyshortcuts": "/",
-  });
-  search.addEventListener("input", () => send({ do: "find", text: search.value }));
-  search.addEventListener("keydown", (event) => {
-    event.stopPropagation();
-    if (event.key === "Enter") send({ do: event.shiftKey ? "previous" : "next" });
-    if (event.key === "Escape") {
+    oninput: () => send({ do: "find", text: search.value }),
+    onkeydown: (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") send({ do: event.shiftKey ? "previous" : "next" });
+      if (event.key !== "Escape") return;
       search.value = "";
       send({ do: "find", text: "" });
-      el.dispatchEvent(new CustomEvent("leave"));
-    }
+      el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus();
+    },
   });
-  const found = h("span", { class: "found" });
-  const previous = button("‹", "Previous match", "N", "Shift+N");
-  const next = button("›", "Next match", "n");
-  const stretch = button("Range", "Select the range in view; or drag with Shift", "r");
-  const measure = button("Measure", "Measure between two clicks", "m");
-  const escape = button("Next escape", "Next escape", "x");
-  const wait = button("Longest wait", "Longest wait", "l");
-  const host = button("Host", "Each row of the host", "h");
-  const sms = button("SMs", "SMs below the tracks", "sms", "");
-  const list = h("div", { class: "list" });
-  const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
+  const found = h("span", { class: "found" }), list = h("div", { class: "list" });
   const status = h("div", { class: "status", role: "status" });
   el.append(
-    group("Live", follow),
+    group("Live", button("follow", "Follow", "Follow the newest spans", "")),
     group(
       "Zoom and pan",
-      button("◂", "Pan left", "a"),
-      button("▸", "Pan right", "d"),
-      button("+", "Zoom in", "w"),
-      button("−", "Zoom out", "s"),
-      button("All", "All: show everything", "f"),
-      button("Selection", "Zoom to the selection", "z"),
+      button("a", "◂", "Pan left"),
+      button("d", "▸", "Pan right"),
+      button("w", "+", "Zoom in"),
+      button("s", "−", "Zoom out"),
+      button("f", "All", "All: show everything"),
+      button("z", "Selection", "Zoom to the selection"),
     ),
-    group("Go to", escape, wait,
-      button("←", "Previous call", "ArrowLeft"),
-      button("→", "Next call", "ArrowRight")),
-    group("Search", search, previous, next, found),
-    group("View", measure, stretch, host, sms, tracks),
+    group(
+      "Go to",
+      button("x", "Next escape", "Next escape"),
+      button("l", "Longest wait", "Longest wait"),
+      button("ArrowLeft", "←", "Previous call"),
+      button("ArrowRight", "→", "Next call"),
+    ),
+    group("Search", search, button("N", "‹", "Previous match", "Shift+N"), button("n", "›", "Next match"), found),
+    group(
+      "View",
+      button("m", "Measure", "Measure between two clicks"),
+      button("r", "Range", "Select the range in view; or drag with Shift"),
+      button("h", "Host", "Each row of the host"),
+      button("sms", "SMs", "SMs below the tracks", ""),
+      h("details", {}, h("summary", {}, "Tracks"), list),
+    ),
     status,
   );
 
@@ -111,20 +111,16 @@ function toolbar(model, el, move) {
       }),
     );
   };
-  const pressed = (one, on) => put(one, "aria-pressed", on);
   const show = () => {
-    const state = model.get("state");
-    follow.parentElement.hidden = !state.live;
-    pressed(follow, state.follow);
-    pressed(measure, state.measuring);
-    sms.hidden = state.sms === null;
-    pressed(sms, state.sms === true);
-    pressed(host, state.host);
-    escape.disabled = !state.escapes;
-    wait.disabled = !state.calls;
-    previous.disabled = next.disabled = !state.matches;
-    found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
-    if (document.activeElement !== search) search.value = state.search;
+    const state = model.get("state"), { search: text, match, matches } = state;
+    buttons.follow.parentElement.hidden = !state.live;
+    buttons.sms.hidden = state.sms === null;
+    const pressed = { follow: state.follow, m: state.measuring, sms: state.sms === true, h: state.host };
+    for (const [key, on] of Object.entries(pressed)) put(buttons[key], "aria-pressed", on);
+    const there = { x: state.escapes, l: state.calls, n: matches, N: matches };
+    for (const [key, some] of Object.entries(there)) buttons[key].disabled = !some;
+    found.textContent = text ? `${match ? `${match} of ` : ""}${matches}` : "";
+    if (document.activeElement !== search) search.value = text;
     put(status, "textContent", state.status);
     put(status, "title", state.status);
     status.classList.toggle("problem", state.problem);
@@ -296,9 +292,7 @@ function attend(model, root, search) {
     }));
   };
   const unwatch = watch(model, painted, "frame");
-  on(document, "plotlywidget-after-render", (event) => {
-    if (root.contains(event.detail.element)) painted();
-  });
+  on(document, "plotlywidget-after-render", ({ detail }) => root.contains(detail.element) && painted());
 
   const stop = () => {
     clearTimeout(again);
@@ -314,7 +308,6 @@ function render({ model, el }) {
   el.classList.add("gpuscope-timeline-bar");
   let plot = null;
   const bar = toolbar(model, el, (message) => plot?.move(message));
-  el.addEventListener("leave", () => el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus());
   const stopWaiting = onceIn(el, ".gpuscope-timeline", (root) => (plot = attend(model, root, bar.search)));
   return () => {
     stopWaiting();

@@ -71,7 +71,7 @@ function ticksIn(low, high, length, most) {
   const tickvals = [], ticktext = [];
   for (let n = Math.ceil(low / step) || 0; n <= Math.floor(high / step); n++) { // and no negative zero
     tickvals.push((n * step) / 1e3);
-    ticktext.push(((n * step - base) / size).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+    ticktext.push(decimal((n * step - base) / size, digits));
   }
   let since = "the start";
   if (base) {
@@ -135,6 +135,10 @@ function fillOf(context, { fill, pattern, escaped }, tint = 0) {
   }
   return context.createPattern(cell, "repeat");
 }
+
+// Write a number with so many digits after its point.
+const decimal = (value, digits) =>
+  value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 function durationOf(ns) {
   const [unit, size] = UNITS.find(([, least]) => Math.abs(ns) >= least) ?? ["ns", 1];
@@ -265,7 +269,8 @@ function paintTiles(model, root, tell) {
     });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width + right, height);
-    const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
+    const px = width / (high - low), x = (time) => (time - low) * px;
+    const view = { low, high, width, px, x, scale: height / scene.height };
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
     // A track draws its spans where all that is seen of it has them, and they are wide enough.
@@ -368,7 +373,7 @@ function paintTiles(model, root, tell) {
   };
   const paintBreaks = (view, height) => {
     for (const [from, to, what] of scene.breaks) {
-      const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map((at) => (at - view.low) * view.px);
+      const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map(view.x);
       if (end <= x) continue;
       context.globalAlpha = 0.18;
       context.fillStyle = scene.ink;
@@ -404,7 +409,7 @@ function paintTiles(model, root, tell) {
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [(time - view.low) * view.px, (scene.tops[place] - scene.lane / 2) * view.scale];
+      const [x, y] = [view.x(time), (scene.tops[place] - scene.lane / 2) * view.scale];
       const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
       context.beginPath();
       for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
@@ -421,8 +426,8 @@ function paintTiles(model, root, tell) {
       const start = tile.start[n], end = tile.end[n];
       if (!bars[tile.place[n]] || end < from || start > to) continue;
       // On whole pixels, or pieces of a bar would not meet.
-      const left = Math.round((Math.max(start, from) - view.low) * view.px);
-      const right = Math.round((Math.min(end, to) - view.low) * view.px);
+      const left = Math.round(view.x(Math.max(start, from)));
+      const right = Math.round(view.x(Math.min(end, to)));
       const [top, tall] = barAt(tile.place[n], tile.line[n], view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
@@ -451,7 +456,7 @@ function paintTiles(model, root, tell) {
         if (!lane) continue;
         if (lane.isWide) paintCall(calls, n, lane, view, Math.max(low, view.low), Math.min(high, view.high));
         else if (start >= low && start < high && start >= view.low && start < view.high) {
-          const x = Math.floor(((start - view.low) * view.px) / step), best = lane.longest.get(x);
+          const x = Math.floor(view.x(start) / step), best = lane.longest.get(x);
           if (!best || calls.end[n] - start > best.length) lane.longest.set(x, { calls, n, length: calls.end[n] - start });
         }
       }
@@ -477,7 +482,7 @@ function paintTiles(model, root, tell) {
       const [begin, end] = [time, (time += calls.length[part])];
       const how = calls.looks[calls.look[part]];
       if (!how.pattern || end < from || begin > to) continue; // the row above shows what runs
-      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map((at) => (at - view.low) * view.px);
+      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map(view.x);
       context.fillStyle = partFill(how);
       context.fillRect(x, top, Math.max(1, right - x), tall - 1);
       context.fillStyle = how.fill;
@@ -489,7 +494,7 @@ function paintTiles(model, root, tell) {
     if (calls.row[n] === model.get("state").row) {
       context.strokeStyle = scene.ink;
       context.lineWidth = 2;
-      context.strokeRect((calls.start[n] - view.low) * view.px, top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
+      context.strokeRect(view.x(calls.start[n]), top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
     }
   };
   // Write for whom a part waited into it, where there is room.
@@ -531,14 +536,17 @@ function paintTiles(model, root, tell) {
   const paintStretch = (view, height) => {
     const range = sweeping ?? model.get("state").range;
     if (!range) return;
-    const [x, end] = range.map((at) => Math.min(Math.max((at - view.low) * view.px, -2), view.width + 2));
-    context.fillStyle = context.strokeStyle = scene.ink;
-    context.globalAlpha = 0.1;
-    context.fillRect(x, 0, end - x, height);
-    context.globalAlpha = 0.8;
+    const [x, end] = range.map((at) => Math.min(Math.max(view.x(at), -2), view.width + 2));
     context.lineWidth = 1.5;
-    context.strokeRect(x, 0, end - x, height);
-    context.globalAlpha = 1;
+    shade(context, scene.ink, [x, 0, end - x, height], 0.1, 0.8, 0);
+  };
+  const shade = (pen, colour, [x, y, wide, tall], inside, edge, inset) => {
+    pen.fillStyle = pen.strokeStyle = colour;
+    pen.globalAlpha = inside;
+    pen.fillRect(x, y, wide, tall);
+    pen.globalAlpha = edge;
+    pen.strokeRect(x + inset, y + inset, wide - 2 * inset, tall - 2 * inset);
+    pen.globalAlpha = 1;
   };
   // Take two points of a drag, from 0 to 1; return the range in ns, if it has some width.
   const sweep = (one, other) => {
@@ -555,8 +563,8 @@ function paintTiles(model, root, tell) {
       if (done.size >= NAMES) break;
       if (done.has(tile.row[n])) continue; // it goes on in the next piece
       done.add(tile.row[n]);
-      const left = Math.max(0, (tile.start[n] - view.low) * view.px);
-      const right = Math.min(view.width, (tile.end[n] - view.low) * view.px);
+      const left = Math.max(0, view.x(tile.start[n]));
+      const right = Math.min(view.width, view.x(tile.end[n]));
       const size = Math.min(12, Math.round(tall * 0.8));
       const text = fitted(tile.names[tile.name[n]].replace(/^void /, ""), right - left - 8, size);
       const look = scene.classes[kind];
@@ -636,12 +644,8 @@ function paintTiles(model, root, tell) {
     pen.clearRect(0, 0, wide, tall);
     pen.drawImage(picture, 0, 0);
     const [x, end] = brushAt(low, high, wide);
-    pen.fillStyle = pen.strokeStyle = scene.focus;
-    pen.globalAlpha = 0.2;
-    pen.fillRect(x, 0, end - x, tall);
-    pen.globalAlpha = 1;
     pen.lineWidth = 1.5 * ratio;
-    pen.strokeRect(x + ratio, ratio, end - x - 2 * ratio, tall - 2 * ratio);
+    shade(pen, scene.focus, [x, 0, end - x, tall], 0.2, 1, ratio);
   };
   const brushAt = (low, high, wide) => {
     const [first, last] = scene.extent, px = wide / (last - first);
@@ -675,14 +679,13 @@ function paintTiles(model, root, tell) {
     for (const [from, to] of scene.breaks) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
     pen.globalAlpha = 1;
   };
-  const timeAt = (event) => {
-    const box = strip.getBoundingClientRect(), [first, last] = scene.extent;
-    return first + ((event.clientX - box.left) / box.width) * (last - first);
+  const timeAt = ({ offsetX }) => {
+    const [first, last] = scene.extent;
+    return first + (offsetX / strip.clientWidth) * (last - first);
   };
   strip.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || model.get("state").follow || !isOn()) return;
-    const [low, high] = range(), time = timeAt(event), box = strip.getBoundingClientRect();
-    const [x, end] = brushAt(low, high, box.width), at = event.clientX - box.left;
+    const [low, high] = range(), time = timeAt(event), [x, end] = brushAt(low, high, strip.clientWidth), at = event.offsetX;
     const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
     grabbed = { time, low, high, moves: at >= x && at <= end && !isWhole };
     strip.setPointerCapture(event.pointerId);
@@ -791,7 +794,7 @@ function paintTiles(model, root, tell) {
     const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);
     return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
-  const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
+  const microseconds = (ns) => `${decimal(ns / 1e3, 3)} µs`;
   const hover = (at) => {
     const point = at && isOn() && !plot._dragging ? pointAt(at) : null;
     const bar = point && hit(point), call = point && !bar && callAt(point);

@@ -164,11 +164,10 @@ async function showTimeline(root) {
   };
   // Return the row of the next span of some groups that starts after a time, or the first of all.
   const nextOf = (some, time) => {
-    const starts = some.flatMap((group) => {
-      const at = bound(group.start, time, true);
-      return [[at, 0], [0, Infinity]].filter(([n]) => n < group.count).map(([n, later]) => [later || group.start[n], group.start[n], group.row + n]);
-    });
-    return starts.sort((a, b) => a[0] - b[0] || a[1] - b[1])[0]?.[2] ?? null;
+    const firstAfter = (begin) => some.map((group) => [group, bound(group.start, begin, true)])
+      .filter(([group, n]) => n < group.count).sort(([a, m], [b, n]) => a.start[m] - b.start[n])[0];
+    const [group, n] = firstAfter(time) ?? firstAfter(-Infinity) ?? [];
+    return group ? group.row + n : null;
   };
   const beside = (step) => {
     if (selected === null) return nextOf(groups, low - 1);

@@ -108,31 +108,17 @@ function fit(tall, there, total, px, least, free) {
 // Return what fills the bars of a class: Plotly's patterns, drawn by hand.
 function fillOf(context, { fill, pattern, escaped }, tint = 0) {
   if (!pattern) return fill;
-  const size = 6;
-  const cell = new OffscreenCanvas(size, size);
-  const pen = cell.getContext("2d");
+  const cell = new OffscreenCanvas(6, 6), pen = cell.getContext("2d");
   pen.fillStyle = fill;
   pen.globalAlpha = escaped ? 1 : tint;
-  pen.fillRect(0, 0, size, size);
+  pen.fillRect(0, 0, 6, 6);
   pen.globalAlpha = 1;
   pen.strokeStyle = escaped ? "#1B1F24" : fill;
-  pen.lineWidth = escaped ? 1.2 : 2;
-  const strokes = {
-    "/": [[-1, 7, 7, -1]], "\\": [[-1, -1, 7, 7]], "|": [[3, 0, 3, 6]], "-": [[0, 3, 6, 3]],
-    "+": [[3, 0, 3, 6], [0, 3, 6, 3]], x: [[-1, 7, 7, -1], [-1, -1, 7, 7]], ".": [[2, 3, 4, 3]],
-  };
-  if (pattern === "o") {
-    pen.lineWidth = 1;
-    pen.beginPath();
-    pen.arc(3, 3, 1.8, 0, 7);
-    pen.stroke();
-  }
-  for (const [x0, y0, x1, y1] of strokes[pattern] ?? []) {
-    pen.beginPath();
-    pen.moveTo(x0, y0);
-    pen.lineTo(x1, y1);
-    pen.stroke();
-  }
+  pen.lineWidth = escaped ? 1.2 : pattern === "o" ? 1 : 2;
+  pen.stroke(new Path2D({
+    "/": "M-1 7L7 -1", "\\": "M-1 -1L7 7", "|": "M3 0V6", "-": "M0 3H6", "+": "M3 0V6M0 3H6",
+    x: "M-1 7L7 -1M-1 -1L7 7", ".": "M2 3H4", o: "M4.8 3A1.8 1.8 0 0 1 1.2 3A1.8 1.8 0 0 1 4.8 3",
+  }[pattern]));
   return context.createPattern(cell, "repeat");
 }
 

@@ -8,11 +8,9 @@ function render({ model, el }) {
   const error = alarmPlace();
   put(select, "aria-label", "Device");
   home.append(h("div", { class: "gs-chip" }, badge, select), error);
+  const kept = new Map();
   function paint() {
-    const options = model.get("options");
-    if (options.join("\n") !== [...select.options].map((one) => one.value).join("\n")) {
-      select.replaceChildren(...options.map((key) => h("option", { value: key }, key)));
-    }
+    keyed(select, kept, model.get("options"), (key) => h("option", { value: key }, key));
     put(select, "value", model.get("device"));
     disable(select, model.get("disabled"));
     const simulated = model.get("simulated");

@@ -43,23 +43,18 @@ function render({ model, el }) {
     const all = [...options, ...gone.map((one) => [one, `${one} (not there)`])];
     place.boxes ??= new Map();
     keyed(place, place.boxes, all.map(([key]) => key), (key) => {
-      const box = h("input", { type: "checkbox" });
-      box.addEventListener("change", () => {
+      const onchange = ({ target }) => {
         const now = rowOf(id).values[field].filter((one) => one !== key);
-        edit(id, field, box.checked ? [...now, key] : now);
-      });
-      const label = h("label", {}, box, h("span"));
-      label.box = box;
-      return label;
+        edit(id, field, target.checked ? [...now, key] : now);
+      };
+      return h("label", {}, h("input", { type: "checkbox", onchange }), h("span"));
     });
     for (const [key, name] of all) {
-      const label = place.boxes.get(key);
-      put(label.box, "checked", value.includes(key));
-      disable(label.box, off);
-      put(label.lastChild, "textContent", name);
+      const [box, words] = place.boxes.get(key).children;
+      put(box, "checked", value.includes(key));
+      disable(box, off);
+      put(words, "textContent", name);
     }
-    if (!all.length) put(place, "textContent", "nothing else");
-    else for (const node of [...place.childNodes]) if (node.nodeType === Node.TEXT_NODE) node.remove();
   }
 
   function cell(id, field) {

@@ -155,25 +155,19 @@ function tileServer(spans, groups, calls, rows) {
       }
       return seen.map((n) => [n, place]);
     });
-    const parts = drawn.flatMap(([n]) => Array.from({ length: calls.first[n + 1] - calls.first[n] }, (_, at) => calls.first[n] + at));
-    const firsts = [0];
-    for (const [n] of drawn) firsts.push(firsts.at(-1) + calls.first[n + 1] - calls.first[n]);
     const of = (values) => drawn.map(([n]) => values[n]);
     return {
-      count: drawn.length, looks: calls.looks, spans: spansOf, lines, start: of(calls.start), end: of(calls.end),
-      length: parts.map((part) => calls.length[part]), row: of(calls.row), first: firsts,
-      look: parts.map((part) => calls.look[part]), place: drawn.map(([, place]) => place), line: of(calls.line),
+      ...calls, count: drawn.length, spans: spansOf, lines, start: of(calls.start), end: of(calls.end), row: of(calls.row),
+      first: of(calls.first), last: of(calls.first.subarray(1)), place: drawn.map(([, place]) => place), line: of(calls.line),
     };
   };
-  const marksOf = (what, rows, columns) => rows.flatMap((counts, place) => {
-    const marks = [];
-    for (let n = 0; n < columns; n++) {
-      if (!counts?.[n]) continue;
-      const last = marks.at(-1);
-      if (last && Math.floor(last[1] / spans.mark) === Math.floor(n / spans.mark)) last[3] += counts[n];
-      else marks.push([place, n, what, counts[n]]);
-    }
-    return marks.map(([, column, , count]) =>
+  const marksOf = (what, rows) => rows.flatMap((counts, place) => {
+    const marks = new Map(); // block of columns → the first in which something starts, and how much does
+    counts.forEach((count, n) => {
+      const block = Math.floor(n / spans.mark), [first, sum] = marks.get(block) ?? [n, 0];
+      if (count) marks.set(block, [first, sum + count]);
+    });
+    return [...marks.values()].map(([column, count]) =>
       [place, column, what, spans.words[what][+(count > 1)].replace("2", count.toLocaleString("en-US"))]);
   });
   return (low, high, columns) => {
@@ -183,7 +177,6 @@ function tileServer(spans, groups, calls, rows) {
     bars.sort((a, b) => width(b) - width(a) || a[0].start[a[1]] - b[0].start[b[1]] || a[0].row + a[1] - b[0].row - b[1]);
     const seen = groups.map((group) => [group, ...columnsOf(group, low, wide, columns)])
       .filter(([, busy, begins]) => busy.some(Boolean) || begins.some(Boolean));
-    const unit = Math.max(1, Math.floor(wide / 2 ** 31));
     const instants = seen.flatMap(([, busy, begins], group) =>
       [...begins.keys()].filter((n) => !busy[n] && begins[n]).map((n) => [group, n]));
     const escapes = [], hazards = [];
@@ -196,13 +189,12 @@ function tileServer(spans, groups, calls, rows) {
     const of = (name) => bars.map(([group, n]) => group[name][n]), ofGroup = (name) => bars.map(([group]) => group[name]);
     const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
     return {
-      low, high, columns, unit, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
+      low, high, columns, unit: 1, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
       groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
       start: of("start"), end: of("end"), row: bars.map(([group, n]) => group.row + n), line: of("line"),
       kind: ofGroup("kind"), place: ofGroup("place"), name: code(0), tail: code(1), later: code(2), earlier: code(3),
       instantGroup: instants.map(([group]) => group), instantColumn: instants.map(([, n]) => n),
-      busy: seen.map(([, busy]) => busy.map((ns) => Math.floor(ns / unit))),
-      marks: [...marksOf("escape", [...escapes], columns), ...marksOf("hazard", [...hazards], columns)],
+      busy: seen.map(([, busy]) => busy), marks: [...marksOf("escape", escapes), ...marksOf("hazard", hazards)],
     };
   };
 }

@@ -39,7 +39,7 @@ function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
     row: take(Int32Array, calls.count), first: take(Int32Array, calls.count + 1), look: take(Uint16Array, calls.parts),
     place: take(Uint8Array, calls.count), line: take(Uint8Array, calls.count),
   };
-  return { ...arrays, calls: { ...calls, ...ofCalls } };
+  return { ...arrays, calls: { ...calls, ...ofCalls, last: ofCalls.first.subarray(1) } };
 }
 
 // Return a tile as it is painted; one without `data` has its arrays already.
@@ -452,7 +452,7 @@ function paintTiles(model, root, tell) {
       lane.axis = stepOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 1));
       for (const [x, { calls, n }] of lane.longest) {
         let sum = 0;
-        for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+        for (let part = calls.first[n]; part < calls.last[n]; part++) {
           const low = lane.tall * (sum / lane.axis);
           sum += calls.length[part];
           context.fillStyle = partFill(calls.looks[calls.look[part]]);
@@ -464,7 +464,7 @@ function paintTiles(model, root, tell) {
   const paintCall = (calls, n, lane, view, from, to) => {
     const lines = calls.lines[calls.place[n]], tall = lane.tall / lines, top = lane.top + tall * calls.line[n];
     let time = calls.start[n];
-    for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+    for (let part = calls.first[n]; part < calls.last[n]; part++) {
       const [begin, end] = [time, (time += calls.length[part])];
       const how = calls.looks[calls.look[part]];
       if (!how.pattern || end < from || begin > to) continue; // the row above shows what runs
@@ -760,7 +760,7 @@ function paintTiles(model, root, tell) {
   };
   const wordsOf = ({ calls, n }) => {
     const lines = [`a call of ${durationOf(calls.end[n] - calls.start[n])}`];
-    for (let part = calls.first[n]; part < calls.first[n + 1]; part++)
+    for (let part = calls.first[n]; part < calls.last[n]; part++)
       lines.push(`${durationOf(calls.length[part])} ${calls.looks[calls.look[part]].name}`);
     return { edge: scene.ink, lines };
   };

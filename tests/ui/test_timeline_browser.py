@@ -456,7 +456,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
             return now.getAttribute('aria-label') ?? now.innerText;
         }"""))  # fmt: skip
         page.keyboard.press("Tab")
-    assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
+    assert [one for one in reached if one.startswith("Timeline. Pan left (A)")], reached
     labels = ("Pan left", "Zoom in", "All: show everything", "Zoom to the selection", "Next call")
     for label in (*labels, "Search names of spans", "Each row of the host", "Tracks"):
         assert label in reached

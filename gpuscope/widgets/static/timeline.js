@@ -18,11 +18,6 @@ const KEYS = {
   ArrowUp: { do: "step", along: 0, across: -1 },
   ArrowDown: { do: "step", along: 0, across: 1 },
 };
-const HELP =
-  "Timeline. W and S zoom, A and D move, F shows everything, Z the selection, slash searches names, " +
-  "N and Shift N go to the next and previous match, X to the next escape, L to the longest wait, " +
-  "arrow keys from call to call, H shows the host, M measures between two clicks, " +
-  "R selects the range in view, Escape clears.";
 const DRAG_PX = 4;
 const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
@@ -126,11 +121,12 @@ function toolbar(model, el, move) {
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
-  return { search, stop: watch(model, show, "state") };
+  const help = Object.values(buttons).map(({ title }) => title).filter((title) => title.endsWith(")")).join(", ");
+  return { search, help: `Timeline. ${help}, Search names (/), Clear (Escape)`, stop: watch(model, show, "state") };
 }
 
 // -- the plot beside it --------------------------------------------------------------------
-function attend(model, root, search) {
+function attend(model, root, { search, help }) {
   const controller = new AbortController();
   const tell = (message) => {
     try {
@@ -256,7 +252,7 @@ function attend(model, root, search) {
       dressed = found;
       found.tabIndex = 0;
       found.setAttribute("role", "application");
-      found.setAttribute("aria-label", HELP);
+      found.setAttribute("aria-label", help);
       // Or Plotly, following the width of its place, forgets the height that it was given.
       found.style.height = `${model.get("height")}px`;
       sizes.observe(found); // the details beside it take some of its width
@@ -308,7 +304,7 @@ function render({ model, el }) {
   el.classList.add("gpuscope-timeline-bar");
   let plot = null;
   const bar = toolbar(model, el, (message) => plot?.move(message));
-  const stopWaiting = onceIn(el, ".gpuscope-timeline", (root) => (plot = attend(model, root, bar.search)));
+  const stopWaiting = onceIn(el, ".gpuscope-timeline", (root) => (plot = attend(model, root, bar)));
   return () => {
     stopWaiting();
     plot?.stop();

@@ -57,7 +57,8 @@ function render({ model, el }) {
       const right = all[index + 1];
       if (!right || left.owner < 0 || right.owner < 0) return;
       if (!counted(left.owner) && !counted(right.owner)) return;
-      found.push({ left, right, at, start: at - left.sm_count, both: left.sm_count + right.sm_count, key: `${left.owner}|${right.owner}` });
+      const both = left.sm_count + right.sm_count;
+      found.push({ left, right, both, at, start: at - left.sm_count, key: `${left.owner}|${right.owner}` });
     });
     return found;
   }
@@ -73,47 +74,41 @@ function render({ model, el }) {
     return left;
   }
 
-  const of = (key) => boundaries().find((one) => one.key === key);
+  const of = (key) => boundaries().find((one) => one.key === key && !model.get("disabled"));
 
   function press(key, event) {
     const one = of(key);
-    if (!one || model.get("disabled")) return;
-    const { quantum } = model.get("strip");
-    const now = one.left.sm_count;
-    const wanted = {
-      ArrowRight: now + quantum, ArrowUp: now + quantum, ArrowLeft: now - quantum,
-      ArrowDown: now - quantum, PageUp: now + 4 * quantum, PageDown: now - 4 * quantum,
-      Home: 1, End: one.both,
+    const steps = {
+      ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 4, PageDown: -4, Home: -Infinity, End: Infinity,
     }[event.key];
-    if (wanted === undefined) return;
+    if (!one || !steps) return;
     event.preventDefault();
     event.stopPropagation();
-    move(one, wanted, true);
+    move(one, one.left.sm_count + steps * model.get("strip").quantum, true);
   }
 
   function grab(key, event) {
     const one = of(key);
-    if (!one || model.get("disabled") || event.button !== 0) return;
+    if (!one || event.button !== 0) return;
     event.preventDefault();
     event.target.focus();
     event.target.setPointerCapture(event.pointerId);
-    drag = { key, one, left: one.left.sm_count };
+    drag = { ...one, asked: one.left.sm_count };
   }
 
   function follow(event) {
     if (!drag) return;
     const box = strip.getBoundingClientRect();
-    const { total } = model.get("strip");
-    const at = ((event.clientX - box.left) / box.width) * total;
-    drag.left = move(drag.one, at - drag.one.start, false);
+    const at = ((event.clientX - box.left) / box.width) * model.get("strip").total;
+    drag.asked = move(drag, at - drag.start, false);
     paint();
   }
 
   function letGo() {
     if (!drag) return;
-    const { one, left } = drag;
+    const last = drag;
     drag = null;
-    move(one, left, true);
+    move(last, last.asked, true);
     paint();
   }
 
@@ -153,12 +148,12 @@ function render({ model, el }) {
     put(strip, "title", found.length ? "Drag a boundary, or focus it and press the arrow keys" : null);
     put(facts, "textContent", quantum ? `${total} SMs in steps of ${quantum}${apart}` : "");
     // What is being dragged keeps its handle, whatever the answers do to its sides.
-    if (drag && !found.some((one) => one.key === drag.key)) found.push(drag.one);
+    if (drag && !found.some((one) => one.key === drag.key)) found.push(drag);
     keyed(handles, kept.handles, found.map((one) => one.key), handle);
     for (const one of found) {
       const node = kept.handles.get(one.key);
       const dragged = drag?.key === one.key;
-      const at = dragged ? drag.one.start + drag.left : one.at;
+      const at = dragged ? drag.start + drag.asked : one.at;
       node.style.left = `${(100 * at) / total}%`;
       put(node, "aria-label", `Boundary between ${title(one.left.owner)} and ${title(one.right.owner)}`);
       put(node, "aria-valuemax", one.both);
@@ -168,7 +163,7 @@ function render({ model, el }) {
       if (dragged) {
         bubble.style.left = node.style.left;
         const side = counted(one.left.owner) ? one.left : one.right;
-        const asked = side === one.left ? drag.left : drag.one.both - drag.left;
+        const asked = side === one.left ? drag.asked : drag.both - drag.asked;
         put(bubble, "textContent",
           `${title(side.owner)}: ${asked} asked, ${side.sm_count} granted`);
       }

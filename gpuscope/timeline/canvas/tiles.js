@@ -105,22 +105,9 @@ function fit(tall, there, total, px, least, free) {
   if (over > 0 || (isFull && over < 0)) tall[largest] -= over;
 }
 
-// Return what fills the bars of a class: Plotly's patterns, drawn by hand.
-function fillOf(context, { fill, pattern, escaped }, tint = 0) {
-  if (!pattern) return fill;
-  const cell = new OffscreenCanvas(6, 6), pen = cell.getContext("2d");
-  pen.fillStyle = fill;
-  pen.globalAlpha = escaped ? 1 : tint;
-  pen.fillRect(0, 0, 6, 6);
-  pen.globalAlpha = 1;
-  pen.strokeStyle = escaped ? "#1B1F24" : fill;
-  pen.lineWidth = escaped ? 1.2 : pattern === "o" ? 1 : 2;
-  pen.stroke(new Path2D({
-    "/": "M-1 7L7 -1", "\\": "M-1 -1L7 7", "|": "M3 0V6", "-": "M0 3H6", "+": "M3 0V6M0 3H6",
-    x: "M-1 7L7 -1M-1 -1L7 7", ".": "M2 3H4", o: "M4.8 3A1.8 1.8 0 0 1 1.2 3A1.8 1.8 0 0 1 4.8 3",
-  }[pattern]));
-  return context.createPattern(cell, "repeat");
-}
+// Return what fills the bars of a class.
+const fillOf = (context, look, tint) =>
+  (look.pattern ? context.createPattern(patternCell(look, tint), "repeat") : look.fill);
 
 // Write a number with so many digits after its point.
 const decimal = (value, digits) =>

@@ -1,16 +1,5 @@
 // What is known about one span or stretch of time. Everything goes into the page as text, never as HTML.
 
-// Return what fills a part: as `fillOf` of tiles.js, in CSS.
-function patternOf(colour, pattern) {
-  const lines = (angle, from) => `repeating-linear-gradient(${angle}deg, ${colour} 0 ${from}px, transparent ${from}px 4px)`;
-  const dots = (ring) => `radial-gradient(circle, ${ring}) 0 0 / 5px 5px`;
-  return {
-    "": colour, "/": lines(-45, 1.5), "\\": lines(45, 1.5), "-": lines(0, 1), "|": lines(90, 1),
-    x: `${lines(-45, 1)}, ${lines(45, 1)}`, "+": `${lines(0, 1)}, ${lines(90, 1)}`,
-    ".": dots(`${colour} 1px, transparent 1.3px`), o: dots(`transparent 1px, ${colour} 1.3px 2px, transparent 2.3px`),
-  }[pattern];
-}
-
 function fill(model, el) {
   const facts = model.get("facts");
   el.hidden = !facts;
@@ -22,7 +11,8 @@ function fill(model, el) {
   const table = (...rows) => h("table", {}, h("tbody", {}, ...rows));
   const piece = (name, colour, pattern, style) => {
     const made = h("span", { class: name });
-    Object.assign(made.style, { background: patternOf(colour, pattern), borderColor: colour, ...style });
+    const background = pattern ? `url(${patternCell({ fill: colour, pattern }, 0.18).toDataURL()})` : colour;
+    Object.assign(made.style, { background, borderColor: colour, ...style });
     return made;
   };
   const head = h("div", { class: "head" }, h("strong", {}, facts.title),

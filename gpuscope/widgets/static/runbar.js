@@ -144,15 +144,13 @@ function render({ model, el }) {
 
   // Results are plain HTML, whose buttons say what they do: show a span, or mend what is wrong.
   function goTo(event) {
-    const button = event.target.closest?.("[data-span], [data-mend]");
-    if (!button || !el.closest(".gpuscope-dashboard")?.contains(button)) return;
-    if ("mend" in button.dataset) send({ action: "mend" });
-    else send({ action: "span", span: Number(button.dataset.span) });
+    const button = event.target.closest("[data-span], [data-mend]");
+    if (button) send("mend" in button.dataset ? { action: "mend" } : { action: "span", span: Number(button.dataset.span) });
   }
-  window.addEventListener("click", goTo);
-
-  // A click beside the controls leaves the focus in the dashboard, so that its keys work.
-  const stopWaiting = onceIn(el, ".gpuscope-dashboard", (board) => (board.tabIndex = -1));
+  const stopWaiting = onceIn(el, ".gpuscope-dashboard", (board) => {
+    board.tabIndex = -1; // a click beside the controls leaves the focus in the dashboard, so that its keys work
+    board.addEventListener("click", goTo);
+  });
 
   // The living widget hides what is saved for when its kernel is gone.
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
@@ -163,7 +161,6 @@ function render({ model, el }) {
     watch(model, paint), watch(model, paintPreset, "preset"), watch(model, paintCode, "code"),
     () => model.off("change:file", download), stopWaiting, () => style.remove(),
     () => window.removeEventListener("keydown", press, true),
-    () => window.removeEventListener("click", goTo),
   ];
   return () => { for (const act of undo) act(); };
 }

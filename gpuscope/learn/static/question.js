@@ -31,12 +31,6 @@ function number(field) {
   };
 }
 
-// Once it is answered, the next cell is the one to go on with: else the keys that run a cell
-// would ask anew.
-function goOn(form) {
-  form.closest(".jp-Cell")?.nextElementSibling?.focus();
-}
-
 function render({ model, el }) {
   const make = { radio, select, number }, name = freshId();
   const parts = model.get("fields").map((one) => make[one.kind](one, name));
@@ -65,7 +59,8 @@ function render({ model, el }) {
     said.dataset.tone = model.get("tone");
     // While it waits for a first answer, the style sheet hides what stands below.
     form.toggleAttribute("data-unanswered", !locked && model.get("tone") !== "wrong");
-    if (mine) goOn(form);
+    // The next cell is the one to go on with: else the keys that run a cell would ask anew.
+    if (mine) form.closest(".jp-Cell")?.nextElementSibling?.focus();
   }
   model.get("given").forEach((value, index) => parts[index].set(value));
   el.append(form);

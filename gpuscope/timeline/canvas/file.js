@@ -93,28 +93,21 @@ async function showTimeline(root) {
     }));
     title.style.marginLeft = axis.style.marginLeft = `${left}px`;
   };
-  const relayout = (changes) => {
-    const { xaxis } = plot._fullLayout;
-    for (const [name, value] of Object.entries(changes)) {
-      if (name === "xaxis.title.text") xaxis.title.text = value;
-      else xaxis[name.slice("xaxis.".length)] = value;
-    }
-    drawAxis();
-    listeners.plotly_afterplot();
-  };
-  const drawAxis = () => {
-    const { xaxis } = plot._fullLayout;
-    [low, high] = xaxis.range.map((edge) => Math.round(edge * 1e3));
+  // tiles.js puts the ticks of a range where it finds them in Plotly.
+  const relayout = ({ "xaxis.range": range, "xaxis.title.text": text = plot._fullLayout.xaxis.title.text }) => {
+    const xaxis = Object.assign(plot._fullLayout.xaxis, { range, tickmode: "array", title: { text } });
+    [low, high] = range.map((edge) => Math.round(edge * 1e3));
     const px = xaxis._length / (high - low);
-    axis.replaceChildren(...(xaxis.ticktext ?? []).flatMap((text, n) => {
+    axis.replaceChildren(...xaxis.ticktext.flatMap((text, n) => {
       const x = (xaxis.tickvals[n] * 1e3 - low) * px;
       if (x < 0 || x > xaxis._length) return [];
       const tick = h("span", {}, text);
       tick.style.left = `${x}px`;
       return [tick];
     }));
-    title.textContent = `${xaxis.title.text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
+    title.textContent = `${text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
     drawSelected();
+    listeners.plotly_afterplot();
   };
 
   // -- what is selected ---------------------------------------------------------------
@@ -184,10 +177,8 @@ async function showTimeline(root) {
     return best[1];
   };
   const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), find(selected).start ?? low - 1);
-  const moving = (key) => () => painter.move(MOVES[key]);
-  const ACTIONS = {
-    w: ["Zoom in", moving("w")], s: ["Zoom out", moving("s")], a: ["Earlier", moving("a")], d: ["Later", moving("d")],
-    f: ["All", moving("f")],
+  const ACTIONS = { // by key; the others move the view
+    w: ["Zoom in"], s: ["Zoom out"], a: ["Earlier"], d: ["Later"], f: ["All"],
     z: ["To selection", () => {
       const { group, start, till } = find(selected);
       if (group) painter.goTo(start - (till - start), 3 * (till - start));
@@ -203,16 +194,17 @@ async function showTimeline(root) {
     ArrowLeft: ["Previous", () => reveal(beside(-1))], ArrowRight: ["Next", () => reveal(beside(1))],
     Escape: ["Clear", () => select(null)],
   };
+  const run = (key) => (ACTIONS[key][1] ?? (() => painter.move(MOVES[key])))();
   const KEY_NAMES = { ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
 
   // -- keys, buttons, pointers --------------------------------------------------------
-  const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what, act]]) =>
-    h("button", { onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
+  const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what]]) =>
+    h("button", { onclick: () => run(key) }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
   holder.addEventListener("keydown", (event) => {
-    const action = ACTIONS[event.key] ?? ACTIONS[event.key.toLowerCase()];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    const key = event.key in ACTIONS ? event.key : event.key.toLowerCase();
+    if (!(key in ACTIONS) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    action[1]();
+    run(key);
   });
   const within = ({ clientX, clientY }) => {
     const box = holder.getBoundingClientRect(), { _size } = plot._fullLayout;

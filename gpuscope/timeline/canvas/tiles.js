@@ -203,10 +203,7 @@ function paintTiles(model, root, tell) {
     if (message.version !== scene.version) return;
     news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
-    for (const key of kept.keys()) {
-      if (kept.size <= KEPT) break;
-      kept.delete(key);
-    }
+    for (const key of [...kept.keys()].slice(0, -KEPT)) kept.delete(key);
     ask();
   };
 
@@ -291,7 +288,7 @@ function paintTiles(model, root, tell) {
         const upTo = (time) => {
           const at = Math.min(Math.max((time - zero) / column, 0), columns);
           const whole = Math.floor(at);
-          return whole >= columns ? before[columns] : before[whole] + (at - whole) * (before[whole + 1] - before[whole]);
+          return before[whole] + (at - whole) * ((before[whole + 1] ?? 0) - before[whole]);
         };
         const first = Math.max(0, Math.floor((begin - low) / step));
         const last = Math.min(count, Math.ceil((end - low) / step));
@@ -488,20 +485,15 @@ function paintTiles(model, root, tell) {
   };
   // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
   const paintShares = (view) => {
-    context.textAlign = "left";
-    context.textBaseline = "middle";
-    context.fillStyle = scene.ink;
     const shares = model.get("state").shares ?? [], x = view.width + 6;
     scene.tops.forEach((top, place) => {
       const middle = (top + scene.heights[place] / 2) * view.scale;
       (shares[place] ?? []).forEach((text, n, { length }) => {
-        context.font = (n ? 11 : 12) + FONT;
         context.globalAlpha = n ? 0.75 : 1;
-        context.fillText(text, x, middle + 13 * (n - (length - 1) / 2));
+        write(text, x, middle + 13 * (n - (length - 1) / 2), n ? 11 : 12, scene.ink);
       });
-      context.font = 11 + FONT;
       context.globalAlpha = 0.75;
-      if (lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
+      if (lanes[place]?.axis) write(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5, 11, scene.ink);
       context.globalAlpha = 1;
     });
   };

@@ -139,8 +139,6 @@ function attend(model, root, { search, help }) {
     target.addEventListener(name, act, { capture, passive: name === "wheel", signal: controller.signal });
   const plot = () => root.querySelector(PLOT);
   const area = () => root.querySelector(`${PLOT} ${AREA}`)?.getBoundingClientRect();
-  // To look for what is under the pointer, until it moves again, would hold up each frame.
-  const unhover = () => root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
   let pointer = null;
   const tiles = paintTiles(model, root, tell);
 
@@ -154,17 +152,16 @@ function attend(model, root, { search, help }) {
 
   // On the window, which hears a key before JupyterLab's own shortcuts do.
   on(window, "keydown", (event) => {
-    const inside = event.target instanceof Element && root.contains(event.target);
-    if (!inside || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!root.contains(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, [contenteditable=true]")) return;
     const known = KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
-    const inPlot = event.target.closest(PLOT) !== null;
-    if (event.key.startsWith("Arrow") && !inPlot) return;
+    if (event.key.startsWith("Arrow") && !event.target.closest(PLOT)) return;
     if (event.key === "/") {
       search.focus();
       search.select();
     } else if (known) {
-      unhover();
+      // To look for what is under the pointer, until it moves again, would hold up each frame.
+      root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
       const message = known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known;
       if (!tiles.move(message)) tell(message);
     } else if (event.key.length !== 1 || event.key === " ") {
@@ -239,10 +236,6 @@ function attend(model, root, { search, help }) {
 
   let width = 0;
   let asked = 0, tries = 0, again = 0;
-  const tellWidth = () => {
-    const now = Math.round(area()?.width ?? 0);
-    if (now && now !== width) tell({ do: "size", pixels: (width = now) });
-  };
   let dressed = null;
   const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
   const dress = () => {
@@ -271,7 +264,8 @@ function attend(model, root, { search, help }) {
         again = setTimeout(dress, RESIZE_MS);
       }
     } else asked = 0;
-    tellWidth();
+    const now = Math.round(area()?.width ?? 0);
+    if (now && now !== width) tell({ do: "size", pixels: (width = now) });
   };
   sizes.observe(root);
   // Each frame changes the page below: to measure it then would cost a layout of its own.

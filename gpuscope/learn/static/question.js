@@ -10,26 +10,19 @@ function radio(field, name) {
   };
 }
 
-function select(field) {
-  const input = h("select", {}, h("option", { value: "" }, "choose"),
-    ...field.options.map((value) => h("option", { value }, value)));
+// A field of one input under its label.
+function single(name, { label, unit }, input, read) {
   return {
-    node: h("label", { class: "gs-place" }, field.label, " ", input),
+    node: h("label", { class: name }, label, " ", input, " ", unit ?? ""),
     inputs: [input],
-    get: () => input.value || null,
+    get: () => (input.value === "" ? null : read(input.value)),
     set: (value) => { input.value = value ?? ""; },
   };
 }
 
-function number(field) {
-  const input = h("input", { type: "number", step: "any" });
-  return {
-    node: h("label", { class: "gs-number" }, field.label, " ", input, " ", field.unit ?? ""),
-    inputs: [input],
-    get: () => (input.value === "" ? null : Number(input.value)),
-    set: (value) => { input.value = value ?? ""; },
-  };
-}
+const number = (field) => single("gs-number", field, h("input", { type: "number", step: "any" }), Number);
+const select = (field) => single("gs-place", field, h("select", {}, h("option", { value: "" }, "choose"),
+  ...field.options.map((value) => h("option", { value }, value))), String);
 
 function render({ model, el }) {
   const make = { radio, select, number }, name = freshId();

@@ -83,16 +83,14 @@ function show(input, value) {
   if (!typing) put(input, "value", value);
 }
 
-// Mark a field as being typed in until it is left or Enter is pressed; then commit what changed.
+// Mark a field as being typed in until what is in it is another; then commit that.
 function commits(input, commit) {
   input.addEventListener("input", () => { input.dataset.typing = "yes"; });
-  const done = () => {
+  input.addEventListener("change", () => { // when it is left, or at Enter
     if (input.dataset.typing !== "yes") return;
     input.dataset.typing = "";
     commit(input.value);
-  };
-  input.addEventListener("change", done);
-  input.addEventListener("keydown", (event) => { if (event.key === "Enter") done(); });
+  });
   return input;
 }
 

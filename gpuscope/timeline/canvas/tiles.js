@@ -21,23 +21,23 @@ const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
   const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
   let at = 0;
-  const take = (Kind, count) => {
-    const values = new Kind(bytes, at, count);
+  const take = (Kind, many) => {
+    const values = new Kind(bytes, at, many);
     at += values.byteLength;
     return values;
   };
+  const all = (many, kinds) => Object.fromEntries(Object.entries(kinds).map(([name, Kind]) => [name, take(Kind, many)]));
   const arrays = {
-    start: take(Float64Array, count), end: take(Float64Array, count), row: take(Int32Array, count), name: take(Int32Array, count),
-    later: take(Float32Array, count), earlier: take(Float32Array, count),
-    instantGroup: take(Uint32Array, instants), instantColumn: take(Uint32Array, instants),
+    ...all(count, { start: Float64Array, end: Float64Array, row: Int32Array, name: Int32Array, later: Float32Array, earlier: Float32Array }),
+    ...all(instants, { instantGroup: Uint32Array, instantColumn: Uint32Array }),
     busy: groups.map(() => take(bits === 16 ? Uint16Array : Uint32Array, columns)),
-    kind: take(Uint16Array, count), tail: take(Uint16Array, count), place: take(Uint8Array, count), line: take(Uint8Array, count),
+    ...all(count, { kind: Uint16Array, tail: Uint16Array, place: Uint8Array, line: Uint8Array }),
   };
   at = calls.at;
   const ofCalls = {
-    start: take(Float64Array, calls.count), end: take(Float64Array, calls.count), length: take(Float64Array, calls.parts),
-    row: take(Int32Array, calls.count), first: take(Int32Array, calls.count + 1), look: take(Uint16Array, calls.parts),
-    place: take(Uint8Array, calls.count), line: take(Uint8Array, calls.count),
+    ...all(calls.count, { start: Float64Array, end: Float64Array }), ...all(calls.parts, { length: Float64Array }),
+    ...all(calls.count, { row: Int32Array }), ...all(calls.count + 1, { first: Int32Array }),
+    ...all(calls.parts, { look: Uint16Array }), ...all(calls.count, { place: Uint8Array, line: Uint8Array }),
   };
   return { ...arrays, calls: { ...calls, ...ofCalls, last: ofCalls.first.subarray(1) } };
 }

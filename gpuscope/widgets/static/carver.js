@@ -234,15 +234,14 @@ function render({ model, el }) {
   function paint() {
     paintStrip();
     paintRows();
-    const off = model.get("disabled");
+    const off = model.get("disabled"), pending = model.get("pending");
     const wrong = model.get("error") || rows().some((one) => one.name_error || one.count_error);
     tell(error, model.get("error") || model.get("refused"));
     disable(add, off);
-    disable(apply, off || Boolean(wrong) || !model.get("pending"));
-    disable(revert, off || !model.get("pending"));
-    put(apply.parentNode, "class", `gs-buttons${model.get("pending") ? " gs-pending" : ""}`);
-    const applied = model.get("pending") ? "Not applied yet." : "Applied.";
-    put(state, "textContent", wrong ? "" : applied);
+    disable(apply, off || Boolean(wrong) || !pending);
+    disable(revert, off || !pending);
+    apply.parentNode.classList.toggle("gs-pending", pending);
+    put(state, "textContent", wrong ? "" : pending ? "Not applied yet." : "Applied.");
   }
 
   return watch(model, paint, "rows", "strip", "error", "refused", "pending", "disabled");

@@ -97,14 +97,13 @@ function render({ model, el }) {
     put(verb, "textContent", running ? "Stop" : waits);
     put(key, "textContent", running ? "Esc" : waits === "Run" ? "Ctrl+Enter" : "");
     put(run, "title", running ? "Esc" : "Ctrl+Enter");
-    put(run, "class", running ? "gs-primary gs-stop" : "gs-primary");
+    run.classList.toggle("gs-stop", running);
     disable(run, running ? model.get("stopping") : !model.get("ready"));
     disable(presets, running);
     put(bar, "value", model.get("progress"));
     put(times, "hidden", !running);
     put(left, "textContent", model.get("left"));
-    put(status, "textContent", model.get("status"));
-    put(status, "title", model.get("status"));
+    for (const name of ["textContent", "title"]) put(status, name, model.get("status"));
     tell(alarm, model.get("alarm"));
     put(fold, "aria-expanded", !model.get("folded")); // the dashboard's grid follows: `controls.css` reads it
     for (const [box, , name] of flags) {

@@ -152,7 +152,7 @@ function attend(model, root, { search, help }) {
 
   // On the window, which hears a key before JupyterLab's own shortcuts do.
   on(window, "keydown", (event) => {
-    if (!root.contains(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(event.target instanceof Element && root.contains(event.target)) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, [contenteditable=true]")) return;
     const known = KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
     if (event.key.startsWith("Arrow") && !event.target.closest(PLOT)) return;
@@ -187,12 +187,12 @@ function attend(model, root, { search, help }) {
     if (swept !== null) {
       const range = tiles.sweep(swept, pointer?.x ?? swept);
       swept = null;
-      return range && tell({ do: "stretch", range });
+      if (range) tell({ do: "stretch", range });
+      return;
     }
-    const dragged = down !== null;
-    const still = down && distance(event, down) < DRAG_PX;
+    if (!down) return;
+    const still = distance(event, down) < DRAG_PX, at = still && within(event);
     down = null;
-    const at = still ? within(event) : null;
     if (at) {
       // Plotly covers the page while a button is down: the browser sees no double click.
       const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
@@ -203,7 +203,6 @@ function attend(model, root, { search, help }) {
       else tell({ do: "fit", released: true });
       return;
     }
-    if (!dragged) return;
     const layout = plot()._fullLayout;
     const range = still ? null : layout?.xaxis?.range;
     // Before Plotly redraws what it has: the kernel works meanwhile.

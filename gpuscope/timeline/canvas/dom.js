@@ -47,6 +47,11 @@ function patternCell({ fill, pattern, escaped }, tint = 0) {
   return cell;
 }
 
+// Give an element a place or a size, in px.
+function lay(node, sizes) {
+  for (const [name, px] of Object.entries(sizes)) node.style[name] = `${px}px`;
+}
+
 const focused = (node) => node.getRootNode().activeElement;
 
 // Nothing can be done with an element now. What has the focus keeps it: a browser would take it

@@ -4,7 +4,6 @@
 const SHARES_PX = 72;
 const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
 const WHEEL = 1.0015;
-const SHORTEST_CLICK_PX = 4;
 
 async function showTimeline(root) {
   const spans = JSON.parse(root.querySelector("script").textContent);
@@ -73,12 +72,12 @@ async function showTimeline(root) {
   };
   const [least, most] = painted.extent;
   const linked = new URLSearchParams(location.hash.slice(1));
-  let [low, high] = linked.has("t") ? linked.get("t").split("-").map(Number) : first;
+  let [low, high] = (linked.get("t") ?? "").split("-").map(Number);
   if (!(high > low && low >= least && high <= most)) [low, high] = first;
 
   const fitWidth = () => {
     const width = root.clientWidth;
-    holder.style.height = `${height}px`;
+    lay(holder, { height });
     const left = Math.round(Math.min(GUTTER[0] * width, GUTTER[1]));
     const right = Math.min(SHARES_PX, 0.2 * width), wide = Math.max(50, width - left - right), xaxis = plot._fullLayout?.xaxis;
     plot._fullLayout = {
@@ -88,10 +87,10 @@ async function showTimeline(root) {
     const scale = height / scene.height;
     labels.replaceChildren(...layout.labels.map((text, row) => {
       const label = h("div", { class: "track", title: text }, text);
-      Object.assign(label.style, { top: `${scene.tops[row] * scale}px`, lineHeight: `${scene.heights[row] * scale}px`, width: `${left - 8}px` });
+      lay(label, { top: scene.tops[row] * scale, lineHeight: scene.heights[row] * scale, width: left - 8 });
       return label;
     }));
-    title.style.marginLeft = axis.style.marginLeft = `${left}px`;
+    for (const node of [title, axis]) lay(node, { marginLeft: left });
   };
   // tiles.js puts the ticks of a range where it finds them in Plotly.
   const relayout = ({ "xaxis.range": range, "xaxis.title.text": text = plot._fullLayout.xaxis.title.text }) => {
@@ -102,7 +101,7 @@ async function showTimeline(root) {
       const x = (xaxis.tickvals[n] * 1e3 - low) * px;
       if (x < 0 || x > xaxis._length) return [];
       const tick = h("span", {}, text);
-      tick.style.left = `${x}px`;
+      lay(tick, { left: x });
       return [tick];
     }));
     title.textContent = `${text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
@@ -123,9 +122,7 @@ async function showTimeline(root) {
     const { xaxis } = plot._fullLayout, scale = height / scene.height;
     const x = (time) => xaxis._offset + (Math.min(Math.max(time, low), high) - low) * (xaxis._length / (high - low));
     const [top, tall] = painter.barAt(group.place, group.line[n], scale), left = x(start);
-    Object.assign(outline.style, {
-      left: `${left - 2}px`, width: `${Math.max(x(end) - left, 1) + 4}px`, top: `${top - 2}px`, height: `${tall + scale + 2}px`,
-    });
+    lay(outline, { left: left - 2, width: Math.max(x(end) - left, 1) + 4, top: top - 2, height: tall + scale + 2 });
   };
   const select = (row) => {
     selected = row;
@@ -231,11 +228,11 @@ async function showTimeline(root) {
       const [from, to] = pressed.xs.map((x) => pressed.low + x * width);
       const wide = (to - from) / (xs[1] - xs[0] || 1);
       if (wide > 0) painter.goTo(from - xs[0] * wide, wide);
-    } else if (pressed.moved >= SHORTEST_CLICK_PX) painter.goTo(pressed.low - (xs[0] - pressed.xs[0]) * width, width);
+    } else if (pressed.moved >= DRAG_PX) painter.goTo(pressed.low - (xs[0] - pressed.xs[0]) * width, width);
   });
   const released = (event) => {
     pointers.delete(event.pointerId);
-    if (event.type === "pointerup" && pressed?.moved < SHORTEST_CLICK_PX) select(painter.row(within(event)));
+    if (event.type === "pointerup" && pressed?.moved < DRAG_PX) select(painter.row(within(event)));
     if (!pointers.size) pressed = null;
   };
   for (const name of ["pointerup", "pointercancel"]) holder.addEventListener(name, released);

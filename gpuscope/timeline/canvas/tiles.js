@@ -9,7 +9,7 @@ const POINT_PX = 6; // of a mark, on either side of where it stands
 const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
-const HIT_PX = 2;
+const HIT_PX = 2, DRAG_PX = 4; // beside what is hit; of a click at most
 const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
 const MOVES = { // by key
@@ -172,7 +172,7 @@ function paintTiles(model, root, tell) {
   };
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
-    if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
+    if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], [], []];
     const level = levelOf(low, high, width), size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
@@ -191,8 +191,7 @@ function paintTiles(model, root, tell) {
       i * sizeOf(l) <= scene.extent[1] && !kept.has(`${l}/${i}`));
     return [pieces, missing, soon];
   };
-  const request = (missing, soon) => {
-    const want = [...missing, ...soon].slice(0, WANTED);
+  const request = (want) => {
     if (!want.length || performance.now() - asked < PATIENCE_MS) return;
     asked = performance.now();
     tell({ do: "tiles", version: scene.version, want });
@@ -234,14 +233,12 @@ function paintTiles(model, root, tell) {
     const right = plot._fullLayout._size.r; // in which words stand
     const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
-    Object.assign(canvas.style, {
-      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width + right}px`, height: `${height}px`,
-    });
+    lay(canvas, { left: xaxis._offset, top: yaxis._offset, width: width + right, height });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width + right, height);
     const px = width / (high - low), x = (time) => (time - low) * px;
     const view = { low, high, width, px, x, scale: height / scene.height };
-    const [pieces, missing, soon = []] = cover(low, high, width);
+    const [pieces, missing, soon] = cover(low, high, width);
     seen = pieces;
     // A track draws its spans where all that is seen of it has them, and they are wide enough.
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
@@ -265,7 +262,7 @@ function paintTiles(model, root, tell) {
     context.restore();
     paintShares(view);
     paintOverview(low, high);
-    request(missing, soon);
+    request([...missing, ...soon].slice(0, WANTED));
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
@@ -597,8 +594,7 @@ function paintTiles(model, root, tell) {
     if (strip.parentNode !== bar) bar.append(strip);
     const { xaxis, _size } = plot._fullLayout, ratio = window.devicePixelRatio || 1;
     const [wide, tall] = [Math.round(xaxis._length * ratio), OVERVIEW_PX * ratio];
-    strip.style.marginLeft = `${xaxis._offset}px`;
-    strip.style.width = `${xaxis._length}px`;
+    lay(strip, { marginLeft: xaxis._offset, width: xaxis._length });
     const now = [scene.version, wide, ratio, scene.ink].join();
     if (drawn !== now) {
       drawn = now;
@@ -774,8 +770,7 @@ function paintTiles(model, root, tell) {
     const { _size } = plot._fullLayout;
     const [x, y] = [_size.l + at.x * _size.w, _size.t + at.y * _size.h];
     const left = x + 14 + tip.offsetWidth > holder.clientWidth ? x - 14 - tip.offsetWidth : x + 14;
-    tip.style.left = `${Math.max(0, left)}px`;
-    tip.style.top = `${Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight))}px`;
+    lay(tip, { left: Math.max(0, left), top: Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight)) });
   };
 
   // Save a picture of the figure with what the canvas shows.
@@ -787,8 +782,7 @@ function paintTiles(model, root, tell) {
       sizex: (xaxis._length + _size.r) / _size.w, sizey: yaxis._length / _size.h,
     };
     const images = [...(plot.layout.images ?? []), image];
-    const whole = { data: plot.data, layout: { ...plot.layout, images } };
-    plotly().downloadImage(whole, { format: "png", filename: "timeline", width, height });
+    plotly().downloadImage({ data: plot.data, layout: { ...plot.layout, images } }, { format: "png", filename: "timeline", width, height });
   };
 
   const attach = (element) => {

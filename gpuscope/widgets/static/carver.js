@@ -37,10 +37,7 @@ function render({ model, el }) {
     return found;
   }
 
-  function title(owner) {
-    if (owner === 0) return "no partition";
-    return owner < 0 ? "held by live partitions" : rowOf(owner)?.name ?? "";
-  }
+  const title = (owner) => (owner ? rowOf(owner)?.name ?? "held by live partitions" : "no partition");
 
   const counted = (owner) => owner > 0 && rowOf(owner)?.asked !== "rest";
 

@@ -8,10 +8,8 @@ function render({ model, el }) {
   const doRun = () => send({ action: "run", carving: model.get("carving") });
   // One button, in one place: what it does now it says. The second click of a double click is none.
   const verb = h("span"), key = h("kbd", { "aria-hidden": "true" });
-  const run = h("button", { class: "gs-primary", onclick: (event) => {
-    if (event.detail > 1) return;
-    if (model.get("running")) send({ action: "stop" });
-    else doRun();
+  const run = h("button", { class: "gs-primary", onclick: ({ detail }) => {
+    if (detail <= 1) model.get("running") ? send({ action: "stop" }) : doRun();
   } }, verb, " ", key);
   const fold = h("button", { class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
     onclick: () => set(model, "folded", !model.get("folded")) }, "◧");

@@ -18,7 +18,6 @@ const KEYS = {
   ArrowUp: { do: "step", along: 0, across: -1 },
   ArrowDown: { do: "step", along: 0, across: 1 },
 };
-const DRAG_PX = 4;
 const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
 const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
@@ -246,7 +245,7 @@ function attend(model, root, { search, help }) {
       found.setAttribute("role", "application");
       found.setAttribute("aria-label", help);
       // Or Plotly, following the width of its place, forgets the height that it was given.
-      found.style.height = `${model.get("height")}px`;
+      lay(found, { height: model.get("height") });
       sizes.observe(found); // the details beside it take some of its width
       tiles.attach(found);
       tell({ do: "opened" });

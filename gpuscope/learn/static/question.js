@@ -32,16 +32,16 @@ function render({ model, el }) {
   const form = h("form", { class: "gpuscope-question" },
     h("fieldset", {}, h("legend", {}, model.get("text")), ...parts.map((part) => part.node)),
     button, said);
-  form.addEventListener("keydown", (event) => {
+  form.onkeydown = (event) => {
     if (event.key !== "Enter" || event.target === button) return;
     event.preventDefault(); // JupyterLab keeps a field of numbers from sending its form
     form.requestSubmit();
-  });
+  };
   form.noValidate = true; // what is missing is told in words, by the kernel
-  form.addEventListener("submit", (event) => {
+  form.onsubmit = (event) => {
     event.preventDefault();
     model.send({ values: parts.map((part) => part.get()) });
-  });
+  };
 
   function update() {
     const locked = model.get("locked");

@@ -88,14 +88,16 @@ function show(input, value) {
   if (!typing) put(input, "value", value);
 }
 
-// Mark a field as being typed in until what is in it is another; then commit that.
+// Mark a field as being typed in until it is left or Enter is pressed; then commit what changed.
 function commits(input, commit) {
-  input.addEventListener("input", () => { input.dataset.typing = "yes"; });
-  input.addEventListener("change", () => { // when it is left, or at Enter
+  const done = () => {
     if (input.dataset.typing !== "yes") return;
     input.dataset.typing = "";
     commit(input.value);
-  });
+  };
+  input.oninput = () => { input.dataset.typing = "yes"; };
+  input.onchange = done;
+  input.onkeydown = ({ key }) => { if (key === "Enter") done(); };
   return input;
 }
 

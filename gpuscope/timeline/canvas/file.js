@@ -43,7 +43,7 @@ async function showTimeline(root) {
 
   // -- the elements, and what tiles.js asks of a plot ---------------------------------
   const holder = h("div", { class: "svg-container", tabindex: 0, role: "application", "aria-label": spans.label });
-  const [labels, axis, title] = [h("div"), h("div", { class: "axis" }), h("div", { class: "muted title" })];
+  const labels = h("div"), axis = h("div", { class: "axis" }), title = h("div", { class: "muted title" });
   const outline = h("div", { class: "selected", hidden: true }), dock = h("div", { class: "dock", "aria-live": "polite" });
   const listeners = {};
   const plot = {
@@ -181,7 +181,7 @@ async function showTimeline(root) {
       if (group) painter.goTo(start - (till - start), 3 * (till - start));
     }],
     l: ["Longest in view", () => reveal(longest())],
-    ...(spans.escaped.includes(true) ? { x: ["Next escape", () => reveal(escaped())] } : {}),
+    ...(spans.escaped.includes(true) && { x: ["Next escape", () => reveal(escaped())] }),
     h: ["Host rows", () => {
       place(layout === spans.layouts[0] ? 1 : 0);
       repaint();
@@ -197,28 +197,28 @@ async function showTimeline(root) {
   // -- keys, buttons, pointers --------------------------------------------------------
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what]]) =>
     h("button", { onclick: () => run(key) }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
-  holder.addEventListener("keydown", (event) => {
+  const pressKey = (event) => {
     const key = event.key in ACTIONS ? event.key : event.key.toLowerCase();
     if (!(key in ACTIONS) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     run(key);
-  });
+  };
   const within = ({ clientX, clientY }) => {
     const box = holder.getBoundingClientRect(), { _size } = plot._fullLayout;
     return { x: (clientX - box.left - _size.l) / _size.w, y: (clientY - box.top) / _size.h };
   };
-  holder.addEventListener("wheel", (event) => { // a wheel scrolls the page, with Ctrl it zooms
+  const turn = (event) => { // a wheel scrolls the page, with Ctrl it zooms
     if (!event.ctrlKey) return;
     event.preventDefault();
     painter.move({ do: "zoom", by: WHEEL ** event.deltaY, at: within(event).x });
-  }, { passive: false });
-  holder.addEventListener("pointerdown", (event) => {
+  };
+  const grab = (event) => {
     holder.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, within(event));
     const xs = [...pointers.values()].map(({ x }) => x);
     pressed = { low, high, xs, moved: 0 };
-  });
-  holder.addEventListener("pointermove", (event) => {
+  };
+  const drag = (event) => {
     const at = within(event);
     if (!pointers.has(event.pointerId)) return painter.hover(at.x >= 0 ? at : null);
     pointers.set(event.pointerId, at);
@@ -229,14 +229,15 @@ async function showTimeline(root) {
       const wide = (to - from) / (xs[1] - xs[0] || 1);
       if (wide > 0) painter.goTo(from - xs[0] * wide, wide);
     } else if (pressed.moved >= DRAG_PX) painter.goTo(pressed.low - (xs[0] - pressed.xs[0]) * width, width);
-  });
-  const released = (event) => {
+  };
+  const release = (event) => {
     pointers.delete(event.pointerId);
     if (event.type === "pointerup" && pressed?.moved < DRAG_PX) select(painter.row(within(event)));
     if (!pointers.size) pressed = null;
   };
-  for (const name of ["pointerup", "pointercancel"]) holder.addEventListener(name, released);
-  holder.addEventListener("pointerleave", () => painter.hover(null));
+  const acts = { keydown: pressKey, wheel: turn, pointerdown: grab, pointermove: drag, pointerup: release, pointercancel: release,
+    pointerleave: () => painter.hover(null) };
+  for (const [name, act] of Object.entries(acts)) holder.addEventListener(name, act);
 
   const swatchOf = (look, tint) => {
     const swatch = h("canvas", { width: 16, height: 10 }), pen = swatch.getContext("2d");
@@ -266,7 +267,7 @@ async function showTimeline(root) {
     heard["change:scene"]();
   };
   repaint();
-  inDark.addEventListener("change", repaint);
+  inDark.onchange = repaint;
   new ResizeObserver(() => {
     fitWidth();
     painter.show(low, high);

@@ -207,9 +207,8 @@ function paintTiles(model, root, tell) {
   };
 
   // -- the picture ---------------------------------------------------------------------
-  const hiddenKinds = () => new Set(
-    plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta),
-  );
+  const hiddenKinds = () =>
+    new Set(plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta));
   const barAt = (place, line, scale) => {
     const height = scene.heights[place], room = Math.max(height - 6, height / 2);
     const size = room / scene.lines[place];
@@ -223,7 +222,7 @@ function paintTiles(model, root, tell) {
     const { xaxis, yaxis } = plot._fullLayout;
     const [low, high] = range();
     tickSoon(low, high);
-    const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
+    const width = xaxis._length, height = yaxis._length, ratio = devicePixelRatio || 1;
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
     const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
@@ -585,14 +584,14 @@ function paintTiles(model, root, tell) {
   // -- all time, and what of it is in view -----------------------------------------------
   const strip = h("canvas", { class: "gpuscope-overview", role: "img", title: "All time. Drag to choose what is in view",
     "aria-label": "Overview of all time; what is framed is in view, and the keys W, S, A and D move it" });
-  const picture = document.createElement("canvas");
+  const picture = h("canvas");
   let drawn = "", grabbed = null;
   const paintOverview = (low, high) => {
     strip.hidden = scene.live;
     if (scene.live) return;
     const bar = root.querySelector(".gpuscope-timeline-bar");
     if (strip.parentNode !== bar) bar.append(strip);
-    const { xaxis, _size } = plot._fullLayout, ratio = window.devicePixelRatio || 1;
+    const { xaxis, _size } = plot._fullLayout, ratio = devicePixelRatio || 1;
     const [wide, tall] = [Math.round(xaxis._length * ratio), OVERVIEW_PX * ratio];
     lay(strip, { marginLeft: xaxis._offset, width: xaxis._length });
     const now = [scene.version, wide, ratio, scene.ink].join();
@@ -644,20 +643,20 @@ function paintTiles(model, root, tell) {
     const [first, last] = scene.extent;
     return first + (offsetX / strip.clientWidth) * (last - first);
   };
-  strip.addEventListener("pointerdown", (event) => {
+  strip.onpointerdown = (event) => {
     if (event.button !== 0 || model.get("state").follow || !isOn()) return;
     const [low, high] = range(), time = timeAt(event), [x, end] = brushAt(low, high, strip.clientWidth), at = event.offsetX;
     const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
     grabbed = { time, low, high, moves: at >= x && at <= end && !isWhole };
     strip.setPointerCapture(event.pointerId);
-  });
-  strip.addEventListener("pointermove", (event) => {
+  };
+  strip.onpointermove = (event) => {
     if (!grabbed) return;
     const { time, low, high, moves } = grabbed, now = timeAt(event);
     if (moves) goTo(low + now - time, high - low);
     else if (Math.abs(now - time) * strip.clientWidth > 3 * (scene.extent[1] - scene.extent[0])) goTo(Math.min(time, now), Math.abs(now - time));
-  });
-  strip.addEventListener("pointerup", () => (grabbed = null));
+  };
+  strip.onpointerup = () => (grabbed = null);
 
   // -- moving --------------------------------------------------------------------------
   const goTo = (from, wide) => {
@@ -718,7 +717,7 @@ function paintTiles(model, root, tell) {
   const callAt = ({ time, up, near, low, px }) => {
     const place = lanes.findIndex((lane) => lane && up >= lane.top && up < lane.top + lane.tall);
     if (place < 0) return null;
-    const lane = lanes[place], ratio = window.devicePixelRatio || 1;
+    const lane = lanes[place], ratio = devicePixelRatio || 1;
     if (!lane.isWide) {
       const at = Math.floor((time - low) * px * ratio);
       for (let off = 0; off <= HIT_PX * ratio; off++)

@@ -9,10 +9,9 @@ function render({ model, el }) {
   const strip = h("div", { class: "gs-strip" }, cells, handles, bubble);
   const facts = h("p", { class: "gs-facts" });
   const list = h("ul", { class: "gs-rows" });
-  const act = (action) => () => send({ action });
   const [add, makeRow] = adder(model, send, "Add partition", row);
-  const apply = h("button", { class: "gs-primary", onclick: act("apply") }, "Apply");
-  const revert = h("button", { onclick: act("revert") }, "Revert");
+  const apply = h("button", { class: "gs-primary", onclick: () => send({ action: "apply" }) }, "Apply");
+  const revert = h("button", { onclick: () => send({ action: "revert" }) }, "Revert");
   const state = h("span", { class: "gs-state", role: "status" });
   const error = alarmPlace();
   home.append(

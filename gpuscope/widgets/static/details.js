@@ -24,7 +24,7 @@ function fill(model, el) {
   const bar = h("div", { class: "parts", role: "img", "aria-label": "The parts in order" },
     ...facts.parts.map(([, , share, colour, pattern]) => piece("", colour, pattern, { flexGrow: share })));
   const old = el.querySelector("summary"); // more facts follow, and it stays open and focused
-  const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old !== null && focused(el) === old];
+  const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old && focused(el) === old];
   const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(facts.columns));
   const tables = facts.tables.map(([title, rows]) => h("div", {}, h("strong", {}, title), table(rows)));
   const [known, sum, why] = [h("div", {}, head), h("div", { class: "sum" }, bar, parts), h("p", { class: "why" }, facts.why)];
@@ -36,8 +36,8 @@ function fill(model, el) {
 
 function render({ model, el }) {
   el.classList.add("gpuscope-details");
-  el.setAttribute("role", "region");
-  el.setAttribute("aria-label", "Details of the selected span");
+  put(el, "role", "region");
+  put(el, "aria-label", "Details of the selected span");
   return watch(model, () => fill(model, el), "facts");
 }
 

@@ -1,12 +1,9 @@
 // The choice of a device.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-devices", "Device");
-  const select = h("select", {
-    onchange: (event) => set(model, "device", event.target.value),
-  });
+  const select = h("select", { "aria-label": "Device", onchange: () => set(model, "device", select.value) });
   const badge = h("strong", { class: "gs-badge" });
   const error = alarmPlace();
-  put(select, "aria-label", "Device");
   home.append(h("div", { class: "gs-chip" }, badge, select), error);
   const kept = new Map();
   function paint() {

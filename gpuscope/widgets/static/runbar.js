@@ -35,12 +35,11 @@ function render({ model, el }) {
     button(label, "export", { suffix }, { title: hint }));
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
-  const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
-  file.addEventListener("change", async () => {
+  const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen", onchange: async () => {
     const [chosen] = file.files;
     if (chosen) send({ action: "open", name: chosen.name, text: await chosen.text() });
     file.value = "";
-  });
+  } });
   const open = h("label", { class: "gs-file" }, file, "Open TOML");
   const nsight = button("Open in Nsight", "nsight");
   const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
@@ -133,11 +132,11 @@ function render({ model, el }) {
     event.stopImmediatePropagation();
     if (folds) return fold.click();
     if (!runs) return send({ action: "stop" });
-    if (model.get("running")) return undefined;
+    if (model.get("running")) return;
     if (event.target.dataset.typing === "yes") event.target.dispatchEvent(new Event("change"));
     doRun();
   }
-  window.addEventListener("keydown", press, true);
+  addEventListener("keydown", press, true);
 
   // Results are plain HTML, whose buttons say what they do: show a span, or mend what is wrong.
   function goTo(event) {
@@ -157,7 +156,7 @@ function render({ model, el }) {
   const undo = [
     watch(model, paint), watch(model, paintPreset, "preset"), watch(model, paintCode, "code"),
     () => model.off("change:file", download), stopWaiting, () => style.remove(),
-    () => window.removeEventListener("keydown", press, true),
+    () => removeEventListener("keydown", press, true),
   ];
   return () => { for (const act of undo) act(); };
 }

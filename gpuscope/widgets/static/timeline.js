@@ -170,9 +170,7 @@ function attend(model, root, { search, help }) {
     event.stopImmediatePropagation(); // a letter meant for the timeline must not cut a cell
   }, true);
 
-  let down = null;
-  let clicked = null;
-  let swept = null; // where a drag with Shift began
+  let down = null, clicked = null, swept = null; // where a drag with Shift began
   on(root, "mousedown", (event) => swept === null || event.stopImmediatePropagation(), true); // from Plotly
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
@@ -232,8 +230,7 @@ function attend(model, root, { search, help }) {
   themes.observe(document.body, { attributes: true });
   if (isDark(root) !== model.get("state").dark) tellTheme();
 
-  let width = 0;
-  let asked = 0, tries = 0, again = 0;
+  let width = 0, asked = 0, tries = 0, again = 0;
   let dressed = null;
   const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
   const dress = () => {
@@ -257,7 +254,7 @@ function attend(model, root, { search, help }) {
       // A frame that comes meanwhile may undo it: so it is asked again, a few times for a width.
       if (asked !== found.clientWidth) [asked, tries] = [found.clientWidth, RESIZES];
       if (tries-- > 0) {
-        window.dispatchEvent(new Event("resize"));
+        dispatchEvent(new Event("resize"));
         clearTimeout(again);
         again = setTimeout(dress, RESIZE_MS);
       }

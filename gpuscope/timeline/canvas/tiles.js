@@ -553,15 +553,15 @@ function paintTiles(model, root, tell) {
   // Return the ticks of a view, and of half as much on either side, there while it is dragged. They stay
   // as they are within a level of tiles.
   const ticksOf = (low, high, px) => {
-    const over = (high - low) / 2, { columns } = scene.live ? base : scene;
-    const length = scene.live ? base.high - base.low : sizeOf(levelOf(low, high, px));
-    return ticksIn(low - over, high + over, length, Math.max(1, Math.floor(columns / TICK_COLUMNS)));
+    const over = (high - low) / 2;
+    if (scene.live) return ticksIn(low - over, high + over, 2 * over, Math.ceil((px * scene.finer) / TICK_COLUMNS));
+    const length = sizeOf(levelOf(low, high, px)), [least, most] = scene.extent; // outside there are no ticks
+    return ticksIn(Math.max(low - over, least), Math.min(high + over, most), length, scene.columns / TICK_COLUMNS);
   };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
-    const width = ticked[1] - ticked[0];
-    const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;
-    if (fits && plot.layout.xaxis?.tickvals === tickvals) return;
+    const [from, to] = ticked, near = (to - from) / 100;
+    if (Math.abs(low - from) < near && Math.abs(high - to) < near && plot.layout.xaxis?.tickvals === tickvals) return;
     clearTimeout(tickFrame);
     tickFrame = setTimeout(() => {
       if (isOn() && !plot._dragging) showRange(...range());
@@ -766,8 +766,7 @@ function paintTiles(model, root, tell) {
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);
-    const { _size } = plot._fullLayout;
-    const [x, y] = [_size.l + at.x * _size.w, _size.t + at.y * _size.h];
+    const { l, t, w, h: tall } = plot._fullLayout._size, x = l + at.x * w, y = t + at.y * tall;
     const left = x + 14 + tip.offsetWidth > holder.clientWidth ? x - 14 - tip.offsetWidth : x + 14;
     lay(tip, { left: Math.max(0, left), top: Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight)) });
   };

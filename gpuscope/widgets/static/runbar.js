@@ -26,7 +26,7 @@ function render({ model, el }) {
   const left = h("span", { class: "gs-left" }), times = h("div", {}, bar, left);
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
-  const edited = h("option", { value: "" }, "a preset …");
+  const edited = h("option", { value: "" });
   const presets = h("select", {
     "aria-label": "Start from", title: "Start from",
     onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
@@ -42,7 +42,7 @@ function render({ model, el }) {
   } });
   const open = h("label", { class: "gs-file" }, file, "Open TOML");
   const nsight = button("Open in Nsight", "nsight");
-  const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
+  const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false" });
   const copied = h("span", { role: "status" });
   const code = h("div", { class: "gs-code", hidden: true }, codeText, h("div", { class: "gs-buttons" },
     h("button", { onclick: () => copyCode() }, "Copy"),

@@ -143,9 +143,8 @@ function attend(model, root, { search, help }) {
 
   const within = (event) => {
     const box = area();
-    if (!box || !box.width) return null;
-    const x = (event.clientX - box.left) / box.width;
-    const y = (event.clientY - box.top) / box.height;
+    if (!box?.width) return null;
+    const x = (event.clientX - box.left) / box.width, y = (event.clientY - box.top) / box.height;
     return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? { x, y } : null;
   };
 

@@ -18,6 +18,7 @@ from plotly.basedatatypes import Undefined
 
 from gpuscope.timeline.canvas.snapshot import Legend
 from gpuscope.timeline.labels import Class
+from gpuscope.timeline.sm_map_figure import ON_SM_AXIS
 from gpuscope.timeline.style import Properties
 
 OVERLAYS = {
@@ -28,8 +29,6 @@ OVERLAYS = {
     "hazards": "lines+markers",
 }
 """Traces that lie over the bars."""
-_SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
-"""Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
 _KEY: Properties = {"base": [0], "x": [1], "y": [-100], "width": [1], "orientation": "h"}
 """A bar out of sight, which puts a class into the legend."""
 _SETTLED = ("type", "orientation")
@@ -181,7 +180,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             traces: dict[int, Properties] = {}
             if "sms" in overlays and "sms" not in self._overlays:
                 self._overlays["sms"] = len(self.data)
-                self.add_traces([go.Scatter(**_SMS)])
+                self.add_traces([ON_SM_AXIS])
             for name, number in self._overlays.items():
                 traces[number] = dict(overlays.get(name, {}))
             missing = [bar_class for bar_class in legend if bar_class not in self._slots]

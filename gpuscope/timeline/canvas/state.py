@@ -230,11 +230,16 @@ class TimelineState:
         at = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
         return int(same[at]) if 0 <= at < len(same) else None
 
-    def escape_after(self, time_ns: int) -> int | None:
-        """Return the first row from a time on that escaped, after the last one the first again."""
+    def next_escape(self, time_ns: int) -> int | None:
+        """Return the next row that escaped, after the last one the first again.
+
+        The next after the selected row or, where none is, from a time on.
+        """
         rows = self.tracks.escaped
         if not len(rows):
             return None
+        if self.selected is not None:
+            time_ns = int(self.tracks.start_ns[self.selected]) + 1
         start = self.tracks.start_ns[rows]
         order = np.argsort(start, kind="stable")
         return int(rows[order[np.searchsorted(start[order], time_ns) % len(rows)]])

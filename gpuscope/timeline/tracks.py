@@ -329,12 +329,14 @@ def default_window_ns(trace: Trace) -> tuple[int, int]:
 
 def whole_ns(trace: Trace) -> tuple[int, int]:
     """Return start and end of all that is in a trace."""
-    windows = trace.metadata.windows_ns[-1:]
+    windows = trace.metadata.windows_ns
     if not len(trace):
-        return 0, 1
+        low = int(windows[0][0]) if windows else 0
+        return low, low + 1
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
-    closing = [int(pair[1]) for pair in windows] if trace.spans.column("end_ns").null_count else []
+    has_open = trace.spans.column("end_ns").null_count
+    closing = [int(windows[-1][1])] if windows and has_open else []
     # An instant at the very end is in the window, too.
     return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
 

@@ -73,7 +73,7 @@ class TimelineState:
     def show(self, trace: Trace) -> None:
         """Show another trace."""
         self.tracks = Tracks.of(trace)
-        self.extent_ns = self._whole(trace)
+        self.extent_ns = whole_ns(trace)
         windows = trace.metadata.windows_ns
         began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
         self.zero_ns = min(began_ns, self.extent_ns[0])
@@ -89,14 +89,6 @@ class TimelineState:
         self._links: tuple[tuple[int, int], ...] = ()
         self.marks: tuple[int, ...] = ()
         self._place()
-
-    @staticmethod
-    def _whole(trace: Trace) -> Window:
-        windows = trace.metadata.windows_ns
-        if not len(trace):
-            low = int(windows[0][0]) if windows else 0
-            return low, low + 1
-        return whole_ns(trace)
 
     def first_view(self, trace: Trace) -> Window:
         """Return what of a trace to show at first."""

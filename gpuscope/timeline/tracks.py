@@ -222,11 +222,6 @@ class Tracks:
         """Return how much later spans may have started and how much earlier ended, ns."""
         return self._columns["early"].values[rows], self._columns["late"].values[rows]
 
-    @cached_property
-    def drawn(self) -> int:
-        """How many rows are on a track."""
-        return int(np.count_nonzero(self.track >= 0))
-
     def partitions(self) -> set[str]:
         """Return the partitions in which something ran; without any, the streams."""
         names = {bar_class.stream for _, bar_class in self.groups} - {""}
@@ -335,8 +330,7 @@ def whole_ns(trace: Trace) -> tuple[int, int]:
         return low, low + 1
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
-    has_open = trace.spans.column("end_ns").null_count
-    closing = [int(windows[-1][1])] if windows and has_open else []
+    closing = [int(windows[-1][1])] if windows and trace.spans.column("end_ns").null_count else []
     # An instant at the very end is in the window, too.
     return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
 

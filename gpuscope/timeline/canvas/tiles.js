@@ -555,8 +555,8 @@ function paintTiles(model, root, tell) {
   const ticksOf = (low, high, px) => {
     const over = (high - low) / 2;
     if (scene.live) return ticksIn(low - over, high + over, 2 * over, Math.ceil((px * scene.finer) / TICK_COLUMNS));
-    const length = sizeOf(levelOf(low, high, px)), [least, most] = scene.extent; // outside there are no ticks
-    return ticksIn(Math.max(low - over, least), Math.min(high + over, most), length, scene.columns / TICK_COLUMNS);
+    const length = sizeOf(levelOf(low, high, px)), most = sizeOf(scene.top); // beyond there are no ticks
+    return ticksIn(Math.max(low - over, 0), Math.min(high + over, most), length, scene.columns / TICK_COLUMNS);
   };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {

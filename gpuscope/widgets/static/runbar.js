@@ -26,7 +26,7 @@ function render({ model, el }) {
   const left = h("span", { class: "gs-left" }), times = h("div", {}, bar, left);
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
-  const edited = h("option", { value: "" });
+  const edited = h("option", { value: "" }, "a preset …");
   const presets = h("select", {
     "aria-label": "Start from", title: "Start from",
     onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },

@@ -27,8 +27,7 @@ const select = (field) => single("gs-place", field, h("select", {}, h("option", 
 function render({ model, el }) {
   const make = { radio, select, number }, name = freshId();
   const parts = model.get("fields").map((one) => make[one.kind](one, name));
-  const button = h("button", { type: "submit" }, model.get("button"));
-  const said = h("p", { class: "gs-said", role: "status" });
+  const button = h("button", { type: "submit" }, model.get("button")), said = h("p", { class: "gs-said", role: "status" });
   const form = h("form", { class: "gpuscope-question" },
     h("fieldset", {}, h("legend", {}, model.get("text")), ...parts.map((part) => part.node)),
     button, said);
@@ -44,8 +43,7 @@ function render({ model, el }) {
   };
 
   function update() {
-    const locked = model.get("locked");
-    const mine = locked && form.contains(document.activeElement);
+    const locked = model.get("locked"), mine = locked && form.contains(document.activeElement);
     for (const part of parts) for (const input of part.inputs) input.disabled = locked;
     button.disabled = locked;
     said.textContent = model.get("said");

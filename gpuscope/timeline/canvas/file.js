@@ -173,7 +173,6 @@ async function showTimeline(root) {
       }
     return best[1];
   };
-  const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), find(selected).start ?? low - 1);
   const ACTIONS = { // by key; the others move the view
     w: ["Zoom in"], s: ["Zoom out"], a: ["Earlier"], d: ["Later"], f: ["All"],
     z: ["To selection", () => {
@@ -181,7 +180,9 @@ async function showTimeline(root) {
       if (group) painter.goTo(start - (till - start), 3 * (till - start));
     }],
     l: ["Longest in view", () => reveal(longest())],
-    ...(spans.escaped.includes(true) && { x: ["Next escape", () => reveal(escaped())] }),
+    ...(spans.escaped.includes(true) && {
+      x: ["Next escape", () => reveal(nextOf(groups.filter(({ kind }) => spans.escaped[kind]), find(selected).start ?? low - 1))],
+    }),
     h: ["Host rows", () => {
       place(layout === spans.layouts[0] ? 1 : 0);
       repaint();

@@ -747,8 +747,7 @@ function paintTiles(model, root, tell) {
     const place = scene.tops.findIndex((top, n) => down >= top && down < top + scene.heights[n]);
     if (place < 0 || bars[place]) return null;
     const from = low + Math.floor((time - low) / step) * step;
-    const groups = groupsOf(seen, place, hiddenKinds());
-    const shares = sharesOf(seen, groups, from, step, 1);
+    const groups = groupsOf(seen, place, hiddenKinds()), shares = sharesOf(seen, groups, from, step, 1);
     const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
     if (!busy.length) return null;
     const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);

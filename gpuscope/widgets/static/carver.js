@@ -42,10 +42,8 @@ function render({ model, el }) {
 
   // Boundaries that can be moved: where a counted partition is on at least one side.
   function boundaries() {
-    const found = [];
+    const found = [], all = segments(), end = all.findLastIndex((one) => one.owner > 0);
     let at = 0;
-    const all = segments();
-    const end = all.findLastIndex((one) => one.owner > 0);
     // A last partition that has everything left can be made smaller again.
     if (end >= 0 && all[end + 1]?.owner !== 0) all.splice(end + 1, 0, { owner: 0, sm_count: 0 });
     all.forEach((left, index) => {
@@ -94,8 +92,7 @@ function render({ model, el }) {
 
   function follow(event) {
     if (!drag) return;
-    const box = strip.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * model.get("strip").total;
+    const box = strip.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * model.get("strip").total;
     drag.asked = move(drag, at - drag.start, false);
     paint();
   }

@@ -10,11 +10,10 @@ function render({ model, el }) {
     keyed(select, kept, model.get("options"), (key) => h("option", { value: key }, key));
     put(select, "value", model.get("device"));
     disable(select, model.get("disabled"));
-    const simulated = model.get("simulated");
+    const simulated = model.get("simulated"), failed = model.get("error");
     put(badge, "textContent", simulated ? "SIMULATED" : "Measured");
     put(badge.parentNode, "class", `gs-chip ${simulated ? "gs-simulated" : "gs-measured"}`);
-    const failed = model.get("error");
-    put(badge, "hidden", Boolean(failed));
+    put(badge, "hidden", failed !== "");
     put(badge.parentNode, "title", model.get("words"));
     tell(error, failed);
   }

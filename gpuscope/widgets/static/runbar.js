@@ -89,8 +89,7 @@ function render({ model, el }) {
   }
 
   function paint() {
-    const running = model.get("running");
-    const waits = model.get("carving") ? "Apply and run" : "Run";
+    const running = model.get("running"), waits = model.get("carving") ? "Apply and run" : "Run";
     put(verb, "textContent", running ? "Stop" : waits);
     put(key, "textContent", running ? "Esc" : waits === "Run" ? "Ctrl+Enter" : "");
     put(run, "title", running ? "Esc" : "Ctrl+Enter");

@@ -13,8 +13,7 @@ function render({ model, el }) {
 
   // What looks like a number is one; anything else goes as it is, to be refused with a reason.
   function typed(text) {
-    const bare = text.trim();
-    const number = Number(bare);
+    const bare = text.trim(), number = Number(bare);
     return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(bare) && Math.abs(number) <= 2 ** 53
       ? number : bare;
   }
@@ -84,8 +83,7 @@ function render({ model, el }) {
   }
 
   function paint() {
-    const off = model.get("disabled");
-    const rows = model.get("rows");
+    const off = model.get("disabled"), rows = model.get("rows");
     keyed(list, kept, rows.map((one) => one.id), makeRow);
     for (const one of rows) {
       const { cells, legend, remove, wrong, name, line } = kept.get(one.id).parts;

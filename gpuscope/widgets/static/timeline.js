@@ -22,10 +22,6 @@ const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
 const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
 
-function distance(one, other) {
-  return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
-}
-
 function isDark(element) {
   for (let at = element; at; at = at.parentElement) {
     const parts = getComputedStyle(at).backgroundColor.match(/[\d.]+/g);
@@ -187,12 +183,13 @@ function attend(model, root, { search, help }) {
       return;
     }
     if (!down) return;
-    const still = distance(event, down) < DRAG_PX, at = still && within(event);
+    const isAt = ({ clientX, clientY }) => Math.hypot(event.clientX - clientX, event.clientY - clientY) < DRAG_PX;
+    const still = isAt(down), at = still && within(event);
     down = null;
     if (at) {
       // Plotly covers the page while a button is down: the browser sees no double click.
       const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
-        distance(event, clicked) < DRAG_PX && !model.get("state").measuring;
+        isAt(clicked) && !model.get("state").measuring;
       clicked = twice ? null : event;
       if (!twice) tell({ do: "click", ...at, row: tiles.row(at), released: true });
       else if (tiles.move({ do: "fit" })) tell({ do: "hold", on: false });

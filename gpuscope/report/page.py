@@ -53,7 +53,7 @@ def table(rows: Sequence[Row], *, limit: int = 120) -> str:
     """Return rows as a table; a cell longer than ``limit`` characters loses its middle."""
     if not rows:
         return paragraph("Nothing to show.", "muted")
-    return f'<div class="scroll">{html_table(rows, limit=limit)}</div>'
+    return f'<div class="scroll" tabindex="0">{html_table(rows, limit=limit)}</div>'
 
 
 def terms(facts: Mapping[str, str]) -> str:

@@ -246,9 +246,10 @@ RULES = {
     "served": Rule("{workload}: {rate}[, goodput {goodput}][ ({slo})][, {met} meet the SLO]"),
     "tokens": Rule(f"{{times}} {_MARKS} (n = {{n}})"),
     "together.won": Rule(f"Running together won throughput: {_TOGETHER}"),
-    "together.lost": Rule(f"Running together won no throughput: {_TOGETHER}"),
+    "together.lost": Rule(f"Running together won little or no throughput: {_TOGETHER}"),
     "together.latency": Rule(
-        f"Running together won no throughput: {_TOGETHER}; a partition can still win latency"
+        f"Running together won little or no throughput: {_TOGETHER}; a partition can still win "
+        "latency"
     ),
     "together.unknown": Rule("Overlap {overlap}; the gain is unknown: no workload was timed alone"),
     "together.alone": Rule("Fewer than two workloads ran on the GPU"),

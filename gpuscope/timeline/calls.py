@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,7 @@ class Calls:
         self.end_ns = rows.ends[self.row]
 
     @classmethod
+    @cache
     def none(cls) -> Calls:
         """Return those of a trace without rows."""
         return cls(Trace.from_columns({}), np.zeros(0, np.int64))

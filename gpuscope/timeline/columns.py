@@ -155,6 +155,13 @@ def breaks_of(recorded: Sequence[Stretch]) -> list[Stretch]:
     return breaks
 
 
+def recorded_ns(recorded: Sequence[Stretch], window_ns: Stretch) -> int:
+    """Return how much of a window was recorded, at least 1 ns: of it busy shares are shares."""
+    low, high = window_ns
+    breaks = (min(to, high) - max(since, low) for since, to in breaks_of(recorded))
+    return max(1, high - low - sum(length for length in breaks if length > 0))
+
+
 def spans_from(
     index: Index,
     window_ns: Stretch,

@@ -9,6 +9,7 @@ from typing import Any
 from gpuscope._text import percent, stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
+from gpuscope.timeline.columns import recorded_ns
 from gpuscope.timeline.labels import Class, Track, partition_label
 from gpuscope.timeline.scene import LANES, Scene
 from gpuscope.timeline.text import clean, duration, escape
@@ -119,8 +120,8 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
 def shares_of(
     tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int]
 ) -> list[list[str]]:
-    """Return of each row of a GPU which share of a window it was busy for, and for how long."""
-    length = window_ns[1] - window_ns[0]
+    """Return of each row of a GPU which share of the time recorded it was busy, and how long."""
+    length = recorded_ns(tracks.names.metadata.windows_ns, window_ns)
     texts: list[list[str]] = []
     for track in shown:
         if track.is_host:

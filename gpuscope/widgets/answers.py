@@ -91,10 +91,11 @@ def headline(verdict: Finding, notes: Iterable[Finding], look: str = "") -> str:
                 f'<button type="button" hidden data-mend title="{safe(note.mend.code)}">'
                 f"{html.text(label)}</button>"
             )
-    look = look or ("bad" if verdict.severity == "error" else "good")
-    plain = safe(" ".join([verdict.text, *(note.text for note in notes)]))
+    plain = "plain" if verdict.rule == "verdict.waits" else "good"
+    look = look or ("bad" if verdict.severity == "error" else plain)
+    in_full = safe(" ".join([verdict.text, *(note.text for note in notes)]))
     return (
-        f'<div class="gs-verdict gs-{look}" role="status"><p class="gs-headline" title="{plain}">'
+        f'<div class="gs-verdict gs-{look}" role="status"><p class="gs-headline" title="{in_full}">'
         f'{html.text(verdict.text, 400)}</p><p class="gs-notes"><span>{explained(" ".join(words))}'
         f"</span>{button}</p></div>"
     )

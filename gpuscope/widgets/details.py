@@ -19,6 +19,7 @@ from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
+from gpuscope.timeline.columns import recorded_ns
 from gpuscope.timeline.labels import Track, partition_label
 from gpuscope.timeline.look import part_look
 from gpuscope.timeline.stretch import stretch_of
@@ -167,7 +168,8 @@ def told_of_stretch(
     window_ns: tuple[int, int], tracks: Tracks, shown: Sequence[Track], colours: dict[str, str]
 ) -> Properties:
     """Return busy shares, overlap, confinement, and the calls wholly inside a stretch of time."""
-    stretch, length = stretch_of(tracks, shown, window_ns), window_ns[1] - window_ns[0]
+    stretch = stretch_of(tracks, shown, window_ns)
+    length = recorded_ns(tracks.names.metadata.windows_ns, window_ns)
     busy = [(row, f"{percent(ns / length)}, {duration(ns)}") for row, ns in stretch.busy_ns.items()]
     both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in stretch.overlap_ns.items()]
     kept = [

@@ -19,8 +19,8 @@ from gpuscope.widgets.painter import Painter, PainterGone, get_painter, give_bac
 SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
 cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
-PERIOD_S = 0.08
-"""Time from one reading to the next, at least: with 0.1 there would be fewer than 10 frames a
+PERIOD_S = 0.045
+"""Time from one reading to the next, at least: with 0.05 there would be fewer than 20 frames a
 second."""
 KNOWN_S = 1.0
 """How often another process is told what is known of devices, streams and partitions."""
@@ -46,7 +46,7 @@ def _switch_quickly(*, on: bool) -> None:
 
 
 class Pump:
-    """Delivers new rows of a recording, at most twelve times a second.
+    """Delivers new rows of a recording, at most 22 times a second.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class Pump:
 
 
 class FarPump(Pump):
-    """Has the rows of a recording read and drawn by another process, twelve times a second.
+    """Has the rows of a recording read and drawn by another process, as often.
 
     Parameters
     ----------

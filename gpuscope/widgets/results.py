@@ -9,7 +9,7 @@ from gpuscope import analysis
 from gpuscope._columns import is_of_requests
 from gpuscope.analyses import cards
 from gpuscope.analysis.confinement_analysis import ConfinementResult
-from gpuscope.analysis.intervals import Busy, by_workload, ended_kernels
+from gpuscope.analysis.intervals import Busy, by_workload, ended_kernels, makespan_ns
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding
@@ -94,7 +94,7 @@ def judge(trace: Trace, rows: Sequence[Row], so_far: tuple[int, int] | None = No
     kernels = ended_kernels(trace)
     starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
     groups = by_workload(kernels)
-    all_ns = max(int(ends.max() - starts.min()), 1) if len(ends) else 1
+    all_ns = max(makespan_ns(kernels, starts, ends), 1) if len(ends) else 1
     busy = Busy.of(groups, starts, ends).ns / all_ns
     return Judged(
         verdict_of(trace, rows, confinement, so_far),

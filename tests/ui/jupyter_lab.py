@@ -160,6 +160,52 @@ def eventually(check: Callable[[], None]) -> None:
             return
 
 
+def sizes_of_messages(page: Any) -> list[int]:
+    """Return a list that gets the bytes of each message to a page, of its widgets' scripts aside."""
+    sizes: list[int] = []
+
+    def hear(data: str | bytes) -> None:
+        data = data.encode() if isinstance(data, str) else data
+        if b"_esm" not in data:
+            sizes.append(len(data))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", hear))
+    return sizes
+
+
+def check_accessibility(page: Any, room: str) -> None:
+    """Assert that axe finds nothing in a part of the page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    bad = [
+        f"{one['id']} ({one['impact']}): {one['help']}: {node['html'][:200]}"
+        for one in Axe().run(page, context=room).response["violations"]
+        for node in one["nodes"]
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def walk(page: Any, room: str) -> list[str]:
+    """Go through a part of the page by Tab; returns what had the focus, each seen to have it."""
+    page.locator(f"{room} :is(button, input, summary):visible").first.focus()
+    reached: list[str] = []
+    while not reached or reached[-1] != _OUTSIDE:
+        reached.append(page.evaluate(_FOCUS, [room, _OUTSIDE]))
+        page.keyboard.press("Tab")
+    assert not [one for one in reached if one.endswith(_UNSEEN)], reached
+    return reached[:-1]
+
+
+_OUTSIDE, _UNSEEN = "outside", " (no outline of 2 px)"
+_FOCUS = f"""([room, outside]) => {{
+    const now = document.activeElement, around = now.closest('label, .gs-file') ?? now;
+    if (!now.closest(room)) return outside;
+    const wide = Math.max(...[now, around].map(getComputedStyle).map(
+        style => style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth)));
+    return (now.getAttribute('aria-label') ?? now.innerText) + (wide < 2 ? '{_UNSEEN}' : '');
+}}"""
+
+
 def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
     until_s = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < until_s:

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 import pyarrow.parquet as pq
 import pytest
-from jupyter_lab import BUSY, IDLE, ask, eventually, running_lab
+from jupyter_lab import BUSY, IDLE, ask, check_accessibility, eventually, running_lab, walk
 
 import gpuscope as gs
 from gpuscope._columns import MEANINGS
@@ -369,19 +369,6 @@ def take_away(page, tmp_path) -> None:
     page.locator(".gs-code").get_by_role("button", name="Close").click()
 
 
-def check_accessibility(page) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page, context=DASHBOARD).response["violations"]
-    bad = [
-        f"{one['id']} ({one['impact']}): {one['help']}: {node['html'][:200]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
-    ]
-    assert not bad, "\n".join(bad)
-
-
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -402,6 +389,12 @@ def choose_theme(page, theme: str) -> None:
     page.wait_for_function(
         f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
     )
+
+
+def check_in_both_themes(page) -> None:
+    for theme in ("dark", "light"):
+        choose_theme(page, theme)
+        check_accessibility(page, DASHBOARD)
 
 
 def restart_and_reopen(page, lab, console, shot) -> None:
@@ -460,7 +453,7 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     judge(page)
     for theme in ("dark", "light"):
         photograph(page, theme)
-        check_accessibility(page)
+        check_accessibility(page, DASHBOARD)
     explore(page)
     escape_and_stop(page)
     take_away(page, tmp_path)
@@ -552,6 +545,9 @@ def test_keys_run_it_inside_jupyterlab(lab, browser_page, console, shot):
     button(page, "Editor").focus()
     page.keyboard.press("Tab")
     assert focus(page).startswith("Run")
+    reached = walk(page, DASHBOARD)
+    assert {"Editor", "Zoom in", "Search names of spans"} <= {*reached}
+    assert [one for one in reached if one.startswith("Run")]
     repeat(page, 1_000_000)
     repeats = row(page, "workload", "small").get_by_label("Repeats")
     repeats.focus()
@@ -638,6 +634,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     expect(sections).to_have_count(2)
     expect(sections.nth(0)).to_contain_text(f"A: {runs[0]}; B: {runs[2]}.")
     expect(sections.nth(1)).to_contain_text(f"A: {runs[1]}; B: {runs[2]}.")
+    check_in_both_themes(page)
     shot("compared")
     for name, suffix in (("Trace", "parquet"), ("Report", "html"), ("Perfetto", "json.gz"),
                          ("nsys stats", "sqlite")):  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from jupyter_lab import eventually
+from jupyter_lab import check_accessibility, eventually, walk
 
 import gpuscope as gs
 from gpuscope import report as reports
+from gpuscope._text import percent
 from gpuscope.report import html_report
+from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.words import shares_of
 
 pytestmark = pytest.mark.ui
 
@@ -46,6 +49,15 @@ SIZES = """() => {
             one => [one.scrollWidth, one.clientWidth]),
         figures: [...document.querySelectorAll('.figure')].map(
             one => [one.scrollWidth, one.clientWidth]),
+    };
+}"""
+WATCHED = """() => {
+    globalThis.written = [];
+    addEventListener('gpuscope-canvas', (event) => (globalThis.last = event.detail), true);
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        written.push(text);
+        return fillText.call(this, text, ...rest);
     };
 }"""
 WIDTHS = """() => [document.documentElement, ...document.querySelectorAll('.scroll, .figure')]
@@ -106,6 +118,7 @@ def test_the_first_screen_tells_it_all_and_nothing_is_cut_off(
 
     eventually(fits)
     eventually(is_in_its_colours)
+    check_accessibility(browser_page, "body")
 
 
 CARVED = {
@@ -153,6 +166,17 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     browser_page.goto(path.as_uri())
     browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
     assert "Look at this call." in browser_page.inner_text("body")
+    check_accessibility(browser_page, "body")
+    reached = walk(browser_page, ".timeline")
+    for action in (
+        "Zoom in W",
+        "Earlier A",
+        "All F",
+        "To selection Z",
+        "Longest in view L",
+        "Clear Esc",
+    ):
+        assert action in reached
     assert str(gs.telling.explain(trace, call)) in browser_page.inner_text(".dock")
     root = browser_page.locator(".timeline .svg-container")
 
@@ -219,6 +243,28 @@ def write_interference(path, gpu):
         gpu, CARVED["partitions"], workloads, repeats=20, rounds=1
     )
     reports.interference_report(result, path)
+
+
+def test_the_first_view_is_drawn_whole_and_shares_are_of_what_was_recorded(browser_page, tmp_path):
+    experiment = CARVED | {"rounds": 3}
+    (trace,) = gs.run(experiment, gs.open_device("sim:h200", quiet=True)).traces.values()
+    path = reports.trace_report(trace, tmp_path / "t.html")
+    browser_page.add_init_script(f"({WATCHED})()")
+    browser_page.goto(path.as_uri())
+    browser_page.wait_for_function("() => globalThis.last?.missing === 0")  # nobody did anything
+    assert browser_page.locator(".timeline .axis span").count() >= 3
+    browser_page.locator(".timeline .svg-container").focus()
+    browser_page.keyboard.press("f")
+    windows = trace.metadata.windows_ns
+    browser_page.wait_for_function(f"() => last.high > {windows[-1][0] - windows[0][0]}")
+    high = windows[0][0] + browser_page.evaluate("() => last.high")
+    tracks = Tracks.of(trace)
+    (load,) = [track for track in tracks.tracks if "load" in track.label and not track.is_host]
+    recorded_ns = sum(min(until, high) - since for since, until in windows)
+    share = tracks.busy_in([load.number], (windows[0][0], high)) / recorded_ns
+    assert 0.5 < share <= 1
+    assert shares_of(tracks, [load], (windows[0][0], high))[0][0] == percent(share)
+    assert percent(share) in browser_page.evaluate("() => written")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_lab import BUSY, IDLE, ask, eventually, running_lab
+import rule
+from jupyter_lab import (
+    BUSY,
+    IDLE,
+    ask,
+    check_accessibility,
+    eventually,
+    running_lab,
+    sizes_of_messages,
+    walk,
+)
 from PIL import Image
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -448,18 +458,16 @@ print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snap
 def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     show(page)
-    page.locator(f"{ROOM} .gpuscope-timeline-bar button:visible").first.focus()
-    reached = []
-    for _ in range(22):
-        reached.append(page.evaluate("""() => {
-            const now = document.activeElement;
-            return now.getAttribute('aria-label') ?? now.innerText;
-        }"""))  # fmt: skip
-        page.keyboard.press("Tab")
+    reached = walk(page, ROOM)
     assert [one for one in reached if one.startswith("Timeline. Pan left (A)")], reached
-    labels = ("Pan left", "Zoom in", "All: show everything", "Zoom to the selection", "Next call")
-    for label in (*labels, "Search names of spans", "Each row of the host", "Tracks"):
-        assert label in reached
+    labels = ("Pan left", "Zoom in", "All: show everything", "Next call", "Search names of spans")
+    assert not {*labels, "Each row of the host", "Tracks"} - {*reached}
+    keys = page.locator(f"{ROOM} [aria-keyshortcuts]").evaluate_all(
+        "all => all.map(one => one.getAttribute('aria-keyshortcuts'))"
+    )
+    assert sorted(keys) == sorted(
+        [*"WSADFZXLHMNR/", "Shift+N", "ArrowLeft", "ArrowRight", "Escape"]
+    )
     plot = page.locator(PLOT)
     expect(plot).to_have_attribute("role", "application")
     plot.focus()
@@ -523,6 +531,7 @@ def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     )
     shades = [sum(map(int, re.findall(r"\d+", text)[:3])) for text in (ink, paper)]
     assert abs(shades[0] - shades[1]) > 400, f"{ink} on {paper}"
+    check_accessibility(page, ROOM)
     name = f"timeline-{'dark' if dark else 'light'}.png"
     page.locator(ROOM).screenshot(path=RESULTS / name)
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
@@ -548,91 +557,50 @@ def trace_of(kind, count=20_000):
         start, lasts = 1000 * 500 * at, lasts // 10
     if kind == "escaped":
         partition = [None] * count
+    kinds, stream, thread = ["kernel"] * count, [1] * count, [None] * count
+    if kind == "mixed":  # copies over kernels, and handles of two names that overlap
+        kinds = [("kernel", "memcpy", "handle", "handle")[one % 4] for one in at]
+        lasts = np.choose(at % 4, [1700, 2100, 2000, 1000])
+        stream = [1 if one % 4 < 2 else None for one in at]
+        thread = [None if one % 4 < 2 else 7 for one in at]
     return Trace.from_columns(
-        {"id": at.tolist(), "kind": ["kernel"] * count, "name": ["k"] * count,
+        {"id": at.tolist(), "kind": kinds, "name": [f"k{one % 4}" for one in at],
          "start_ns": start.tolist(), "end_ns": (start + lasts).tolist(),
-         "source": ["cupti"] * count, "stream": [1] * count, "partition": partition,
+         "source": ["cupti"] * count, "stream": stream, "thread": thread, "partition": partition,
          "intended_partition": intended},
         metadata=TraceMetadata(partitions={"a": {"color": "#0072B2"}}))
 """
-COLUMNS = """([top, tall, marks]) => {
-    const canvas = document.querySelector('.gpuscope-tiles');
-    const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-    const count = (x, from, to) => {
-        let seen = 0;
-        for (let y = from; y < to; y++) seen += data[4 * (y * width + x) + 3] === 255;
-        return seen;
-    };
-    const each = [...Array(width).keys()];
-    return [each.map(x => count(x, top, top + tall)), each.map(x => count(x, top - marks, top - 2))];
-}"""
-"""Pixels of each column of a track that are painted, and of the lane for marks above it."""
 NS_ON_AXIS = """
 zero_ns = timeline.state.snapshot((0, 1), following=False).zero_ns
 print([edge - zero_ns for edge in timeline.window_ns])
 """
-EXPECTED = """
-import json
-root, scene = timeline.bar.scene["root"], timeline.bar.scene
-zero_ns = timeline.state.snapshot((0, 1), following=False).zero_ns
-low, high = (edge - zero_ns for edge in timeline.window_ns)
-tracks = timeline.state.tracks
-edges = np.linspace(low, high, WIDTH + 1)
-column = 2 ** int(np.log2((high - low) / WIDTH / 2))  # of tiles, from which pixels are means
-stored = np.arange(low // column, high // column + 2) * column
-found = []
-for track in tracks.tracks:
-    mine = tracks.track == track.number
-    start, end = tracks.start_ns[mine], tracks.end_ns[mine]
-    whole = np.r_[0, np.cumsum(end - start)]
-    start, end = start - zero_ns, end - zero_ns
-    times, busy = np.c_[start, end].ravel(), np.c_[whole[:-1], whole[1:]].ravel()
-    before = np.interp(edges, stored, np.interp(stored, times, busy))
-    escapes = start[np.isin(np.flatnonzero(mine), tracks.escaped)]
-    found.append([(np.diff(before) / np.diff(edges)).tolist(),
-                  np.histogram(escapes, edges)[0].tolist()])
-print(json.dumps([scene["tops"], scene["heights"], scene["height"], scene["lane"], found]))
-"""
+IN_VIEW = """([low, high]) => {
+    const last = window.canvas_frames.at(-1);
+    return last && last.missing === 0 && Math.abs(last.low - low) < 1
+        && Math.abs(last.high - high) < 1;
+}"""
 
 
-def test_the_canvas_shows_in_every_column_what_the_rows_say(open_notebook, console, shot):
-    page = open_notebook(FOUR, "timeline = gs.Timeline(trace_of('uniform'))\ntimeline")
+@pytest.mark.parametrize("kind", ["uniform", "alternating", "rare", "escaped", "mixed"])
+def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
+    open_notebook, browser_page, console, shot, kind
+):
+    sizes = sizes_of_messages(browser_page)
+    page = open_notebook(FOUR, f"timeline = gs.Timeline(trace_of({kind!r}))\ntimeline")
+    page.evaluate(rule.WATCH)
     show_many(page)
-    page.evaluate("""() => { window.canvas_frames = []; window.addEventListener(
-        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true); }""")
-    for kind in ("uniform", "alternating", "rare", "escaped"):
-        for zoom in (1.0, 0.05):
-            ask(page, f"timeline.show(trace_of({kind!r})); timeline.zoom({zoom}, 0.4)")
-            painted(page)
-            low, high = json.loads(ask(page, NS_ON_AXIS))
-            page.wait_for_function(f"""() => {{
-                const last = window.canvas_frames.at(-1);
-                return last && last.missing === 0 && Math.abs(last.low - {low}) < 1
-                    && Math.abs(last.high - {high}) < 1;
-            }}""")
-            shot(f"{kind}-{'all' if zoom == 1 else 'near'}")
-            width, height = page.evaluate("""() => {
-                const canvas = document.querySelector('.gpuscope-tiles');
-                const { xaxis } = document.querySelector('.js-plotly-plot')._fullLayout;
-                return [Math.round(xaxis._length * devicePixelRatio), canvas.height];
-            }""")
-            said = ask(page, EXPECTED.replace("WIDTH", str(width)))
-            tops, heights, whole, marks, tracks = json.loads(said)
-            scale = height / whole
-            for top, tall, (shares, escapes) in zip(tops, heights, tracks, strict=True):
-                px = round((tall - 4) * scale)
-                place = [round((top + 2) * scale), px, round(marks * scale)]
-                seen, lane = page.evaluate(COLUMNS, place)
-                ran = [at for at, share in enumerate(shares[1:-1], 1) if share > 0]
-                assert ran
-                for at in ran:
-                    near = max(seen[at - 1 : at + 2])
-                    assert near >= 2, f"{kind}: column {at} is blank where something ran"
-                error = [abs(seen[at] - max(2, shares[at] * px)) for at in ran]
-                assert sum(error) / len(error) <= 1, kind
-                escaped = [at for at, count in enumerate(escapes[12:-12], 12) if count]
-                for at in escaped:
-                    assert max(lane[at - 12 : at + 13]) > 2, f"{kind}: no mark at column {at}"
+    for by, at in ((1.0, 0.5), (0.3, 0.4), (0.2, 0.9)):
+        ask(page, f"timeline.zoom({by}, {at})")
+        painted(page)
+        whole = json.loads(ask(page, NS_ON_AXIS))
+        page.wait_for_function(IN_VIEW, arg=whole)
+        shot(f"{kind}-{by}")
+        found = rule.compare(page)
+        assert found["columns"] > 500
+        assert found["off_px"] <= 1, found
+        assert found["blank"] == found["lost"] == 0, found
+        assert (found["escapes"] > 0) == (kind in ("alternating", "escaped"))
+    assert 1000 < max(sizes) <= 4_000_000
 
 
 ESCAPES = """

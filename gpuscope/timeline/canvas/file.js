@@ -26,12 +26,15 @@ async function showTimeline(root) {
     const busy = groups.filter((group) => group.home === home).map((group) => group.busy);
     return unionOf(busy.flatMap(([from]) => from), busy.flatMap(([, till]) => till));
   });
-  // Return which share of the view the rows of the GPU were busy for, and for how long.
+  // Return which share of what was recorded in the view the rows of the GPU were busy for, and how
+  // long: as `shares_of` of words.py.
+  const recorded = () => scene.breaks.reduce((length, [from, to, [what]]) =>
+    length - (what === "not recorded" ? Math.max(0, Math.min(to, high) - Math.max(from, low)) : 0), high - low);
   const sharesIn = () => {
     const words = [];
     layout.rows.forEach((row, track) => {
       const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      if (!layout.isHost[row]) words[row] = [percentOf(busy / (high - low)), durationOf(busy)];
+      if (!layout.isHost[row]) words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
     });
     return words;
   };

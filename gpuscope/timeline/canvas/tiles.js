@@ -131,13 +131,13 @@ function paintTiles(model, root, tell) {
   const context = canvas.getContext("2d");
   const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
-  let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+  let asked = 0, news = 0, words = 0, shown = "", filled = "", image = null, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
   const partFills = new Map();
   let sweeping = null; // a range that the kernel does not know yet
   const changed = () => {
     sweeping = null;
-    news += 1;
+    words += 1;
     ask();
   };
 
@@ -192,7 +192,7 @@ function paintTiles(model, root, tell) {
     return [pieces, missing, soon];
   };
   const request = (want) => {
-    if (!want.length || performance.now() - asked < PATIENCE_MS) return;
+    if (!want.length || (asked && performance.now() - asked < PATIENCE_MS)) return;
     asked = performance.now();
     tell({ do: "tiles", version: scene.version, want });
   };
@@ -225,10 +225,10 @@ function paintTiles(model, root, tell) {
     const width = xaxis._length, height = yaxis._length, ratio = devicePixelRatio || 1;
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
-    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
+    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden, ""].join();
     if (canvas.parentNode !== holder) holder.prepend(canvas);
-    else if (now === shown) return;
-    shown = now;
+    else if (shown === now + words) return;
+    shown = now + words;
     const right = plot._fullLayout._size.r; // in which words stand
     const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
@@ -243,7 +243,9 @@ function paintTiles(model, root, tell) {
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
       tile.spans[place] !== null && view.px >= tile.spans[place]));
     const ratioY = canvas.height / height;
-    paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    if (filled !== now) paintColumns(pieces, view, hidden, ratio, ratioY, Math.round(width * ratio));
+    filled = now;
+    context.putImageData(image, 0, 0);
     context.save();
     context.beginPath();
     context.rect(0, 0, width, height);
@@ -261,8 +263,9 @@ function paintTiles(model, root, tell) {
     context.restore();
     paintShares(view);
     paintOverview(low, high);
-    request([...missing, ...soon].slice(0, WANTED));
-    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
+    if (missing.length) request([...missing, ...soon].slice(0, WANTED));
+    else requestAnimationFrame(() => setTimeout(() => request(soon.slice(0, WANTED))));
+    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length, bars, marks: marked } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
   const groupsOf = (pieces, place, hidden = new Set()) => {
@@ -299,12 +302,13 @@ function paintTiles(model, root, tell) {
     return shares;
   };
   const paintColumns = (pieces, view, hidden, ratio, ratioY, wide) => {
-    const image = context.createImageData(wide, canvas.height);
-    const pixels = new Uint32Array(image.data.buffer);
+    if (image?.width !== wide || image.height !== canvas.height) image = context.createImageData(wide, canvas.height);
+    const pixels = new Uint32Array(image.data.buffer).fill(0);
     const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
       const groups = groupsOf(pieces, place, hidden);
+      if (!groups.length) return;
       const colours = groups.map(([kind]) => {
         const rgb = parseInt(scene.classes[kind].fill.slice(1), 16);
         return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
@@ -319,6 +323,8 @@ function paintTiles(model, root, tell) {
       const bottom = Math.min(canvas.height, Math.round((top + 2) * view.scale * ratioY) + px);
       const shares = sharesOf(pieces, groups, view.low, step, wide);
       const tall = new Float64Array(groups.length), there = new Array(groups.length);
+      const tops = groups.map(() => new Uint16Array(wide)); // of each in the stack, in px from the bottom
+      let most = 0;
       for (let x = 0; x < wide; x++) {
         let total = 0;
         for (let k = 0; k < tall.length; k++) {
@@ -327,15 +333,16 @@ function paintTiles(model, root, tell) {
           there[k] = tall[k] > 0 || instants[k].has(x);
         }
         fit(tall, there, total, px, Math.round(scene.least * ratio), Math.round(scene.free * ratio));
-        let y = bottom;
-        for (let k = 0; k < tall.length; k++)
-          for (const end = y - tall[k]; y > end; ) {
-            y -= 1;
-            if (y >= 0) pixels[y * wide + x] = colours[k];
-          }
+        for (let k = 0, sum = 0; k < tall.length; k++) tops[k][x] = sum += tall[k];
+        most = Math.max(most, tops.at(-1)[x]);
+      }
+      // Line by line, as pixels lie in memory; what is lower in the stack is painted over the rest.
+      for (let k = tall.length - 1; k >= 0; k--) {
+        const till = tops[k], colour = colours[k];
+        for (let up = 0, at = (bottom - 1) * wide; up < most && at >= 0; up++, at -= wide)
+          for (let x = 0; x < wide; x++) if (till[x] > up) pixels[at + x] = colour;
       }
     });
-    context.putImageData(image, 0, 0);
   };
   const paintBreaks = (view, height) => {
     for (const [from, to, what] of scene.breaks) {
@@ -369,16 +376,18 @@ function paintTiles(model, root, tell) {
   const paintMarks = (pieces, view, hidden) => {
     marked = pieces.flatMap(({ tile, low, high }) => tile.marks
       .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
-      .filter(({ place, what, time }) => time >= low && time < high && time + tile.column > view.low && time < view.high &&
+      .filter(({ place, what, time }) => time >= low && time < high && // the last it counts may be in view
+        time + scene.merged * tile.column > view.low && time < view.high &&
         (what !== "escape" || tile.groups.some(([of, kind]) => of === place && scene.classes[kind].escaped && !hidden.has(kind)))));
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
+    const size = Math.min(5, (scene.lane * view.scale - 1) / 2); // of many rows, the lanes are low
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [view.x(time), (scene.tops[place] - scene.lane / 2) * view.scale];
-      const up = what === "hazard" ? [[x - 5, y], [x, y - 5], [x + 5, y]] : [[x - 5, y - 5], [x + 5, y - 5]];
+      const [x, y] = [Math.max(0, view.x(time)), (scene.tops[place] - scene.lane / 2) * view.scale];
+      const up = what === "hazard" ? [[x - size, y], [x, y - size], [x + size, y]] : [[x - size, y - size], [x + size, y - size]];
       context.beginPath();
-      for (const corner of [...up, [x, y + 5]]) context.lineTo(...corner);
+      for (const corner of [...up, [x, y + size]]) context.lineTo(...corner);
       context.closePath();
       context.fill();
       context.stroke();
@@ -482,16 +491,17 @@ function paintTiles(model, root, tell) {
   // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
   const paintShares = (view) => {
     const shares = model.get("state").shares ?? [], x = view.width + 6;
-    scene.tops.forEach((top, place) => {
-      const middle = (top + scene.heights[place] / 2) * view.scale;
-      (shares[place] ?? []).forEach((text, n, { length }) => {
-        context.globalAlpha = n ? 0.75 : 1;
-        write(text, x, middle + 13 * (n - (length - 1) / 2), n ? 11 : 12, scene.ink);
+    Object.assign(context, { textBaseline: "middle", fillStyle: scene.ink });
+    for (const n of [0, 1]) { // a font is set once: to read its name takes longer than to write
+      context.font = (n ? 11 : 12) + FONT;
+      context.globalAlpha = n ? 0.75 : 1;
+      scene.tops.forEach((top, place) => {
+        const words = shares[place] ?? [], middle = (top + scene.heights[place] / 2) * view.scale;
+        if (n in words) context.fillText(words[n], x, middle + 13 * (n - (words.length - 1) / 2));
+        if (n && lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
       });
-      context.globalAlpha = 0.75;
-      if (lanes[place]?.axis) write(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5, 11, scene.ink);
-      context.globalAlpha = 1;
-    });
+    }
+    context.globalAlpha = 1;
   };
   // Shade the selected stretch of time, or the one that is being dragged.
   const paintStretch = (view, height) => {
@@ -514,7 +524,7 @@ function paintTiles(model, root, tell) {
     if (!isOn()) return null;
     const [low, high] = range();
     sweeping = [one, other].sort((a, b) => a - b).map((at) => Math.round(low + at * (high - low)));
-    news += 1;
+    words += 1;
     ask();
     return sweeping[1] > sweeping[0] ? sweeping : null;
   };
@@ -609,7 +619,7 @@ function paintTiles(model, root, tell) {
   };
   const brushAt = (low, high, wide) => {
     const [first, last] = scene.extent, px = wide / (last - first);
-    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / strip.clientWidth);
+    const middle = ((low + high) / 2 - first) * px, half = Math.max(((high - low) * px) / 2, 4 * wide / plot._fullLayout.xaxis._length);
     return [Math.max(0, middle - half), Math.min(wide, middle + half)];
   };
   const paintWhole = (pen, wide, tall, ratio) => {
@@ -659,20 +669,27 @@ function paintTiles(model, root, tell) {
   strip.onpointerup = () => (grabbed = null);
 
   // -- moving --------------------------------------------------------------------------
+  let due = null; // the range that the kernel is told of when it is painted
   const goTo = (from, wide) => {
     const [least, most] = scene.extent, width = Math.min(Math.max(wide, scene.narrowest), most - least);
     const low = Math.round(Math.min(Math.max(from, least), most - width)), high = Math.round(low + width);
     showRange(low, high);
     paint();
-    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+    due = { do: "range", low: low / 1e3, high: high / 1e3 };
+    requestAnimationFrame(() => setTimeout(tellRange)); // a notebook is busy with each answer
+  };
+  const tellRange = () => {
+    if (due) tell(due);
+    due = null;
   };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
   const move = ({ do: what, by, at = 0.5 }) => {
-    if (!isOn() || model.get("state").follow || !plotly()) return false;
+    if (!isOn() || model.get("state").follow || !plotly()) return tellRange();
     const [low, high] = range(), width = high - low;
     const wide = { zoom: Math.max(scene.narrowest, width * by), pan: width, fit: Infinity }[what];
-    if (wide) goTo(what === "pan" ? low + by * width : low + (width - wide) * at, wide);
-    return Boolean(wide);
+    if (!wide) return tellRange();
+    goTo(what === "pan" ? low + by * width : low + (width - wide) * at, wide);
+    return true;
   };
 
   // -- what is under the pointer -------------------------------------------------------
@@ -741,7 +758,7 @@ function paintTiles(model, root, tell) {
   // Return what is said of the columns or the marks under the pointer, the strongest class first.
   const columnAt = ({ time, up, low, px, scale }) => {
     const down = up / scale, step = 1 / px;
-    const mark = marked.find(({ place, time: at }) => Math.abs(at - time) * px <= POINT_PX &&
+    const mark = marked.find(({ place, time: at }) => Math.abs(Math.max(at, low) - time) * px <= POINT_PX &&
       down >= scene.tops[place] - scene.lane && down < scene.tops[place]);
     if (mark) return { edge: scene.marked, lines: [mark.words] };
     const place = scene.tops.findIndex((top, n) => down >= top && down < top + scene.heights[n]);

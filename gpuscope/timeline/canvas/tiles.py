@@ -188,6 +188,7 @@ def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: b
         "top": top_level(high),
         "columns": COLUMNS,
         "finer": FINER,
+        "merged": MARK_PX * FINER,
         "narrowest": LEAST_NS,
         "height": snapshot.height,
         "root": root,

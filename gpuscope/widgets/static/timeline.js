@@ -82,6 +82,7 @@ function toolbar(model, el, move) {
       "View",
       button("m", "Measure", "Measure between two clicks"),
       button("r", "Range", "Select the range in view; or drag with Shift"),
+      button("Escape", "Clear", "Clear what is selected and measured"),
       button("h", "Host", "Each row of the host"),
       button("sms", "SMs", "SMs below the tracks", ""),
       h("details", {}, h("summary", {}, "Tracks"), list),
@@ -117,7 +118,7 @@ function toolbar(model, el, move) {
     showTracks(state);
   };
   const help = Object.values(buttons).map(({ title }) => title).filter((title) => title.endsWith(")")).join(", ");
-  return { search, help: `Timeline. ${help}, Search names (/), Clear (Escape)`, stop: watch(model, show, "state") };
+  return { search, help: `Timeline. ${help}, Search names (/)`, stop: watch(model, show, "state") };
 }
 
 // -- the plot beside it --------------------------------------------------------------------

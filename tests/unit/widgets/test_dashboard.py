@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import queue
 import re
@@ -1065,3 +1066,15 @@ def test_a_closed_dashboard_is_forgotten_with_its_trace():
     del dashboard, parts
     gc.collect()
     assert [one() for one in kept] == [None] * len(kept)
+
+
+def test_busy_shares_are_of_the_time_recorded_not_of_what_lies_between_rounds():
+    shares = {}
+    for rounds in (1, 3):
+        plan = copy.deepcopy(TEMPLATE) | {"rounds": rounds}
+        plan["workloads"]["small"]["repeats"] = 150
+        run = gs.run(plan, gs.open_device("sim:h200", jitter=False, quiet=True))
+        summary = results.summarise(run)
+        shares[rounds] = max(summary.judged.busy.values())
+    assert shares[3] == pytest.approx(shares[1], rel=0.1)
+    assert shares[1] > 0.5

@@ -63,7 +63,6 @@ async function showTimeline(root) {
     off: () => {},
   };
   const tell = (message) => {
-    if (message.do === "range") remember();
     if (message.do !== "tiles") return;
     setTimeout(() => {
       const tiles = message.want.map(([levelOf, index]) => {
@@ -109,6 +108,7 @@ async function showTimeline(root) {
     }));
     title.textContent = `${text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
     drawSelected();
+    remember();
     listeners.plotly_afterplot();
   };
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+from gpuscope._columns import MEANINGS
 from gpuscope._text import percent, stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
@@ -31,6 +32,8 @@ def shared_lines(tracks: Tracks, bar_class: Class) -> list[str]:
     if bar_class.partition is not None:
         where = partition_label(tracks.names, bar_class.partition or None)
         lines[0] += f", partition {where}" if bar_class.partition else f", {where}"
+    if meaning := MEANINGS.get(bar_class.kind):
+        lines.append(f"{bar_class.kind}: {meaning}")
     sources = tracks.classes.get(bar_class, ())
     if len(sources) == 1:
         lines.append(f"source: {clean(sources[0], 40)}")

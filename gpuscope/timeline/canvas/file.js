@@ -58,7 +58,7 @@ async function showTimeline(root) {
   };
   let selected = null, scene = themed(), heard = {}, pointers = new Map(), pressed = null;
   const model = {
-    get: (name) => (name === "scene" ? scene : { shares: sharesIn() }),
+    get: (name) => (name === "scene" ? scene : { get shares() { return sharesIn(); } }),
     on: (name, act) => (heard[name] = act),
     off: () => {},
   };

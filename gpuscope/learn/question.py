@@ -13,6 +13,7 @@ import traitlets
 from gpuscope._types import Untyped
 from gpuscope.errors import InvalidArgument
 from gpuscope.learn.answers import Answer, FormField, Kind
+from gpuscope.timeline.canvas.tiles import DOM
 
 Shown: TypeAlias = object
 """What Jupyter passes on, and what it shows of a MIME type."""
@@ -45,7 +46,7 @@ class Question(anywidget.AnyWidget):
     (['b'], True)
     """
 
-    _esm = (_STATIC / "question.js").read_text("utf-8")
+    _esm = DOM + (_STATIC / "question.js").read_text("utf-8")
     _css = (_STATIC / "question.css").read_text("utf-8")
 
     text = traitlets.Unicode(help="The question.").tag(sync=True)

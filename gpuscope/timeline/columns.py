@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope._text import UNITS_NS
 from gpuscope._types import Array, Bools
 from gpuscope.timeline.index import Index
 
@@ -198,41 +197,10 @@ def spans_from(
 # -- the time axis -------------------------------------------------------------------------
 
 
-class Ticks(NamedTuple):
-    """Ticks of a time axis: where, what stands there, and what the axis is called."""
-
-    at_ns: Array
-    labels: list[str]
-    title: str
-
-
 def step_of(length: float, most: int) -> float:
     """Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length."""
     step = 10.0 ** math.floor(math.log10(length / most))
     return step * next(times for times in (1, 2, 5, 10) if length <= step * times * most)
-
-
-def ticks_of(window_ns: Stretch, most: int) -> Ticks:
-    """Return even ticks of a window of a clock that starts at zero.
-
-    Labels count from the clock's zero, or far from it from a round time, which the title states.
-    That, the unit and the step are the same for all windows so long in a stretch of 1,024 of them.
-    """
-    low, high = window_ns
-    length = high - low
-    step = max(1, round(step_of(length, most)))
-    stretch = 1024 * length
-    round_ns = round(step_of(stretch, 1))
-    base = max(0, low) // stretch * stretch // round_ns * round_ns
-    unit, unit_ns = next(pair for pair in UNITS_NS.items() if length >= 2 * pair[1] or pair[1] == 1)
-    digits = max(0, len(str(unit_ns)) - len(str(step)) + len(str(step).rstrip("0")) - 1)
-    at = np.arange(-(-low // step), high // step + 1, dtype=np.int64) * step
-    since = "the start"
-    if base:
-        name, ns = next(pair for pair in UNITS_NS.items() if base % max(1, pair[1] // 1000) == 0)
-        since = f"{base / ns:,.12g} {name} after the start"
-    labels = [f"{(time - base) / unit_ns:,.{digits}f}" for time in at.tolist()]
-    return Ticks(at, labels, f"time since {since} ({unit})")
 
 
 # -- how they look in px -------------------------------------------------------------------

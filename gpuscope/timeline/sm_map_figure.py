@@ -29,6 +29,15 @@ _TICK_PX = 17
 """So far apart are ticks at least."""
 _ROWS = 2
 """Rows of the picture an SM."""
+ON_SM_AXIS: Properties = {
+    "type": "scatter",
+    "x": [None],
+    "y": [None],
+    "yaxis": "y2",
+    "showlegend": False,
+    "hoverinfo": "skip",
+}
+"""A trace for :func:`sm_axis`: without one, Plotly leaves out the axis, and with one it stays."""
 
 
 def sm_image(cells: Cells, colours: list[str], zero_ns: int, unit_ns: float) -> Properties:

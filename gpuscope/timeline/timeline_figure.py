@@ -14,7 +14,7 @@ from gpuscope.timeline import plotly_parts, style
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours, looks_of
 from gpuscope.timeline.raster import StaticFigure, png
 from gpuscope.timeline.scene import PIXELS, Scene
-from gpuscope.timeline.sm_map_figure import sm_axis, sm_image
+from gpuscope.timeline.sm_map_figure import ON_SM_AXIS, sm_axis, sm_image
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, escape, notes_of, stated
@@ -159,17 +159,8 @@ def timelines(
 
 def _figure(picture: Picture) -> StaticFigure:
     data = plotly_parts.traces_of(picture)
-    if "yaxis2" in picture.layout:  # for it to appear
-        data.append(
-            {
-                "type": "scatter",
-                "x": [None],
-                "y": [None],
-                "yaxis": "y2",
-                "showlegend": False,
-                "hoverinfo": "skip",
-            }
-        )
+    if "yaxis2" in picture.layout:
+        data.append(ON_SM_AXIS)
     panels = tuple(replace(panel, scene=panel.scene.alone()) for panel in picture.panels)
     return StaticFigure(data=data, layout=picture.layout, picture=replace(picture, panels=panels))
 

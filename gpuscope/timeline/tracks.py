@@ -222,11 +222,6 @@ class Tracks:
         """Return how much later spans may have started and how much earlier ended, ns."""
         return self._columns["early"].values[rows], self._columns["late"].values[rows]
 
-    @cached_property
-    def drawn(self) -> int:
-        """How many rows are on a track."""
-        return int(np.count_nonzero(self.track >= 0))
-
     def partitions(self) -> set[str]:
         """Return the partitions in which something ran; without any, the streams."""
         names = {bar_class.stream for _, bar_class in self.groups} - {""}
@@ -329,12 +324,13 @@ def default_window_ns(trace: Trace) -> tuple[int, int]:
 
 def whole_ns(trace: Trace) -> tuple[int, int]:
     """Return start and end of all that is in a trace."""
-    windows = trace.metadata.windows_ns[-1:]
+    windows = trace.metadata.windows_ns
     if not len(trace):
-        return 0, 1
+        low = int(windows[0][0]) if windows else 0
+        return low, low + 1
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
-    closing = [int(pair[1]) for pair in windows] if trace.spans.column("end_ns").null_count else []
+    closing = [int(windows[-1][1])] if windows and trace.spans.column("end_ns").null_count else []
     # An instant at the very end is in the window, too.
     return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
 

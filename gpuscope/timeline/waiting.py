@@ -11,6 +11,7 @@ import numpy as np
 from gpuscope._types import Array, Bools
 from gpuscope.analysis.part import PartKind
 from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.columns import step_of
 from gpuscope.timeline.labels import Track
 from gpuscope.timeline.tracks import Tracks
 
@@ -171,12 +172,6 @@ def _spans_from(length_ns: Array) -> float:
     return CALL_PX / int(np.partition(length_ns, half)[half])
 
 
-def axis_ns(longest_ns: int) -> int:
-    """Return what a lane in columns reaches to: 1, 2 or 5 times a power of ten."""
-    step: int = 10 ** (len(str(max(longest_ns, 1))) - 1)
-    return next(times * step for times in (1, 2, 5, 10) if longest_ns <= times * step)
-
-
 def boxes_of(
     waiting: Waiting, window_ns: tuple[int, int], edges: Array
 ) -> tuple[Boxes, dict[int, int]]:
@@ -187,7 +182,7 @@ def boxes_of(
     begins = (column >= 0) & (column < len(edges) - 1) & ~in_spans
     most = np.zeros(len(waiting.spans_from), np.int64)
     np.maximum.at(most, waiting.at_row[begins], length[begins])
-    tops = {at: axis_ns(top) for at, top in enumerate(most.tolist()) if top}
+    tops = {at: round(step_of(top, 1)) for at, top in enumerate(most.tolist()) if top}
     # Of the calls that start in a column the longest, of equals the first.
     order = np.lexsort((waiting.start_ns, -length, column, waiting.at_row))
     order = order[begins[order]]

@@ -125,7 +125,7 @@ def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str
     """Return what a span's time consists of, in words and as parts."""
     known = trace_parts(trace)
     try:
-        parts = known.parts(known.explained(span))
+        parts, words = known.parts(known.explained(span)), str(explain(trace, span))
     except MissingEvidence as error:
         return {"why": str(error)}
     cause = known.rows.places(np.array([-1 if at.span is None else at.span for at in parts]))
@@ -133,7 +133,7 @@ def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str
     work = np.full(len(parts), ran[-1] if ran else known.explained(span))
     classes, look = classed(tracks, [part.kind for part in parts], cause, work)
     lengths = [(classes[at], part.duration_ns) for at, part in zip(look, parts, strict=True)]
-    return {"why": why(trace, span), **_shares(lengths, tracks, colours)}
+    return {"why": words, **_shares(lengths, tracks, colours)}
 
 
 def _shares(
@@ -193,14 +193,6 @@ def _latency(lengths_ns: Array) -> str:
     ordered = np.sort(lengths_ns)
     at = [-(-len(ordered) * share // 100) - 1 for share in (50, 99, 100)]
     return ", ".join(duration(int(ordered[index])) for index in at)
-
-
-def why(trace: Trace, span: int) -> str:
-    """Say what a span's time consists of, or that nothing tells."""
-    try:
-        return str(explain(trace, span))
-    except MissingEvidence as error:
-        return str(error)
 
 
 def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:

@@ -44,7 +44,7 @@ class Pins(Control):
     ) -> None:
         super().__init__(lock=lock)
         self._changed = changed
-        self._show = show
+        self._do_show = show
         self._summaries: dict[int, Summary] = {}
         self._kept: dict[int, Run] = {}
         """The runs whose traces are here: those that are pinned, and the latest."""
@@ -111,9 +111,6 @@ class Pins(Control):
         kept = [run for run in others if run["pinned"]] or others[-1:]
         shown = [run for run in self.runs if run["number"] == self.shown]
         return [(run["words"], run["number"]) for run in [*kept, *shown]]
-
-    def _do_show(self, number: int) -> None:
-        self._show(number)
 
     def _do_pin(self, number: int) -> None:
         pinned = any(run["pinned"] for run in self.runs if run["number"] == number)

@@ -57,7 +57,6 @@ class Summary:
     told: Trace
     judged: Judged
     provenance: str
-    simulated: bool
     stopped: bool
     blocks: bool
     cards: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
@@ -117,7 +116,6 @@ def summarise(run: Run) -> Summary:
         told=Trace.from_columns({}, metadata=trace.metadata),
         judged=judge(trace, rows),
         provenance=trace.provenance,
-        simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
         cards=tuple(cards(trace)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuscope._checks import door
 from gpuscope.timeline.canvas.state import Search
 from gpuscope.timeline.canvas.window import around, clamped, widened
@@ -54,11 +56,18 @@ class SelectingView(TimelineView):
         self.set_trait("matches", len(self._search.rows))
 
     def _go(self, step: int) -> int | None:
-        self._come_near()
-        with self._lock:
+        def match() -> int | None:
             if self._is_live:
                 self._look()
-            row = self._search.go(step, self.state, self.window_ns)
+            return self._search.go(step, self.state, self.window_ns)
+
+        return self._show(match)
+
+    def _show(self, find: Callable[[], int | None]) -> int | None:
+        """Select the row that is found once all of them are here, and show it; return its id."""
+        self._come_near()
+        with self._lock:
+            row = find()
             return None if row is None else self._choose(row)
 
     # -- one span ---------------------------------------------------------------------
@@ -82,28 +91,15 @@ class SelectingView(TimelineView):
 
         Where none is selected, the first in view.
         """
-        self._come_near()
-        with self._lock:
-            row = self.state.neighbour(self.window_ns, along, across)
-            return None if row is None else self._choose(row)
+        return self._show(lambda: self.state.neighbour(self.window_ns, along, across))
 
     def next_escape(self) -> int | None:
         """Select the next work that escaped, after the selected span or in view; returns its id."""
-        self._come_near()
-        with self._lock:
-            selected = self.state.selected
-            after = self.window_ns[0]
-            if selected is not None:
-                after = int(self.state.tracks.start_ns[selected]) + 1
-            row = self.state.escape_after(after)
-            return None if row is None else self._choose(row)
+        return self._show(lambda: self.state.next_escape(self.window_ns[0]))
 
     def longest_wait(self) -> int | None:
         """Select the call whose work waited longest, then the next longest; returns its id."""
-        self._come_near()
-        with self._lock:
-            row = self.state.waited_longest()
-            return None if row is None else self._choose(row)
+        return self._show(self.state.waited_longest)
 
     def zoom_to_selection(self) -> None:
         """Show the selected span, or the range, and a little around it."""

@@ -132,6 +132,18 @@ class Table(Control):
         return [row["values"]["name"] for row in self.rows]
 
     @property
+    def choices(self) -> list[str]:
+        """Names to choose from."""
+        return list(self._choices)
+
+    @choices.setter
+    def choices(self, names: Iterable[str]) -> None:
+        with self.lock:
+            self._choices = names_of(self.chosen, names)
+            self.fields = self._fields()
+            self._changed({})
+
+    @property
     def described(self) -> dict[str, Values]:
         """Name → fields, as an experiment takes them; of two rows with one name, the first."""
         with self.lock:
@@ -245,13 +257,6 @@ class Table(Control):
         shown = {described["name"] for described in self.fields}
         return path[2] if len(path) > 2 and path[2] in shown else ""
 
-    def _choose_from(self, names: Iterable[str]) -> None:
-        """Offer other names to choose from."""
-        with self.lock:
-            self._choices = names_of(self.chosen, names)
-            self.fields = self._fields()
-            self._changed({})
-
     def _require_valid(self) -> None:
         if not self.is_valid:
             raise InvalidExperiment(self.said)
@@ -318,8 +323,7 @@ class Table(Control):
         self._follow_names(renamed)
         self._changed(renamed)
 
-    def _do_add(self) -> None:
-        self.add()
+    _do_add = add
 
     def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
         self.rows = [row for row in self.rows if row["id"] != id]

@@ -66,14 +66,7 @@ class StreamTable(Table):
             streams = {name: {"partition": name} for name in self._choices} or {"stream 1": {}}
         self.describe(streams)
 
-    @property
-    def partitions(self) -> list[str]:
-        """Names of the partitions to choose from."""
-        return list(self._choices)
-
-    @partitions.setter
-    def partitions(self, names: Iterable[str]) -> None:
-        self._choose_from(names)
+    partitions = Table.choices
 
     @property
     def streams(self) -> dict[str, StreamSpec]:
@@ -177,14 +170,7 @@ class WorkloadTable(Table):
         super().__init__(streams, lock)
         self.describe({"workload 1": {}} if workloads is None else workloads)
 
-    @property
-    def streams(self) -> list[str]:
-        """Names of the streams to choose from."""
-        return list(self._choices)
-
-    @streams.setter
-    def streams(self, names: Iterable[str]) -> None:
-        self._choose_from(names)
+    streams = Table.choices
 
     @property
     def workloads(self) -> dict[str, WorkloadSpec]:

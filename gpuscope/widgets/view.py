@@ -301,7 +301,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         moves = not is_stale and self.drawn is not None and bool(frame.page["view"])
         if knows_range or moves:
             self.figure.know({"xaxis.range": frame.layout["xaxis.range"]}, moves=moves)
-        self.figure.draw(frame.bars, frame.overlays, frame.layout)
+        self.figure.draw(frame.legend, frame.overlays, frame.layout)
         with self._lock:
             self.drawn = drawn
         with self._lock, self.bar.hold_sync():  # one message

@@ -459,7 +459,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     show(page)
     reached = walk(page, ROOM)
-    assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
+    assert [one for one in reached if one.startswith("Timeline. Pan left (A)")], reached
     labels = ("Pan left", "Zoom in", "All: show everything", "Next call", "Search names of spans")
     assert not {*labels, "Each row of the host", "Tracks"} - {*reached}
     keys = page.locator(f"{ROOM} [aria-keyshortcuts]").evaluate_all(

@@ -1,13 +1,4 @@
 // A question of a lesson: its fields, what was answered, and the check.
-function h(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-let asked = 0;
-
 function radio(field, name) {
   const inputs = field.options.map((value) => h("input", { type: "radio", name, value }));
   const rows = inputs.map((input) => h("label", { class: "gs-option" }, input, input.value));
@@ -19,75 +10,52 @@ function radio(field, name) {
   };
 }
 
-function select(field) {
-  const input = h("select", {}, h("option", { value: "" }, "choose"),
-    ...field.options.map((value) => h("option", { value }, value)));
+// A field of one input under its label.
+function single(name, { label, unit }, input, read) {
   return {
-    node: h("label", { class: "gs-place" }, field.label, " ", input),
+    node: h("label", { class: name }, label, " ", input, " ", unit ?? ""),
     inputs: [input],
-    get: () => input.value || null,
+    get: () => (input.value === "" ? null : read(input.value)),
     set: (value) => { input.value = value ?? ""; },
   };
 }
 
-function number(field) {
-  const input = h("input", { type: "number", step: "any" });
-  return {
-    node: h("label", { class: "gs-number" }, field.label, " ", input, " ", field.unit ?? ""),
-    inputs: [input],
-    get: () => (input.value === "" ? null : Number(input.value)),
-    set: (value) => { input.value = value ?? ""; },
-  };
-}
-
-// Once it is answered, the next cell is the one to go on with: else the keys that run a cell
-// would ask anew.
-function goOn(form) {
-  form.closest(".jp-Cell")?.nextElementSibling?.focus();
-}
+const number = (field) => single("gs-number", field, h("input", { type: "number", step: "any" }), Number);
+const select = (field) => single("gs-place", field, h("select", {}, h("option", { value: "" }, "choose"),
+  ...field.options.map((value) => h("option", { value }, value))), String);
 
 function render({ model, el }) {
-  asked += 1;
-  const make = { radio, select, number };
-  const parts = model.get("fields").map((one) => make[one.kind](one, `gs-question-${asked}`));
-  const button = h("button", { type: "submit" }, model.get("button"));
-  const said = h("p", { class: "gs-said", role: "status" });
+  const make = { radio, select, number }, name = freshId();
+  const parts = model.get("fields").map((one) => make[one.kind](one, name));
+  const button = h("button", { type: "submit" }, model.get("button")), said = h("p", { class: "gs-said", role: "status" });
   const form = h("form", { class: "gpuscope-question" },
     h("fieldset", {}, h("legend", {}, model.get("text")), ...parts.map((part) => part.node)),
     button, said);
-  // JupyterLab's shortcuts (arrows move cells, letters cut them) match what has the focus itself.
-  for (const node of form.querySelectorAll("input, select, button")) {
-    node.setAttribute("data-lm-suppress-shortcuts", "true");
-  }
-  form.addEventListener("keydown", (event) => {
+  form.onkeydown = (event) => {
     if (event.key !== "Enter" || event.target === button) return;
     event.preventDefault(); // JupyterLab keeps a field of numbers from sending its form
     form.requestSubmit();
-  });
+  };
   form.noValidate = true; // what is missing is told in words, by the kernel
-  form.addEventListener("submit", (event) => {
+  form.onsubmit = (event) => {
     event.preventDefault();
     model.send({ values: parts.map((part) => part.get()) });
-  });
+  };
 
   function update() {
-    const locked = model.get("locked");
-    const mine = locked && form.contains(document.activeElement);
+    const locked = model.get("locked"), mine = locked && form.contains(document.activeElement);
     for (const part of parts) for (const input of part.inputs) input.disabled = locked;
     button.disabled = locked;
     said.textContent = model.get("said");
     said.dataset.tone = model.get("tone");
     // While it waits for a first answer, the style sheet hides what stands below.
     form.toggleAttribute("data-unanswered", !locked && model.get("tone") !== "wrong");
-    if (mine) goOn(form);
+    // The next cell is the one to go on with: else the keys that run a cell would ask anew.
+    if (mine) form.closest(".jp-Cell")?.nextElementSibling?.focus();
   }
   model.get("given").forEach((value, index) => parts[index].set(value));
-  for (const name of ["locked", "said", "tone"]) model.on(`change:${name}`, update);
-  update();
   el.append(form);
-  return () => {
-    for (const name of ["locked", "said", "tone"]) model.off(`change:${name}`, update);
-  };
+  return watch(model, update, "locked", "said", "tone");
 }
 
 export default { render };

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuscope.timeline import plotly_parts, style
 from gpuscope.timeline.canvas import tiles
-from gpuscope.timeline.canvas.snapshot import STRIPE, Bars, Drawn, Frame, Snapshot
+from gpuscope.timeline.canvas.snapshot import STRIPE, Drawn, Frame, Legend, Snapshot
 from gpuscope.timeline.canvas.window import Window, widened
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.labels import Class
@@ -66,12 +66,11 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     return drawn
 
 
-def _legend(snapshot: Snapshot, page: Properties) -> Bars:
-    """Return bars out of sight that put the classes into the legend; ``meta`` is their place.
+def _legend(snapshot: Snapshot, page: Properties) -> Legend:
+    """Return what the legend has of bars; ``meta`` is the place of their class.
 
     Those of the host are in it if its rows are shown. Parts of calls have none: they stay.
     """
-    bar = {"base": [0], "x": [1], "y": [-100], "width": [1], "hovertext": [""], "text": [""]}
     legend = {}
     tracks, rows = snapshot.tracks, snapshot.places.tracks
     shown = {number for track in rows if not track.folded for number in track.numbers}
@@ -80,14 +79,14 @@ def _legend(snapshot: Snapshot, page: Properties) -> Bars:
         if bar_class not in there:
             continue
         how = look(snapshot.tracks, bar_class, snapshot.colours, snapshot.theme.outlined)
-        legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}, bar
+        legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
     parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
     for part in sorted(parts, key=lambda part: ORDER.index(part.pattern)):
         if part.pattern:
             how = Look(
                 part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
             )
-            legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs"), bar
+            legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs")
     return legend
 
 

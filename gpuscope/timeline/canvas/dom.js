@@ -22,12 +22,34 @@ const FIRST = `:is(${[...FOCUSABLE].join(", ")}):not(:disabled, [type=color])`;
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   node.append(...children);
+  if (tag === "button") node.type = "button";
   if (FOCUSABLE.has(tag) || "tabindex" in attributes) put(node, "data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else put(node, name, value);
   }
   return node;
+}
+
+// Return a cell of a pattern of Plotly's, drawn by hand.
+function patternCell({ fill, pattern, escaped }, tint = 0) {
+  const cell = h("canvas", { width: 6, height: 6 }), pen = cell.getContext("2d");
+  pen.fillStyle = fill;
+  pen.globalAlpha = escaped ? 1 : tint;
+  pen.fillRect(0, 0, 6, 6);
+  pen.globalAlpha = 1;
+  pen.strokeStyle = escaped ? "#1B1F24" : fill;
+  pen.lineWidth = escaped ? 1.2 : pattern === "o" ? 1 : 2;
+  pen.stroke(new Path2D({
+    "/": "M-1 7L7 -1", "\\": "M-1 -1L7 7", "|": "M3 0V6", "-": "M0 3H6", "+": "M3 0V6M0 3H6",
+    x: "M-1 7L7 -1M-1 -1L7 7", ".": "M2 3H4", o: "M4.8 3A1.8 1.8 0 0 1 1.2 3A1.8 1.8 0 0 1 4.8 3",
+  }[pattern]));
+  return cell;
+}
+
+// Give an element a place or a size, in px.
+function lay(node, sizes) {
+  for (const [name, px] of Object.entries(sizes)) node.style[name] = `${px}px`;
 }
 
 const focused = (node) => node.getRootNode().activeElement;
@@ -68,14 +90,14 @@ function show(input, value) {
 
 // Mark a field as being typed in until it is left or Enter is pressed; then commit what changed.
 function commits(input, commit) {
-  input.addEventListener("input", () => { input.dataset.typing = "yes"; });
   const done = () => {
     if (input.dataset.typing !== "yes") return;
     input.dataset.typing = "";
     commit(input.value);
   };
-  input.addEventListener("change", done);
-  input.addEventListener("keydown", (event) => { if (event.key === "Enter") done(); });
+  input.oninput = () => { input.dataset.typing = "yes"; };
+  input.onchange = done;
+  input.onkeydown = ({ key }) => { if (key === "Enter") done(); };
   return input;
 }
 
@@ -85,9 +107,21 @@ function freshId() {
   return `gpuscope-${Date.now().toString(36)}-${numbers}`;
 }
 
-// The field that a person goes on with after something was added.
-function enter(node) {
-  node.querySelector("input[type=text]")?.focus();
+// A button that adds a row, and what makes the rows of a list: who added one goes on in its first field.
+function adder(model, send, label, make) {
+  let adding = false;
+  const onclick = () => {
+    adding = !model.get("disabled");
+    send({ action: "add" });
+  };
+  const row = (id) => {
+    const node = make(id), fold = node.querySelector("details");
+    if (adding && fold) fold.open = true;
+    if (adding) requestAnimationFrame(() => node.querySelector("input[type=text]")?.focus());
+    adding = false;
+    return node;
+  };
+  return [h("button", { onclick }, label), row];
 }
 
 // A field under its label, with room for an error: whatever stands there, the name stays the label.
@@ -101,6 +135,10 @@ function tell(place, text) {
   put(place, "textContent", text);
   put(place, "hidden", !text);
 }
+
+// Where errors stand: of a field, and of a control.
+const faultPlace = () => h("span", { class: "gs-fault", id: freshId(), hidden: true });
+const alarmPlace = () => h("p", { class: "gs-error", role: "alert", hidden: true });
 
 // An error under a field, and the field told of it.
 function fault(input, place, text) {
@@ -133,11 +171,24 @@ function voice(model, home) {
   };
 }
 
-// Act now, and whenever one of these traits changes; what is returned ends that.
-function watch(model, names, act) {
-  for (const name of names) model.on(`change:${name}`, act);
+// Act now, and whenever one of these traits changes, or any; what is returned ends that.
+function watch(model, act, ...names) {
+  const events = names.map((name) => `change:${name}`).join(" ") || "change";
+  model.on(events, act);
   act();
-  return () => { for (const name of names) model.off(`change:${name}`, act); };
+  return () => model.off(events, act);
+}
+
+// Act once an element stands in another; what is returned ends the wait.
+function onceIn(el, selector, act) {
+  const sizes = new ResizeObserver(() => {
+    const home = el.closest(selector);
+    if (!home) return;
+    sizes.disconnect();
+    act(home);
+  });
+  sizes.observe(el);
+  return () => sizes.disconnect();
 }
 
 // Set a trait, and tell the kernel.

@@ -3,8 +3,7 @@
 
 const SHARES_PX = 72;
 const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
-const WHEEL = 1.0015, STEP = 0.25, FACTOR = 0.5;
-const SHORTEST_CLICK_PX = 4;
+const WHEEL = 1.0015;
 
 async function showTimeline(root) {
   const spans = JSON.parse(root.querySelector("script").textContent);
@@ -23,23 +22,22 @@ async function showTimeline(root) {
     painted = { ...layout.scene, root: make(0, columns * 2 ** top, columns) };
   };
   place(0);
-  const unions = groups.reduce((all, { home, busy: [from, till] }) => {
-    const [starts, ends] = (all[home] ??= [[], []]);
-    from.forEach((time, n) => (starts.push(time), ends.push(till[n])));
-    return all;
-  }, []).map(([starts, ends]) => unionOf(starts, ends));
+  const unions = spans.layouts[1].labels.map((_, home) => {
+    const busy = groups.filter((group) => group.home === home).map((group) => group.busy);
+    return unionOf(busy.flatMap(([from]) => from), busy.flatMap(([, till]) => till));
+  });
   // Return which share of what was recorded in the view the rows of the GPU were busy for, and how
   // long: as `shares_of` of words.py.
   const recorded = () => scene.breaks.reduce((length, [from, to, [what]]) =>
     length - (what === "not recorded" ? Math.max(0, Math.min(to, high) - Math.max(from, low)) : 0), high - low);
-  const sharesIn = () => spans.layouts[1].labels.reduce((words, _, track) => {
-    const row = layout.rows[track];
-    if (!layout.isHost[row]) {
+  const sharesIn = () => {
+    const words = [];
+    layout.rows.forEach((row, track) => {
       const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
-    }
+      if (!layout.isHost[row]) words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
+    });
     return words;
-  }, []);
+  };
   const themed = () => {
     const colours = getComputedStyle(root);
     return { ...painted, ink: colours.color, paper: colours.getPropertyValue("--card"),
@@ -48,7 +46,7 @@ async function showTimeline(root) {
 
   // -- the elements, and what tiles.js asks of a plot ---------------------------------
   const holder = h("div", { class: "svg-container", tabindex: 0, role: "application", "aria-label": spans.label });
-  const [labels, axis, title] = [h("div"), h("div", { class: "axis" }), h("div", { class: "muted title" })];
+  const labels = h("div"), axis = h("div", { class: "axis" }), title = h("div", { class: "muted title" });
   const outline = h("div", { class: "selected", hidden: true }), dock = h("div", { class: "dock", "aria-live": "polite" });
   const listeners = {};
   const plot = {
@@ -65,24 +63,23 @@ async function showTimeline(root) {
     off: () => {},
   };
   const tell = (message) => {
-    if (message.do === "range") remember();
     if (message.do !== "tiles") return;
     setTimeout(() => {
       const tiles = message.want.map(([levelOf, index]) => {
         const size = painted.columns * 2 ** levelOf;
         return { key: [levelOf, index], ...make(index * size, (index + 1) * size, painted.columns) };
       });
-      heard["msg:custom"]({ tiles, version: scene.version }, tiles.map(({ data }) => data));
+      heard["msg:custom"]({ tiles, version: scene.version }, []);
     });
   };
   const [least, most] = painted.extent;
   const linked = new URLSearchParams(location.hash.slice(1));
-  let [low, high] = linked.has("t") ? linked.get("t").split("-").map(Number) : first;
+  let [low, high] = (linked.get("t") ?? "").split("-").map(Number);
   if (!(high > low && low >= least && high <= most)) [low, high] = first;
 
   const fitWidth = () => {
     const width = root.clientWidth;
-    holder.style.height = `${height}px`;
+    lay(holder, { height });
     const left = Math.round(Math.min(GUTTER[0] * width, GUTTER[1]));
     const right = Math.min(SHARES_PX, 0.2 * width), wide = Math.max(50, width - left - right), xaxis = plot._fullLayout?.xaxis;
     plot._fullLayout = {
@@ -92,60 +89,50 @@ async function showTimeline(root) {
     const scale = height / scene.height;
     labels.replaceChildren(...layout.labels.map((text, row) => {
       const label = h("div", { class: "track", title: text }, text);
-      Object.assign(label.style, { top: `${scene.tops[row] * scale}px`, lineHeight: `${scene.heights[row] * scale}px`, width: `${left - 8}px` });
+      lay(label, { top: scene.tops[row] * scale, lineHeight: scene.heights[row] * scale, width: left - 8 });
       return label;
     }));
-    title.style.marginLeft = axis.style.marginLeft = `${left}px`;
+    for (const node of [title, axis]) lay(node, { marginLeft: left });
   };
-  const relayout = (changes) => {
-    const { xaxis } = plot._fullLayout;
-    for (const [name, value] of Object.entries(changes)) {
-      if (name === "xaxis.title.text") xaxis.title.text = value;
-      else xaxis[name.slice("xaxis.".length)] = value;
-    }
-    drawAxis();
-    listeners.plotly_afterplot?.();
-  };
-  const drawAxis = () => {
-    const { xaxis } = plot._fullLayout;
-    [low, high] = xaxis.range.map((edge) => Math.round(edge * 1e3));
+  // tiles.js puts the ticks of a range where it finds them in Plotly.
+  const relayout = ({ "xaxis.range": range, "xaxis.title.text": text = plot._fullLayout.xaxis.title.text }) => {
+    const xaxis = Object.assign(plot._fullLayout.xaxis, { range, tickmode: "array", title: { text } });
+    [low, high] = range.map((edge) => Math.round(edge * 1e3));
     const px = xaxis._length / (high - low);
-    axis.replaceChildren(...(xaxis.ticktext ?? []).flatMap((text, n) => {
+    axis.replaceChildren(...xaxis.ticktext.flatMap((text, n) => {
       const x = (xaxis.tickvals[n] * 1e3 - low) * px;
       if (x < 0 || x > xaxis._length) return [];
       const tick = h("span", {}, text);
-      tick.style.left = `${x}px`;
+      lay(tick, { left: x });
       return [tick];
     }));
-    title.textContent = `${xaxis.title.text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
+    title.textContent = `${text} · ${durationOf(high - low)} of ${durationOf(most - least)} in view`;
     drawSelected();
+    remember();
+    listeners.plotly_afterplot();
   };
 
   // -- what is selected ---------------------------------------------------------------
   const find = (row) => {
-    const group = groups.find(({ row: from, count }) => row >= from && row < from + count);
-    return group && [group, row - group.row];
+    const group = groups.find(({ row: from, count }) => row !== null && row >= from && row < from + count);
+    const n = row - group?.row;
+    return { group, n, start: group?.start[n], end: group?.end[n], till: Math.min(group?.end[n], most) };
   };
   const drawSelected = () => {
-    const [group, n] = selected === null ? [] : find(selected);
-    outline.hidden = !group;
+    const { group, n, start, end } = find(selected);
+    outline.hidden = !group || end < low || start > high;
     if (!group) return;
     const { xaxis } = plot._fullLayout, scale = height / scene.height;
     const x = (time) => xaxis._offset + (Math.min(Math.max(time, low), high) - low) * (xaxis._length / (high - low));
-    const tall = scene.heights[group.place], room = Math.max(tall - 6, tall / 2), size = room / scene.lines[group.place];
-    const [left, right] = [x(group.start[n]), x(group.end[n])];
-    outline.hidden = group.end[n] < low || group.start[n] > high;
-    Object.assign(outline.style, {
-      left: `${left - 2}px`, width: `${Math.max(right - left, 1) + 4}px`, height: `${size * scale + 2}px`,
-      top: `${(scene.tops[group.place] + (tall - room) / 2 + size * Math.min(group.line[n], scene.lines[group.place] - 1)) * scale - 2}px`,
-    });
+    const [top, tall] = painter.barAt(group.place, group.line[n], scale), left = x(start);
+    lay(outline, { left: left - 2, width: Math.max(x(end) - left, 1) + 4, top: top - 2, height: tall + scale + 2 });
   };
   const select = (row) => {
     selected = row;
-    const [group, n] = row === null ? [] : find(row);
+    const { group, n, start, end } = find(row);
     dock.replaceChildren();
     if (group) {
-      const [name, tail] = spans.codes[group.code[n]], [start, end] = [group.start[n], group.end[n]];
+      const [name, tail] = spans.codes[group.code[n]];
       const lasts = end === Infinity ? "open: its end was not seen" : durationOf(end - start);
       const facts = [["track", spans.layouts[1].labels[group.home]], ["starts at", `${start.toLocaleString("en-US")} ns`], ["takes", lasts]];
       facts.push(...spans.tails[tail].map(([text]) => ["", text]), ...scene.classes[group.kind].lines.map((text) => ["", text]));
@@ -162,31 +149,22 @@ async function showTimeline(root) {
     const of = selected === null ? "" : `&s=${selected}`;
     history.replaceState(null, "", `#t=${low}-${high}${of}`);
   };
-  const show = (from, to) => {
-    const width = Math.min(Math.max(to - from, painted.narrowest), most - least);
-    const start = Math.round(Math.min(Math.max(from, least), most - width));
-    painter.show(start, Math.round(start + width));
-    remember();
-  };
-  const goTo = (row) => {
+  const reveal = (row) => {
     if (row === null) return;
     select(row);
-    const [group, n] = find(row), end = Math.min(group.end[n], most);
-    if (group.start[n] >= low && end <= high) return;
-    const width = Math.max(high - low, end - group.start[n]);
-    show(group.start[n] - width / 3, group.start[n] + (2 * width) / 3);
+    const { start, till } = find(row), width = Math.max(high - low, till - start);
+    if (start < low || till > high) painter.goTo(start - width / 3, width);
   };
   // Return the row of the next span of some groups that starts after a time, or the first of all.
   const nextOf = (some, time) => {
-    const starts = some.flatMap((group) => {
-      const at = bound(group.start, time, true);
-      return [[at, 0], [0, Infinity]].filter(([n]) => n < group.count).map(([n, later]) => [later || group.start[n], group.start[n], group.row + n]);
-    });
-    return starts.sort((a, b) => a[0] - b[0] || a[1] - b[1])[0]?.[2] ?? null;
+    const firstAfter = (begin) => some.map((group) => [group, bound(group.start, begin, true)])
+      .filter(([group, n]) => n < group.count).sort(([a, m], [b, n]) => a.start[m] - b.start[n])[0];
+    const [group, n] = firstAfter(time) ?? firstAfter(-Infinity) ?? [];
+    return group ? group.row + n : null;
   };
   const beside = (step) => {
     if (selected === null) return nextOf(groups, low - 1);
-    const [group, n] = find(selected);
+    const { group, n } = find(selected);
     return group.row + Math.min(Math.max(n + step, 0), group.count - 1);
   };
   const longest = () => {
@@ -198,58 +176,53 @@ async function showTimeline(root) {
       }
     return best[1];
   };
-  const escaped = () => nextOf(groups.filter(({ kind }) => spans.escaped[kind]), selected === null ? low - 1 : find(selected)[0].start[find(selected)[1]]);
-  const zoom = (by, at = 0.5) => {
-    const width = (high - low) * by;
-    show(low + (high - low - width) * at, low + (high - low - width) * at + width);
-  };
-  const ACTIONS = {
-    w: ["Zoom in", () => zoom(FACTOR)], s: ["Zoom out", () => zoom(1 / FACTOR)],
-    a: ["Earlier", () => show(low - STEP * (high - low), high - STEP * (high - low))],
-    d: ["Later", () => show(low + STEP * (high - low), high + STEP * (high - low))],
-    f: ["All", () => show(least, most)],
+  const ACTIONS = { // by key; the others move the view
+    w: ["Zoom in"], s: ["Zoom out"], a: ["Earlier"], d: ["Later"], f: ["All"],
     z: ["To selection", () => {
-      const [group, n] = selected === null ? [] : find(selected);
-      if (group) show(group.start[n] - (Math.min(group.end[n], most) - group.start[n]), 2 * Math.min(group.end[n], most) - group.start[n]);
+      const { group, start, till } = find(selected);
+      if (group) painter.goTo(start - (till - start), 3 * (till - start));
     }],
-    l: ["Longest in view", () => goTo(longest())],
-    ...(spans.escaped.includes(true) ? { x: ["Next escape", () => goTo(escaped())] } : {}),
+    l: ["Longest in view", () => reveal(longest())],
+    ...(spans.escaped.includes(true) && {
+      x: ["Next escape", () => reveal(nextOf(groups.filter(({ kind }) => spans.escaped[kind]), find(selected).start ?? low - 1))],
+    }),
     h: ["Host rows", () => {
       place(layout === spans.layouts[0] ? 1 : 0);
       repaint();
       fitWidth();
       painter.show(low, high);
     }],
-    ArrowLeft: ["Previous", () => goTo(beside(-1))], ArrowRight: ["Next", () => goTo(beside(1))],
+    ArrowLeft: ["Previous", () => reveal(beside(-1))], ArrowRight: ["Next", () => reveal(beside(1))],
     Escape: ["Clear", () => select(null)],
   };
+  const run = (key) => (ACTIONS[key][1] ?? (() => painter.move(MOVES[key])))();
   const KEY_NAMES = { ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
 
   // -- keys, buttons, pointers --------------------------------------------------------
-  const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what, act]]) =>
-    h("button", { type: "button", onclick: act }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
-  holder.addEventListener("keydown", (event) => {
-    const action = ACTIONS[event.key] ?? ACTIONS[event.key.toLowerCase()];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+  const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" }, ...Object.entries(ACTIONS).map(([key, [what]]) =>
+    h("button", { onclick: () => run(key) }, `${what} `, h("kbd", {}, KEY_NAMES[key] ?? key.toUpperCase()))));
+  const pressKey = (event) => {
+    const key = event.key in ACTIONS ? event.key : event.key.toLowerCase();
+    if (!(key in ACTIONS) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    action[1]();
-  });
+    run(key);
+  };
   const within = ({ clientX, clientY }) => {
     const box = holder.getBoundingClientRect(), { _size } = plot._fullLayout;
     return { x: (clientX - box.left - _size.l) / _size.w, y: (clientY - box.top) / _size.h };
   };
-  holder.addEventListener("wheel", (event) => { // a wheel scrolls the page, with Ctrl it zooms
+  const turn = (event) => { // a wheel scrolls the page, with Ctrl it zooms
     if (!event.ctrlKey) return;
     event.preventDefault();
-    zoom(WHEEL ** event.deltaY, within(event).x);
-  }, { passive: false });
-  holder.addEventListener("pointerdown", (event) => {
+    painter.move({ do: "zoom", by: WHEEL ** event.deltaY, at: within(event).x });
+  };
+  const grab = (event) => {
     holder.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, within(event));
     const xs = [...pointers.values()].map(({ x }) => x);
     pressed = { low, high, xs, moved: 0 };
-  });
-  holder.addEventListener("pointermove", (event) => {
+  };
+  const drag = (event) => {
     const at = within(event);
     if (!pointers.has(event.pointerId)) return painter.hover(at.x >= 0 ? at : null);
     pointers.set(event.pointerId, at);
@@ -258,16 +231,17 @@ async function showTimeline(root) {
     if (xs.length > 1) { // two fingers: the times under them stay there
       const [from, to] = pressed.xs.map((x) => pressed.low + x * width);
       const wide = (to - from) / (xs[1] - xs[0] || 1);
-      if (wide > 0) show(from - xs[0] * wide, from + (1 - xs[0]) * wide);
-    } else if (pressed.moved >= SHORTEST_CLICK_PX) show(pressed.low - (xs[0] - pressed.xs[0]) * width, pressed.high - (xs[0] - pressed.xs[0]) * width);
-  });
-  const released = (event) => {
+      if (wide > 0) painter.goTo(from - xs[0] * wide, wide);
+    } else if (pressed.moved >= DRAG_PX) painter.goTo(pressed.low - (xs[0] - pressed.xs[0]) * width, width);
+  };
+  const release = (event) => {
     pointers.delete(event.pointerId);
-    if (event.type === "pointerup" && pressed?.moved < SHORTEST_CLICK_PX) select(painter.row(within(event)));
+    if (event.type === "pointerup" && pressed?.moved < DRAG_PX) select(painter.row(within(event)));
     if (!pointers.size) pressed = null;
   };
-  for (const name of ["pointerup", "pointercancel"]) holder.addEventListener(name, released);
-  holder.addEventListener("pointerleave", () => painter.hover(null));
+  const acts = { keydown: pressKey, wheel: turn, pointerdown: grab, pointermove: drag, pointerup: release, pointercancel: release,
+    pointerleave: () => painter.hover(null) };
+  for (const [name, act] of Object.entries(acts)) holder.addEventListener(name, act);
 
   const swatchOf = (look, tint) => {
     const swatch = h("canvas", { width: 16, height: 10 }), pen = swatch.getContext("2d");
@@ -275,14 +249,13 @@ async function showTimeline(root) {
     pen.fillRect(0, 0, 16, 10);
     return swatch;
   };
-  const legend = () => painted.classes.map((look, kind) => {
-    const swatch = swatchOf(scene.classes[kind]);
-    const name = h("button", { type: "button", "aria-pressed": true, onclick: () => {
-      const entry = plot._fullData[kind];
-      entry.visible = entry.visible ? "" : true;
-      put(name, "aria-pressed", Boolean(entry.visible));
-      listeners.plotly_afterplot?.();
-    } }, swatch, ` ${look.name}`);
+  const legend = () => scene.classes.map((look, kind) => {
+    const entry = plot._fullData[kind];
+    const name = h("button", { "aria-pressed": entry.visible, onclick: () => {
+      entry.visible = !entry.visible;
+      put(name, "aria-pressed", entry.visible);
+      listeners.plotly_afterplot();
+    } }, swatchOf(look), ` ${look.name}`);
     return name;
   });
   const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, 0.18), ` ${look.name}`));
@@ -298,12 +271,12 @@ async function showTimeline(root) {
     heard["change:scene"]();
   };
   repaint();
-  inDark.addEventListener("change", repaint);
+  inDark.onchange = repaint;
   new ResizeObserver(() => {
     fitWidth();
     painter.show(low, high);
   }).observe(root);
-  select(linked.has("s") && find(Number(linked.get("s"))) ? Number(linked.get("s")) : spans.selected);
+  select(find(Number(linked.get("s") ?? -1)).group ? Number(linked.get("s")) : spans.selected);
 }
 
 // The page's other figures wait for this.

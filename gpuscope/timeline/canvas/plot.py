@@ -13,12 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import Undefined
 
-from gpuscope.timeline.canvas.snapshot import Bars
+from gpuscope.timeline.canvas.snapshot import Legend
 from gpuscope.timeline.labels import Class
+from gpuscope.timeline.sm_map_figure import ON_SM_AXIS
 from gpuscope.timeline.style import Properties
 
 OVERLAYS = {
@@ -29,9 +29,8 @@ OVERLAYS = {
     "hazards": "lines+markers",
 }
 """Traces that lie over the bars."""
-_SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
-"""Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
-_EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": [], "text": []}
+_KEY: Properties = {"base": [0], "x": [1], "y": [-100], "width": [1], "orientation": "h"}
+"""A bar out of sight, which puts a class into the legend."""
 _SETTLED = ("type", "orientation")
 _WHOLE = {"_widget_data", "_widget_layout"}
 """What a page that opens needs; a frame is sent by another property."""
@@ -165,13 +164,13 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         """Send the whole state again: notebooks that save widgets save what was sent as a whole."""
         self.send_state(sorted(_WHOLE))
 
-    def draw(self, bars: Bars, overlays: Mapping[str, Properties], layout: Properties) -> None:
+    def draw(self, legend: Legend, overlays: Mapping[str, Properties], layout: Properties) -> None:
         """Show a frame; only what changed is sent.
 
         Parameters
         ----------
-        bars
-            Class → how its bars look, and which there are. A class keeps its trace.
+        legend
+            Class → how its bars look. A class keeps its trace.
         overlays
             Properties of overlays, by name; whole ones, such as ``marker``.
         layout
@@ -181,22 +180,22 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             traces: dict[int, Properties] = {}
             if "sms" in overlays and "sms" not in self._overlays:
                 self._overlays["sms"] = len(self.data)
-                self.add_traces([go.Scatter(**_SMS)])
+                self.add_traces([ON_SM_AXIS])
             for name, number in self._overlays.items():
                 traces[number] = dict(overlays.get(name, {}))
-            missing = [bar for bar in bars if bar not in self._slots]
+            missing = [bar_class for bar_class in legend if bar_class not in self._slots]
             free = [number for number in self._bars if number not in self._slots.values()]
             more = range(len(self.data), len(self.data) + max(0, len(missing) - len(free)))
             if more:
-                self.add_traces([go.Bar(orientation="h", **_EMPTY) for _ in more])
+                self.add_traces([go.Bar(**_KEY) for _ in more])
                 self._bars += more
             self._slots.update(zip(missing, [*free, *more], strict=False))
             for number in self._bars:
-                traces[number] = dict(_EMPTY)
-            for bar_class, (look, there) in bars.items():
+                traces[number] = {"showlegend": False}
+            for bar_class, look in legend.items():
                 # To be told of its orientation, Plotly would choose the axes' ranges by itself.
                 how = {key: value for key, value in look.items() if key not in _SETTLED}
-                traces[self._slots[bar_class]] = {**how, **there}
+                traces[self._slots[bar_class]] = {**how, "showlegend": True}
             news = self._news("layout", layout)
             # The page tells of a range that it shows when it puts ticks there.
             self._moves += [list(news[name]) for name in news if name == "xaxis.range"]
@@ -207,7 +206,9 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     def _news(self, of: int | str, wanted: Properties) -> Properties:
         """Return what differs from what was sent before."""
         before = self._sent.setdefault(of, {})
-        news = {name: wanted[name] for name in wanted if not _is_same(before, wanted, name)}
+        news = {
+            name: value for name, value in wanted.items() if before.get(name, Undefined) != value
+        }
         before.update(news)
         return news
 
@@ -271,10 +272,3 @@ def _put(held: Properties, layout: Properties) -> None:
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[name] = value
-
-
-def _is_same(before: Properties, wanted: Properties, name: str) -> bool:
-    held, value = before.get(name, Undefined), wanted[name]
-    if isinstance(value, np.ndarray) or isinstance(held, np.ndarray):
-        return len(value) == 0 and held is not Undefined and len(held) == 0
-    return bool(held == value)

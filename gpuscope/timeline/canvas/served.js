@@ -4,7 +4,7 @@
 const WIDE_PX = 3; // of the median span of a track that draws its spans
 
 async function unpacked(text) {
-  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  const letters = atob(text), bytes = new Uint8Array(letters.length); // a report fetches nothing
   for (let n = 0; n < bytes.length; n++) bytes[n] = letters.charCodeAt(n);
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(plain).arrayBuffer());
@@ -97,33 +97,8 @@ function busyUpTo([from, till, before], time) {
   return before[at] - (at && till[at - 1] > time ? till[at - 1] - time : 0);
 }
 
-// Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length.
-function stepOf(length, most) {
-  const step = 10 ** Math.floor(Math.log10(length / most));
-  return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
-}
-
-// Return ticks of a window, and what the axis is called: as `ticks_of` of columns.py.
-function ticksIn(low, high, most) {
-  const length = high - low, step = Math.max(1, Math.round(stepOf(length, most)));
-  const stretch = 1024 * length, round = Math.round(stepOf(stretch, 1));
-  const base = Math.floor((Math.floor(Math.max(0, low) / stretch) * stretch) / round) * round;
-  const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
-  const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);
-  const number = (value, least) => value.toLocaleString("en-US", { minimumFractionDigits: least, maximumFractionDigits: least });
-  const ticks = [];
-  for (let n = Math.ceil(low / step); n <= Math.floor(high / step); n++)
-    ticks.push([n * step, number((n * step - base) / size, digits)]);
-  let since = "the start";
-  if (base) {
-    const [name, ns] = UNITS.find(([, whole]) => base % Math.max(1, Math.floor(whole / 1000)) === 0);
-    since = `${(base / ns).toLocaleString("en-US", { maximumSignificantDigits: 12 })} ${name} after the start`;
-  }
-  return [ticks, `time since ${since} (${unit})`];
-}
-
-// Return what makes the tile of a stretch of time, with the arrays that `readTile` reads. Groups and
-// lanes of calls say at which `place` they are now, of how many `rows`.
+// Return what makes the tile of a stretch of time, with its arrays. Groups and lanes of calls say at
+// which `place` they are now, of how many `rows`.
 function tileServer(spans, groups, calls, rows) {
   const inside = ({ start, end, reach }, low, high) => {
     const found = [], last = bound(start, high);
@@ -134,14 +109,14 @@ function tileServer(spans, groups, calls, rows) {
   const countOf = ({ start, left }, low, high) => bound(start, high) - bound(left, low, true);
   // Return from how many px per ns on each track draws its spans: as `spans_from` of columns.py.
   const spansFrom = (low, high, columns) => {
-    const counts = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place)
-      .reduce((sum, group) => sum + countOf(group, low, high), 0));
+    const on = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place));
+    const counts = on.map((some) => some.reduce((sum, group) => sum + countOf(group, low, high), 0));
     const from = counts.map((count) => (count ? null : 0));
     let most = spans.most;
     for (const place of counts.map((_, at) => at).sort((a, b) => counts[a] - counts[b])) {
       if (!counts[place]) continue;
       if (counts[place] > most) break;
-      const widths = groups.filter((group) => group.place === place).flatMap((group) =>
+      const widths = on[place].flatMap((group) =>
         inside(group, low, high).filter((n) => group.end[n] > group.start[n])
           .map((n) => Math.min(group.end[n], high) - Math.max(group.start[n], low))).sort((a, b) => a - b);
       const median = widths.length ? widths[widths.length >> 1] : 0;
@@ -153,14 +128,11 @@ function tileServer(spans, groups, calls, rows) {
   };
   // Return how long a group is busy in each column, and how many of its spans start there.
   const columnsOf = ({ start, busy: union }, low, wide, columns) => {
-    const upTo = (time) => busyUpTo(union, time);
-    const busy = new Float64Array(columns), begins = new Float64Array(columns);
-    let [sum, begun] = [upTo(low), bound(start, low)];
-    for (let n = 0; n < columns; n++) {
-      const edge = low + (n + 1) * wide, [next, after] = [upTo(edge), bound(start, edge)];
-      [busy[n], begins[n], sum, begun] = [next - sum, after - begun, next, after];
-    }
-    return [busy, begins];
+    const edges = Array.from({ length: columns + 1 }, (_, n) => low + n * wide);
+    return [(time) => busyUpTo(union, time), (time) => bound(start, time)].map((upTo) => {
+      const sums = edges.map(upTo);
+      return sums.slice(1).map((sum, n) => sum - sums[n]);
+    });
   };
   // Return the calls that lanes draw of a stretch: as `waiting_of` of waiting.py.
   const callsIn = (low, wide, columns) => {
@@ -183,26 +155,19 @@ function tileServer(spans, groups, calls, rows) {
       }
       return seen.map((n) => [n, place]);
     });
-    const parts = drawn.flatMap(([n]) => Array.from({ length: calls.first[n + 1] - calls.first[n] }, (_, at) => calls.first[n] + at));
-    const firsts = [0];
-    for (const [n] of drawn) firsts.push(firsts.at(-1) + calls.first[n + 1] - calls.first[n]);
-    const of = (Kind, values) => Kind.from(drawn, ([n]) => values[n]);
-    const facts = { count: drawn.length, parts: parts.length, looks: calls.looks, spans: spansOf, lines };
-    return [facts, [
-      of(Float64Array, calls.start), of(Float64Array, calls.end), Float64Array.from(parts, (part) => calls.length[part]),
-      of(Int32Array, calls.row), Int32Array.from(firsts), Uint16Array.from(parts, (part) => calls.look[part]),
-      Uint8Array.from(drawn, ([, place]) => place), of(Uint8Array, calls.line),
-    ]];
+    const of = (values) => drawn.map(([n]) => values[n]);
+    return {
+      ...calls, count: drawn.length, spans: spansOf, lines, start: of(calls.start), end: of(calls.end), row: of(calls.row),
+      first: of(calls.first), last: of(calls.first.subarray(1)), place: drawn.map(([, place]) => place), line: of(calls.line),
+    };
   };
-  const marksOf = (what, rows, columns) => rows.flatMap((counts, place) => {
-    const marks = [];
-    for (let n = 0; n < columns; n++) {
-      if (!counts?.[n]) continue;
-      const last = marks.at(-1);
-      if (last && Math.floor(last[1] / spans.mark) === Math.floor(n / spans.mark)) last[3] += counts[n];
-      else marks.push([place, n, what, counts[n]]);
-    }
-    return marks.map(([, column, , count]) =>
+  const marksOf = (what, rows) => rows.flatMap((counts, place) => {
+    const marks = new Map(); // block of columns → the first in which something starts, and how much does
+    counts.forEach((count, n) => {
+      const block = Math.floor(n / spans.mark), [first, sum] = marks.get(block) ?? [n, 0];
+      if (count) marks.set(block, [first, sum + count]);
+    });
+    return [...marks.values()].map(([column, count]) =>
       [place, column, what, spans.words[what][+(count > 1)].replace("2", count.toLocaleString("en-US"))]);
   });
   return (low, high, columns) => {
@@ -212,7 +177,6 @@ function tileServer(spans, groups, calls, rows) {
     bars.sort((a, b) => width(b) - width(a) || a[0].start[a[1]] - b[0].start[b[1]] || a[0].row + a[1] - b[0].row - b[1]);
     const seen = groups.map((group) => [group, ...columnsOf(group, low, wide, columns)])
       .filter(([, busy, begins]) => busy.some(Boolean) || begins.some(Boolean));
-    const unit = Math.max(1, Math.floor(wide / 2 ** 31)), bits = wide < 2 ** 16 ? 16 : 32;
     const instants = seen.flatMap(([, busy, begins], group) =>
       [...begins.keys()].filter((n) => !busy[n] && begins[n]).map((n) => [group, n]));
     const escapes = [], hazards = [];
@@ -222,32 +186,15 @@ function tileServer(spans, groups, calls, rows) {
     });
     for (const [{ place, kind }, , begins] of seen)
       if (spans.escaped[kind]) escapes[place] = begins.map((count, n) => count + (escapes[place]?.[n] ?? 0));
+    const of = (name) => bars.map(([group, n]) => group[name][n]), ofGroup = (name) => bars.map(([group]) => group[name]);
     const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
-    const arrays = [
-      Float64Array.from(bars, ([group, n]) => group.start[n]), Float64Array.from(bars, ([group, n]) => group.end[n]),
-      Int32Array.from(bars, ([group, n]) => group.row + n), Int32Array.from(code(0)),
-      Float32Array.from(code(2)), Float32Array.from(code(3)),
-      Uint32Array.from(instants, ([group]) => group), Uint32Array.from(instants, ([, n]) => n),
-      ...seen.map(([, busy]) => (bits === 16 ? Uint16Array : Uint32Array).from(busy, (ns) => Math.floor(ns / unit))),
-      Uint16Array.from(bars, ([{ kind }]) => kind), Uint16Array.from(code(1)),
-      Uint8Array.from(bars, ([{ place }]) => place), Uint8Array.from(bars, ([group, n]) => group.line[n]),
-    ];
-    const [facts, ofCalls] = callsIn(low, wide, columns);
-    const size = (some) => some.reduce((sum, { byteLength }) => sum + byteLength, 0);
-    const begin = Math.ceil(size(arrays) / 8) * 8, data = new Uint8Array(begin + size(ofCalls));
-    for (const [some, from] of [[arrays, 0], [ofCalls, begin]]) {
-      let at = from;
-      for (const { buffer, byteLength } of some) {
-        data.set(new Uint8Array(buffer), at);
-        at += byteLength;
-      }
-    }
-    const [ticks, axis] = ticksIn(low, high, Math.max(1, columns >> 8));
     return {
-      low, high, columns, unit, bits, ticks, axis, data, count: bars.length, instants: instants.length,
-      calls: { ...facts, at: begin },
+      low, high, columns, unit: 1, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
       groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
-      marks: [...marksOf("escape", [...escapes], columns), ...marksOf("hazard", [...hazards], columns)],
+      start: of("start"), end: of("end"), row: bars.map(([group, n]) => group.row + n), line: of("line"),
+      kind: ofGroup("kind"), place: ofGroup("place"), name: code(0), tail: code(1), later: code(2), earlier: code(3),
+      instantGroup: instants.map(([group]) => group), instantColumn: instants.map(([, n]) => n),
+      busy: seen.map(([, busy]) => busy), marks: [...marksOf("escape", escapes), ...marksOf("hazard", hazards)],
     };
   };
 }

@@ -17,8 +17,8 @@ from gpuscope.timeline.sms import HeldIndex
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.tracks import Tracks
 
-Bars = dict[Class, tuple[Properties, Properties]]
-"""Class of bars → how they look, and which there are."""
+Legend = dict[Class, Properties]
+"""Class of bars → how they look."""
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
 MARGIN = 0.5
@@ -117,8 +117,8 @@ class Frame:
 
     Attributes
     ----------
-    bars
-        What puts the classes into the legend.
+    legend
+        Classes that are in it.
     overlays, layout
         What changes of the plot's overlays, and of its layout.
     page
@@ -129,7 +129,7 @@ class Frame:
         Track → which share of the view the GPU was busy for with it, and for how long; in words.
     """
 
-    bars: Bars
+    legend: Legend
     overlays: dict[str, Properties]
     layout: Properties
     page: Properties

@@ -73,7 +73,7 @@ class TimelineState:
     def show(self, trace: Trace) -> None:
         """Show another trace."""
         self.tracks = Tracks.of(trace)
-        self.extent_ns = self._whole(trace)
+        self.extent_ns = whole_ns(trace)
         windows = trace.metadata.windows_ns
         began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
         self.zero_ns = min(began_ns, self.extent_ns[0])
@@ -89,14 +89,6 @@ class TimelineState:
         self._links: tuple[tuple[int, int], ...] = ()
         self.marks: tuple[int, ...] = ()
         self._place()
-
-    @staticmethod
-    def _whole(trace: Trace) -> Window:
-        windows = trace.metadata.windows_ns
-        if not len(trace):
-            low = int(windows[0][0]) if windows else 0
-            return low, low + 1
-        return whole_ns(trace)
 
     def first_view(self, trace: Trace) -> Window:
         """Return what of a trace to show at first."""
@@ -230,11 +222,16 @@ class TimelineState:
         at = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
         return int(same[at]) if 0 <= at < len(same) else None
 
-    def escape_after(self, time_ns: int) -> int | None:
-        """Return the first row from a time on that escaped, after the last one the first again."""
+    def next_escape(self, time_ns: int) -> int | None:
+        """Return the next row that escaped, after the last one the first again.
+
+        The next after the selected row or, where none is, from a time on.
+        """
         rows = self.tracks.escaped
         if not len(rows):
             return None
+        if self.selected is not None:
+            time_ns = int(self.tracks.start_ns[self.selected]) + 1
         start = self.tracks.start_ns[rows]
         order = np.argsort(start, kind="stable")
         return int(rows[order[np.searchsorted(start[order], time_ns) % len(rows)]])

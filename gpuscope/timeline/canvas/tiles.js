@@ -9,54 +9,76 @@ const POINT_PX = 6; // of a mark, on either side of where it stands
 const BREAK_PX = 70; // of a break that has room for its length
 const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
-const HIT_PX = 2;
+const HIT_PX = 2, DRAG_PX = 4; // beside what is hit; of a click at most
+const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
+const MOVES = { // by key
+  w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
+};
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
-// Return a tile as typed arrays, in the order in which tiles.py writes them.
-function readTile(scene, tile, data) {
+// Return the arrays of a tile, in the order in which tiles.py writes them.
+function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
   const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
   let at = 0;
-  const take = (Kind, count) => {
-    const values = new Kind(bytes, at, count);
+  const take = (Kind, many) => {
+    const values = new Kind(bytes, at, many);
     at += values.byteLength;
     return values;
   };
-  const { count } = tile;
-  const read = { ...tile, start: take(Float64Array, count), end: take(Float64Array, count) };
-  read.row = take(Int32Array, count);
-  read.name = take(Int32Array, count);
-  read.later = take(Float32Array, count);
-  read.earlier = take(Float32Array, count);
-  const { columns, groups, instants } = tile;
-  read.column = (tile.high - tile.low) / columns;
-  const [group, column] = [take(Uint32Array, instants), take(Uint32Array, instants)];
-  read.busy = groups.map(() => take(tile.bits === 16 ? Uint16Array : Uint32Array, columns));
-  read.before = [];
-  read.instants = groups.map(() => []);
-  for (let n = 0; n < instants; n++) read.instants[group[n]].push(tile.low + column[n] * read.column);
-  read.kind = take(Uint16Array, count);
-  read.tail = take(Uint16Array, count);
-  read.place = take(Uint8Array, count);
-  read.line = take(Uint8Array, count);
-  read.members = scene.classes.map(() => []);
-  for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
-  const { calls } = tile;
+  const all = (many, kinds) => Object.fromEntries(Object.entries(kinds).map(([name, Kind]) => [name, take(Kind, many)]));
+  const arrays = {
+    ...all(count, { start: Float64Array, end: Float64Array, row: Int32Array, name: Int32Array, later: Float32Array, earlier: Float32Array }),
+    ...all(instants, { instantGroup: Uint32Array, instantColumn: Uint32Array }),
+    busy: groups.map(() => take(bits === 16 ? Uint16Array : Uint32Array, columns)),
+    ...all(count, { kind: Uint16Array, tail: Uint16Array, place: Uint8Array, line: Uint8Array }),
+  };
   at = calls.at;
-  read.calls = { ...calls, start: take(Float64Array, calls.count), end: take(Float64Array, calls.count) };
-  read.calls.length = take(Float64Array, calls.parts);
-  read.calls.row = take(Int32Array, calls.count);
-  read.calls.first = take(Int32Array, calls.count + 1);
-  read.calls.look = take(Uint16Array, calls.parts);
-  read.calls.place = take(Uint8Array, calls.count);
-  read.calls.line = take(Uint8Array, calls.count);
+  const ofCalls = {
+    ...all(calls.count, { start: Float64Array, end: Float64Array }), ...all(calls.parts, { length: Float64Array }),
+    ...all(calls.count, { row: Int32Array }), ...all(calls.count + 1, { first: Int32Array }),
+    ...all(calls.parts, { look: Uint16Array }), ...all(calls.count, { place: Uint8Array, line: Uint8Array }),
+  };
+  return { ...arrays, calls: { ...calls, ...ofCalls, last: ofCalls.first.subarray(1) } };
+}
+
+// Return a tile as it is painted; one without `data` has its arrays already.
+function readTile(scene, tile, data) {
+  const read = { ...tile, ...(data && arraysOf(tile, data)), column: (tile.high - tile.low) / tile.columns, before: [] };
+  read.instants = tile.groups.map(() => []);
+  for (let n = 0; n < tile.instants; n++)
+    read.instants[read.instantGroup[n]].push(tile.low + read.instantColumn[n] * read.column);
+  read.members = scene.classes.map(() => []);
+  for (let n = 0; n < tile.count; n++) read.members[read.kind[n]]?.push(n);
   return read;
 }
 
-// Return what a lane of calls reaches to, in ns. As `axis_ns` of timeline/waiting.py.
-function axisOf(longest) {
-  const step = 10 ** (String(Math.max(1, Math.round(longest))).length - 1);
-  return step * [1, 2, 5, 10].find((times) => longest <= times * step);
+// Return 1, 2 or 5 times a power of ten, so many of which at most are shorter than a length.
+function stepOf(length, most = 1) {
+  const step = 10 ** Math.floor(Math.log10(length / most));
+  return step * [1, 2, 5, 10].find((times) => length <= step * times * most);
+}
+
+// Return even ticks of a stretch of time, and what the axis is called. Unit and step are those of so many
+// ns, in which there are so many ticks at most. Labels count from the clock's zero, or far from it from a
+// round time, which the title states and which is the same in a stretch of 1,024 times that length.
+function ticksIn(low, high, length, most) {
+  const step = Math.max(1, Math.round(stepOf(length, most)));
+  const stretch = 1024 * length, round = Math.round(stepOf(stretch));
+  const base = Math.floor((Math.floor(Math.max(0, (low + high) / 2) / stretch) * stretch) / round) * round;
+  const [unit, size] = UNITS.find(([, ns]) => length >= 2 * ns || ns === 1);
+  const digits = Math.max(0, `${size}`.length - `${step}`.length + `${step}`.replace(/0+$/, "").length - 1);
+  const tickvals = [], ticktext = [];
+  for (let n = Math.ceil(low / step) || 0; n <= Math.floor(high / step); n++) { // and no negative zero
+    tickvals.push((n * step) / 1e3);
+    ticktext.push(decimal((n * step - base) / size, digits));
+  }
+  let since = "the start";
+  if (base) {
+    const [name, ns] = UNITS.find(([, whole]) => base % Math.max(1, Math.floor(whole / 1000)) === 0);
+    since = `${(base / ns).toLocaleString("en-US", { maximumSignificantDigits: 12 })} ${name} after the start`;
+  }
+  return { tickvals, ticktext, title: `time since ${since} (${unit})` };
 }
 
 // Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
@@ -83,36 +105,13 @@ function fit(tall, there, total, px, least, free) {
   if (over > 0 || (isFull && over < 0)) tall[largest] -= over;
 }
 
-// Return what fills the bars of a class: Plotly's patterns, drawn by hand.
-function fillOf(context, { fill, pattern, escaped }, tint = 0) {
-  if (!pattern) return fill;
-  const size = 6;
-  const cell = new OffscreenCanvas(size, size);
-  const pen = cell.getContext("2d");
-  pen.fillStyle = fill;
-  pen.globalAlpha = escaped ? 1 : tint;
-  pen.fillRect(0, 0, size, size);
-  pen.globalAlpha = 1;
-  pen.strokeStyle = escaped ? "#1B1F24" : fill;
-  pen.lineWidth = escaped ? 1.2 : 2;
-  const strokes = {
-    "/": [[-1, 7, 7, -1]], "\\": [[-1, -1, 7, 7]], "|": [[3, 0, 3, 6]], "-": [[0, 3, 6, 3]],
-    "+": [[3, 0, 3, 6], [0, 3, 6, 3]], x: [[-1, 7, 7, -1], [-1, -1, 7, 7]], ".": [[2, 3, 4, 3]],
-  };
-  if (pattern === "o") {
-    pen.lineWidth = 1;
-    pen.beginPath();
-    pen.arc(3, 3, 1.8, 0, 7);
-    pen.stroke();
-  }
-  for (const [x0, y0, x1, y1] of strokes[pattern] ?? []) {
-    pen.beginPath();
-    pen.moveTo(x0, y0);
-    pen.lineTo(x1, y1);
-    pen.stroke();
-  }
-  return context.createPattern(cell, "repeat");
-}
+// Return what fills the bars of a class.
+const fillOf = (context, look, tint) =>
+  (look.pattern ? context.createPattern(patternCell(look, tint), "repeat") : look.fill);
+
+// Write a number with so many digits after its point.
+const decimal = (value, digits) =>
+  value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 function durationOf(ns) {
   const [unit, size] = UNITS.find(([, least]) => Math.abs(ns) >= least) ?? ["ns", 1];
@@ -153,16 +152,14 @@ function paintTiles(model, root, tell) {
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
     fills = (scene.classes ?? []).map((look) => fillOf(context, look));
     news += 1;
-    if (!base) {
-      canvas.remove();
-      tip.hidden = true;
-    }
     if (scene.view && isOn() && plotly() && !plot._dragging) showRange(...scene.view);
     ask();
   };
 
   // -- which tiles ---------------------------------------------------------------------
   const sizeOf = (level) => scene.columns * 2 ** level;
+  const levelOf = (low, high, width) =>
+    Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (scene.finer * width)))));
   const find = (level, index) => {
     if (level >= scene.top) return base;
     const key = `${level}/${index}`;
@@ -175,9 +172,8 @@ function paintTiles(model, root, tell) {
   };
   // Return pieces of the view, each with the best tile there is, and which tiles are missing.
   const cover = (low, high, width) => {
-    if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
-    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / (scene.finer * width)))));
-    const size = sizeOf(level);
+    if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], [], []];
+    const level = levelOf(low, high, width), size = sizeOf(level);
     const most = Math.floor(scene.extent[1] / size);
     const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
     const pieces = [], missing = [];
@@ -195,8 +191,7 @@ function paintTiles(model, root, tell) {
       i * sizeOf(l) <= scene.extent[1] && !kept.has(`${l}/${i}`));
     return [pieces, missing, soon];
   };
-  const request = (missing, soon) => {
-    const want = [...missing, ...soon].slice(0, WANTED);
+  const request = (want) => {
     if (!want.length || (asked && performance.now() - asked < PATIENCE_MS)) return;
     asked = performance.now();
     tell({ do: "tiles", version: scene.version, want });
@@ -207,23 +202,17 @@ function paintTiles(model, root, tell) {
     if (message.version !== scene.version) return;
     news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
-    if (isOn() && `${tickvals}` !== `${ticksOf(...ticked, plot._fullLayout.xaxis._length)["xaxis.tickvals"]}`) ticked = [0, 0];
-    for (const key of kept.keys()) {
-      if (kept.size <= KEPT) break;
-      kept.delete(key);
-    }
+    for (const key of [...kept.keys()].slice(0, -KEPT)) kept.delete(key);
     ask();
   };
 
   // -- the picture ---------------------------------------------------------------------
-  const hiddenKinds = () => new Set(
-    plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta),
-  );
-  const barAt = (tile, n, scale) => {
-    const place = tile.place[n];
+  const hiddenKinds = () =>
+    new Set(plot._fullData.filter(({ type, visible }) => type === "bar" && visible !== true).map(({ meta }) => meta));
+  const barAt = (place, line, scale) => {
     const height = scene.heights[place], room = Math.max(height - 6, height / 2);
     const size = room / scene.lines[place];
-    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(tile.line[n], scene.lines[place] - 1);
+    const top = scene.tops[place] + (height - room) / 2 + size * Math.min(line, scene.lines[place] - 1);
     return [top * scale, Math.max(1, (size - 1) * scale)];
   };
   const paint = () => {
@@ -233,7 +222,7 @@ function paintTiles(model, root, tell) {
     const { xaxis, yaxis } = plot._fullLayout;
     const [low, high] = range();
     tickSoon(low, high);
-    const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
+    const width = xaxis._length, height = yaxis._length, ratio = devicePixelRatio || 1;
     const holder = plot.querySelector(".svg-container");
     const hidden = hiddenKinds();
     const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden, ""].join();
@@ -243,13 +232,12 @@ function paintTiles(model, root, tell) {
     const right = plot._fullLayout._size.r; // in which words stand
     const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
-    Object.assign(canvas.style, {
-      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width + right}px`, height: `${height}px`,
-    });
+    lay(canvas, { left: xaxis._offset, top: yaxis._offset, width: width + right, height });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width + right, height);
-    const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
-    const [pieces, missing, soon = []] = cover(low, high, width);
+    const px = width / (high - low), x = (time) => (time - low) * px;
+    const view = { low, high, width, px, x, scale: height / scene.height };
+    const [pieces, missing, soon] = cover(low, high, width);
     seen = pieces;
     // A track draws its spans where all that is seen of it has them, and they are wide enough.
     bars = scene.tops.map((_, place) => pieces.every(({ tile }) =>
@@ -275,15 +263,15 @@ function paintTiles(model, root, tell) {
     context.restore();
     paintShares(view);
     paintOverview(low, high);
-    if (missing.length) request(missing, soon);
-    else requestAnimationFrame(() => setTimeout(() => request([], soon)));
+    if (missing.length) request([...missing, ...soon].slice(0, WANTED));
+    else requestAnimationFrame(() => setTimeout(() => request(soon.slice(0, WANTED))));
     root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length, bars, marks: marked } }));
   };
   // Return the groups of a track: its classes in order, and of each where it is in each piece.
-  const groupsOf = (pieces, place) => {
+  const groupsOf = (pieces, place, hidden = new Set()) => {
     const groups = new Map();
     pieces.forEach(({ tile }, number) => tile.groups.forEach(([of, kind], group) => {
-      if (of === place) groups.set(kind, (groups.get(kind) ?? []).concat([[number, group]]));
+      if (of === place && !hidden.has(kind)) groups.set(kind, (groups.get(kind) ?? []).concat([[number, group]]));
     }));
     return [...groups].sort(([a], [b]) => a - b);
   };
@@ -299,7 +287,7 @@ function paintTiles(model, root, tell) {
         const upTo = (time) => {
           const at = Math.min(Math.max((time - zero) / column, 0), columns);
           const whole = Math.floor(at);
-          return whole >= columns ? before[columns] : before[whole] + (at - whole) * (before[whole + 1] - before[whole]);
+          return before[whole] + (at - whole) * ((before[whole + 1] ?? 0) - before[whole]);
         };
         const first = Math.max(0, Math.floor((begin - low) / step));
         const last = Math.min(count, Math.ceil((end - low) / step));
@@ -319,11 +307,11 @@ function paintTiles(model, root, tell) {
     const step = (view.high - view.low) / wide;
     scene.tops.forEach((top, place) => {
       if (bars[place]) return;
-      const groups = groupsOf(pieces, place).filter(([kind]) => !hidden.has(kind));
+      const groups = groupsOf(pieces, place, hidden);
       if (!groups.length) return;
       const colours = groups.map(([kind]) => {
-        const parts = [1, 3, 5].map((from) => parseInt(scene.classes[kind].fill.slice(from, from + 2), 16));
-        return (255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0];
+        const rgb = parseInt(scene.classes[kind].fill.slice(1), 16);
+        return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
       });
       // Instants cover nothing: they are seen where they are.
       const instants = groups.map(([, where]) => new Set(where.flatMap(([number, group]) => {
@@ -358,7 +346,7 @@ function paintTiles(model, root, tell) {
   };
   const paintBreaks = (view, height) => {
     for (const [from, to, what] of scene.breaks) {
-      const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map((at) => (at - view.low) * view.px);
+      const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map(view.x);
       if (end <= x) continue;
       context.globalAlpha = 0.18;
       context.fillStyle = scene.ink;
@@ -367,12 +355,12 @@ function paintTiles(model, root, tell) {
       context.strokeStyle = scene.ink;
       context.lineWidth = 1;
       context.setLineDash([2, 3]);
+      context.beginPath();
       for (const edge of [x, end]) {
-        context.beginPath();
         context.moveTo(edge, 0);
         context.lineTo(edge, height);
-        context.stroke();
       }
+      context.stroke();
       context.setLineDash([]);
       if (end - x >= BREAK_PX) {
         context.font = 12 + FONT;
@@ -386,19 +374,17 @@ function paintTiles(model, root, tell) {
   };
   // Paint the marks: triangles of escapes, diamonds of hazards.
   const paintMarks = (pieces, view, hidden) => {
-    marked = pieces.flatMap(({ tile, low, high }) => {
-      const escapes = new Set(tile.groups.filter(([, kind]) => scene.classes[kind].escaped && !hidden.has(kind)).map(([place]) => place));
-      return tile.marks
-        .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
-        .filter(({ place, what, time }) => (what !== "escape" || escapes.has(place)) && // the last it counts may be in view
-          time >= low && time < high && time + scene.merged * tile.column > view.low && time < view.high);
-    });
+    marked = pieces.flatMap(({ tile, low, high }) => tile.marks
+      .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
+      .filter(({ place, what, time }) => time >= low && time < high && // the last it counts may be in view
+        time + scene.merged * tile.column > view.low && time < view.high &&
+        (what !== "escape" || tile.groups.some(([of, kind]) => of === place && scene.classes[kind].escaped && !hidden.has(kind)))));
     context.fillStyle = scene.marked;
     context.strokeStyle = scene.ink;
     context.lineWidth = 1;
     const size = Math.min(5, (scene.lane * view.scale - 1) / 2); // of many rows, the lanes are low
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
-      const [x, y] = [Math.max(0, (time - view.low) * view.px), (scene.tops[place] - scene.lane / 2) * view.scale];
+      const [x, y] = [Math.max(0, view.x(time)), (scene.tops[place] - scene.lane / 2) * view.scale];
       const up = what === "hazard" ? [[x - size, y], [x, y - size], [x + size, y]] : [[x - size, y - size], [x + size, y - size]];
       context.beginPath();
       for (const corner of [...up, [x, y + size]]) context.lineTo(...corner);
@@ -415,25 +401,20 @@ function paintTiles(model, root, tell) {
       const start = tile.start[n], end = tile.end[n];
       if (!bars[tile.place[n]] || end < from || start > to) continue;
       // On whole pixels, or pieces of a bar would not meet.
-      const left = Math.round((Math.max(start, from) - view.low) * view.px);
-      const right = Math.round((Math.min(end, to) - view.low) * view.px);
-      const [top, tall] = barAt(tile, n, view.scale);
+      const left = Math.round(view.x(Math.max(start, from)));
+      const right = Math.round(view.x(Math.min(end, to)));
+      const [top, tall] = barAt(tile.place[n], tile.line[n], view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
       context.fillStyle = wide < (look.escaped ? 8 : 4) ? look.fill : fills[kind]; // no room for a pattern
       context.fillRect(x, top, wide, tall);
-      if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
+      if (wide >= 4 && start >= from) edges.push([x, top, 1, tall]);
+      if (wide >= 4 && end <= to) edges.push([x + wide - 1, top, 1, tall]);
+      if (wide >= 4 && look.pattern) edges.push([x, top, wide, 1], [x, top + tall - 1, wide, 1]);
       if (wide >= 22 && tall >= 9) named.push([tile, n, kind, top, tall]);
     }
     context.fillStyle = look.edge;
-    for (let at = 0; at < edges.length; at += 6) {
-      const [x, top, wide, tall, begins, ends] = edges.slice(at, at + 6);
-      if (begins) context.fillRect(x, top, 1, tall);
-      if (ends) context.fillRect(x + wide - 1, top, 1, tall);
-      if (!look.pattern) continue;
-      context.fillRect(x, top, wide, 1);
-      context.fillRect(x, top + tall - 1, wide, 1);
-    }
+    for (const edge of edges) context.fillRect(...edge);
   };
   // Paint below each row what its calls waited for: as spans where they are wide, else of the longest
   // call that starts in each column its parts, one on the other.
@@ -450,17 +431,17 @@ function paintTiles(model, root, tell) {
         if (!lane) continue;
         if (lane.isWide) paintCall(calls, n, lane, view, Math.max(low, view.low), Math.min(high, view.high));
         else if (start >= low && start < high && start >= view.low && start < view.high) {
-          const x = Math.floor(((start - view.low) * view.px) / step), best = lane.longest.get(x);
+          const x = Math.floor(view.x(start) / step), best = lane.longest.get(x);
           if (!best || calls.end[n] - start > best.length) lane.longest.set(x, { calls, n, length: calls.end[n] - start });
         }
       }
     });
     for (const lane of lanes) {
       if (!lane || lane.isWide) continue;
-      lane.axis = axisOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 0));
+      lane.axis = stepOf([...lane.longest.values()].reduce((most, { length }) => Math.max(most, length), 1));
       for (const [x, { calls, n }] of lane.longest) {
         let sum = 0;
-        for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+        for (let part = calls.first[n]; part < calls.last[n]; part++) {
           const low = lane.tall * (sum / lane.axis);
           sum += calls.length[part];
           context.fillStyle = partFill(calls.looks[calls.look[part]]);
@@ -472,11 +453,11 @@ function paintTiles(model, root, tell) {
   const paintCall = (calls, n, lane, view, from, to) => {
     const lines = calls.lines[calls.place[n]], tall = lane.tall / lines, top = lane.top + tall * calls.line[n];
     let time = calls.start[n];
-    for (let part = calls.first[n]; part < calls.first[n + 1]; part++) {
+    for (let part = calls.first[n]; part < calls.last[n]; part++) {
       const [begin, end] = [time, (time += calls.length[part])];
       const how = calls.looks[calls.look[part]];
       if (!how.pattern || end < from || begin > to) continue; // the row above shows what runs
-      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map((at) => (at - view.low) * view.px);
+      const [x, right] = [Math.max(begin, from), Math.min(end, to)].map(view.x);
       context.fillStyle = partFill(how);
       context.fillRect(x, top, Math.max(1, right - x), tall - 1);
       context.fillStyle = how.fill;
@@ -488,21 +469,19 @@ function paintTiles(model, root, tell) {
     if (calls.row[n] === model.get("state").row) {
       context.strokeStyle = scene.ink;
       context.lineWidth = 2;
-      context.strokeRect((calls.start[n] - view.low) * view.px, top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
+      context.strokeRect(view.x(calls.start[n]), top, (calls.end[n] - calls.start[n]) * view.px, tall - 1);
     }
   };
-  // Write for whom a part waited into it, where there is room: a pattern runs through no letters.
+  // Write for whom a part waited into it, where there is room.
   const fitInto = (text, left, right, y, size) => {
     const room = right - left - 12;
     if (size < 8 || widthOf(text, size) > room) return;
-    context.font = size + FONT;
-    context.textBaseline = "middle";
-    context.lineWidth = 4;
-    context.lineJoin = "round";
-    context.strokeStyle = scene.paper;
-    context.strokeText(text, left + 6, y);
-    context.fillStyle = scene.ink;
-    context.fillText(text, left + 6, y);
+    write(text, left + 6, y, size, scene.ink, scene.paper);
+  };
+  const write = (text, x, y, size, ink, halo) => {
+    Object.assign(context, { font: size + FONT, textBaseline: "middle", lineWidth: 4, lineJoin: "round", strokeStyle: halo, fillStyle: ink });
+    if (halo) context.strokeText(text, x, y); // a pattern would run through the letters
+    context.fillText(text, x, y);
   };
   const partFill = (how) => {
     const key = how.fill + how.pattern;
@@ -511,10 +490,8 @@ function paintTiles(model, root, tell) {
   };
   // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
   const paintShares = (view) => {
-    context.textAlign = "left";
-    context.textBaseline = "middle";
-    context.fillStyle = scene.ink;
     const shares = model.get("state").shares ?? [], x = view.width + 6;
+    Object.assign(context, { textBaseline: "middle", fillStyle: scene.ink });
     for (const n of [0, 1]) { // a font is set once: to read its name takes longer than to write
       context.font = (n ? 11 : 12) + FONT;
       context.globalAlpha = n ? 0.75 : 1;
@@ -530,14 +507,17 @@ function paintTiles(model, root, tell) {
   const paintStretch = (view, height) => {
     const range = sweeping ?? model.get("state").range;
     if (!range) return;
-    const [x, end] = range.map((at) => Math.min(Math.max((at - view.low) * view.px, -2), view.width + 2));
-    context.fillStyle = context.strokeStyle = scene.ink;
-    context.globalAlpha = 0.1;
-    context.fillRect(x, 0, end - x, height);
-    context.globalAlpha = 0.8;
+    const [x, end] = range.map((at) => Math.min(Math.max(view.x(at), -2), view.width + 2));
     context.lineWidth = 1.5;
-    context.strokeRect(x, 0, end - x, height);
-    context.globalAlpha = 1;
+    shade(context, scene.ink, [x, 0, end - x, height], 0.1, 0.8, 0);
+  };
+  const shade = (pen, colour, [x, y, wide, tall], inside, edge, inset) => {
+    pen.fillStyle = pen.strokeStyle = colour;
+    pen.globalAlpha = inside;
+    pen.fillRect(x, y, wide, tall);
+    pen.globalAlpha = edge;
+    pen.strokeRect(x + inset, y + inset, wide - 2 * inset, tall - 2 * inset);
+    pen.globalAlpha = 1;
   };
   // Take two points of a drag, from 0 to 1; return the range in ns, if it has some width.
   const sweep = (one, other) => {
@@ -549,25 +529,17 @@ function paintTiles(model, root, tell) {
     return sweeping[1] > sweeping[0] ? sweeping : null;
   };
   const paintNames = (named, view) => {
-    context.textBaseline = "middle";
-    context.lineJoin = "round";
-    context.lineWidth = 4;
     const done = new Set();
     for (const [tile, n, kind, top, tall] of named) {
       if (done.size >= NAMES) break;
       if (done.has(tile.row[n])) continue; // it goes on in the next piece
       done.add(tile.row[n]);
-      const left = Math.max(0, (tile.start[n] - view.low) * view.px);
-      const right = Math.min(view.width, (tile.end[n] - view.low) * view.px);
+      const left = Math.max(0, view.x(tile.start[n]));
+      const right = Math.min(view.width, view.x(tile.end[n]));
       const size = Math.min(12, Math.round(tall * 0.8));
       const text = fitted(tile.names[tile.name[n]].replace(/^void /, ""), right - left - 8, size);
-      if (!text) continue;
-      context.font = size + FONT;
-      context.fillStyle = scene.classes[kind].text;
-      context.strokeStyle = scene.classes[kind].fill;
-      const at = [text, left + 4, top + tall / 2 + 0.5];
-      if (scene.classes[kind].pattern) context.strokeText(...at); // it would run through the letters
-      context.fillText(...at);
+      const look = scene.classes[kind];
+      if (text) write(text, left + 4, top + tall / 2 + 0.5, size, look.text, look.pattern && look.fill);
     }
   };
   const widthOf = (text, size) => {
@@ -588,23 +560,18 @@ function paintTiles(model, root, tell) {
   };
   const ask = () => (frame ||= requestAnimationFrame(paint));
 
-  // Return the ticks that the tiles of a view have, and of half as much on either side, there while it
-  // is dragged: those that count as the tile in its middle does.
+  // Return the ticks of a view, and of half as much on either side, there while it is dragged. They stay
+  // as they are within a level of tiles.
   const ticksOf = (low, high, px) => {
     const over = (high - low) / 2;
-    const [pieces] = cover(low - over, high + over, 2 * px);
-    const middle = pieces.find((piece) => piece.high > low + over) ?? pieces.at(-1);
-    const axis = middle?.tile.axis ?? plot._fullLayout.xaxis.title.text; // outside, there are no ticks
-    const ticks = pieces.filter(({ tile }) => tile.axis === axis).flatMap(({ tile, low: from, high: to }) =>
-      tile.ticks.filter(([at]) => scene.live || (at >= from && at < to)));
-    return { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.map(([at]) => at / 1e3),
-      "xaxis.ticktext": ticks.map(([, text]) => text), "xaxis.title.text": axis };
+    if (scene.live) return ticksIn(low - over, high + over, 2 * over, Math.ceil((px * scene.finer) / TICK_COLUMNS));
+    const length = sizeOf(levelOf(low, high, px)), most = sizeOf(scene.top); // beyond there are no ticks
+    return ticksIn(Math.max(low - over, 0), Math.min(high + over, most), length, scene.columns / TICK_COLUMNS);
   };
   // Plotly keeps the ticks that it was given: others are due where the view is another.
   const tickSoon = (low, high) => {
-    const width = ticked[1] - ticked[0];
-    const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;
-    if (fits && plot.layout.xaxis?.tickvals === tickvals) return;
+    const [from, to] = ticked, near = (to - from) / 100;
+    if (Math.abs(low - from) < near && Math.abs(high - to) < near && plot.layout.xaxis?.tickvals === tickvals) return;
     clearTimeout(tickFrame);
     tickFrame = setTimeout(() => {
       if (isOn() && !plot._dragging) showRange(...range());
@@ -614,12 +581,12 @@ function paintTiles(model, root, tell) {
   // which takes three times as long: so ticks are put where it finds them.
   const showRange = (low, high) => {
     const axis = plot._fullLayout.xaxis;
-    const ticks = ticksOf(low, high, axis._length);
+    const { title, ...ticks } = ticksOf(low, high, axis._length);
     const changes = { "xaxis.range": [low / 1e3, high / 1e3] };
-    if (axis.tickmode !== "array" || axis.title.text !== ticks["xaxis.title.text"]) Object.assign(changes, ticks);
-    for (const held of [axis, plot.layout.xaxis])
-      for (const name of ["tickvals", "ticktext"]) held[name] = ticks[`xaxis.${name}`];
-    tickvals = ticks["xaxis.tickvals"];
+    if (axis.tickmode !== "array" || axis.title.text !== title)
+      Object.assign(changes, { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.tickvals, "xaxis.ticktext": ticks.ticktext, "xaxis.title.text": title });
+    for (const held of [axis, plot.layout.xaxis]) Object.assign(held, ticks);
+    tickvals = ticks.tickvals;
     ticked = [low, high];
     plotly().relayout(plot, changes);
   };
@@ -627,17 +594,16 @@ function paintTiles(model, root, tell) {
   // -- all time, and what of it is in view -----------------------------------------------
   const strip = h("canvas", { class: "gpuscope-overview", role: "img", title: "All time. Drag to choose what is in view",
     "aria-label": "Overview of all time; what is framed is in view, and the keys W, S, A and D move it" });
-  const picture = document.createElement("canvas");
+  const picture = h("canvas");
   let drawn = "", grabbed = null;
   const paintOverview = (low, high) => {
     strip.hidden = scene.live;
     if (scene.live) return;
     const bar = root.querySelector(".gpuscope-timeline-bar");
     if (strip.parentNode !== bar) bar.append(strip);
-    const { xaxis, _size } = plot._fullLayout, ratio = window.devicePixelRatio || 1;
+    const { xaxis, _size } = plot._fullLayout, ratio = devicePixelRatio || 1;
     const [wide, tall] = [Math.round(xaxis._length * ratio), OVERVIEW_PX * ratio];
-    strip.style.marginLeft = `${xaxis._offset}px`;
-    strip.style.width = `${xaxis._length}px`;
+    lay(strip, { marginLeft: xaxis._offset, width: xaxis._length });
     const now = [scene.version, wide, ratio, scene.ink].join();
     if (drawn !== now) {
       drawn = now;
@@ -648,12 +614,8 @@ function paintTiles(model, root, tell) {
     pen.clearRect(0, 0, wide, tall);
     pen.drawImage(picture, 0, 0);
     const [x, end] = brushAt(low, high, wide);
-    pen.fillStyle = pen.strokeStyle = scene.focus;
-    pen.globalAlpha = 0.2;
-    pen.fillRect(x, 0, end - x, tall);
-    pen.globalAlpha = 1;
     pen.lineWidth = 1.5 * ratio;
-    pen.strokeRect(x + ratio, ratio, end - x - 2 * ratio, tall - 2 * ratio);
+    shade(pen, scene.focus, [x, 0, end - x, tall], 0.2, 1, ratio);
   };
   const brushAt = (low, high, wide) => {
     const [first, last] = scene.extent, px = wide / (last - first);
@@ -687,26 +649,24 @@ function paintTiles(model, root, tell) {
     for (const [from, to] of scene.breaks) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
     pen.globalAlpha = 1;
   };
-  const timeAt = (event) => {
-    const box = strip.getBoundingClientRect(), [first, last] = scene.extent;
-    return first + ((event.clientX - box.left) / box.width) * (last - first);
+  const timeAt = ({ offsetX }) => {
+    const [first, last] = scene.extent;
+    return first + (offsetX / strip.clientWidth) * (last - first);
   };
-  strip.addEventListener("pointerdown", (event) => {
-    const { follow } = model.get("state");
-    if (event.button !== 0 || follow || !isOn()) return;
-    const [low, high] = range(), time = timeAt(event), box = strip.getBoundingClientRect();
-    const [x, end] = brushAt(low, high, box.width), at = event.clientX - box.left;
+  strip.onpointerdown = (event) => {
+    if (event.button !== 0 || model.get("state").follow || !isOn()) return;
+    const [low, high] = range(), time = timeAt(event), [x, end] = brushAt(low, high, strip.clientWidth), at = event.offsetX;
     const isWhole = high - low >= 0.99 * (scene.extent[1] - scene.extent[0]);
     grabbed = { time, low, high, moves: at >= x && at <= end && !isWhole };
     strip.setPointerCapture(event.pointerId);
-  });
-  strip.addEventListener("pointermove", (event) => {
+  };
+  strip.onpointermove = (event) => {
     if (!grabbed) return;
     const { time, low, high, moves } = grabbed, now = timeAt(event);
     if (moves) goTo(low + now - time, high - low);
     else if (Math.abs(now - time) * strip.clientWidth > 3 * (scene.extent[1] - scene.extent[0])) goTo(Math.min(time, now), Math.abs(now - time));
-  });
-  strip.addEventListener("pointerup", () => (grabbed = null));
+  };
+  strip.onpointerup = () => (grabbed = null);
 
   // -- moving --------------------------------------------------------------------------
   let due = null; // the range that the kernel is told of when it is painted
@@ -723,34 +683,24 @@ function paintTiles(model, root, tell) {
     due = null;
   };
   // Do what a message asks for, if it moves the view and nothing else does; return whether.
-  const move = (message) => {
-    const { follow } = model.get("state");
-    if (!isOn() || follow || !plotly() || !["zoom", "pan", "fit"].includes(message.do)) {
-      tellRange();
-      return false;
-    }
-    let [low, high] = range();
-    const [least, most] = scene.extent;
-    let width = high - low;
-    if (message.do === "pan") low += message.by * width;
-    if (message.do === "zoom") {
-      const wide = Math.max(scene.narrowest, width * message.by);
-      low += (width - wide) * (message.at ?? 0.5);
-      width = wide;
-    }
-    if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, scene.narrowest)];
-    goTo(low, width);
+  const move = ({ do: what, by, at = 0.5 }) => {
+    if (!isOn() || model.get("state").follow || !plotly()) return tellRange();
+    const [low, high] = range(), width = high - low;
+    const wide = { zoom: Math.max(scene.narrowest, width * by), pan: width, fit: Infinity }[what];
+    if (!wide) return tellRange();
+    goTo(what === "pan" ? low + by * width : low + (width - wide) * at, wide);
     return true;
   };
 
   // -- what is under the pointer -------------------------------------------------------
-  const hit = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const time = low + x * (high - low);
-    const px = _size.t + y * _size.h - yaxis._offset;
-    const near = (HIT_PX * (high - low)) / xaxis._length;
+  // Return when and how far down a point from 0 to 1 is, what of the time still counts as near it, and
+  // the px of the view.
+  const pointAt = ({ x, y }) => {
+    const [low, high] = range(), { xaxis, yaxis, _size } = plot._fullLayout, px = xaxis._length / (high - low);
+    return { time: low + x * (high - low), up: _size.t + y * _size.h - yaxis._offset, near: HIT_PX / px, low, px,
+      scale: yaxis._length / scene.height };
+  };
+  const hit = ({ time, up, near, scale }) => {
     const hidden = hiddenKinds();
     let bar = null, best = [false, Infinity];
     for (const { tile, low: from, high: to } of seen) {
@@ -758,8 +708,8 @@ function paintTiles(model, root, tell) {
       for (let n = 0; n < tile.count; n++) {
         if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
         if (!bars[tile.place[n]]) continue;
-        const [top, tall] = barAt(tile, n, yaxis._length / scene.height);
-        if (px < top - 1 || px > top + tall + 1) continue;
+        const [top, tall] = barAt(tile.place[n], tile.line[n], scale);
+        if (up < top - 1 || up > top + tall + 1) continue;
         const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
         if (rank[0] < best[0] || (rank[0] === best[0] && rank[1] >= best[1])) continue;
         [bar, best] = [{ tile, n }, rank];
@@ -770,28 +720,23 @@ function paintTiles(model, root, tell) {
   const linesOf = ({ tile, n }) => {
     const [low, high] = scene.live ? [tile.low, tile.high] : range();
     const [start, end] = [tile.start[n], tile.end[n]];
-    let lasts = `OPEN: its end was not seen; ${durationOf(high - start)} until the window's end`;
-    if (end !== Infinity) {
-      lasts = end > start ? durationOf(end - start) : "an instant";
-      if (end > high) lasts += `, ${durationOf(end - high)} of it after the window`;
-    }
+    const isOpen = end === Infinity;
+    let lasts = end > start ? durationOf(end - start) : "an instant";
+    if (end > high) lasts += `, ${durationOf(end - high)} of it after the window`;
+    if (isOpen) lasts = `OPEN: its end was not seen; ${durationOf(high - start)} until the window's end`;
     if (start < low) lasts += `, ${durationOf(low - start)} of it before the window`;
     const lines = [tile.names[tile.name[n]], lasts];
     if (tile.later[n]) lines.push(`true start up to ${durationOf(tile.later[n])} later`);
-    if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
+    if (tile.earlier[n] && !isOpen) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
     return [...lines, ...tile.tails[tile.tail[n]], `starts at ${microseconds(start)}`, ...scene.classes[tile.kind[n]].lines];
   };
   // Return the call whose parts are painted at a point.
-  const callAt = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const up = _size.t + y * _size.h - yaxis._offset, ratio = window.devicePixelRatio || 1;
+  const callAt = ({ time, up, near, low, px }) => {
     const place = lanes.findIndex((lane) => lane && up >= lane.top && up < lane.top + lane.tall);
     if (place < 0) return null;
-    const lane = lanes[place], time = low + x * (high - low), near = (HIT_PX * (high - low)) / xaxis._length;
+    const lane = lanes[place], ratio = devicePixelRatio || 1;
     if (!lane.isWide) {
-      const at = Math.floor(x * xaxis._length * ratio);
+      const at = Math.floor((time - low) * px * ratio);
       for (let off = 0; off <= HIT_PX * ratio; off++)
         for (const column of [at - off, at + off]) if (lane.longest.has(column)) return lane.longest.get(column);
       return null;
@@ -806,36 +751,30 @@ function paintTiles(model, root, tell) {
   };
   const wordsOf = ({ calls, n }) => {
     const lines = [`a call of ${durationOf(calls.end[n] - calls.start[n])}`];
-    for (let part = calls.first[n]; part < calls.first[n + 1]; part++)
+    for (let part = calls.first[n]; part < calls.last[n]; part++)
       lines.push(`${durationOf(calls.length[part])} ${calls.looks[calls.look[part]].name}`);
     return { edge: scene.ink, lines };
   };
   // Return what is said of the columns or the marks under the pointer, the strongest class first.
-  const columnAt = ({ x, y }) => {
-    if (!isOn()) return null;
-    const [low, high] = range();
-    const { xaxis, yaxis, _size } = plot._fullLayout;
-    const scale = yaxis._length / scene.height, px = xaxis._length / (high - low);
-    const [time, up] = [low + x * (high - low), (_size.t + y * _size.h - yaxis._offset) / scale];
+  const columnAt = ({ time, up, low, px, scale }) => {
+    const down = up / scale, step = 1 / px;
     const mark = marked.find(({ place, time: at }) => Math.abs(Math.max(at, low) - time) * px <= POINT_PX &&
-      up >= scene.tops[place] - scene.lane && up < scene.tops[place]);
+      down >= scene.tops[place] - scene.lane && down < scene.tops[place]);
     if (mark) return { edge: scene.marked, lines: [mark.words] };
-    const place = scene.tops.findIndex((top, n) => up >= top && up < top + scene.heights[n]);
+    const place = scene.tops.findIndex((top, n) => down >= top && down < top + scene.heights[n]);
     if (place < 0 || bars[place]) return null;
-    const hidden = hiddenKinds(), step = (high - low) / xaxis._length;
     const from = low + Math.floor((time - low) / step) * step;
-    const groups = groupsOf(seen, place).filter(([kind]) => !hidden.has(kind));
-    const shares = sharesOf(seen, groups, from, step, 1);
+    const groups = groupsOf(seen, place, hiddenKinds()), shares = sharesOf(seen, groups, from, step, 1);
     const busy = groups.map(([kind], k) => [shares[k], kind]).filter(([share]) => share > 0).sort(([a], [b]) => b - a);
     if (!busy.length) return null;
     const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);
     return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
-  const microseconds = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} µs`;
+  const microseconds = (ns) => `${decimal(ns / 1e3, 3)} µs`;
   const hover = (at) => {
-    const isFree = at && !plot?._dragging;
-    const bar = isFree ? hit(at) : null, call = isFree && !bar ? callAt(at) : null;
-    const words = call ? wordsOf(call) : bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : isFree ? columnAt(at) : null;
+    const point = at && isOn() && !plot._dragging ? pointAt(at) : null;
+    const bar = point && hit(point), call = point && !bar && callAt(point);
+    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : call ? wordsOf(call) : point && columnAt(point);
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out
@@ -843,27 +782,21 @@ function paintTiles(model, root, tell) {
     Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: words.edge });
     const holder = plot.querySelector(".svg-container");
     if (tip.parentNode !== holder) holder.append(tip);
-    const { _size } = plot._fullLayout;
-    const [x, y] = [_size.l + at.x * _size.w, _size.t + at.y * _size.h];
+    const { l, t, w, h: tall } = plot._fullLayout._size, x = l + at.x * w, y = t + at.y * tall;
     const left = x + 14 + tip.offsetWidth > holder.clientWidth ? x - 14 - tip.offsetWidth : x + 14;
-    tip.style.left = `${Math.max(0, left)}px`;
-    tip.style.top = `${Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight))}px`;
+    lay(tip, { left: Math.max(0, left), top: Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight)) });
   };
 
-  // Return the figure with what the canvas shows, for a picture of it.
-  const whole = () => {
-    const { xaxis, yaxis, _size } = plot._fullLayout;
+  // Save a picture of the figure with what the canvas shows.
+  const save = () => {
+    const { xaxis, yaxis, _size, width, height } = plot._fullLayout;
     const [x, y] = [(xaxis._offset - _size.l) / _size.w, 1 - (yaxis._offset - _size.t) / _size.h];
     const image = {
       source: canvas.toDataURL(), xref: "paper", yref: "paper", x, y, layer: "below", sizing: "stretch",
       sizex: (xaxis._length + _size.r) / _size.w, sizey: yaxis._length / _size.h,
     };
     const images = [...(plot.layout.images ?? []), image];
-    return { data: plot.data, layout: { ...plot.layout, images } };
-  };
-  const save = () => {
-    const { width, height } = plot._fullLayout;
-    plotly().downloadImage(whole(), { format: "png", filename: "timeline", width, height });
+    plotly().downloadImage({ data: plot.data, layout: { ...plot.layout, images } }, { format: "png", filename: "timeline", width, height });
   };
 
   const attach = (element) => {
@@ -872,25 +805,21 @@ function paintTiles(model, root, tell) {
     plot.on("plotly_afterplot", paint);
     ask();
   };
-  model.on("change:scene", take);
-  model.on("change:state", changed);
-  model.on("msg:custom", arrived);
+  const heard = Object.entries({ "change:scene": take, "change:state": changed, "msg:custom": arrived });
+  for (const [name, act] of heard) model.on(name, act);
   take();
   return {
-    attach, hit, hover, isOn, move, save, sweep, show: showRange,
+    attach, barAt, goTo, hover, isOn, move, save, sweep, show: showRange,
     row: (at) => {
-      const bar = scene.live ? null : hit(at), call = bar || scene.live ? null : callAt(at);
+      if (scene.live || !isOn()) return null;
+      const point = pointAt(at), bar = hit(point), call = bar ? null : callAt(point);
       return bar ? bar.tile.row[bar.n] : call ? call.calls.row[call.n] : null;
     },
     stop: () => {
-      model.off("change:scene", take);
-      model.off("change:state", changed);
-      model.off("msg:custom", arrived);
+      for (const [name, act] of heard) model.off(name, act);
       cancelAnimationFrame(frame);
       clearTimeout(tickFrame);
-      canvas.remove();
-      strip.remove();
-      tip.remove();
+      for (const node of [canvas, strip, tip]) node.remove();
     },
   };
 }

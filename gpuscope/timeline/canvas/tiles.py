@@ -14,8 +14,8 @@ import numpy as np
 
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import Snapshot
-from gpuscope.timeline.canvas.window import LEAST_NS, Window, widened
-from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX, ticks_of
+from gpuscope.timeline.canvas.window import LEAST_NS, Window
+from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX
 from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, in_order
 from gpuscope.timeline.look import look, part_look
 from gpuscope.timeline.scene import Scene
@@ -32,8 +32,6 @@ FINER = 2
 """Columns of tiles in a pixel at least, or their grid would beat with the pixels'."""
 SPANS = 8000
 """Spans of a tile at most: a view has two or three tiles."""
-_TICK_COLUMNS = 256
-"""Columns from tick to tick at least: a column is between a half and a quarter of a pixel."""
 _NAMES = 60_000
 """Characters of the names of a tile at most, so that it stays below 250 kB."""
 _SHORTEST, _LONGEST = 24, 120
@@ -60,8 +58,8 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     (uint32). Then how long each group was busy in each column, in ``unit`` ns, in ``bits`` bits.
     Then, of the bars again, class and tail (uint16), track and line (uint8). ``groups`` has the
     track and the class of each group, ``spans`` from how many px per ns on a track draws its spans,
-    ``marks`` the track, the column, the kind and the words of each mark; ``ticks`` time and label
-    of each tick, ``axis`` the title of the time axis; ``calls`` what :func:`_calls` says.
+    ``marks`` the track, the column, the kind and the words of each mark; ``calls`` what
+    :func:`_calls` says.
     """
     tracks = snapshot.tracks
     scene = Scene.among(
@@ -103,15 +101,9 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
     values = tracks.coded["name"].values
     low, high = (edge - snapshot.zero_ns for edge in window)
-    most = max(1, pixels // _TICK_COLUMNS)
-    ticks = ticks_of((low, high), most)
-    if snapshot.lanes is None:  # there is no other tile beside it: the page may move on
-        ticks = ticks_of(widened((low, high), 1), 3 * most)
     return {
         "low": low,
         "high": high,
-        "ticks": [*zip(ticks.at_ns.tolist(), ticks.labels, strict=True)],
-        "axis": ticks.title,
         "count": len(rows),
         "columns": len(columns.edges) - 1,
         "unit": unit,

@@ -9,16 +9,11 @@ function render({ model, el }) {
   const strip = h("div", { class: "gs-strip" }, cells, handles, bubble);
   const facts = h("p", { class: "gs-facts" });
   const list = h("ul", { class: "gs-rows" });
-  const act = (action) => () => send({ action });
-  let adding = false;
-  const add = h("button", {
-    type: "button",
-    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
-  }, "Add partition");
-  const apply = h("button", { type: "button", class: "gs-primary", onclick: act("apply") }, "Apply");
-  const revert = h("button", { type: "button", onclick: act("revert") }, "Revert");
+  const [add, makeRow] = adder(model, send, "Add partition", row);
+  const apply = h("button", { class: "gs-primary", onclick: () => send({ action: "apply" }) }, "Apply");
+  const revert = h("button", { onclick: () => send({ action: "revert" }) }, "Revert");
   const state = h("span", { class: "gs-state", role: "status" });
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const error = alarmPlace();
   home.append(
     names, strip, facts, list, h("div", { class: "gs-buttons" }, add, apply, revert, state), error,
   );
@@ -27,12 +22,8 @@ function render({ model, el }) {
   const rows = () => model.get("rows");
   const rowOf = (id) => rows().find((row) => row.id === id);
   let drag = null;
-
-  function ask(counts, settle) {
-    const serial = (model.get("asking").serial ?? 0) + 1;
-    model.set("asking", { counts, settle, serial });
-    model.save_changes();
-  }
+  const ask = (counts, settle) =>
+    set(model, "asking", { counts, settle, serial: (model.get("asking").serial ?? 0) + 1 });
 
   // Owners from left to right, each with what it holds.
   function segments() {
@@ -45,19 +36,14 @@ function render({ model, el }) {
     return found;
   }
 
-  function title(owner) {
-    if (owner === 0) return "no partition";
-    return owner < 0 ? "held by live partitions" : rowOf(owner)?.name ?? "";
-  }
+  const title = (owner) => (owner ? rowOf(owner)?.name ?? "held by live partitions" : "no partition");
 
   const counted = (owner) => owner > 0 && rowOf(owner)?.asked !== "rest";
 
   // Boundaries that can be moved: where a counted partition is on at least one side.
   function boundaries() {
-    const found = [];
+    const found = [], all = segments(), end = all.findLastIndex((one) => one.owner > 0);
     let at = 0;
-    const all = segments();
-    const end = all.findLastIndex((one) => one.owner > 0);
     // A last partition that has everything left can be made smaller again.
     if (end >= 0 && all[end + 1]?.owner !== 0) all.splice(end + 1, 0, { owner: 0, sm_count: 0 });
     all.forEach((left, index) => {
@@ -65,15 +51,15 @@ function render({ model, el }) {
       const right = all[index + 1];
       if (!right || left.owner < 0 || right.owner < 0) return;
       if (!counted(left.owner) && !counted(right.owner)) return;
-      found.push({ left, right, at, start: at - left.sm_count, key: `${left.owner}|${right.owner}` });
+      const both = left.sm_count + right.sm_count;
+      found.push({ left, right, both, at, start: at - left.sm_count, key: `${left.owner}|${right.owner}` });
     });
     return found;
   }
 
   // Ask for a boundary that leaves `count` SMs on its left, of those that both sides have now.
   function move(one, count, settle) {
-    const both = one.left.sm_count + one.right.sm_count;
-    const most = one.right.owner === 0 ? both : both - 1;
+    const { both } = one, most = one.right.owner === 0 ? both : both - 1;
     const left = Math.max(1, Math.min(most, Math.round(count)));
     const counts = {};
     if (counted(one.left.owner)) counts[one.left.owner] = left;
@@ -82,54 +68,46 @@ function render({ model, el }) {
     return left;
   }
 
-  const of = (key) => boundaries().find((one) => one.key === key);
+  const of = (key) => boundaries().find((one) => one.key === key && !model.get("disabled"));
 
   function press(key, event) {
     const one = of(key);
-    if (!one || model.get("disabled")) return;
-    const { quantum } = model.get("strip");
-    const now = one.left.sm_count;
-    const both = now + one.right.sm_count;
-    const wanted = {
-      ArrowRight: now + quantum, ArrowUp: now + quantum, ArrowLeft: now - quantum,
-      ArrowDown: now - quantum, PageUp: now + 4 * quantum, PageDown: now - 4 * quantum,
-      Home: 1, End: both,
+    const steps = {
+      ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 4, PageDown: -4, Home: -Infinity, End: Infinity,
     }[event.key];
-    if (wanted === undefined) return;
+    if (!one || !steps) return;
     event.preventDefault();
     event.stopPropagation();
-    move(one, wanted, true);
+    move(one, one.left.sm_count + steps * model.get("strip").quantum, true);
   }
 
   function grab(key, event) {
     const one = of(key);
-    if (!one || model.get("disabled") || event.button !== 0) return;
+    if (!one || event.button !== 0) return;
     event.preventDefault();
     event.target.focus();
     event.target.setPointerCapture(event.pointerId);
-    drag = { key, one, left: one.left.sm_count };
+    drag = { ...one, asked: one.left.sm_count };
   }
 
   function follow(event) {
     if (!drag) return;
-    const box = strip.getBoundingClientRect();
-    const { total } = model.get("strip");
-    const at = ((event.clientX - box.left) / box.width) * total;
-    drag.left = move(drag.one, at - drag.one.start, false);
+    const box = strip.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * model.get("strip").total;
+    drag.asked = move(drag, at - drag.start, false);
     paint();
   }
 
   function letGo() {
     if (!drag) return;
-    const { one, left } = drag;
+    const last = drag;
     drag = null;
-    move(one, left, true);
+    move(last, last.asked, true);
     paint();
   }
 
   function handle(key) {
     return h("div", {
-      class: "gs-handle", role: "slider", tabindex: "0", "aria-orientation": "horizontal",
+      class: "gs-handle", role: "slider", tabindex: "0", "aria-orientation": "horizontal", "aria-valuemin": 0,
       onkeydown: (event) => press(key, event), onpointerdown: (event) => grab(key, event),
       onpointermove: follow, onpointerup: letGo, onpointercancel: letGo,
     });
@@ -137,16 +115,15 @@ function render({ model, el }) {
 
   function paintStrip() {
     const { groups = [], total = 1, quantum, remainder } = model.get("strip");
-    const color = (owner) => (owner > 0 ? rowOf(owner)?.color : null);
     cells.replaceChildren(...groups.map((group) => {
       const kind = group.kind === "remainder" ? " gs-remainder" : "";
+      const owned = group.owner > 0 ? "" : group.owner < 0 ? " gs-held" : " gs-free";
       const node = h("div", {
-        class: `gs-group${kind}${group.owner === 0 ? " gs-free" : ""}${group.owner < 0 ? " gs-held" : ""}`,
-        title: `${group.kind}, ${group.sm_count} SMs: ${title(group.owner)}`,
+        class: `gs-group${kind}${owned}`, title: `${group.kind}, ${group.sm_count} SMs: ${title(group.owner)}`,
       });
       node.style.flexGrow = group.sm_count;
       node.style.setProperty("--sms", group.sm_count);
-      if (color(group.owner)) node.style.backgroundColor = color(group.owner);
+      node.style.backgroundColor = rowOf(group.owner)?.color ?? "";
       return node;
     }));
     const all = segments();
@@ -164,24 +141,22 @@ function render({ model, el }) {
     put(strip, "title", found.length ? "Drag a boundary, or focus it and press the arrow keys" : null);
     put(facts, "textContent", quantum ? `${total} SMs in steps of ${quantum}${apart}` : "");
     // What is being dragged keeps its handle, whatever the answers do to its sides.
-    if (drag && !found.some((one) => one.key === drag.key)) found.push(drag.one);
+    if (drag && !found.some((one) => one.key === drag.key)) found.push(drag);
     keyed(handles, kept.handles, found.map((one) => one.key), handle);
     for (const one of found) {
       const node = kept.handles.get(one.key);
       const dragged = drag?.key === one.key;
-      const at = dragged ? drag.one.start + drag.left : one.at;
+      const at = dragged ? drag.start + drag.asked : one.at;
       node.style.left = `${(100 * at) / total}%`;
       put(node, "aria-label", `Boundary between ${title(one.left.owner)} and ${title(one.right.owner)}`);
-      put(node, "aria-valuemin", 0);
-      put(node, "aria-valuemax", one.left.sm_count + one.right.sm_count);
+      put(node, "aria-valuemax", one.both);
       put(node, "aria-valuenow", one.left.sm_count);
       put(node, "aria-valuetext", [one.left, one.right].map((side) => `${title(side.owner)} ${side.sm_count} SMs`).join(", "));
       put(node, "aria-disabled", model.get("disabled") ? "true" : null);
       if (dragged) {
         bubble.style.left = node.style.left;
         const side = counted(one.left.owner) ? one.left : one.right;
-        const both = drag.one.left.sm_count + drag.one.right.sm_count;
-        const asked = side === one.left ? drag.left : both - drag.left;
+        const asked = side === one.left ? drag.asked : drag.both - drag.asked;
         put(bubble, "textContent",
           `${title(side.owner)}: ${asked} asked, ${side.sm_count} granted`);
       }
@@ -199,12 +174,12 @@ function render({ model, el }) {
         h("input", { type: "text", class: "gs-name", spellcheck: "false" }),
         (name) => send({ action: "rename", id, name }),
       ),
-      nameError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
+      nameError: faultPlace(),
       count: commits(
         h("input", { type: "text", inputmode: "numeric", class: "gs-count" }),
         (text) => ask({ [id]: /^\s*-?\d{1,15}\s*$/.test(text) ? Number(text) : text.trim() }, false),
       ),
-      countError: h("span", { class: "gs-fault", id: freshId(), hidden: true }),
+      countError: faultPlace(),
       rest: h("input", {
         type: "checkbox",
         onchange: (event) => ask({ [id]: event.target.checked ? "rest" : rowOf(id).granted }, true),
@@ -212,7 +187,7 @@ function render({ model, el }) {
       granted: h("output", { class: "gs-granted" }),
       warning: h("span", { class: "gs-warning", role: "status", id: freshId(), hidden: true }),
       remove: h("button", {
-        type: "button", class: "gs-quiet gs-remove", title: "Remove this partition",
+        class: "gs-quiet gs-remove", title: "Remove this partition",
         onclick: () => send({ action: "remove", id }),
       }, "×"),
     };
@@ -224,14 +199,12 @@ function render({ model, el }) {
       parts.granted, parts.remove, parts.warning,
     );
     node.parts = parts;
-    if (adding) requestAnimationFrame(() => enter(node));
-    adding = false;
     return node;
   }
 
   function paintRows() {
     const off = model.get("disabled");
-    keyed(list, kept.rows, rows().map((one) => one.id), row);
+    keyed(list, kept.rows, rows().map((one) => one.id), makeRow);
     for (const one of rows()) {
       const { parts } = kept.rows.get(one.id);
       const rest = one.asked === "rest";
@@ -254,18 +227,17 @@ function render({ model, el }) {
   function paint() {
     paintStrip();
     paintRows();
-    const off = model.get("disabled");
+    const off = model.get("disabled"), pending = model.get("pending");
     const wrong = model.get("error") || rows().some((one) => one.name_error || one.count_error);
     tell(error, model.get("error") || model.get("refused"));
     disable(add, off);
-    disable(apply, off || Boolean(wrong) || !model.get("pending"));
-    disable(revert, off || !model.get("pending"));
-    put(apply.parentNode, "class", `gs-buttons${model.get("pending") ? " gs-pending" : ""}`);
-    const applied = model.get("pending") ? "Not applied yet." : "Applied.";
-    put(state, "textContent", wrong ? "" : applied);
+    disable(apply, off || Boolean(wrong) || !pending);
+    disable(revert, off || !pending);
+    apply.parentNode.classList.toggle("gs-pending", pending);
+    put(state, "textContent", wrong ? "" : pending ? "Not applied yet." : "Applied.");
   }
 
-  return watch(model, ["rows", "strip", "error", "refused", "pending", "disabled"], paint);
+  return watch(model, paint, "rows", "strip", "error", "refused", "pending", "disabled");
 }
 
 export default { render };

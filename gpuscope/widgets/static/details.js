@@ -1,55 +1,44 @@
 // What is known about one span or stretch of time. Everything goes into the page as text, never as HTML.
 
-// Return what fills a part: as `fillOf` of tiles.js, in CSS.
-function patternOf(colour, pattern) {
-  const lines = (angle, from) => `repeating-linear-gradient(${angle}deg, ${colour} 0 ${from}px, transparent ${from}px 4px)`;
-  const dots = (ring) => `radial-gradient(circle, ${ring}) 0 0 / 5px 5px`;
-  return {
-    "": colour, "/": lines(-45, 1.5), "\\": lines(45, 1.5), "-": lines(0, 1), "|": lines(90, 1),
-    x: `${lines(-45, 1)}, ${lines(45, 1)}`, "+": `${lines(0, 1)}, ${lines(90, 1)}`,
-    ".": dots(`${colour} 1px, transparent 1.3px`), o: dots(`transparent 1px, ${colour} 1.3px 2px, transparent 2.3px`),
-  }[pattern];
-}
-
 function fill(model, el) {
   const facts = model.get("facts");
   el.hidden = !facts;
   if (!facts) return el.replaceChildren();
   const button = (message, attributes, label) =>
-    h("button", { type: "button", onclick: () => model.send(message), ...attributes }, label);
-  const row = (name, ...values) =>
-    h("tr", {}, h("th", { scope: "row" }, ...[name].flat()), ...values.map((value) => h("td", {}, value)));
-  const table = (...rows) => h("table", {}, h("tbody", {}, ...rows));
+    h("button", { onclick: () => model.send(message), ...attributes }, label);
+  const table = (rows) => h("table", {}, h("tbody", {}, ...rows.map(([name, value]) =>
+    h("tr", {}, h("th", { scope: "row" }, ...[name].flat()), h("td", {}, value)))));
   const piece = (name, colour, pattern, style) => {
     const made = h("span", { class: name });
-    Object.assign(made.style, { background: patternOf(colour, pattern), borderColor: colour, ...style });
+    const background = pattern ? `url(${patternCell({ fill: colour, pattern }, 0.18).toDataURL()})` : colour;
+    Object.assign(made.style, { background, borderColor: colour, ...style });
     return made;
   };
   const head = h("div", { class: "head" }, h("strong", {}, facts.title),
     button({ do: "clear" }, { "aria-label": "Close the details" }, "×"), h("span", {}, facts.subtitle));
   const links = h("ul", { "aria-label": "Related spans" }, ...facts.related.map(([relation, label, span]) =>
     h("li", {}, `${relation}: `, button({ do: "select", span }, {}, label))));
-  const parts = table(
-    ...facts.parts.map(([words, time, , colour, pattern]) => row([piece("swatch", colour, pattern), words], time)),
-    row("sum, in µs", facts.total));
+  const parts = table([
+    ...facts.parts.map(([words, time, , colour, pattern]) => [[piece("swatch", colour, pattern), words], time]),
+    ["sum, in µs", facts.total]]);
   const bar = h("div", { class: "parts", role: "img", "aria-label": "The parts in order" },
     ...facts.parts.map(([, , share, colour, pattern]) => piece("", colour, pattern, { flexGrow: share })));
   const old = el.querySelector("summary"); // more facts follow, and it stays open and focused
-  const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old !== null && focused(el) === old];
-  const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(...facts.columns.map((pair) => row(...pair))));
-  const tables = facts.tables.map(([title, rows]) =>
-    h("div", {}, h("strong", {}, title), table(...rows.map((pair) => row(...pair)))));
-  const shown = [h("div", {}, head, ...(facts.related.length ? [links] : []), ...(facts.columns.length ? [every] : [])),
-    ...(facts.parts.length ? [h("div", { class: "sum" }, bar, parts)] : []), ...tables];
-  el.replaceChildren(...shown, ...(facts.why ? [h("p", { class: "why" }, facts.why)] : []));
+  const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old && focused(el) === old];
+  const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(facts.columns));
+  const tables = facts.tables.map(([title, rows]) => h("div", {}, h("strong", {}, title), table(rows)));
+  const [known, sum, why] = [h("div", {}, head), h("div", { class: "sum" }, bar, parts), h("p", { class: "why" }, facts.why)];
+  if (facts.related.length) known.append(links);
+  if (facts.columns.length) known.append(every);
+  el.replaceChildren(known, ...(facts.parts.length ? [sum] : []), ...tables, ...(facts.why ? [why] : []));
   if (hasFocus) el.querySelector("summary")?.focus({ preventScroll: true });
 }
 
 function render({ model, el }) {
   el.classList.add("gpuscope-details");
-  el.setAttribute("role", "region");
-  el.setAttribute("aria-label", "Details of the selected span");
-  return watch(model, ["facts"], () => fill(model, el));
+  put(el, "role", "region");
+  put(el, "aria-label", "Details of the selected span");
+  return watch(model, () => fill(model, el), "facts");
 }
 
 export default { render };

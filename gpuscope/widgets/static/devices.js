@@ -1,29 +1,23 @@
 // The choice of a device.
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-devices", "Device");
-  const select = h("select", {
-    onchange: (event) => set(model, "device", event.target.value),
-  });
+  const select = h("select", { "aria-label": "Device", onchange: () => set(model, "device", select.value) });
   const badge = h("strong", { class: "gs-badge" });
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
-  put(select, "aria-label", "Device");
+  const error = alarmPlace();
   home.append(h("div", { class: "gs-chip" }, badge, select), error);
+  const kept = new Map();
   function paint() {
-    const options = model.get("options");
-    if (options.join("\n") !== [...select.options].map((one) => one.value).join("\n")) {
-      select.replaceChildren(...options.map((key) => h("option", { value: key }, key)));
-    }
+    keyed(select, kept, model.get("options"), (key) => h("option", { value: key }, key));
     put(select, "value", model.get("device"));
     disable(select, model.get("disabled"));
-    const simulated = model.get("simulated");
+    const simulated = model.get("simulated"), failed = model.get("error");
     put(badge, "textContent", simulated ? "SIMULATED" : "Measured");
     put(badge.parentNode, "class", `gs-chip ${simulated ? "gs-simulated" : "gs-measured"}`);
-    const failed = model.get("error");
-    put(badge, "hidden", Boolean(failed));
+    put(badge, "hidden", failed !== "");
     put(badge.parentNode, "title", model.get("words"));
     tell(error, failed);
   }
-  return watch(model, ["options", "device", "simulated", "words", "error", "disabled"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

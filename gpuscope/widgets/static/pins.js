@@ -10,8 +10,8 @@ function render({ model, el }) {
     const runs = model.get("runs");
     put(home, "hidden", runs.length === 0);
     keyed(list, kept, runs.map((run) => run.number), (number) => h("span", { class: "gs-joined" },
-      h("button", { type: "button", onclick: () => send({ action: "pin", number }) }),
-      h("button", { type: "button", onclick: () => send({ action: "show", number }), "aria-label": `Show run ${number}` }, "Show"),
+      h("button", { onclick: () => send({ action: "pin", number }) }),
+      h("button", { onclick: () => send({ action: "show", number }), "aria-label": `Show run ${number}` }, "Show"),
     ));
     for (const { number, words, pinned, kept: there } of runs) {
       const [pin, show] = kept.get(number).children;
@@ -25,7 +25,7 @@ function render({ model, el }) {
     }
   }
 
-  return watch(model, ["runs", "shown"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

@@ -3,31 +3,27 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-bar", "Run");
   const send = voice(model, home);
   const button = (label, action, more = {}, look = {}) =>
-    h("button", { type: "button", onclick: () => send({ action, ...more }), ...look }, label);
+    h("button", { onclick: () => send({ action, ...more }), ...look }, label);
   // What is carved by it is what the page shows: the kernel refuses anything else.
   const doRun = () => send({ action: "run", carving: model.get("carving") });
   // One button, in one place: what it does now it says. The second click of a double click is none.
   const verb = h("span"), key = h("kbd", { "aria-hidden": "true" });
-  const run = h("button", { type: "button", class: "gs-primary", onclick: (event) => {
-    if (event.detail > 1) return;
-    if (model.get("running")) send({ action: "stop" });
-    else doRun();
+  const run = h("button", { class: "gs-primary", onclick: ({ detail }) => {
+    if (detail <= 1) model.get("running") ? send({ action: "stop" }) : doRun();
   } }, verb, " ", key);
-  const fold = h("button", { type: "button", class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
+  const fold = h("button", { class: "gs-fold", title: "Editor (E)", "aria-label": "Editor",
     onclick: () => set(model, "folded", !model.get("folded")) }, "◧");
-  const flag = (name, title, label) => {
+  const flags = [
+    ["live", "Draw while it runs: takes turns with what is measured", "Live"],
+    ["sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"],
+    ["hazards", "Look for work that shares bytes and that nothing orders", "Hazards"],
+  ].map(([name, title, label]) => {
     const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
     return [box, h("label", { class: "gs-inline", title }, box, label), name];
-  };
-  const flags = [
-    flag("live", "Draw while it runs: takes turns with what is measured", "Live"),
-    flag("sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"),
-    flag("hazards", "Look for work that shares bytes and that nothing orders", "Hazards"),
-  ];
+  });
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
-  const left = h("span", { class: "gs-left" });
-  const times = h("div", {}, bar, left);
+  const left = h("span", { class: "gs-left" }), times = h("div", {}, bar, left);
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const edited = h("option", { value: "" }, "a preset …");
@@ -37,23 +33,20 @@ function render({ model, el }) {
   }, edited, ...model.get("presets").map((name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words: label, suffix, hint }) =>
     button(label, "export", { suffix }, { title: hint }));
-  const saves = h("summary", {}, "Save");
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
-  const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
-  file.addEventListener("change", async () => {
+  const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen", onchange: async () => {
     const [chosen] = file.files;
     if (chosen) send({ action: "open", name: chosen.name, text: await chosen.text() });
     file.value = "";
-  });
+  } });
   const open = h("label", { class: "gs-file" }, file, "Open TOML");
   const nsight = button("Open in Nsight", "nsight");
-  const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false", "aria-label": "Code" });
+  const codeText = h("textarea", { readonly: "", rows: "12", spellcheck: "false" });
   const copied = h("span", { role: "status" });
-  const copy = h("button", { type: "button", onclick: () => copyCode() }, "Copy");
-  const hide = h("button", { type: "button", onclick: () => set(model, "code", {}) }, "Close");
-  const code = h("div", { class: "gs-code", hidden: true }, codeText,
-    h("div", { class: "gs-buttons" }, copy, hide, copied));
+  const code = h("div", { class: "gs-code", hidden: true }, codeText, h("div", { class: "gs-buttons" },
+    h("button", { onclick: () => copyCode() }, "Copy"),
+    h("button", { onclick: () => set(model, "code", {}) }, "Close"), copied));
   const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },
     h("span", { "aria-hidden": "true" }, label), ...inside);
   const menu = (summary, ...inside) =>
@@ -61,7 +54,7 @@ function render({ model, el }) {
   home.append(
     fold, run, presets, h("div", { class: "gs-told" }, status, times),
     h("div", { class: "gs-menus" },
-      menu(saves, group("Save run", ...exports)),
+      menu(h("summary", {}, "Save"), group("Save run", ...exports)),
       menu(h("summary", { "aria-label": "More" }, "⋯"), ...flags.map(([, label]) => label),
         group("Copy", ...codes), save, open, nsight)),
     alarm, code,
@@ -79,11 +72,11 @@ function render({ model, el }) {
   }
 
   function paintCode() {
-    const { text } = model.get("code");
+    const { kind, text } = model.get("code");
     put(code, "hidden", !text);
     if (!text) return;
     put(codeText, "value", text);
-    put(codeText, "aria-label", `${model.get("code").kind} code`);
+    put(codeText, "aria-label", `${kind} code`);
     copyCode();
   }
 
@@ -96,20 +89,19 @@ function render({ model, el }) {
   }
 
   function paint() {
-    const running = model.get("running");
-    const waits = model.get("carving") ? "Apply and run" : "Run";
+    const running = model.get("running"), waits = model.get("carving") ? "Apply and run" : "Run";
     put(verb, "textContent", running ? "Stop" : waits);
     put(key, "textContent", running ? "Esc" : waits === "Run" ? "Ctrl+Enter" : "");
     put(run, "title", running ? "Esc" : "Ctrl+Enter");
-    put(run, "class", running ? "gs-primary gs-stop" : "gs-primary");
+    run.classList.toggle("gs-stop", running);
     disable(run, running ? model.get("stopping") : !model.get("ready"));
     disable(presets, running);
     put(bar, "value", model.get("progress"));
     put(times, "hidden", !running);
     put(left, "textContent", model.get("left"));
-    put(status, "textContent", model.get("status"));
-    put(status, "title", model.get("status"));
+    for (const name of ["textContent", "title"]) put(status, name, model.get("status"));
     tell(alarm, model.get("alarm"));
+    put(fold, "aria-expanded", !model.get("folded")); // the dashboard's grid follows: `controls.css` reads it
     for (const [box, , name] of flags) {
       put(box, "checked", model.get(name));
       disable(box, running && name !== "live");
@@ -118,9 +110,6 @@ function render({ model, el }) {
     for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
     put(file, "disabled", running);
   }
-
-  // The dashboard's grid follows: `controls.css` reads it here.
-  const paintFold = () => put(fold, "aria-expanded", String(!model.get("folded")));
 
   // Apart from the rest: what was chosen stays in view until the kernel has taken it.
   const paintPreset = () => {
@@ -142,42 +131,31 @@ function render({ model, el }) {
     event.stopImmediatePropagation();
     if (folds) return fold.click();
     if (!runs) return send({ action: "stop" });
-    if (model.get("running")) return undefined;
+    if (model.get("running")) return;
     if (event.target.dataset.typing === "yes") event.target.dispatchEvent(new Event("change"));
     doRun();
   }
-  window.addEventListener("keydown", press, true);
+  addEventListener("keydown", press, true);
 
   // Results are plain HTML, whose buttons say what they do: show a span, or mend what is wrong.
   function goTo(event) {
-    const button = event.target.closest?.("[data-span], [data-mend]");
-    if (!button || !el.closest(".gpuscope-dashboard")?.contains(button)) return;
-    if ("mend" in button.dataset) send({ action: "mend" });
-    else send({ action: "span", span: Number(button.dataset.span) });
+    const button = event.target.closest("[data-span], [data-mend]");
+    if (button) send("mend" in button.dataset ? { action: "mend" } : { action: "span", span: Number(button.dataset.span) });
   }
-  window.addEventListener("click", goTo);
-
-  // A click beside the controls leaves the focus in the dashboard, so that its keys work.
-  const attached = new ResizeObserver(() => {
-    const board = el.closest(".gpuscope-dashboard");
-    if (board) board.tabIndex = -1;
-    if (board) attached.disconnect();
+  const stopWaiting = onceIn(el, ".gpuscope-dashboard", (board) => {
+    board.tabIndex = -1; // a click beside the controls leaves the focus in the dashboard, so that its keys work
+    board.addEventListener("click", goTo);
   });
-  attached.observe(el);
 
   // The living widget hides what is saved for when its kernel is gone.
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
   document.head.append(style);
 
-  const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "hazards", "progress", "left",
-    "status", "alarm"];
   model.on("change:file", download); // not at once: what was saved is saved
   const undo = [
-    watch(model, heard, paint), watch(model, ["preset"], paintPreset), watch(model, ["folded"], paintFold),
-    watch(model, ["code"], paintCode), () => model.off("change:file", download),
-    () => window.removeEventListener("keydown", press, true),
-    () => window.removeEventListener("click", goTo),
-    () => attached.disconnect(), () => style.remove(),
+    watch(model, paint), watch(model, paintPreset, "preset"), watch(model, paintCode, "code"),
+    () => model.off("change:file", download), stopWaiting, () => style.remove(),
+    () => removeEventListener("keydown", press, true),
   ];
   return () => { for (const act of undo) act(); };
 }

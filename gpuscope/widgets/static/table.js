@@ -4,12 +4,8 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
   const send = voice(model, home);
   const list = h("ul", { class: "gs-rows" });
-  let adding = false;
-  const add = h("button", {
-    type: "button",
-    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
-  }, `Add ${noun}`);
-  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const [add, makeRow] = adder(model, send, `Add ${noun}`, row);
+  const error = alarmPlace();
   home.append(list, h("div", { class: "gs-buttons" }, add), error);
   const kept = new Map();
   const rowOf = (id) => model.get("rows").find((row) => row.id === id);
@@ -17,27 +13,17 @@ function render({ model, el }) {
 
   // What looks like a number is one; anything else goes as it is, to be refused with a reason.
   function typed(text) {
-    const bare = text.trim();
-    const number = Number(bare);
+    const bare = text.trim(), number = Number(bare);
     return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(bare) && Math.abs(number) <= 2 ** 53
       ? number : bare;
   }
 
   const makers = {
-    text: (id, { name }) => commits(
-      h("input", { type: "text", spellcheck: "false", class: `gs-text gs-${name}` }),
-      (text) => edit(id, name, text),
-    ),
-    number: (id, { name }) => commits(
-      h("input", { type: "text", inputmode: "decimal", class: `gs-number gs-${name}` }),
-      (text) => edit(id, name, typed(text)),
-    ),
-    choice: (id, { name }) => h("select", {
-      onchange: (event) => edit(id, name, JSON.parse(event.target.value)),
-    }),
-    flag: (id, { name }) => h("input", {
-      type: "checkbox", onchange: (event) => edit(id, name, event.target.checked),
-    }),
+    text: (change, name) => commits(h("input", { type: "text", spellcheck: "false", class: `gs-text gs-${name}` }), change),
+    number: (change, name) => commits(
+      h("input", { type: "text", inputmode: "decimal", class: `gs-number gs-${name}` }), (text) => change(typed(text))),
+    choice: (change) => h("select", { onchange: (event) => change(JSON.parse(event.target.value)) }),
+    flag: (change) => h("input", { type: "checkbox", onchange: (event) => change(event.target.checked) }),
     several: () => h("span", { class: "gs-several" }),
   };
 
@@ -46,9 +32,8 @@ function render({ model, el }) {
     const all = options.map(([key, label]) => [JSON.stringify(key), label]);
     const now = JSON.stringify(value);
     if (!all.some(([key]) => key === now)) all.push([now, `${value} (not there)`]);
-    const same = all.length === select.options.length
-      && all.every(([key, label], i) => select.options[i].value === key && select.options[i].text === label);
-    if (!same) select.replaceChildren(...all.map(([key, label]) => h("option", { value: key }, label)));
+    if (`${all}` !== `${[...select.options].map(({ value, text }) => [value, text])}`)
+      select.replaceChildren(...all.map(([key, label]) => h("option", { value: key }, label)));
     put(select, "value", now);
   }
 
@@ -57,33 +42,27 @@ function render({ model, el }) {
     const all = [...options, ...gone.map((one) => [one, `${one} (not there)`])];
     place.boxes ??= new Map();
     keyed(place, place.boxes, all.map(([key]) => key), (key) => {
-      const box = h("input", { type: "checkbox" });
-      box.addEventListener("change", () => {
+      const onchange = ({ target }) => {
         const now = rowOf(id).values[field].filter((one) => one !== key);
-        edit(id, field, box.checked ? [...now, key] : now);
-      });
-      const label = h("label", {}, box, h("span"));
-      label.box = box;
-      return label;
+        edit(id, field, target.checked ? [...now, key] : now);
+      };
+      return h("label", {}, h("input", { type: "checkbox", onchange }), h("span"));
     });
     for (const [key, name] of all) {
-      const label = place.boxes.get(key);
-      put(label.box, "checked", value.includes(key));
-      disable(label.box, off);
-      put(label.lastChild, "textContent", name);
+      const [box, words] = place.boxes.get(key).children;
+      put(box, "checked", value.includes(key));
+      disable(box, off);
+      put(words, "textContent", name);
     }
-    if (!all.length) put(place, "textContent", "nothing else");
-    else for (const node of [...place.childNodes]) if (node.nodeType === Node.TEXT_NODE) node.remove();
   }
 
   function cell(id, field) {
-    const fault = h("span", { class: "gs-fault", id: freshId(), hidden: true });
-    const input = makers[field.type](id, field);
-    if (field.hint) put(input, "title", field.hint);
+    const fault = faultPlace();
+    const input = makers[field.type]((value) => edit(id, field.name, value), field.name);
     const node = field.type === "several"
       ? h("fieldset", { class: "gs-field gs-group-of" }, h("legend", {}, field.label), input, fault)
       : labelled(field.label, input, fault);
-    if (field.hint && field.type === "several") put(node, "title", field.hint);
+    put(field.type === "several" ? node : input, "title", field.hint || null);
     node.parts = { input, fault };
     return node;
   }
@@ -91,28 +70,21 @@ function render({ model, el }) {
   function row(id) {
     const legend = h("legend", { class: "gs-unseen" });
     const remove = h("button", {
-      type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
+      class: "gs-quiet", onclick: () => send({ action: "remove", id }),
     }, "Remove");
     const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
     const wrong = h("span", { class: "gs-fault", role: "alert", hidden: true });
     const name = h("strong");
     const line = h("span", { class: "gs-line" });
     const group = h("fieldset", { class: "gs-group-of gs-fields" }, legend, ...cells.values(), remove);
-    const fold = h("details", {}, h("summary", {}, name, line, wrong), group);
-    const node = h("li", { class: "gs-row" }, fold);
+    const node = h("li", { class: "gs-row" }, h("details", {}, h("summary", {}, name, line, wrong), group));
     node.parts = { cells, legend, remove, wrong, name, line };
-    if (adding) {
-      fold.open = true;
-      adding = false;
-      requestAnimationFrame(() => enter(node));
-    }
     return node;
   }
 
   function paint() {
-    const off = model.get("disabled");
-    const rows = model.get("rows");
-    keyed(list, kept, rows.map((one) => one.id), row);
+    const off = model.get("disabled"), rows = model.get("rows");
+    keyed(list, kept, rows.map((one) => one.id), makeRow);
     for (const one of rows) {
       const { cells, legend, remove, wrong, name, line } = kept.get(one.id).parts;
       const said = Object.values(one.problems).filter(Boolean);
@@ -143,7 +115,7 @@ function render({ model, el }) {
     disable(add, off);
   }
 
-  return watch(model, ["rows", "fields", "error", "disabled"], paint);
+  return watch(model, paint);
 }
 
 export default { render };

@@ -3,11 +3,7 @@
 
 const RESIZES = 20, RESIZE_MS = 250; // how often Plotly is asked to fill its place
 const KEYS = {
-  w: { do: "zoom", by: 0.5 },
-  s: { do: "zoom", by: 2 },
-  a: { do: "pan", by: -0.25 },
-  d: { do: "pan", by: 0.25 },
-  f: { do: "fit" },
+  ...MOVES,
   n: { do: "next" },
   N: { do: "previous" },
   m: { do: "measure" },
@@ -22,19 +18,9 @@ const KEYS = {
   ArrowUp: { do: "step", along: 0, across: -1 },
   ArrowDown: { do: "step", along: 0, across: 1 },
 };
-const HELP =
-  "Timeline. W and S zoom, A and D move, F shows everything, Z the selection, slash searches names, " +
-  "N and Shift N go to the next and previous match, X to the next escape, L to the longest wait, " +
-  "arrow keys from call to call, H shows the host, M measures between two clicks, " +
-  "R selects the range in view, Escape clears.";
-const DRAG_PX = 4;
 const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
 const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
-
-function distance(one, other) {
-  return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
-}
 
 function isDark(element) {
   for (let at = element; at; at = at.parentElement) {
@@ -49,56 +35,58 @@ function isDark(element) {
 // -- the toolbar ---------------------------------------------------------------------------
 function toolbar(model, el, move) {
   const send = (message) => move(message) || model.send(message);
-  const button = (words, label, message, keys = "") => {
-    const onclick = () => send(typeof message === "function" ? message() : message);
+  const buttons = {};
+  // A button of a key, or of a trait that it turns on or off.
+  const button = (key, words, label, keys = key.length > 1 ? key : key.toUpperCase()) => {
+    const onclick = () => send(KEYS[key] ?? { do: key, on: !model.get("state")[key] });
     const title = keys ? `${label} (${keys})` : label;
-    return h("button", { type: "button", title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words);
+    return (buttons[key] = h("button", { title, "aria-label": label, "aria-keyshortcuts": keys || null, onclick }, words));
   };
   const group = (label, ...children) => h("div", { role: "group", "aria-label": label }, ...children);
 
-  const follow = button("Follow", "Follow the newest spans", () => ({ do: "follow", on: !model.get("state").follow }));
   const search = h("input", {
     type: "search", placeholder: "Search names", spellcheck: "false",
     "aria-label": "Search names of spans", "aria-keyshortcuts": "/",
-  });
-  search.addEventListener("input", () => send({ do: "find", text: search.value }));
-  search.addEventListener("keydown", (event) => {
-    event.stopPropagation();
-    if (event.key === "Enter") send({ do: event.shiftKey ? "previous" : "next" });
-    if (event.key === "Escape") {
+    oninput: () => send({ do: "find", text: search.value }),
+    onkeydown: (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") send({ do: event.shiftKey ? "previous" : "next" });
+      if (event.key !== "Escape") return;
       search.value = "";
       send({ do: "find", text: "" });
-      el.dispatchEvent(new CustomEvent("leave"));
-    }
+      el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus();
+    },
   });
-  const found = h("span", { class: "found" });
-  const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
-  const next = button("›", "Next match", { do: "next" }, "N");
-  const stretch = button("Range", "Select the range in view; or drag with Shift", KEYS.r, "R");
-  const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
-  const escape = button("Next escape", "Next escape", KEYS.x, "X");
-  const wait = button("Longest wait", "Longest wait", KEYS.l, "L");
-  const host = button("Host", "Each row of the host", KEYS.h, "H");
-  const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
-  const list = h("div", { class: "list" });
-  const tracks = h("details", {}, h("summary", {}, "Tracks"), list);
+  const found = h("span", { class: "found" }), list = h("div", { class: "list" });
   const status = h("div", { class: "status", role: "status" });
   el.append(
-    group("Live", follow),
+    group("Live", button("follow", "Follow", "Follow the newest spans", "")),
     group(
       "Zoom and pan",
-      button("◂", "Pan left", KEYS.a, "A"),
-      button("▸", "Pan right", KEYS.d, "D"),
-      button("+", "Zoom in", KEYS.w, "W"),
-      button("−", "Zoom out", KEYS.s, "S"),
-      button("All", "All: show everything", KEYS.f, "F"),
-      button("Selection", "Zoom to the selection", KEYS.z, "Z"),
+      button("a", "◂", "Pan left"),
+      button("d", "▸", "Pan right"),
+      button("w", "+", "Zoom in"),
+      button("s", "−", "Zoom out"),
+      button("f", "All", "All: show everything"),
+      button("z", "Selection", "Zoom to the selection"),
     ),
-    group("Go to", escape, wait,
-      button("←", "Previous call", KEYS.ArrowLeft, "ArrowLeft"),
-      button("→", "Next call", KEYS.ArrowRight, "ArrowRight")),
-    group("Search", search, previous, next, found),
-    group("View", measure, stretch, button("Clear", "Clear what is selected and measured", KEYS.Escape, "Escape"), host, sms, tracks),
+    group(
+      "Go to",
+      button("x", "Next escape", "Next escape"),
+      button("l", "Longest wait", "Longest wait"),
+      button("ArrowLeft", "←", "Previous call"),
+      button("ArrowRight", "→", "Next call"),
+    ),
+    group("Search", search, button("N", "‹", "Previous match", "Shift+N"), button("n", "›", "Next match"), found),
+    group(
+      "View",
+      button("m", "Measure", "Measure between two clicks"),
+      button("r", "Range", "Select the range in view; or drag with Shift"),
+      button("Escape", "Clear", "Clear what is selected and measured"),
+      button("h", "Host", "Each row of the host"),
+      button("sms", "SMs", "SMs below the tracks", ""),
+      h("details", {}, h("summary", {}, "Tracks"), list),
+    ),
     status,
   );
 
@@ -114,31 +102,28 @@ function toolbar(model, el, move) {
       }),
     );
   };
-  const pressed = (one, on) => one.setAttribute("aria-pressed", String(on));
   const show = () => {
-    const state = model.get("state");
-    follow.parentElement.hidden = !state.live;
-    pressed(follow, state.follow);
-    pressed(measure, state.measuring);
-    sms.hidden = state.sms === null;
-    pressed(sms, state.sms === true);
-    pressed(host, state.host);
-    escape.disabled = !state.escapes;
-    wait.disabled = !state.calls;
-    previous.disabled = next.disabled = !state.matches;
-    found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
-    if (document.activeElement !== search) search.value = state.search;
-    if (status.textContent !== state.status) status.textContent = status.title = state.status;
+    const state = model.get("state"), { search: text, match, matches } = state;
+    buttons.follow.parentElement.hidden = !state.live;
+    buttons.sms.hidden = state.sms === null;
+    const pressed = { follow: state.follow, m: state.measuring, sms: state.sms === true, h: state.host };
+    for (const [key, on] of Object.entries(pressed)) put(buttons[key], "aria-pressed", on);
+    const there = { x: state.escapes, l: state.calls, n: matches, N: matches };
+    for (const [key, some] of Object.entries(there)) buttons[key].disabled = !some;
+    found.textContent = text ? `${match ? `${match} of ` : ""}${matches}` : "";
+    if (document.activeElement !== search) search.value = text;
+    put(status, "textContent", state.status);
+    put(status, "title", state.status);
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
-  return { search, stop: watch(model, ["state"], show) };
+  const help = Object.values(buttons).map(({ title }) => title).filter((title) => title.endsWith(")")).join(", ");
+  return { search, help: `Timeline. ${help}, Search names (/)`, stop: watch(model, show, "state") };
 }
 
 // -- the plot beside it --------------------------------------------------------------------
-function attend(model, el, search) {
-  const root = el.closest(".gpuscope-timeline");
-  const undo = [];
+function attend(model, root, { search, help }) {
+  const controller = new AbortController();
   const tell = (message) => {
     try {
       model.send(message);
@@ -146,38 +131,32 @@ function attend(model, el, search) {
       // Its kernel is gone: nobody waits for what the page would tell.
     }
   };
-  const on = (target, name, act, options) => {
-    target.addEventListener(name, act, options);
-    undo.push(() => target.removeEventListener(name, act, options));
-  };
+  const on = (target, name, act, capture = false) =>
+    target.addEventListener(name, act, { capture, passive: name === "wheel", signal: controller.signal });
   const plot = () => root.querySelector(PLOT);
   const area = () => root.querySelector(`${PLOT} ${AREA}`)?.getBoundingClientRect();
-  // To look for what is under the pointer, until it moves again, would hold up each frame.
-  const unhover = () => root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
   let pointer = null;
   const tiles = paintTiles(model, root, tell);
 
   const within = (event) => {
     const box = area();
-    if (!box || !box.width) return null;
-    const x = (event.clientX - box.left) / box.width;
-    const y = (event.clientY - box.top) / box.height;
+    if (!box?.width) return null;
+    const x = (event.clientX - box.left) / box.width, y = (event.clientY - box.top) / box.height;
     return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? { x, y } : null;
   };
 
   // On the window, which hears a key before JupyterLab's own shortcuts do.
   on(window, "keydown", (event) => {
-    const inside = event.target instanceof Element && root.contains(event.target);
-    if (!inside || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(event.target instanceof Element && root.contains(event.target)) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, [contenteditable=true]")) return;
     const known = KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
-    const inPlot = event.target.closest(PLOT) !== null;
-    if (event.key.startsWith("Arrow") && !inPlot) return;
+    if (event.key.startsWith("Arrow") && !event.target.closest(PLOT)) return;
     if (event.key === "/") {
       search.focus();
       search.select();
     } else if (known) {
-      unhover();
+      // To look for what is under the pointer, until it moves again, would hold up each frame.
+      root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
       const message = known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known;
       if (!tiles.move(message)) tell(message);
     } else if (event.key.length !== 1 || event.key === " ") {
@@ -187,9 +166,7 @@ function attend(model, el, search) {
     event.stopImmediatePropagation(); // a letter meant for the timeline must not cut a cell
   }, true);
 
-  let down = null;
-  let clicked = null;
-  let swept = null; // where a drag with Shift began
+  let down = null, clicked = null, swept = null; // where a drag with Shift began
   on(root, "mousedown", (event) => swept === null || event.stopImmediatePropagation(), true); // from Plotly
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
@@ -203,23 +180,23 @@ function attend(model, el, search) {
     if (swept !== null) {
       const range = tiles.sweep(swept, pointer?.x ?? swept);
       swept = null;
-      return range && tell({ do: "stretch", range });
+      if (range) tell({ do: "stretch", range });
+      return;
     }
-    const dragged = down !== null;
-    const still = down && distance(event, down) < DRAG_PX;
+    if (!down) return;
+    const isAt = ({ clientX, clientY }) => Math.hypot(event.clientX - clientX, event.clientY - clientY) < DRAG_PX;
+    const still = isAt(down), at = still && within(event);
     down = null;
-    const at = still ? within(event) : null;
     if (at) {
       // Plotly covers the page while a button is down: the browser sees no double click.
       const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
-        distance(event, clicked) < DRAG_PX && !model.get("state").measuring;
+        isAt(clicked) && !model.get("state").measuring;
       clicked = twice ? null : event;
       if (!twice) tell({ do: "click", ...at, row: tiles.row(at), released: true });
       else if (tiles.move({ do: "fit" })) tell({ do: "hold", on: false });
       else tell({ do: "fit", released: true });
       return;
     }
-    if (!dragged) return;
     const layout = plot()._fullLayout;
     const range = still ? null : layout?.xaxis?.range;
     // Before Plotly redraws what it has: the kernel works meanwhile.
@@ -243,19 +220,14 @@ function attend(model, el, search) {
   // A wheel scrolls the page, with Ctrl it zooms: Plotly alone would take every turn of it.
   on(root, "wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
-  }, { capture: true, passive: true });
+  }, true);
 
   const tellTheme = () => tell({ do: "theme", dark: isDark(root) });
   const themes = new MutationObserver(tellTheme);
   themes.observe(document.body, { attributes: true });
   if (isDark(root) !== model.get("state").dark) tellTheme();
 
-  let width = 0;
-  let asked = 0, tries = 0, again = 0;
-  const tellWidth = () => {
-    const now = Math.round(area()?.width ?? 0);
-    if (now && now !== width) tell({ do: "size", pixels: (width = now) });
-  };
+  let width = 0, asked = 0, tries = 0, again = 0;
   let dressed = null;
   const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
   const dress = () => {
@@ -265,9 +237,9 @@ function attend(model, el, search) {
       dressed = found;
       found.tabIndex = 0;
       found.setAttribute("role", "application");
-      found.setAttribute("aria-label", HELP);
+      found.setAttribute("aria-label", help);
       // Or Plotly, following the width of its place, forgets the height that it was given.
-      found.style.height = `${model.get("height")}px`;
+      lay(found, { height: model.get("height") });
       sizes.observe(found); // the details beside it take some of its width
       tiles.attach(found);
       tell({ do: "opened" });
@@ -279,12 +251,13 @@ function attend(model, el, search) {
       // A frame that comes meanwhile may undo it: so it is asked again, a few times for a width.
       if (asked !== found.clientWidth) [asked, tries] = [found.clientWidth, RESIZES];
       if (tries-- > 0) {
-        window.dispatchEvent(new Event("resize"));
+        dispatchEvent(new Event("resize"));
         clearTimeout(again);
         again = setTimeout(dress, RESIZE_MS);
       }
     } else asked = 0;
-    tellWidth();
+    const now = Math.round(area()?.width ?? 0);
+    if (now && now !== width) tell({ do: "size", pixels: (width = now) });
   };
   sizes.observe(root);
   // Each frame changes the page below: to measure it then would cost a layout of its own.
@@ -300,17 +273,15 @@ function attend(model, el, search) {
       root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
     }));
   };
-  const unwatch = watch(model, ["frame"], painted);
-  on(document, "plotlywidget-after-render", (event) => {
-    if (root.contains(event.detail.element)) painted();
-  });
+  const unwatch = watch(model, painted, "frame");
+  on(document, "plotlywidget-after-render", ({ detail }) => root.contains(detail.element) && painted());
 
   const stop = () => {
     clearTimeout(again);
     tiles.stop();
     unwatch();
     for (const observer of [themes, sizes, parts]) observer.disconnect();
-    for (const act of undo) act();
+    controller.abort();
   };
   return { move: tiles.move, stop };
 }
@@ -319,16 +290,9 @@ function render({ model, el }) {
   el.classList.add("gpuscope-timeline-bar");
   let plot = null;
   const bar = toolbar(model, el, (message) => plot?.move(message));
-  el.addEventListener("leave", () => el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus());
-  const attached = new ResizeObserver(() => {
-    if (el.closest(".gpuscope-timeline")) {
-      attached.disconnect();
-      plot = attend(model, el, bar.search);
-    }
-  });
-  attached.observe(el);
+  const stopWaiting = onceIn(el, ".gpuscope-timeline", (root) => (plot = attend(model, root, bar)));
   return () => {
-    attached.disconnect();
+    stopWaiting();
     plot?.stop();
     bar.stop();
   };

@@ -26,14 +26,14 @@ Promise.all([unpacked(spans.data), unpacked(spans.calls.data)]).then(([bytes, of
   for (const thing of [...groups, ...waits.lanes]) thing.place = spans.rows[thing.home];
   const make = tileServer(spans, groups, waits, () => Math.max(...spans.rows) + 1);
   process.stdout.write(JSON.stringify(windows.map(([low, high]) => {
-    const tile = make(low, high, 1024), read = readTile({ classes: spans.escaped }, tile, tile.data);
+    const tile = make(low, high, 1024), read = readTile({ classes: spans.escaped }, tile);
     const bars = [...read.start.keys()].map((n) => [
       read.start[n], Number.isFinite(read.end[n]) ? read.end[n] : -1, spans.names[read.name[n]],
       spans.tails[read.tail[n]], read.later[n], read.earlier[n], read.kind[n], read.place[n], read.line[n]]);
-    const { start, end, length, first, look, place, line, looks } = read.calls;
-    const calls = [...start.keys()].map((n) => [start[n], end[n], place[n], line[n],
-      [...length.slice(first[n], first[n + 1])].map((ns, at) => [ns, looks[look[first[n] + at]]])]);
-    return { ...tile, data: 0, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
+    const { start, end, length, first, last, look, place, line, looks } = read.calls;
+    const calls = [...start.keys()].map((n) => [start[n], end[n], place[n], line[n] & 255,
+      [...length.slice(first[n], last[n])].map((ns, at) => [ns, looks[look[first[n] + at]]])]);
+    return { ...tile, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
   })));
 });
 """
@@ -96,13 +96,12 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
     assert not done.returncode, done.stderr[-600:]
     for window, made in zip(windows, json.loads(done.stdout), strict=True):
         tile = tiles.tile(snapshot, window)
-        for key in ("low", "high", "columns", "unit", "bits", "count", "groups", "axis", "spans"):
+        for key in ("low", "high", "columns", "count", "groups", "spans"):
             assert made[key] == tile[key], key
-        for key in ("ticks", "marks"):
-            assert made[key] == [list(item) for item in tile[key]], key
+        assert made["marks"] == [list(item) for item in tile["marks"]]
         bars, busy, at = read(tile)
         assert sorted(map(str, made["bars"])) == sorted(map(str, bars))
-        assert made["busy"] == busy
+        assert [[ns // tile["unit"] for ns in of_group] for of_group in made["busy"]] == busy
         assert made["at"] == at
         assert made["spansOf"] == tile["calls"]["spans"]
         assert sorted(map(str, made["calls"])) == sorted(map(str, read_calls(tile)))

@@ -11,7 +11,6 @@ from patience import PATIENCE_S
 import gpuscope as gs
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.plot import Plot
-from gpuscope.timeline.columns import ticks_of
 from gpuscope.timeline.scene import LANES, Scene, lanes_of
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace import Trace
@@ -240,33 +239,3 @@ def test_a_page_that_moves_by_itself_is_not_heard_again():
         plot.set_state({"_js2py_relayout": {"relayout_data": moved}})
     assert told == [(5.0, 6.0)]
     plot.close()
-
-
-def test_ticks_are_even_and_cover_the_window():
-    rng = np.random.default_rng(4)
-    for _ in range(500):
-        low, length = int(10 ** rng.uniform(0, 12)), int(10 ** rng.uniform(1.4, 12))
-        most = int(rng.integers(2, 10))
-        at, labels, _ = ticks_of((low, low + length), most)
-        assert len(at) == len(labels) <= most + 1
-        assert (np.diff(at) == np.diff(at)[:1]).all()
-        if len(at) > 1:
-            step = int(at[1] - at[0])
-            assert at[0] - low < step
-            assert low + length - at[-1] < step
-        assert len(set(labels)) == len(at)  # no two of them look the same
-        assert all(len(label) <= 12 for label in labels)
-
-
-def test_ticks_of_neighbours_are_on_one_grid_and_count_from_the_same_time():
-    for level, index in ((0, 5), (10, 3000), (20, 1024 * 7 + 1)):
-        size = 1024 << level
-        first, second = (ticks_of((n * size, (n + 1) * size), 3) for n in (index, index + 1))
-        assert first.title == second.title
-        assert second.at_ns[0] - first.at_ns[-1] in (0, first.at_ns[1] - first.at_ns[0])
-
-
-def test_ticks_far_from_zero_count_from_a_round_time():
-    ticks = ticks_of((5_000_000_000, 5_000_003_000), 8)
-    assert ticks.title == "time since 4.995 s after the start (µs)"
-    assert ticks.labels[0] == "5,000.0"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gpuscope.timeline.canvas import tiles
-from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights
-from gpuscope.timeline.waiting import axis_ns
+from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights, step_of
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
 
@@ -43,5 +42,50 @@ def test_columns_are_as_high_as_in_every_other_picture():
 
 
 def test_lanes_reach_as_high_as_in_every_other_picture():
-    cases = [0, 1, 2, 3, 5, 6, 9, 10, 11, 99, 100, 101, 12_345, 499_999, 500_000, 500_001]
-    assert run("axisOf(one)", cases) == [axis_ns(case) for case in cases]
+    cases = [1, 2, 3, 5, 6, 9, 10, 11, 99, 100, 101, 12_345, 499_999, 500_000, 500_001]
+    assert run("stepOf(one)", cases) == [step_of(case, 1) for case in cases]
+
+
+def ticks(low: int, high: int, most: int) -> tuple[list, list, str]:
+    """Return times in µs, labels and title of the ticks of a window."""
+    (found,) = run("ticksIn(one[0], one[1], one[1] - one[0], one[2])", [[low, high, most]])
+    return found["tickvals"], found["ticktext"], found["title"]
+
+
+def test_ticks_are_even_and_cover_the_window():
+    rng = np.random.default_rng(4)
+    lows, lengths = (10 ** rng.uniform(least, 12, 500) for least in (0, 1.4))
+    cases = np.stack([lows, lows + lengths, rng.integers(2, 10, 500)], axis=1).astype(int).tolist()
+    found = run("ticksIn(one[0], one[1], one[1] - one[0], one[2])", cases)
+    for (low, high, most), made in zip(cases, found, strict=True):
+        at, labels = np.rint(np.array(made["tickvals"]) * 1e3), made["ticktext"]
+        assert len(at) == len(labels) <= most + 1
+        assert (np.diff(at) == np.diff(at)[:1]).all()
+        if len(at) > 1:
+            step = at[1] - at[0]
+            assert at[0] - low < step
+            assert high - at[-1] < step
+        assert len(set(labels)) == len(at)  # no two of them look the same
+        assert all(len(label) <= 12 for label in labels)
+
+
+def test_ticks_of_neighbours_are_on_one_grid_and_count_from_the_same_time():
+    for level, index in ((0, 5), (10, 3000), (20, 1024 * 7 + 1)):
+        size = 1024 << level
+        first, second = (ticks(n * size, (n + 1) * size, 3) for n in (index, index + 1))
+        assert first[2] == second[2]
+        apart, step = second[0][0] - first[0][-1], first[0][1] - first[0][0]
+        assert apart == 0 or apart == pytest.approx(step)
+
+
+def test_ticks_far_from_zero_count_from_a_round_time():
+    _, labels, title = ticks(5_000_000_000, 5_000_003_000, 8)
+    assert title == "time since 4.995 s after the start (µs)"
+    assert labels[0] == "5,000.0"
+
+
+def test_labels_count_from_the_start_where_a_window_begins_before_it():
+    at, labels, title = ticks(-5_000_000_000, 10_000_000_000, 24)
+    assert title == "time since the start (s)"
+    assert labels[at.index(0)] in ("0", "0.0")
+    assert ticks(-1, 9, 5)[1][0] == "0"

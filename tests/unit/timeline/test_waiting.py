@@ -11,11 +11,11 @@ import pytest
 import gpuscope as gs
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
-from gpuscope.timeline.columns import edges_of
+from gpuscope.timeline.columns import edges_of, step_of
 from gpuscope.timeline.labels import WAITS_PX, Places
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.tracks import Tracks, default_window_ns
-from gpuscope.timeline.waiting import axis_ns, boxes_of
+from gpuscope.timeline.waiting import boxes_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 TRACES = [
@@ -101,7 +101,7 @@ def test_lanes_in_columns_have_the_longest_call_of_each(trace, tracks):
             calls = tracks.calls.of(track.number)
             start, end = tracks.calls.start_ns[calls], tracks.calls.end_ns[calls]
             inside = (start >= window[0]) & (start < window[1])
-            assert tops[place] == axis_ns(int((end - start)[inside].max()))
+            assert tops[place] == step_of(int((end - start)[inside].max()), 1)
             high = np.zeros(pixels)
             column = np.searchsorted(edges, boxes.from_ns[boxes.at_row == place], "right") - 1
             np.maximum.at(high, column, boxes.high[boxes.at_row == place] * tops[place])

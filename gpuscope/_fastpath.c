@@ -1,6 +1,6 @@
 /* gpuscope._fastpath, optional: what runs at every launch, in C. Guards (_guards.c), ranges
  * (_ranges.c), matrix products (_products.c; _operands.c: those known by their operands), events
- * (_events.c), and noting that something was launched (_launches.c).
+ * (_events.c), and noting that something was launched (_launches.c), and where (_sites.c).
  *
  * What is rare stays in Python: a guard under an event loop or one that is left out of order goes to
  * the methods `_enter` and `_exit` of its class; a range that is a row of a recording to
@@ -126,7 +126,7 @@ free_module(void *module)
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, begin},        {Py_mod_exec, add_guards},   {Py_mod_exec, add_ranges},
     {Py_mod_exec, add_products}, {Py_mod_exec, add_operands}, {Py_mod_exec, add_events},
-    {Py_mod_exec, add_launches},
+    {Py_mod_exec, add_launches}, {Py_mod_exec, add_sites},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif

@@ -1,8 +1,8 @@
 /* What the units of gpuscope._fastpath share: the state of a module, of which each interpreter has
  * one of its own.
  *
- * Nothing else can be changed, but for what is the process's: how often it was forked (_fastpath.c)
- * and the launches that were noted (_launches.c). */
+ * Nothing else can be changed, but for what is the process's: how often it was forked (_fastpath.c),
+ * the launches that were noted (_launches.c) and their sites (_sites.c). */
 
 #ifndef GPUSCOPE_FASTPATH_H
 #define GPUSCOPE_FASTPATH_H
@@ -95,6 +95,11 @@ int add_products(PyObject *module);
 int add_operands(PyObject *module);
 int add_events(PyObject *module);
 int add_launches(PyObject *module);
+int add_sites(PyObject *module);
+
+/* The number of the lines of Python that the calling thread is in; 0: none, or nobody asks. Any
+ * thread, with the global lock or without. */
+uint32_t site_of_call(void);
 
 /* A unit that adds nothing but its `functions`. */
 #define ADD_FUNCTIONS(add)                                                                         \

@@ -31,6 +31,7 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
     uint32_t kind, callback;
     uint64_t start, end;
     uint32_t process, thread, correlation, returned;
+    uint32_t site, reserved; /* these CUPTI does not tell */
 } Launch;
 
 enum { DRIVER, RUNTIME, DOMAINS };
@@ -52,6 +53,7 @@ typedef struct Writer {
     int is_over; /* the thread ended */
     uint32_t correlations[DOMAINS]; /* of the calls that it is in; 0: none */
     uint64_t starts[DOMAINS];
+    uint32_t sites[DOMAINS];
 } Writer;
 
 static GetTimestamp get_timestamp;
@@ -129,6 +131,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
         if (which == DRIVER && writer->correlations[RUNTIME] == data->correlation)
             return; /* how the runtime does it */
         writer->correlations[which] = data->correlation;
+        writer->sites[which] = site_of_call();
         __atomic_load_n(&get_timestamp, __ATOMIC_RELAXED)(&writer->starts[which]);
         return;
     }
@@ -152,6 +155,8 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->thread = writer->thread;
     launch->correlation = data->correlation;
     launch->returned = data->returned == NULL ? 0 : *data->returned;
+    launch->site = writer->sites[which];
+    launch->reserved = 0;
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
 }
 

@@ -60,6 +60,7 @@ class GpuscopeMagics(Magics):
         help="full: all API calls and synchronisations, too.",
     )
     @argument("--hazards", action="store_true", help="Look for work that nothing orders.")
+    @argument("--no-stacks", dest="stacks", action="store_false", help="Note no launch sites.")
     @argument("--keep", metavar="TIME", help="Keep the latest rows only: 60s, 10min.")
     @argument(
         "--export",
@@ -132,7 +133,7 @@ class GpuscopeMagics(Magics):
             device = self._shell.user_ns.get(options.device)
             if not isinstance(device, Device):
                 raise UsageError(f"--device {options.device!r} names no device that is open here")
-        names = ("detail", "live", "keep", "hazards")
+        names = ("detail", "live", "keep", "hazards", "stacks")
         return profile(device, **{name: getattr(options, name) for name in names})
 
     def _start(self, options: argparse.Namespace) -> None:

@@ -68,6 +68,7 @@ BUILT_IN = (
     ),
     Analysis("streams", "Partitions and streams", analysis.summary),
     Analysis("overlap", "Overlap of streams", analysis.overlap),
+    Analysis("sites", "Launch sites", analysis.launch_sites, "the lines that launched its work"),
     Analysis("gaps", "Gaps", analysis.gaps, "kernels or copies", findings=of_idle_tracks),
     Analysis("latency", "Latency", analysis.latency, figures=latencies),
     Analysis(

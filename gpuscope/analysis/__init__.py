@@ -39,6 +39,9 @@ from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
 from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLatencyResult
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
+from gpuscope.analysis.launch_sites_analysis import LaunchSite as LaunchSite
+from gpuscope.analysis.launch_sites_analysis import LaunchSitesResult as LaunchSitesResult
+from gpuscope.analysis.launch_sites_analysis import launch_sites as launch_sites
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult

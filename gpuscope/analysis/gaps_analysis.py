@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Groups, Intervals, merged, stretch_sums, union
+from gpuscope.analysis.intervals import Groups, merged, stretch_sums, union
 from gpuscope.analysis.result import Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
@@ -187,44 +187,76 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     """
     if min_ns < 0:
         raise InvalidArgument(f"min_ns is at least 0, not {min_ns}")
-    rows = rows_of(trace, *GPU_WORK)
-    if not len(rows):
-        raise MissingEvidence(
-            "the trace holds no kernel, copy or memset: record with profile() while work is "
-            "launched on a device of ours"
-        )
-    groups = Groups(*track_labels(trace, rows, by))
-    starts = trace.array("start_ns")[rows]
-    ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)[rows]
-    windows = np.array(trace.metadata.windows_ns, np.int64).reshape(-1, 2)
-    if not len(windows):
-        windows = np.array([[starts.min(), max(starts.max(), ends.max())]], np.int64)
-    windows = union(windows[:, 0], windows[:, 1])
-    ends = np.where(is_open(trace)[rows], np.maximum(starts, windows[-1, 1]), ends)
-    tracks = _tracks(trace, groups, rows, starts, ends, windows, min_ns)
+    work = _Work.of(trace, by)
+    tracks = _tracks(trace, work, min_ns)
     return GapsResult(by, min_ns, tracks, **about(trace))
 
 
-def _tracks(
-    trace: Trace,
-    groups: Groups[str],
-    rows: Array,
-    starts: Array,
-    ends: Array,
-    windows: Intervals,
-    min_ns: int,
-) -> tuple[TrackGaps, ...]:
-    """Find the gaps of all tracks: what is between two intervals of one group."""
-    opened_by, closed_by = merged(groups, starts, ends)
-    group = groups.code[opened_by]
+@dataclass(frozen=True)
+class _Work:
+    """The GPU work of a trace by track, and the times between.
+
+    Attributes
+    ----------
+    rows, starts, ends
+        Of each piece of work, its row and times in ns.
+    busy_ns
+        Track → union of its work.
+    before, after
+        Of each gap inside one recording window, by track, the work that ended last before it and
+        the one that ended it.
+    """
+
+    groups: Groups[str]
+    rows: Array
+    starts: Array
+    ends: Array
+    busy_ns: Array
+    before: Array
+    after: Array
+
+    @classmethod
+    def of(cls, trace: Trace, by: str) -> _Work:
+        """Find the work and the gaps of a trace."""
+        rows = rows_of(trace, *GPU_WORK)
+        if not len(rows):
+            raise MissingEvidence(
+                "the trace holds no kernel, copy or memset: record with profile() while work is "
+                "launched on a device of ours"
+            )
+        groups = Groups(*track_labels(trace, rows, by))
+        starts = trace.array("start_ns")[rows]
+        ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)[rows]
+        windows = np.array(trace.metadata.windows_ns, np.int64).reshape(-1, 2)
+        if not len(windows):
+            windows = np.array([[starts.min(), max(starts.max(), ends.max())]], np.int64)
+        windows = union(windows[:, 0], windows[:, 1])
+        ends = np.where(is_open(trace)[rows], np.maximum(starts, windows[-1, 1]), ends)
+        opened_by, closed_by = merged(groups, starts, ends)
+        group = groups.code[opened_by]
+        first = np.searchsorted(group, np.arange(len(groups) + 1))
+        busy_ns = stretch_sums(ends[closed_by] - starts[opened_by], first)
+        follows = group[1:] == group[:-1]
+        before, after = closed_by[:-1][follows], opened_by[1:][follows]
+        window = np.searchsorted(windows[:, 0], ends[before], "right") - 1
+        inside = (window >= 0) & (starts[after] <= windows[window, 1])
+        return cls(groups, rows, starts, ends, busy_ns, before[inside], after[inside])
+
+
+def ended_gaps(trace: Trace) -> tuple[Array, Array]:
+    """Return the rows of work that ended an idle time of its GPU, and how long that was, ns."""
+    if not len(rows_of(trace, *GPU_WORK)):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    work = _Work.of(trace, "device")
+    return work.rows[work.after], work.starts[work.after] - work.ends[work.before]
+
+
+def _tracks(trace: Trace, work: _Work, min_ns: int) -> tuple[TrackGaps, ...]:
+    """Describe the gaps of all tracks."""
+    groups, rows, busy_ns = work.groups, work.rows, work.busy_ns
+    before, after = work.before, work.after
+    low, high = work.ends[before], work.starts[after]
     bounds = np.arange(len(groups) + 1)
-    busy_ns = stretch_sums(ends[closed_by] - starts[opened_by], np.searchsorted(group, bounds))
-    follows = group[1:] == group[:-1]
-    before, after = closed_by[:-1][follows], opened_by[1:][follows]
-    low, high = ends[before], starts[after]
-    window = np.searchsorted(windows[:, 0], low, "right") - 1
-    inside = (window >= 0) & (high <= windows[window, 1])
-    before, after, low, high = (values[inside] for values in (before, after, low, high))
     idle_ns = stretch_sums(high - low, np.searchsorted(groups.code[after], bounds)).tolist()
     counted = high - low >= min_ns
     before, after, low, high = (values[counted] for values in (before, after, low, high))

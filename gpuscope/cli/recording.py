@@ -79,6 +79,9 @@ def record_command(
     live: Annotated[
         bool, typer.Option("--live", help="Say every 2 s what was recorded so far.")
     ] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks/--no-stacks", help="Note which lines launched the work.")
+    ] = True,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a report for each trace.")
     ] = True,
@@ -105,7 +108,7 @@ def record_command(
     keep_ns = None if keep is None else length_ns("--keep", keep)
     name = program[0].rpartition(".")[2] if module else script.resolve().stem
     target, work = _claimed(out, name)
-    order = Order(str(work.resolve()), device, detail, keep_ns, live)
+    order = Order(str(work.resolve()), device, detail, keep_ns, live, stacks)
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):
         with _whatever_happens("what there is so far is not shown"):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Unpack
 
 from gpuscope._fork import free_in_children
+from gpuscope._sites import site_here
 from gpuscope.device.accesses import Accessing
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import (
@@ -155,6 +156,7 @@ class CallLog:
         number, thread = self.next_correlation(), nesting.thread or self._thread(nesting)
         now_ns = self._now_ns()
         call = Call(kind, name, self._key, number, thread, now_ns, stream, intended, **facts)
+        call.site = site_here()
         if stream is not None:
             if stream.capturing:
                 if stream.graph is not None:  # it becomes part of it: nothing happens now
@@ -231,6 +233,7 @@ class CallLog:
             workload=handle,
             outer=nesting.handle,
             accesses=accesses,
+            site=site_here(),
         )
         if nesting.around is not None:
             nesting.around.superseded = True
@@ -254,7 +257,7 @@ class CallLog:
             return
         call.wait_number = self.next_correlation()
         call.wait_thread = nesting.thread or self._thread(nesting)
-        call.waited_ns = self._now_ns()
+        call.wait_site, call.waited_ns = site_here(), self._now_ns()
         try:
             self._backend.sync_event(event.usable())
         except BaseException:  # the wait saw no completion

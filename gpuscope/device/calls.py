@@ -147,6 +147,8 @@ class Call(Struct, eq=False, gc=False):
         Of its host functions, by their node in a graph, else 0: what they access once they ran.
     payload
         More on a handle's call, as JSON for its row.
+    site
+        Number of the lines that made it (:mod:`gpuscope._sites`); 0: not known.
     """
 
     kind: str
@@ -170,6 +172,7 @@ class Call(Struct, eq=False, gc=False):
     accesses: tuple[Accessing, ...] | None = None
     runs: Mapping[int, HostRun] = _NO_RUNS
     payload: str | None = None
+    site: int = 0
 
 
 class Execution(Call, eq=False, gc=False):
@@ -184,9 +187,9 @@ class Execution(Call, eq=False, gc=False):
         Recorded behind the launch.
     outer
         The handle's call that this one was made in.
-    waited_ns, wait_number, wait_thread
+    waited_ns, wait_number, wait_thread, wait_site
         When the host began to wait for the event, if it did, and which call of which thread
-        that is; such a wait ends when the completion is seen.
+        and lines that is; such a wait ends when the completion is seen.
     seen_ns
         When the completion was seen.
     """
@@ -195,13 +198,14 @@ class Execution(Call, eq=False, gc=False):
     waited_ns: int | None = None
     wait_number: int = 0
     wait_thread: int = 0
+    wait_site: int = 0
     seen_ns: int | None = None
 
     def around(self) -> list[Call]:
         """Return the wait that saw its end, if one did, and the handle's call."""
         begun = (self.device_key, self.parent or 0, self.thread, self.start_ns)
         handle = Call("handle", self.workload or "", *begun, self.stream, self.intended)
-        handle.end_ns = self.seen_ns
+        handle.end_ns, handle.site = self.seen_ns, self.site
         if self.outer is not None:
             handle.parent, handle.workload = self.outer.correlation, self.outer.name
         return [handle] if self.waited_ns is None else [self.wait(), handle]
@@ -210,7 +214,7 @@ class Execution(Call, eq=False, gc=False):
         """Return the wait for its event."""
         begun = (self.device_key, self.wait_number, self.wait_thread, self.waited_ns or 0)
         wait = Call("sync", "event.synchronize", *begun, None, None, event=self.event)
-        wait.end_ns = self.seen_ns
+        wait.end_ns, wait.site = self.seen_ns, self.wait_site
         return wait
 
 

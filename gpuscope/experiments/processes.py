@@ -219,7 +219,8 @@ class _Recorder:
         from gpuscope.record.recorder import Recording  # noqa: PLC0415 - only where it is needed
         from gpuscope.record.source import Options  # noqa: PLC0415 - as above
 
-        options = Options(source=source, detail=self.order.detail, keep_ns=self.order.keep_ns)
+        order = self.order
+        options = Options(source, order.detail, keep_ns=order.keep_ns, stacks=order.stacks)
         recording = Recording(devices, options)
         number = self._next
         self._next, self._recordings[number] = number + 1, recording

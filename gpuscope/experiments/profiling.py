@@ -18,7 +18,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
 
 
-@door("device", "source", "detail", "launch_ids", "wait", "live", "keep", "hazards")
+@door("device", "source", "detail", "launch_ids", "wait", "live", "keep", "hazards", "stacks")
 @contextlib.contextmanager
 def profile(
     device: Device | None = None,
@@ -31,6 +31,7 @@ def profile(
     live: bool | ViewMaker = False,
     keep: str | float | None = None,
     hazards: bool = False,
+    stacks: bool = True,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -71,6 +72,9 @@ def profile(
     hazards
         Whether to look for hazards: work that reads or writes what other work writes, in no order.
         :func:`gpuscope.analysis.hazards` says what was found.
+    stacks
+        Whether each call is told with the lines of Python that made it, outside installed
+        packages; see :func:`gpuscope.analysis.launch_sites`.
 
     Yields
     ------
@@ -100,7 +104,7 @@ def profile(
     """
     keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
-    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards)
+    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks)
     recording = Recording(devices, options)
     view = _open_view(live)
     watching = started = False

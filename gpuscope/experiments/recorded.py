@@ -27,6 +27,7 @@ class Order:
     detail: Literal["launches", "full"] = "launches"
     keep_ns: int | None = None
     live: bool = False
+    stacks: bool = True
 
 
 @dataclass

@@ -46,7 +46,7 @@ LEFT_OUT = (
     "and command lines are left out; other texts are as they were"
 )
 """What a trace says whose texts were treated so."""
-COLUMNS = ("name", "domain", "category", "payload", "status")
+COLUMNS = ("name", "domain", "category", "payload", "site", "status")
 
 
 def public_text(text: str) -> str:

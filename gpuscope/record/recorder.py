@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from gpuscope import _interrupts
+from gpuscope import _interrupts, _sites
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
@@ -116,6 +116,7 @@ class Recording:
         read = (self._calls, self.ranges, self.observers, self.sources)
         self._reading = Reading(*read, by_key, self._span, self._options.keep_ns, self._notes)
         self._reader: Reader | None = None  # where only the latest rows are kept
+        self._asks_for_sites = False
         self._trace: Trace | None = None
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
         self._clocks: dict[int, Mapping[str, Calibration]] = {}  # of the sources that are closed
@@ -133,6 +134,8 @@ class Recording:
         global running  # noqa: PLW0603 - the one place that knows what is on
         _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
+        if self._options.stacks:
+            self._ask_for_sites(asks=True)
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             self._calls.watch(device)
@@ -204,6 +207,7 @@ class Recording:
         """Record no more, and make the trace; where that failed, again does what is left."""
         if self._reader is not None:
             self._reader.close()
+        self._ask_for_sites(asks=False)
         self._libraries.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
@@ -228,6 +232,13 @@ class Recording:
         if not self._trace.metadata.complete:
             notes = "; ".join(self._trace.metadata.notes)
             warnings.warn(f"the recording is incomplete: {notes}", stacklevel=3)
+
+    def _ask_for_sites(self, *, asks: bool) -> None:
+        if asks and _sites.missing:
+            self._notes.append(f"launch sites are not recorded: {_sites.missing}")
+        if asks != self._asks_for_sites:
+            self._asks_for_sites = asks
+            _sites.ask_for_sites(1 if asks else -1)
 
     def snapshot(self) -> Trace:
         """Return a trace of what was recorded so far. The recording continues."""

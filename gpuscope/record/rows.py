@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._sites import site_text
 from gpuscope._types import Ints
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
@@ -206,6 +207,7 @@ def of_call(call: Call, device: DeviceInfo) -> Row:
         "partition": partition_name(call.stream),
         "intended_partition": partition_name(call.intended),
         "stream": call.stream.id if call.stream is not None else None,
+        "site": site_text(call.site) or None,
     }
 
 

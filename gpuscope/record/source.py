@@ -87,6 +87,8 @@ class Options:
         How long what ended is kept; ``None``: all the time.
     hazards
         Whether hazards are looked for.
+    stacks
+        Whether each call is told with the lines of Python that made it.
 
     Raises
     ------
@@ -100,6 +102,7 @@ class Options:
     memory_limit: int = MEMORY_LIMIT
     keep_ns: int | None = None
     hazards: bool = False
+    stacks: bool = True
 
     def __post_init__(self) -> None:
         choices = {"source": ("auto", "cupti", "events"), "detail": ("launches", "full")}

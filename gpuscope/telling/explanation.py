@@ -14,6 +14,7 @@ from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
 from gpuscope.trace.model import Trace
+from gpuscope.trace.sites import site_text
 
 _MOST = 6
 """Parts that a sentence names."""
@@ -72,6 +73,8 @@ class Explanation:
         From when to when the parts are, in words.
     doubts
         What is uncertain, and what evidence the trace lacks.
+    site
+        The lines of Python that made the call, in words; empty where they are not known.
 
     Examples
     --------
@@ -94,6 +97,7 @@ class Explanation:
     interval: str
     doubts: tuple[str, ...]
     provenance: str
+    site: str = ""
 
     @property
     def unexplained_ns(self) -> int:
@@ -117,7 +121,10 @@ class Explanation:
         if rest := [part for _, parts in sums[_MOST:] for part in parts]:
             clauses.append(f"{duration(lasted_ns(rest))} in {len(rest)} other parts")
         line = f"{self.name}: {duration(lasted_ns(self.parts))} {self.interval}"
-        lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}.", *self.doubts]
+        lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}."]
+        if self.site:
+            lines.append(f"{'Launched' if self.kind in WORK else 'Called'} at {self.site}.")
+        lines += self.doubts
         return "\n".join(map(clean, lines))
 
     def _repr_html_(self) -> str:
@@ -134,8 +141,9 @@ class Explanation:
             for text, parts in self._sums()
         ]
         table = html_table(rows)
-        notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
-        return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
+        line, *notes = str(self).splitlines()
+        below = "".join(f"<p>{shown(text)}</p>" for text in (*notes, self.provenance))
+        return f"<p>{shown(line)}</p>{table}{below}"
 
 
 @door(trace=Trace, span=int)
@@ -194,6 +202,7 @@ def explain(trace: Trace, span: int) -> Explanation:
         interval=_interval(rows, row, kind, parts),
         doubts=tuple(doubts),
         provenance=rows.provenance,
+        site=site_text(rows.text("site", row)),
     )
 
 

@@ -13,6 +13,7 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
+from gpuscope.analysis.launch_sites_analysis import UNKNOWN, launch_sites
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
 from gpuscope.errors import MissingEvidence
@@ -246,6 +247,9 @@ def _of_track(
     spans = shown(trace, longest.spans)
     if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
         if not loads:
+            late = _late_line(trace)
+            subject |= {"site": late[0]} if late else {}
+            values += (Quantity("of_it", late[1], "%"),) if late else ()
             return Finding("dry-queue.device", "warning", subject, values, spans)
         queued = described[loads[0]].get("max_queued", 1)
         values += counts(queued=queued)
@@ -254,3 +258,15 @@ def _of_track(
     rule = "gap" if track.unlaunched_ns is None else "gap.launched"
     mend = Mend(f"telling.explain(trace, {longest.spans[1]})", "analysis")
     return Finding(rule, "warning", subject, values, spans, mend)
+
+
+def _late_line(trace: Trace) -> tuple[str, float] | None:
+    """Return the line whose launches ended most of the idle time, and how much of it."""
+    try:
+        sites = launch_sites(trace).sites
+    except MissingEvidence:
+        return None
+    latest = max(sites, key=lambda site: site.idle_ns)
+    idle_ns = sum(site.idle_ns for site in sites)
+    is_one = idle_ns > 0 and latest.name != UNKNOWN and latest.idle_ns >= idle_ns / 2
+    return (latest.name, latest.idle_ns / idle_ns) if is_one else None

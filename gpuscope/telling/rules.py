@@ -186,7 +186,7 @@ RULES = {
     ),
     "dry-queue.device": Rule(
         f"{_WHO} waited for launches: {_IDLE}, mostly since the host had not "
-        "launched the next work yet",
+        "launched the next work yet[. {of_it} of it ended with a launch at {site}]",
         "Launch ahead and wait less often, record the launches as a graph, or launch larger "
         "kernels.",
     ),

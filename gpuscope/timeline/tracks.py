@@ -34,6 +34,7 @@ _CODED = (
     "stream",
     "status",
     "source",
+    "site",
     "process",
     "thread",
     "device",

@@ -16,6 +16,7 @@ from gpuscope.timeline.scene import LANES, Scene
 from gpuscope.timeline.text import clean, duration, escape
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace.columns import combined
+from gpuscope.trace.sites import lines_of
 
 _CHARACTERS = 44_000
 """What the names in a figure may take; with many spans each is cut shorter."""
@@ -91,7 +92,7 @@ def tails(scene: Scene) -> tuple[list[list[tuple[str, bool]]], Array]:
         bar → number of its own.
     """
     tracks, rows = scene.tracks, scene.rows
-    columns = ("partition", "intended_partition", "stream", "status", "source")
+    columns = ("partition", "intended_partition", "stream", "status", "source", "site")
     coded = [tracks.coded[name].codes[rows] for name in columns]
     classes, of_class = scene.classed
     first, number = combined(of_class, *coded)
@@ -106,7 +107,7 @@ def tails(scene: Scene) -> tuple[list[list[tuple[str, bool]]], Array]:
 
 
 def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str, bool]]:
-    partition, intended, stream, status, source = values
+    partition, intended, stream, status, source, site = values
     lines: list[tuple[str, bool]] = []
     if stream is not None or bar_class.partition is not None:
         lines.append((stream_label(tracks.names.stream_name(stream), 60), False))
@@ -117,6 +118,7 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
         lines.append((f"status {clean(status, 60)}", False))
     if len(tracks.classes[bar_class]) != 1:
         lines.append((f"source: {clean(source, 40)}", False))
+    lines += [(f"at {clean(str(line), 80)}", False) for line in lines_of(site)[:1]]
     return lines
 
 

@@ -51,6 +51,7 @@ SPAN_TYPES: dict[str, pa.DataType] = {
     "dst_kind": _TEXT,
     "flop_count": pa.int64(),
     "launch_config": _TEXT,
+    "site": _TEXT,
     "domain": _TEXT,
     "category": _TEXT,
     "color": pa.uint32(),
@@ -64,7 +65,9 @@ SPAN_TYPES: dict[str, pa.DataType] = {
 while a span is open. The uncertainties are one-sided: the true start lies in
 [start, start + start_uncertainty], the true end in [end − end_uncertainty, end].
 ``queued_ns`` is when the call that launched the work returned: short work may be done by then.
-``color`` is ARGB. ``launch_config`` and ``payload`` are JSON texts."""
+``color`` is ARGB. ``launch_config``, ``payload`` and ``site`` are
+JSON texts. ``site``: file, line and function of the lines of Python that made the call, or the call
+that launched the work, innermost first; those of installed packages are left out."""
 
 REQUIRED = ("id", "kind", "name", "start_ns", "source")
 """Columns without nulls."""

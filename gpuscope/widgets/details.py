@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypedDict
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
+from gpuscope._sites import path_of
 from gpuscope._text import percent, stream_label
 from gpuscope._threads import start
 from gpuscope._types import Array
@@ -28,10 +30,13 @@ from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass, classed
 from gpuscope.trace.model import Trace
+from gpuscope.trace.sites import Line, lines_of
 from gpuscope.widgets.base import script, static
 
 _RELATED = 12
 _NESTED = 8
+_AROUND = 2
+"""Lines of source that are shown before and behind that of a call."""
 
 
 class Facts(TypedDict):
@@ -108,7 +113,11 @@ def describe(trace: Trace, row: int) -> Facts:
         if span["stream"] is not None:
             where.append(stream_label(trace.stream_name(span["stream"]), 60))
         heads.append(", ".join(where))
-    values = {name: _text(name, value) for name, value in span.items() if value is not None}
+    values = {
+        name: _text(name, value)
+        for name, value in span.items()
+        if value is not None and name != "site"
+    }
     return {
         "title": clean(span["name"], 200),
         "subtitle": " · ".join(heads),
@@ -117,8 +126,20 @@ def describe(trace: Trace, row: int) -> Facts:
         "total": "",
         "related": _related(trace, span),
         "columns": [[name, clean(text, 2000)] for name, text in values.items()],
-        "tables": [],
+        "tables": [_source_of(line) for line in lines_of(span["site"])],
     }
+
+
+def _source_of(line: Line) -> tuple[str, list[tuple[str, str]]]:
+    """Return where a call was made, and the source around it where this machine has the file."""
+    source = [text.rstrip() for text in linecache.getlines(str(path_of(line.file)))]
+    first = max(0, line.line - 1 - _AROUND)
+    around = source[first : line.line + _AROUND] if line.line <= len(source) else []
+    numbered = [
+        (f"{number} →" if number == line.line else str(number), clean(text, 160))
+        for number, text in enumerate(around, first + 1)
+    ]
+    return f"Called at {clean(str(line), 120)}", numbered
 
 
 def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str]) -> Properties:

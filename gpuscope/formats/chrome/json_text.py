@@ -15,7 +15,7 @@ KINETO_NAMES = {"nbytes": "bytes"}
 """Column → Kineto's name of the argument; another is called as its column."""
 TIMES = ("queued_ns", "submitted_ns")
 """Columns of times among the arguments."""
-JSON = ("launch_config", "payload")
+JSON = ("launch_config", "payload", "site")
 """Columns whose texts are JSON."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from gpuscope._sites import site_text
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Known, Places
@@ -95,7 +96,7 @@ class BufferTap:
         """Answer what :class:`Reader` asks."""
         if what == "call":
             return self._collector.library.callback_name(first, second)
-        return text_at(first)
+        return site_text(first) if what == "site" else text_at(first)
 
     def close(self) -> None:
         """Get no more."""
@@ -127,6 +128,7 @@ class Reader:
         self._records = Records(library, facts.which, completeness, lambda at: text(at, 0))
         self._records.first, self._records.noted = facts.first, facts.noted
         self._records.ranges.arrive = True
+        self._records.site_text = cache(lambda number: ask("site", number, 0))
         self._next = 1
         self._links = Links(
             self._records, self.places, SelectionLog(), completeness, all_calls=False

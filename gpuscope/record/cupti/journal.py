@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import numpy as np
 
+from gpuscope._sites import site_text
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.afar import Facts, Reader
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<qqq")
 """Kind of a frame, number, bytes that follow. A buffer's number; the head's counts the buffers
 that are missing: it is overwritten in place, which needs no room."""
-_HEAD, _BUFFER, _TEXTS, _PLACES, _CALLS, _METADATA = range(1, 7)
+_HEAD, _BUFFER, _TEXTS, _PLACES, _CALLS, _METADATA, _SITES = range(1, 8)
 _AT_ONCE = 128 << 20
 """Bytes that are read before rows are made of them."""
 
@@ -82,6 +83,8 @@ class Journal:
         """Buffers that could not be written."""
         self._texts: set[int] = set()
         """Addresses whose texts are in the file."""
+        self._sites: set[int] = set()
+        """Numbers of the sites that are in the file."""
         self._devices: set[int] = set()
         """Numbers of the GPUs that records name."""
         self._learned = -1
@@ -128,6 +131,10 @@ class Journal:
                 texts = {str(address): text_at(address) for address in addresses}
                 self._put(_TEXTS, msgspec.json.encode(texts))
                 self._texts |= addresses
+            if sites := layout.sites(records) - self._sites:
+                texts = {str(number): site_text(number) for number in sites}
+                self._put(_SITES, msgspec.json.encode(texts))
+                self._sites |= sites
             return self._put(_BUFFER, records.data, number)
         except OSError as error:
             self._failure = error
@@ -209,6 +216,7 @@ class JournalReader:
         self._reader: Reader | None = None
         self._names: dict[int, dict[int, str]] = {}
         self._texts: dict[int, str] = {}
+        self._sites: dict[int, str] = {}
         self._numbers: set[int] = set()
         self._metadata = TraceMetadata()
         self._batches: list[Batch] = []
@@ -263,6 +271,8 @@ class JournalReader:
                 buffers.append(np.frombuffer(payload, np.uint8))
             elif kind == _TEXTS:
                 self._texts |= msgspec.json.decode(payload, type=dict[int, str])
+            elif kind == _SITES:
+                self._sites |= msgspec.json.decode(payload, type=dict[int, str])
             elif kind == _PLACES and self._reader is not None:
                 self._reader.learn(msgspec.msgpack.decode(payload, type=Known))
             elif kind == _CALLS:
@@ -289,9 +299,9 @@ class JournalReader:
             return None
         kind, number, nbytes = _HEADER.unpack(header)
         behind = self._at + _HEADER.size + nbytes
-        if kind == 0 or (_HEAD <= kind <= _METADATA and nbytes >= 0 and behind > size):
+        if kind == 0 or (_HEAD <= kind <= _SITES and nbytes >= 0 and behind > size):
             return None  # it is being written
-        if not _HEAD <= kind <= _METADATA or nbytes < 0 or (kind == _HEAD) != (self._at == 0):
+        if not _HEAD <= kind <= _SITES or nbytes < 0 or (kind == _HEAD) != (self._at == 0):
             raise ValueError(f"at byte {self._at} there is no frame")
         self._at = behind
         return kind, number, file.read(nbytes)
@@ -299,7 +309,7 @@ class JournalReader:
     def _ask(self, what: str, first: int, second: int) -> str:
         if what == "call":
             return self._names.get(first, {}).get(second, "")
-        return self._texts.get(first, "")
+        return (self._sites if what == "site" else self._texts).get(first, "")
 
     def _facts(self, left: Mapping[str, int]) -> TraceMetadata:
         """Return what the recording told of itself, and what reading found and left out."""

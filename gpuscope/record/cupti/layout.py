@@ -36,7 +36,8 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     PEER_COPY: ((OLDEST, 96),),
     CONTEXT: ((OLDEST, 32), (130100, 40)),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
-    **dict.fromkeys((DRIVER, RUNTIME, NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 40),)),
+    **dict.fromkeys((DRIVER, RUNTIME), ((OLDEST, 40),)),
+    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 48),)),
     **dict.fromkeys((MARKER, OVERHEAD, CUDA_EVENT, SYNCHRONIZATION, GRAPH), ((OLDEST, 56),)),
     **dict.fromkeys((STREAM, EXTERNAL), ((OLDEST, 24),)),
 }
@@ -61,6 +62,7 @@ def _fields(*runs: tuple[int, str, str]) -> dict[str, tuple[int, str]]:
 _API = _fields(
     (4, "u4", "callback"), (8, "u8", "start end"), (24, "u4", "process thread correlation returned")
 )
+_NOTED = {**_API, **_fields((40, "u4", "site"))}
 
 FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     KERNEL: _fields(
@@ -99,7 +101,8 @@ FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
         (72, "u8", "graph_node"),
         (80, "u4", "graph channel"),
     ),
-    **dict.fromkeys((DRIVER, RUNTIME, NOTED_DRIVER, NOTED_RUNTIME), _API),
+    **dict.fromkeys((DRIVER, RUNTIME), _API),
+    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), _NOTED),
     CONTEXT: _fields(
         (4, "u4", "context device"),
         (16, "u4", "parent"),
@@ -339,6 +342,16 @@ def texts_and_devices(buffer: Array, sizes: Mapping[int, int]) -> tuple[set[int]
                 column = pa.array(whole[(offsets[kind] + at) // width])
                 values.update(column.unique().to_pylist())
     return kinds[0] - {0}, kinds[1]
+
+
+def sites(buffer: Array) -> set[int]:
+    """Return the numbers of the sites that launches name which were noted; of CUPTI's, none."""
+    nbytes = _SIZES[NOTED_RUNTIME][0][1]
+    if len(buffer) < nbytes or buffer[:4].view(np.uint32)[0] not in (NOTED_DRIVER, NOTED_RUNTIME):
+        return set()
+    words = buffer.view(np.uint32).reshape(-1, nbytes // 4)
+    column = pa.array(words[:, FIELDS[NOTED_RUNTIME]["site"][0] // 4])
+    return set(column.unique().to_pylist()) - {0}
 
 
 def _fields_for_c(sizes: Mapping[int, int]) -> Array:

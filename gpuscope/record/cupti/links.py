@@ -32,7 +32,10 @@ from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", "selected", "awaited")
+_KNOWN = (
+    *("correlation", "row", "call", "thread", "process", "start", "end"),
+    *("selected", "awaited", "site"),
+)
 """Columns of API calls that later work may need."""
 LATE = 1 << 15
 """Where only the latest rows are kept, so many of each kind wait for their other half: the newest
@@ -287,6 +290,7 @@ class Links:
         columns = tables.api_columns(apis, codes, [name for _, name in names])
         parents = self._records.ranges.around(apis["thread"], apis["start"].astype(np.int64))
         columns["parent"] = arrow.nullable(parents, parents == NONE)
+        columns["site"] = tables.site_column(apis["site"], self._records.site_text)
         return Batch(arrow.table(columns, len(apis["start"])))
 
     def _with_launches(self, work: Columns, apis: Columns, rows: Rows) -> list[Batch]:
@@ -340,6 +344,7 @@ class Links:
             launch_start = apis["start"][places].astype(np.int64)
             for name, field in (("process", "process"), ("thread", "thread"), ("queued_ns", "end")):
                 columns[name] = apis[field][places].astype(np.int64)
+            columns["site"] = tables.site_column(apis["site"][places], self._records.site_text)
             calls, selected = apis["call"][places], apis["selected"][places]
             columns.update(self._from_calls(work, rows, calls, selected))
             edges.append((apis["row"][places], rows, "launch"))

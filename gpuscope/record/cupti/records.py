@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gpuscope._sites import site_text
 from gpuscope._types import Array, Bools
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
@@ -188,6 +189,8 @@ class Records:
         were not the recording's own.
     kernel_name
         Address in a record → kernel's name.
+    site_text
+        Number of a site → its text.
     first
         Correlation of the last call before the recording.
     noted
@@ -216,6 +219,7 @@ class Records:
         self.canaries: list[Canaries] = []
         self._flights = Flights()
         self.noted = self.captures = False
+        self.site_text: Callable[[int], str] = site_text
         self.kernel_name = cache(lambda address: demangled(text(address)))
         self.count = self.left_out = self.first = 0
 

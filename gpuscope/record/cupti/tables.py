@@ -75,7 +75,7 @@ def work_of(records: Mapping[int, Columns]) -> Columns | None:
 def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
     """Return the API calls of a buffer, CUPTI's records of them or those that were ``noted``.
 
-    ``runtime`` tells the runtime's from the driver's.
+    ``runtime`` tells the runtime's from the driver's; ``site`` is 0 where it was not noted.
     """
     runtime = layout.NOTED_RUNTIME if noted else layout.RUNTIME
     parts = []
@@ -83,13 +83,14 @@ def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
         if kind in records:
             part = dict(records[kind])
             part["runtime"] = np.full(len(part["start"]), kind == runtime)
+            part.setdefault("site", np.zeros(len(part["start"]), np.uint32))
             parts.append(part)
     return join_columns(parts) if parts else None
 
 
 def no_apis() -> Columns:
     """Return no API calls."""
-    names = (*layout.FIELDS[layout.RUNTIME], "runtime")
+    names = (*layout.FIELDS[layout.NOTED_RUNTIME], "runtime")
     return {name: np.zeros(0, np.int64) for name in names}
 
 
@@ -115,6 +116,16 @@ def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Colum
         "status": _status(failed, "failed"),
         "source": arrow.constant("cupti", count),
     }
+
+
+def site_column(sites: Array, text_of: Callable[[int], str]) -> pa.Array | None:
+    """Return the column of sites by their numbers, if there are any."""
+    codes, numbers = arrow.coded(sites)
+    texts = [text_of(number) if number else "" for number in numbers]
+    is_known = np.array([bool(text) for text in texts], bool)
+    if not is_known.any():
+        return None
+    return arrow.text_column(np.where(is_known[codes], codes, NONE), texts)
 
 
 def config_column(config: Array, work: Array) -> pa.Array:

@@ -1,0 +1,124 @@
+"""Launch sites: the lines of Python that make a call, outside installed packages.
+
+``_sites.c`` finds them, where it was compiled and knows the frames of this Python: it is asked
+for lines that are known before, and left alone should it tell others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+from gpuscope._compiled import fastpath, why_not
+
+DEPTH = 2
+"""Lines of a site at most, the innermost first."""
+_MARKS = (
+    "/site-packages/", "/dist-packages/", "/torchinductor_", "<frozen ", "<eval_with_key>",
+    "<__array_function__", "<decorator-gen",
+)  # fmt: skip
+"""What the name of a file has that no person wrote for this program."""
+_PROBE = """
+def outer(ask): return middle(ask)
+def middle(ask):
+
+    return inner(ask)
+def inner(ask):
+    return (ask(), frames(1))
+"""
+_PATHS: dict[str, Path] = {}
+"""File of a site as it is told → where it is on this machine."""
+
+
+def _prefixes() -> tuple[str, ...]:
+    """Return the folders of the standard library, of commands and of gpuscope, by all names."""
+    library = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
+    folders = {Path(folder) for folder in (*library, str(Path(__file__).parent)) if folder}
+    folders |= {folder.resolve() for folder in folders}
+    return tuple(f"{folder}{os.sep}" for folder in sorted(folders))
+
+
+def _begin() -> str:
+    """Let C find sites; returns why it cannot, or nothing."""
+    if fastpath is None:
+        return why_not
+    version = ".".join(map(str, sys.version_info[:2]))
+    if not fastpath.serve_sites(_prefixes(), _MARKS):
+        return f"the frames of Python {version} are not known"
+    names: dict[str, object] = {"frames": _frames}
+    exec(compile(_PROBE, "<gpuscope probe>", "exec"), names)  # noqa: S102 - a text of ours
+    number, expected = names["outer"](fastpath.site_unlocked)  # type: ignore[operator]
+    if _lines(number) != expected:
+        return f"the frames of Python {version} are not as expected"
+    return ""
+
+
+def _frames(depth: int) -> list[tuple[str, int, str]]:
+    """Return what :func:`_lines` has to say of the caller."""
+    frame: FrameType | None = sys._getframe(depth)
+    lines: list[tuple[str, int, str]] = []
+    while frame is not None and len(lines) < DEPTH:
+        code = frame.f_code
+        lines.append((code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = frame.f_back
+    return lines
+
+
+_template = (lambda: None).__code__
+
+
+def _lines(number: int) -> list[tuple[str, int, str]]:
+    """Return file, line and function of a site's lines."""
+    lines: list[tuple[str, int, str]] = []
+    for file, name, first, table, offset in fastpath.site_lines(number) if fastpath else ():
+        code = _template.replace(co_firstlineno=first, co_linetable=table)
+        spans = (line for start, stop, line in code.co_lines() if start <= offset < stop)
+        lines.append((file, next(spans, None) or first, name))
+    return lines
+
+
+missing = _begin()
+"""Why there are no sites, if there are none."""
+
+
+def site_here() -> int:
+    """Return the number of the lines that call this, 0 where nobody asks for them."""
+    return 0 if missing or fastpath is None else int(fastpath.site_here())
+
+
+def ask_for_sites(step: int) -> None:
+    """Count one more, or one less, who asks for sites."""
+    if not missing and fastpath is not None:
+        fastpath.ask_for_sites(step)
+
+
+@cache
+def site_text(number: int) -> str:
+    """Return a site as traces have it: a JSON text of [file, line, function], innermost first.
+
+    Files are named from the program's folder, others by their last two names.
+    """
+    lines = [(_named(file), line, name) for file, line, name in _lines(number)]
+    return json.dumps(lines) if lines else ""
+
+
+def _named(file: str) -> str:
+    path = Path(file)
+    if not path.is_absolute():
+        return file
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [Path(main).absolute().parent, Path.cwd()] if main else [Path.cwd()]
+    inside = [path.relative_to(folder) for folder in folders if path.is_relative_to(folder)]
+    name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()
+    _PATHS[name] = path
+    return name
+
+
+def path_of(file: str) -> Path:
+    """Return where the file of a site is, as far as this process knows."""
+    return _PATHS.get(file, Path(file))

@@ -101,7 +101,8 @@ def ask_for_sites(step: int) -> None:
 def site_text(number: int) -> str:
     """Return a site as traces have it: a JSON text of [file, line, function], innermost first.
 
-    Files are named from the program's folder, others by their last two names.
+    Files are named from the folder of the program or the one it runs in, unless a home is in that
+    folder too; others by their last two names.
     """
     lines = [(_named(file), line, name) for file, line, name in _lines(number)]
     return json.dumps(lines) if lines else ""
@@ -112,8 +113,12 @@ def _named(file: str) -> str:
     if not path.is_absolute():
         return file
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    folders = [Path(main).absolute().parent, Path.cwd()] if main else [Path.cwd()]
-    inside = [path.relative_to(folder) for folder in folders if path.is_relative_to(folder)]
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
+    inside = [
+        path.relative_to(folder)
+        for folder in ([Path(main).absolute().parent] if main else []) + [Path.cwd()]
+        if path.is_relative_to(folder) and not home.is_relative_to(folder)
+    ]
     name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()
     _PATHS[name] = path
     return name

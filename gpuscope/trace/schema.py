@@ -69,6 +69,9 @@ while a span is open. The uncertainties are one-sided: the true start lies in
 JSON texts. ``site``: file, line and function of the lines of Python that made the call, or the call
 that launched the work, innermost first; those of installed packages are left out."""
 
+LATER = ("site",)
+"""Columns that traces written before they came do not have."""
+
 REQUIRED = ("id", "kind", "name", "start_ns", "source")
 """Columns without nulls."""
 

@@ -273,6 +273,9 @@ def _columns(
     written = parquet.schema_arrow
     columns = {}
     for name, kind in types.items():
+        if name in schema.LATER and not written.get_all_field_indices(name):
+            columns[name] = pa.nulls(parquet.metadata.num_rows).slice(first, count)
+            continue
         if len(written.get_all_field_indices(prefix + name)) != 1:
             raise _lacking(prefix + name)
         there = written.field(prefix + name).type

@@ -144,6 +144,8 @@ def _edges(events: list[Event]) -> pa.Table:
     """Return the edges; each arrow's beginning says where it leads from and to."""
     begins = [event for event in events if event.ph == "s"]
     ends = [_ENDS.decode(event.args) for event in begins]
+    if not all("from" in end and "to" in end for end in ends):
+        raise TraceFormatError("an arrow leads from nowhere or to nowhere")
     columns: dict[str, list[Any]] = {side: [end[side] for end in ends] for side in ("from", "to")}
     kinds = {FLOWS["launch"]: "launch"}
     columns["kind"] = [kinds.get(event.cat or "", str(event.cat)) for event in begins]

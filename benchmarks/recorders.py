@@ -32,6 +32,7 @@ def added_by_each() -> list[dict]:
     recorders: dict[str, tuple[str, tuple[str, ...]]] = {
         "gpuscope, kernels only": ("kernels", ()),
         "gpuscope, with launch ids": ("ids", ()),
+        "gpuscope, with launch ids and sites": ("sites", ()),
         "gpuscope, with launch ids of the CUDA runtime alone": ("runtime", ()),
         "torch.profiler, CUDA only": ("torch.profiler", ()),
         "Proton (Triton)": ("Proton", ()),
@@ -63,7 +64,11 @@ def added_by_each() -> list[dict]:
         met=True,
         spread=spread(bare_us),
     )
-    goals = {"gpuscope, kernels only": 0.8, "gpuscope, with launch ids": 1.3}
+    goals = {
+        "gpuscope, kernels only": 0.8,
+        "gpuscope, with launch ids": 1.3,
+        "gpuscope, with launch ids and sites": 1.5,
+    }
     return [host] + [
         row(
             f"recording torch.mm 64³ by {name}: added a launch to the bare process's ({turns})",

@@ -80,11 +80,12 @@ def c_callback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorder(mode: str, torch: Any) -> Iterator[None]:
-    ids: dict[str, Any] = {"kernels": False, "ids": True, "runtime": "runtime"}
+    ids: dict[str, Any] = {"kernels": False, "ids": True, "sites": True, "runtime": "runtime"}
     if mode in ids:
         import gpuscope as gs
 
-        with gs.profile(gs.open_device("cuda:0", quiet=True), launch_ids=ids[mode]):
+        options = {"launch_ids": ids[mode], "stacks": mode == "sites"}
+        with gs.profile(gs.open_device("cuda:0", quiet=True), **options):
             yield
     elif mode == "callback":
         with c_callback():

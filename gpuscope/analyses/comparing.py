@@ -40,7 +40,7 @@ class CompareResult(Comparison):
     ... }
     >>> trace = gs.run(one, gpu)["default"]
     >>> print(gs.compare(trace, trace).headline)
-    No difference seen: 0 % ± 6.77 % of w's p50.
+    No difference seen: 0 % ± 7 % of w's p50.
     """
 
     @cached_property

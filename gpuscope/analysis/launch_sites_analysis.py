@@ -168,9 +168,8 @@ def _hazards(trace: Trace) -> Ints:
     """Row → pairs of accesses whose second it is."""
     counts = np.zeros(len(trace), np.int64)
     facts = trace.metadata.hazards
-    found = [fact for fact in facts.found if fact.second is not None] if facts else []
-    if found:
-        rows = match(np.array([fact.second for fact in found], np.int64), trace.array("id"))
-        known = rows >= 0
-        np.add.at(counts, rows[known], np.array([fact.count for fact in found])[known])
+    known = [fact for fact in facts.found if fact.second is not None] if facts else []
+    rows = match(np.array([fact.second for fact in known], np.int64), trace.array("id"))
+    for row, fact in zip(rows.tolist(), known, strict=True):
+        counts[row] += fact.count if row >= 0 else 0
     return counts

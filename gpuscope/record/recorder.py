@@ -236,9 +236,8 @@ class Recording:
     def _ask_for_sites(self, *, asks: bool) -> None:
         if asks and _sites.missing:
             self._notes.append(f"launch sites are not recorded: {_sites.missing}")
-        if asks != self._asks_for_sites:
-            self._asks_for_sites = asks
-            _sites.ask_for_sites(1 if asks else -1)
+        _sites.ask_for_sites(asks - self._asks_for_sites)
+        self._asks_for_sites = asks
 
     def snapshot(self) -> Trace:
         """Return a trace of what was recorded so far. The recording continues."""

@@ -194,7 +194,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
         "CallerStreamGuard": (gs.CallerStreamGuard, {"stream": stream, "bind": False}),
         "profile": (entering(gs.profile), {
             "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
-            "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False,
+            "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False, "stacks": True,
         }),
     }  # fmt: skip
     if gpu.capabilities.partitions:
@@ -310,6 +310,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "tune_report": (report.tune_report, {"result": tuned, "path": "r.html"}),
         "analysis.collectives": (analysis.collectives, {"trace": trace}),
         "analysis.hazards": (analysis.hazards, {"trace": trace}),
+        "analysis.launch_sites": (analysis.launch_sites, {"trace": trace, "by": "line"}),
         "analysis.requests": (analysis.requests, {"trace": trace, "slo": {"ttft_ms": 1}}),
         "telling.findings": (telling.findings, {"trace": trace}),
         "telling.findings_by_setting": (telling.findings_by_setting, {"traces": run}),

@@ -36,7 +36,6 @@ from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import answers, results
 from gpuscope.widgets.dashboard import Dashboard
-from gpuscope.widgets.details import why
 
 SUFFIXES = [suffix for known in known_formats() for suffix in known.suffixes]
 SENTENCE = "incomplete: 1,234 dropped; the buffer was full"
@@ -283,7 +282,6 @@ def test_traces_and_explanations_say_it(trace, check):
     check(
         str(telling.explain(trace, kernel)),
         telling.explain(trace, kernel)._repr_html_(),
-        why(trace, kernel),
     )
     check(Trace.concat([trace, trace]).provenance)
     state = TimelineState(trace, None)

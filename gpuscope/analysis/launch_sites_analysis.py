@@ -49,6 +49,17 @@ class LaunchSite:
     hazards
         Pairs of accesses that nothing orders, the second of which it launched; ``None``: nobody
         looked for any.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> x = gpu.empty(1000)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.copy(x, x)
+    >>> site = gs.analysis.launch_sites(recording.trace, by="function").sites[0]
+    >>> site.launches, site.copies, site.copied_bytes
+    (1, 1, 4000)
     """
 
     name: Annotated[str, "site"]

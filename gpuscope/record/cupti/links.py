@@ -32,7 +32,8 @@ from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_KNOWN = "correlation row call thread process start end selected awaited site".split()
+_ADDED = ("selected", "awaited", "site")
+_KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", *_ADDED)
 """Columns of API calls that later work may need."""
 LATE = 1 << 15
 """Where only the latest rows are kept, so many of each kind wait for their other half: the newest

@@ -26,7 +26,7 @@ ROOMS = {
     "formats": 3_535,
     "learn": 1_505,
     "races": 1_771,
-    "record": 4_666,
+    "record": 4_667,
     "report": 623,
     "search": 1_813,
     "simulator": 5_677,

@@ -157,6 +157,7 @@ ANALYSES = {
     "findings": lambda run, trace: telling.findings(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
     "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
+    "launch_sites": lambda run, trace: analysis.launch_sites(trace),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"
     ),

@@ -115,6 +115,7 @@ _BEHIND = (
 RULES = {
     "verdict.before": Rule("Nothing has run yet: press Run[ (about {time})]"),
     "planned": Rule("{workload}: {plan}"),
+    "of-before": Rule("This is of the run before; the controls have changed since: press Run"),
     "verdict.started": Rule("Starting: the first verdict comes with the first calls"),
     "verdict.escape-partition": Rule(f"{_ESCAPES}in {{where}}{_OF_SMS}"),
     "verdict.escape-outside": Rule(f"{_ESCAPES}on the whole GPU{_OF_SMS}"),

@@ -183,9 +183,11 @@ class Form:
             return Experiment.from_dict(self.described())
 
     @property
-    def plans(self) -> tuple[dict[str, str], float | None]:
-        """Workload → what it is, in words; and how long a run lasts in s, where that is known."""
-        return {row["values"]["name"]: row["line"] for row in self.workloads.rows}, self._lasts_s
+    def plans(self) -> tuple[dict[str, str], float | None, Experiment | None]:
+        """Workload → what it is, in words; how long a run lasts in s, if known; what would run."""
+        words = {row["values"]["name"]: row["line"] for row in self.workloads.rows}
+        is_ready = self.is_valid and not self.carving
+        return words, self._lasts_s, self.experiment() if is_ready else None
 
     def plan(self) -> CarvePlan | None:
         """Return the plan of what was applied; ``None`` where nothing is carved."""

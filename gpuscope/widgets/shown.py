@@ -59,7 +59,7 @@ class Shown:
         self._watched: Recording | None = None
         self._together: list[Recording] = []
         self._judged_calls, self._judge_again_s = 0, 0.0
-        self._is_on = False
+        self._is_on = self._is_other = False
         self._picture = self._found = ""
         self.mend = ""
         """What the button beside the verdict changes, as TOML."""
@@ -77,15 +77,24 @@ class Shown:
         return str("".join(parts))
 
     # -- before and while it runs ---------------------------------------------------------
-    def plan(self, described: Mapping[str, str], lasts_s: float | None) -> None:
-        """Say what would be run, as long as nothing was.
+    def plan(
+        self, described: Mapping[str, str], lasts_s: float | None, experiment: Experiment | None
+    ) -> None:
+        """Say what would be run; of what is shown, that it was something else, if it was.
 
         Parameters
         ----------
         described
             Workload → what it is, in words.
+        experiment
+            ``None`` where that is nothing that can be run.
         """
-        if not self.pins.runs:
+        if (kept := self.pins.kept(self.pins.shown)) is not None and not self._is_on:
+            is_other = experiment is None or experiment.to_dict() != kept[1].experiment
+            if is_other != self._is_other:
+                self._is_other = is_other
+                self._numbers()
+        elif not self.pins.runs:
             values = () if lasts_s is None else (Quantity("time", lasts_s * 1e9, "ns"),)
             notes = [
                 Finding("planned", "note", {"workload": name, "plan": words})
@@ -196,7 +205,8 @@ class Shown:
         verdict = kept[1].judged.verdict
         page = answers.answers(kept[1].judged, self._colours())
         if not self._is_on:  # else the verdict is of the run that is
-            self._tell(verdict.headline, verdict.notes, page=page)
+            before = [Finding("of-before", "note")] if self._is_other else verdict.notes
+            self._tell(verdict.headline, before, "none" if self._is_other else "", page)
             self.results.remove_class(_BEFORE)
         self.results.value = self._found + (side_by_side(compared) if len(compared) > 1 else "")
         self._changed()

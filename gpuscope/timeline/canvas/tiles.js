@@ -588,6 +588,7 @@ function paintTiles(model, root, tell) {
     for (const held of [axis, plot.layout.xaxis]) Object.assign(held, ticks);
     tickvals = ticks.tickvals;
     ticked = [low, high];
+    tip.hidden = true; // what it tells of is elsewhere now
     plotly().relayout(plot, changes);
   };
 

@@ -30,6 +30,7 @@ from gpuscope.experiments import execution
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.nsight import Profile
 from gpuscope.experiments.runner import Progress
+from gpuscope.telling.rules import RULES
 from gpuscope.timeline.style import colours_of
 from gpuscope.trace import Trace
 from gpuscope.widgets import dashboard as module
@@ -1078,3 +1079,25 @@ def test_busy_shares_are_of_the_time_recorded_not_of_what_lies_between_rounds():
         shares[rounds] = max(summary.judged.busy.values())
     assert shares[3] == pytest.approx(shares[1], rel=0.1)
     assert shares[1] > 0.5
+
+
+def test_a_verdict_says_that_the_controls_have_changed_since(dashboard):
+    plan = copy.deepcopy(TEMPLATE)
+    plan["workloads"]["small"]["repeats"] = 20
+    dashboard.open(plan)
+    dashboard.start()
+    dashboard.wait()
+    of_before = RULES["of-before"].text
+
+    def is_of_before():
+        return of_before in dashboard._shown.verdict.value
+
+    assert not is_of_before()
+    headline = dashboard._shown.verdict.value
+    plan["workloads"]["small"]["repeats"] = 30
+    dashboard.open(plan)
+    assert is_of_before()
+    plan["workloads"]["small"]["repeats"] = 20
+    dashboard.open(plan)
+    assert not is_of_before()
+    assert dashboard._shown.verdict.value == headline

@@ -11,7 +11,7 @@ from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.timeline.raster import png
 from gpuscope.trace.run import Run
-from gpuscope.widgets.details import describe, links, why
+from gpuscope.widgets.details import describe, links
 
 SUFFIXES = (".parquet", ".sqlite", ".json", ".json.gz")
 ROWS, FEW = 12, 4
@@ -61,7 +61,6 @@ def explained(trace, *, whole=True):
     for row, span in enumerate(ids):
         attempt(lambda span=span: str(telling.explain(trace, span)))
         describe(trace, row)
-        why(trace, span)
         links(trace, span)
 
 
@@ -72,7 +71,7 @@ def drawn(trace, names, *, whole=True):
         attempt(figures.timelines, {"a": trace, "b": trace}) if whole else None,
         attempt(figures.sm_map, trace),
         attempt(figures.confinement, trace),
-        attempt(figures.prediction, *as_predicted(trace)),
+        attempt(lambda: figures.compared(gs.compare(*as_predicted(trace)))),
         *(attempt(figures.latency, {"a": trace}, name) for name in names),
     ]
     for figure in made:

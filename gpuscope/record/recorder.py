@@ -106,11 +106,10 @@ class Recording:
         self.sources: list[Source] = []
         self._source_of: dict[str, Source] = {}  # by the keys of the devices that they time
         self.ranges = RangeLog(clock, thread, self._process)
-        self.observers, problems = observers_for(self._options)
+        self.observers, self._notes = observers_for(self._options)
         note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
         self._libraries = contextlib.ExitStack()
-        self._notes: list[str] = problems
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
@@ -134,8 +133,7 @@ class Recording:
         global running  # noqa: PLW0603 - the one place that knows what is on
         _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
-        if self._options.stacks:
-            self._ask_for_sites(asks=True)
+        self._ask_for_sites(asks=self._options.stacks)
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             self._calls.watch(device)
@@ -245,6 +243,8 @@ class Recording:
 
     def _join(self, kept: Kept, clocks: Mapping[str, Calibration]) -> Trace:
         spans = schema.concat([batch.spans for batch in kept.batches], schema.SPAN_TYPES)
+        if not self._options.stacks:  # another recording may ask for sites
+            spans = schema.with_column(spans, "site", pa.nulls(spans.num_rows))
         edges = schema.concat([batch.edges for batch in kept.batches], schema.EDGE_TYPES)
         facts = None
         if self._options.keep_ns is not None:

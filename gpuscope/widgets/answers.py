@@ -151,7 +151,10 @@ def answers(judged: Judged, colors: Mapping[str, str]) -> str:
         f"{html.text(evidence)}." if evidence else "",
     )
     values = map(_value, (verdict.overlapped, verdict.waited, verdict.stayed))
-    return _row(map(_card, _QUESTIONS, values, pictures, words))
+    overlapped, waited, stayed = _QUESTIONS
+    of = f"{html.text(calls.workload, 20)}: w" if calls else "W"
+    questions = overlapped, f"{of}{waited[1:]}", stayed
+    return _row(map(_card, questions, values, pictures, words))
 
 
 def _row(cards: Iterable[str]) -> str:
@@ -166,7 +169,7 @@ def _card(question: str, value: str, picture: str = "", words: str = "") -> str:
 
 
 def _value(finding: Finding) -> str:
-    words = html.text(finding.clause, 200)
+    words = explained(html.text(finding.clause, 200))
     if finding.severity == "error":
         return f'<span class="gs-escaped">▼ {words}</span>'
     return words

@@ -92,7 +92,7 @@ def columns_of(table: str) -> list[str]:
 _ALL = (
     "id parent partition intended_partition channel "
     "external_correlation graph queued_ns submitted_ns flop_count status "
-    "source start_uncertainty_ns end_uncertainty_ns process thread device"
+    "source start_uncertainty_ns end_uncertainty_ns process thread device site"
 )
 _WORK = f"{_ALL} category"
 EXTRA = {

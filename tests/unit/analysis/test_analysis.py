@@ -429,11 +429,12 @@ def test_compare():
     solo = {"a": {"kernel_ns": 50, "whole_gpu_tflop_per_s": 4.0}, "b": {"kernel_ns": 50}}
     table = analysis.settings_table({"shared": setting(100, solo=solo), "carved": setting(50)})
     assert table.column_names == [
-        "setting", "rank", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
+        "setting", "rank", "workload", "partition", "sms", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "collective_us",
         "collective_skew_us", "bus_gb_per_s", "requests_n", "ttft_p50_ms", "ttft_p90_ms",
         "ttft_p99_ms", "tbt_n", "tbt_p50_ms", "tbt_p90_ms", "tbt_p99_ms", "requests_per_s", "goodput_per_s", "calls_per_s", "tflop_per_s", "gb_per_s",
-        "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "incomplete",
+        "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "low", "high",
+        "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
     assert list(rows) == [("shared", "a"), ("shared", "b"), ("carved", "a"), ("carved", "b")]

@@ -33,7 +33,7 @@ ROOMS = {
     "telling": 1_727,
     "timeline": 5_918,
     "trace": 2_472,
-    "widgets": 4_890,
+    "widgets": 4_893,
     "workloads": 2_748,
 }
 """Code lines of each room and of the root: may only go down, unless a feature is added: then by

@@ -261,8 +261,9 @@ def judge(page) -> None:
     for words in ("overlap", "Gain", "0 of 2,000 calls waited for SMs", "p99", "Yes: all",
                   "simulated: by construction"):  # fmt: skip
         assert words in said, words
-    gain = page.locator(f"{DASHBOARD} .gs-answers abbr").first
-    assert gain.get_attribute("title") == MEANINGS["gain"]
+    words = page.locator(f"{DASHBOARD} .gs-answers abbr").all()
+    titles = {word.inner_text().lower(): word.get_attribute("title") for word in words}
+    assert titles == {word: MEANINGS[word] for word in ("overlap", "gain")}
     head = page.locator(f"{DASHBOARD} .gpuscope-results abbr")
     assert [one.get_attribute("title") for one in head.all()] == [MEANINGS["of alone"]]
     numbers = page.locator(f"{DASHBOARD} .gpuscope-results table").first

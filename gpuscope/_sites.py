@@ -19,9 +19,14 @@ from gpuscope._compiled import fastpath, why_not
 DEPTH = 2
 """Lines of a site at most, the innermost first."""
 _MARKS = (
-    "/site-packages/", "/dist-packages/", "/torchinductor_", "<frozen ", "<eval_with_key>",
-    "<__array_function__", "<decorator-gen",
-)  # fmt: skip
+    "/site-packages/",
+    "/dist-packages/",
+    "/torchinductor_",
+    "<frozen ",
+    "<eval_with_key>",
+    "<__array_function__",
+    "<decorator-gen",
+)
 """What the name of a file has that no person wrote for this program."""
 _PROBE = """
 def outer(ask): return middle(ask)

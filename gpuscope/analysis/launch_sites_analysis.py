@@ -14,7 +14,7 @@ from gpuscope.analysis.gaps_analysis import GPU_WORK, ended_gaps
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.trace.columns import codes, edge_rows, is_open, rows_of
+from gpuscope.trace.columns import codes, is_open, linked_rows, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.sites import Line, lines_of
@@ -166,12 +166,9 @@ def _having(trace: Trace, *kinds: str) -> Bools:
 
 def _launching(trace: Trace) -> Bools:
     """Row → whether it is a call that queued work."""
-    code, kinds = codes(trace.edges.column("kind"))
-    is_launch = np.array([kind == "launch" for kind in kinds], bool)[code]
+    calls, _ = linked_rows(trace.edges, trace.array("id"), "launch")
     launching = np.zeros(len(trace), bool)
-    if is_launch.any():
-        source, _ = edge_rows(trace, trace.edges.filter(is_launch))
-        launching[source[source >= 0]] = True
+    launching[calls] = True
     return launching
 
 

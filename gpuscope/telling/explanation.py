@@ -14,7 +14,7 @@ from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
 from gpuscope.trace.model import Trace
-from gpuscope.trace.sites import site_text
+from gpuscope.trace.sites import site_words
 
 _MOST = 6
 """Parts that a sentence names."""
@@ -202,7 +202,7 @@ def explain(trace: Trace, span: int) -> Explanation:
         interval=_interval(rows, row, kind, parts),
         doubts=tuple(doubts),
         provenance=rows.provenance,
-        site=site_text(rows.text("site", row)),
+        site=site_words(rows.text("site", row)),
     )
 
 

@@ -19,6 +19,7 @@ from gpuscope.analysis.result import about
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
+from gpuscope.trace.columns import codes
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -261,7 +262,13 @@ def _of_track(
 
 
 def _late_line(trace: Trace) -> tuple[str, float] | None:
-    """Return the line whose launches ended most of the idle time, and how much of it."""
+    """Return the line whose launches ended most of the idle time, and how much of it.
+
+    Of several GPUs a line's share would be of all their idle time, and a finding is of one.
+    """
+    _, devices = codes(trace.spans.column("device"))
+    if len(devices) > 2:  # and none, as calls have it
+        return None
     try:
         sites = launch_sites(trace).sites
     except MissingEvidence:

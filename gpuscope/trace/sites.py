@@ -31,6 +31,6 @@ def lines_of(site: str | None) -> tuple[Line, ...]:
         return ()
 
 
-def site_text(site: str | None) -> str:
+def site_words(site: str | None) -> str:
     """Return a site in words, ``"train.py:42 in step, from train.py:80 in main"``, or nothing."""
     return ", from ".join(map(str, lines_of(site)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 
 import gpuscope as gs
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.telling.explanation import explain
+from gpuscope.telling.of_trace import of_idle_tracks
+from gpuscope.trace import schema
 from gpuscope.trace.facts import HazardFact, HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -42,7 +45,13 @@ def trace_of(hazards=None, rows=ROWS):
     columns["queued_ns"] = [
         called[row[0]] if row[1] in ("kernel", "memcpy") else None for row in rows
     ]
-    edges = {"from": [1, 3, 6, 8], "to": [2, 4, 7, 9], "kind": ["launch"] * 4}
+    pairs = [
+        (call[0], work[0])
+        for call, work in pairwise(rows)
+        if call[1] == "api" and work[1] in ("kernel", "memcpy")
+    ]
+    calls, works = zip(*pairs, strict=True)
+    edges = {"from": [*calls], "to": [*works], "kind": ["launch"] * len(calls)}
     return Trace.from_columns(columns, edges, metadata=TraceMetadata(hazards=hazards))
 
 
@@ -50,11 +59,17 @@ def test_each_line_has_its_launches_work_calls_and_idle_time():
     sites = gs.analysis.launch_sites(trace_of()).sites
     told = {
         site.name: (
-            site.launches, site.kernels, site.copies, site.gpu_ns, site.copied_bytes,
-            site.calls_ns, site.idle_ns, site.hazards,
+            site.launches,
+            site.kernels,
+            site.copies,
+            site.gpu_ns,
+            site.copied_bytes,
+            site.calls_ns,
+            site.idle_ns,
+            site.hazards,
         )
         for site in sites
-    }  # fmt: skip
+    }
     assert told == {
         "train.py:4 in step": (2, 2, 0, 200, 0, 30, 30, None),
         "train.py:8 in load": (1, 0, 1, 100, 1000, 130, 30, None),
@@ -85,8 +100,10 @@ def test_hazards_belong_to_the_line_of_the_second_access():
     fact = HazardFact("write after write", first=2, second=4, count=3)
     sites = gs.analysis.launch_sites(trace_of(HazardFacts(found=(fact,)))).sites
     assert {site.name: site.hazards for site in sites} == {
-        "train.py:4 in step": 0, "train.py:8 in load": 3, "no line of Python": 0,
-    }  # fmt: skip
+        "train.py:4 in step": 0,
+        "train.py:8 in load": 3,
+        "no line of Python": 0,
+    }
 
 
 def test_a_trace_without_sites_says_so():
@@ -94,6 +111,33 @@ def test_a_trace_without_sites_says_so():
         gs.analysis.launch_sites(trace_of(rows=[(*row[:4], None, None) for row in ROWS]))
     with pytest.raises(InvalidArgument, match="module"):
         gs.analysis.launch_sites(trace_of(), by="module")
+
+
+LATE = [
+    (1, "api", 0, 10, LOAD, None),
+    (2, "kernel", 20, 120, LOAD, None),
+    (3, "api", 9_000, 9_010, STEP, None),
+    (4, "kernel", 9_020, 9_120, STEP, None),
+    (5, "api", 9_130, 9_140, LOAD, None),
+    (6, "kernel", 9_150, 9_250, LOAD, None),
+]
+
+
+def test_the_finding_of_an_idle_gpu_names_the_line_that_was_late():
+    def idle(devices):
+        trace = trace_of(rows=LATE)
+        column = pa.array(devices, pa.int16())
+        spans = schema.with_column(trace.spans, "device", column)
+        findings = of_idle_tracks(Trace(spans, trace.edges, trace.metadata))
+        return [finding for finding in findings if finding.rule == "dry-queue.device"]
+
+    (finding,) = idle([None, 0] * 3)
+    assert finding.subject["site"] == "train.py:4 in step"
+    (share,) = (value.value for value in finding.values if value.name == "of_it")
+    assert share == pytest.approx(8_900 / 8_930)
+    assert "train.py:4 in step" in finding.text
+    # Of two GPUs a share of both would be told of one.
+    assert all("site" not in finding.subject for finding in idle([None, 0, None, 0, None, 1]))
 
 
 def test_an_explanation_names_the_lines():

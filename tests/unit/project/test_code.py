@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 4_039,
     "analyses": 275,
-    "analysis": 4_327,
+    "analysis": 4_324,
     "cli": 1_405,
     "device": 5_663,
     "experiments": 2_288,
@@ -30,7 +30,7 @@ ROOMS = {
     "report": 623,
     "search": 1_813,
     "simulator": 5_677,
-    "telling": 1_727,
+    "telling": 1_731,
     "timeline": 5_918,
     "trace": 2_472,
     "widgets": 4_893,

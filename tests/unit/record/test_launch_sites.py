@@ -16,7 +16,7 @@ import pytest
 import gpuscope as gs
 from gpuscope import _sites
 from gpuscope.record.cupti import layout
-from gpuscope.trace.sites import lines_of, site_text
+from gpuscope.trace.sites import lines_of, site_words
 
 pytestmark = pytest.mark.skipif(bool(_sites.missing), reason=_sites.missing or "-")
 
@@ -186,7 +186,7 @@ def test_files_are_named_from_the_programs_folder(tmp_path):
 @pytest.mark.parametrize("text", [None, "", "nonsense", "[1]", '[["a.py"]]', '{"a": 1}'])
 def test_what_is_no_site_is_none(text):
     assert lines_of(text) == ()
-    assert site_text(text) == ""
+    assert site_words(text) == ""
 
 
 def test_sites_of_a_buffer_are_those_of_launches_that_were_noted():

@@ -16,10 +16,10 @@ from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.sm_schedule import SmSchedule
 from gpuscope.trace.model import Trace
 
-_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0012, 0.01, 0.04
-"""By which share of the whole nine of ten gains are off at most (``benchmarks/results/why.json``):
-where hosts look now and then whether work is done, and of kernels that compete for SMs, those of a
-simulated GPU and others. All others are exact."""
+_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0015, 0.0015), (0.002, 0.021), (0.04, 0.04)
+"""By which share of the whole the truth is below and above a gain at most, of nine in ten
+(``benchmarks/results/why.json``): where hosts on the path look now and then whether work is done;
+and where kernels compete for SMs, of a simulated GPU and of others. All other gains are exact."""
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -145,11 +145,11 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             gain_ns = max(0, end_ns - int(then[is_end].max()))
         low_ns, high_ns = 0, gain_ns
         if case.basis == "recording":
-            off = _OFF_POLLED * view.polls
+            off = np.multiply(_OFF_POLLED, view.polls)
             if view.competes:
-                off += _OFF_SCHEDULED if models_sms else _OFF_CONTENDED
-            off_ns = round(off * (causes.times[node] - view.low_ns))
-            low_ns, high_ns = max(0, gain_ns - off_ns), gain_ns + off_ns
+                off = off + (_OFF_SCHEDULED if models_sms else _OFF_CONTENDED)
+            off_ns = np.rint(off * (causes.times[node] - view.low_ns)).astype(int).tolist()
+            low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
         on_path = touched & view.on_path
         why = (
             f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "

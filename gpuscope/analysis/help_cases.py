@@ -90,9 +90,9 @@ class View:
 
     @cached_property
     def polls(self) -> bool:
-        """Whether hosts look now and then whether work is done."""
+        """Whether hosts on the path look now and then whether work is done."""
         looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
-        return bool((looks & self.kept).any())
+        return bool((looks & self.on_path).any())
 
     @cached_property
     def line(self) -> Ints:

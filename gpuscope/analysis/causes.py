@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _CALLS_A_TURN = 10
 _SEEN_NS, _DONE_NS = 5_892, 3_630
 """How long after its work a wait returns, and what waits for a stream or an event take that find it
 done, where no wait of a trace tells: medians on an H200."""
+_QUEUE = 500
+"""Pieces of work below which no stream's queue is full; CUDA's are seen to hold 1,024."""
 _DEEPEST = 64
 """Levels of calls in a handle's call."""
 _ROUNDS = 1000
@@ -188,6 +191,8 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
     before = np.full(len(times), begin)
     before[nodes] = previous
     is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
+    blocked, least_ns = _add_full_queues(rows, launches, times, edges)
+    is_wait[blocked], at_least[blocked] = True, least_ns
     if not trace.is_simulated:
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
     for kind in ("thread start", "hand-over"):
@@ -256,6 +261,31 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     edges.add("turn", source[given], target[given], 0, ALWAYS)
     begun: Ints = target[given]
     return begun
+
+
+def _add_full_queues(
+    rows: SpanRows, launches: Launches, times: Ints, edges: Edges
+) -> tuple[Ints, Ints]:
+    """Let launches return when a full queue had room again.
+
+    A stream holds so much work at most; who launches more returns when work of it ends. Returns
+    the ends of such calls, and what each takes at least.
+    """
+    (order, first), blocked = rows.queues, [np.zeros((2, 0), np.int64)]
+    for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
+        works = order[low:high]
+        call = launches.call[works]
+        ends, returned = np.maximum.accumulate(rows.ends[works]), times[2 * call + 1]
+        over = ends.searchsorted(returned, "right")
+        pending = np.where(call >= 0, np.arange(len(works)) - over, -1)
+        full = (pending >= max(_QUEUE, pending.max() - 1)) & (over > 0)
+        full[full] &= ends[over[full] - 1] > times[2 * call[full]]
+        work, call = works[over[full] - 1], call[full]
+        edges.add("full queue", 2 * work + 1, 2 * call + 1, 0, ALWAYS)
+        took = (times[1:-1:2] - times[:-1:2])[launches.call[works[pending >= 0]]]
+        blocked.append(np.stack([2 * call + 1, np.full(len(call), took.min(initial=NEVER_NS))]))
+    nodes, least_ns = np.concatenate(blocked, axis=1)
+    return nodes, least_ns
 
 
 def _add_waits(

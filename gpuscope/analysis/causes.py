@@ -65,6 +65,8 @@ class Causes:
         Node → number of its thread, −1 of work.
     inferred
         Kinds of edges that are worked out of times and names, as the trace does not tell them.
+    rank
+        Node → its place in the order of time.
     """
 
     rows: SpanRows
@@ -77,6 +79,7 @@ class Causes:
     launches: Launches
     threads: Ints
     inferred: tuple[str, ...]
+    rank: Ints
 
     def of(self, *kinds: str) -> Bools:
         """Edge → whether it is of one of these kinds."""
@@ -164,7 +167,7 @@ def _causes(trace: Trace) -> Causes:
     cause = np.full(len(times), -1)
     cause[target[last]] = last
     inferred = tuple(sorted(edges.inferred))
-    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred)
+    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred, rank)
 
 
 def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:

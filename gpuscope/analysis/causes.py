@@ -196,7 +196,7 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
     is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
     blocked, least_ns = _add_full_queues(rows, launches, times, edges)
     is_wait[blocked], at_least[blocked] = True, least_ns
-    if not trace.is_simulated:
+    if trace.metadata.time_base != "virtual":
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
     for kind in ("thread start", "hand-over"):
         giver, taker = rows.edges_of(kind)
@@ -223,7 +223,7 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     end_threads = trace.array("end_thread", fill=-1)
     end_threads = np.where(end_threads < 0, rows.threads, end_threads)
     who = np.r_[rows.threads[host], end_threads[host]]
-    if trace.is_simulated and not trace.metadata.ranks:
+    if trace.metadata.time_base == "virtual":
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
     _, thread = combined(
@@ -308,7 +308,8 @@ def _add_waits(
     work = launches.last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
-    is_complete = trace.is_simulated or "host wait" in getattr(trace.metadata, "edges", ())
+    is_virtual = trace.metadata.time_base == "virtual"
+    is_complete = is_virtual or "host wait" in getattr(trace.metadata, "edges", ())
     if not is_complete:
         waited = np.zeros(len(rows.ids), bool)
         waited[call] = True

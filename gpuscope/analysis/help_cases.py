@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Bools, Floats, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
 from gpuscope.trace.columns import combined
@@ -32,17 +32,40 @@ _PINNED_BYTES_PER_US = 50_000
 """About what copies of pinned memory reach over PCIe 5."""
 
 
+_CODE = {
+    "make the kernel twice as fast": "gs.what_if(trace, faster={{{0!r}: 2}})",
+    "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
+    "copy beside kernels": "copy ahead, on a stream of its own",
+    "use another stream": "launch what needs no data of the others on another stream",
+    "give it priority or a partition": "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
+    "drop the wait between streams": "gs.what_if(trace, drop_waits=…)",
+    "let the rank keep up": "gs.analysis.collectives(trace)",
+    "do not wait for the GPU": "wait less often, or look at results a step later",
+    "have input ready": "more workers, or more batches ahead",
+    "record as one graph": "gs.what_if(trace, graphs=[{0!r}])",
+    "record as graphs": 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
+    "shorten the Python before": "profile the Python there",
+    "do not pause": "profile the Python there",
+    "give it a process of its own": "multiprocessing, or a queue between two programs",
+}
+"""Change → how to try it; the braces stand for what it is about."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A change: edges that last no longer than ``lag``, and edges that are gone."""
 
     change: str
     about: str
-    basis: Basis
-    code: str
-    shorter: Bools
-    lag: Ints | int = 0
-    gone: Bools | None = None
+    shorter: Bools | bool = False
+    lag: Ints | Floats | int = 0
+    gone: Bools | bool = False
+    basis: Basis = "bound"
+
+    @property
+    def code(self) -> str:
+        """How to try it."""
+        return _CODE[self.change].format(self.about)
 
 
 class View:
@@ -142,137 +165,95 @@ class View:
 
 def cases(view: View) -> Iterator[Case]:
     """Yield what might help."""
-    yield from _of_work(view)
-    yield from _of_waits(view)
-    yield from _graphs(view)
-    yield from _of_hosts(view)
-    yield from _own_process(view)
+    for sort in (_of_work, _of_orders, _of_waits, _graphs, _of_hosts, _own_process):
+        yield from sort(view)
 
 
 def _of_work(view: View) -> Iterator[Case]:
-    """Faster kernels, copies, other streams, more SMs, no straggling rank."""
+    """Faster kernels; copies of pinned memory, and beside kernels."""
     causes, rows = view.causes, view.rows
     name, names = rows.coded("name")
-    runs, half = causes.of("running"), causes.lag // 2
-    is_kernel = rows.having("kind", ("kernel", "graph"))[view.row]
-    held = causes.of("SMs held", "priority")
-    for about, which in view.each(runs & is_kernel, name[view.row], lambda key: str(names[key])):
-        holds = held & (causes.source % 2 == 0) & rows.having("name", (about,))[view.before]
-        code = f"gs.what_if(trace, faster={{{about!r}: 2}})"
-        yield Case("make the kernel twice as fast", about, "recording", code, which | holds, half)
-    copies = view.kept & runs & rows.having("kind", ("memcpy",))[view.row]
+    runs, half = view.kept & causes.of("running"), causes.lag // 2
+    holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
+    kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
+    for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
+        held = holds & rows.having("name", (about,))[view.before]
+        yield Case("make the kernel twice as fast", about, which | held, half, basis="recording")
+    copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():
         nbytes = view.trace.array("nbytes", fill=0)[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.launches.call[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
-        code = "tensor.pin_memory(), then copy with non_blocking=True"
-        yield Case(
-            "pin the memory", "copies of pageable memory", "bound", code, which, lag, blocked
-        )
+        yield Case("pin the memory", "copies of pageable memory", which, lag, blocked)
     if copies.any():
-        code = "copy ahead, on a stream of its own"
-        yield Case("copy beside kernels", "copies", "bound", code, copies)
-    caller, launched_in = causes.launches.call, np.full(len(rows.ids), -1)
+        yield Case("copy beside kernels", "copies", copies)
+
+
+def _of_orders(view: View) -> Iterator[Case]:
+    """Other streams, more SMs, no waits between streams, no rank that is late."""
+    causes, rows = view.causes, view.rows
+    caller, owner = causes.launches.call, np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
-    launched_in[view.row[launched]] = name[view.range[launched]]
+    owner[view.row[launched]] = rows.coded("name")[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
-    for owner in (
-        launched_in,
-        rows.coded("category")[0],
-        np.where(caller < 0, -1, rows.threads[caller]),
-    ):
-        apart |= owner[view.before] != owner[view.row]
-    stream_name, streams = view.trace.stream_name, rows.streams[view.row]
-    both = rows.streams[view.row], rows.streams[view.before]
+    for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
+        apart |= of[view.before] != of[view.row]
+    name, both = view.trace.stream_name, (rows.streams[view.row], rows.streams[view.before])
+    for about, which in view.each(causes.of("stream order") & apart, both[0], name):
+        yield Case("use another stream", about, gone=which)
+    for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
+        yield Case("give it priority or a partition", about, gone=which)
     first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
+    names = [" for ".join(name(int(each[at])) for each in both) for at in first]
+    for about, which in view.each(causes.of("event wait"), pair, names.__getitem__):
+        yield Case("drop the wait between streams", about, gone=which)
     ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
-    none = np.zeros(len(view.kept), bool)
-    table: Iterable[tuple[str, Bools, Ints, Callable[[int], str], str]] = (
-        (
-            *("use another stream", causes.of("stream order") & apart, streams, stream_name),
-            "launch what needs no data of the others on another stream",
-        ),
-        (
-            *("give it priority or a partition", held, streams, stream_name),
-            "gs.what_if(trace, streams={…: {'priority': -1}})",
-        ),
-        (
-            *("drop the wait between streams", causes.of("event wait"), pair),
-            lambda key: " for ".join(stream_name(int(each[first[key]])) for each in both),
-            "gs.what_if(trace, drop_waits=…)",
-        ),
-        (
-            *("let the rank keep up", causes.of("collective"), rows.processes[view.before]),
-            lambda key: ranks.get(key, f"process {key}"),
-            "gs.analysis.collectives(trace)",
-        ),
-    )
-    for change, of, keys, label, code in table:
-        for about, which in view.each(of, keys, label):
-            yield Case(change, about, "bound", code, none, gone=which)
+    late = causes.of("collective"), rows.processes[view.before]
+    for about, which in view.each(*late, lambda key: ranks.get(key, f"process {key}")):
+        yield Case("let the rank keep up", about, gone=which)
 
 
 def _of_waits(view: View) -> Iterator[Case]:
     """No waits for the GPU, no waits for another thread."""
     waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
-    for change, of, code in (
-        ("do not wait for the GPU", waits, "wait less often, or look at results a step later"),
-        ("have input ready", view.causes.of("hand-over"), "more workers, or more batches ahead"),
-    ):
+    given = view.causes.of("hand-over")
+    for change, of in (("do not wait for the GPU", waits), ("have input ready", given)):
         for about, which in view.each(of, view.line, view.lines.__getitem__):
-            inside = view.inside(view.row[which])
-            yield Case(change, about, "bound", code, inside, _CALL_NS, which)
+            yield Case(change, about, view.inside(view.row[which]), _CALL_NS, which)
 
 
 def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (name, names) = view.causes, view.rows.coded("name")
-    ends = np.r_[causes.times[1::2], 0]
-    ranges = spans_of(causes, "range")
+    launches, since = causes.of("launch"), causes.times[causes.source]
+    ends, ranges = np.r_[causes.times[1::2], 0], spans_of(causes, "range")
     of_range = np.where(view.range >= 0, name[view.range], -1)
-    of = view.is_host | causes.of("launch")
-    for about, which in view.each(of, of_range, lambda key: str(names[key])):
+    host = np.where(view.is_host, view.row, -1)
+    for about, which in view.each(view.is_host | launches, of_range, lambda key: str(names[key])):
         spans = ranges[view.rows.having("name", (about,))[ranges]]
-        within = around(
-            causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
-        )
+        within = around(causes, spans, host, since)
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
+        total = np.bincount(within[inside], causes.lag[inside], len(ends))
         calls = np.count_nonzero(np.bincount(within[inside]))
-        if int((which & causes.of("launch")).sum()) < 2 * calls:
-            continue
-        total = np.zeros(len(ends))
-        np.add.at(total, within[inside], causes.lag[inside])
-        share = _CALL_NS / np.maximum(total[within], _CALL_NS)
-        code = f"gs.what_if(trace, graphs=[{about!r}])"
-        yield Case(
-            "record as one graph",
-            about,
-            "bound",
-            code,
-            inside,
-            (causes.lag * share).astype(np.int64),
-        )
+        if np.count_nonzero(which & launches) >= 2 * calls:
+            share = _CALL_NS / np.maximum(total[within], _CALL_NS)
+            yield Case("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _BETWEEN_NS)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    for about, which in view.each(
-        short, view.rows.processes[view.row], lambda key: f"process {key}"
-    ):
-        code = 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()'
-        yield Case("record as graphs", about, "bound", code, which, _NODE_NS // 2)
+    for about, which in view.each(short, view.rows.processes[view.row], "process {}".format):
+        yield Case("record as graphs", about, which, _NODE_NS // 2)
 
 
 def _of_hosts(view: View) -> Iterator[Case]:
     """Less Python before the calls of a line, and outside of all ranges."""
-    code = "profile the Python there"
     for about, which in view.each(view.is_code, view.line, view.lines.__getitem__):
-        yield Case("shorten the Python before", about, "bound", code, which)
+        yield Case("shorten the Python before", about, which)
     if (view.range[view.is_host] >= 0).any():
-        which = view.is_code & (view.range < 0)
-        yield Case("do not pause", "outside any range", "bound", code, which)
+        yield Case("do not pause", "outside any range", view.is_code & (view.range < 0))
 
 
 def _own_process(view: View) -> Iterator[Case]:
@@ -287,15 +268,8 @@ def _own_process(view: View) -> Iterator[Case]:
             ratio = _slower(view, beside, code & ~beside)
             if len(there) >= _ALIKE and ratio >= _SLOWER:
                 about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
-                lag = (causes.lag / ratio).astype(np.int64)
-                yield Case(
-                    "give it a process of its own",
-                    about,
-                    "recording",
-                    "multiprocessing",
-                    beside,
-                    lag,
-                )
+                lag = causes.lag / ratio
+                yield Case("give it a process of its own", about, beside, lag, basis="recording")
 
 
 def _slower(view: View, beside: Bools, alone: Bools) -> float:

@@ -156,6 +156,12 @@ class View:
         for key in known[np.lexsort((-every, -on_path))][:_MOST].tolist():
             yield label(key), which & (keys == key)
 
+    def saved_ns(self, case: Case) -> Ints:
+        """Return edge → how much less long it would last; more than it did if it were gone."""
+        lag = self.causes.lag
+        shorter = np.where(case.shorter, np.maximum(lag - case.lag, 0), 0).astype(np.int64)
+        return np.where(self.kept, np.where(case.gone, self.lasts + 1, shorter), 0)
+
     def inside(self, rows: Ints) -> Bools:
         """Edge → whether it is in one of these calls."""
         calls = np.zeros(len(self.rows.ids) + 1, bool)

@@ -17,13 +17,7 @@ _AGAIN = 6
 
 
 class SmSchedule:
-    """Blocks of kernels, each on an SM of its own, given out in the order in which kernels began.
-
-    Attributes
-    ----------
-    end_ns
-        When the last row ends where nothing is changed.
-    """
+    """Blocks of kernels, each on an SM of its own, given out in the order in which kernels began."""
 
     def __init__(self, causes: Causes) -> None:
         self._causes, rows = causes, causes.rows
@@ -43,8 +37,6 @@ class SmSchedule:
                 low, high = (low, middle) if ended else (middle + 1, high)
             self._block_ns[row] = low
             _, _, free[device] = _placed(free[device], start_ns, count, low)
-        kept = np.ones(len(causes.lag), bool)
-        self.end_ns = int(self.forward(causes.lag, kept).max())
 
     @classmethod
     def of(cls, causes: Causes) -> SmSchedule | None:

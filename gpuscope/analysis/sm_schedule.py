@@ -17,7 +17,7 @@ _AGAIN = 6
 
 
 class SmSchedule:
-    """Blocks of kernels, each on an SM of its own, given out in the order in which kernels began."""
+    """Blocks of kernels on SMs, one on each, in the order in which kernels are ready."""
 
     def __init__(self, causes: Causes) -> None:
         self._causes, rows = causes, causes.rows

@@ -33,6 +33,9 @@ from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.interference_analysis import Interference as Interference
 from gpuscope.analysis.interference_analysis import InterferenceResult as InterferenceResult
 from gpuscope.analysis.interference_analysis import interference as interference
+from gpuscope.analysis.kernels_analysis import KernelsResult as KernelsResult
+from gpuscope.analysis.kernels_analysis import KernelTime as KernelTime
+from gpuscope.analysis.kernels_analysis import top_kernels as top_kernels
 from gpuscope.analysis.latency_analysis import HandleLatency as HandleLatency
 from gpuscope.analysis.latency_analysis import LatencyResult as LatencyResult
 from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
@@ -50,6 +53,10 @@ from gpuscope.analysis.queue_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.queue_analysis import QueueDepthsResult as QueueDepthsResult
 from gpuscope.analysis.queue_analysis import queue_depth as queue_depth
 from gpuscope.analysis.queue_analysis import queue_depths as queue_depths
+from gpuscope.analysis.ranks_analysis import AlignedStep as AlignedStep
+from gpuscope.analysis.ranks_analysis import RanksResult as RanksResult
+from gpuscope.analysis.ranks_analysis import RankTimes as RankTimes
+from gpuscope.analysis.ranks_analysis import ranks as ranks
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests

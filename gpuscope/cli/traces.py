@@ -1,4 +1,4 @@
-"""``view``, ``export``, ``merge`` and ``summary``: trace files, whoever made them."""
+"""``view``, ``export``, ``merge``, ``why`` and ``summary``: trace files, whoever made them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.screen import Screen
-from gpuscope.errors import GpuscopeError, InvalidArgument
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
@@ -167,6 +167,37 @@ def _traces_of(path: Path) -> list[Path]:
         for file in files
         if (known := of_suffix(file.name)) is not None and known.read is not None
     ]
+
+
+@app.command("why")
+def why_command(
+    file: _File,
+    every: All = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
+    """Say why a recorded program is slow: what the GPU waited for, and what would help.
+
+    Example: gpuscope why out/train/train-1234.parquet
+    """
+    trace = load_trace(file)
+    found = findings(trace)
+    verdict = [finding for finding in found.findings if finding.is_problem]
+    verdict += [finding for finding in found.findings if finding.family == "program"]
+    verdict = list({id(finding): finding for finding in verdict}.values())
+    if not found.sections:
+        raise MissingEvidence(
+            "the trace does not say why a program is slow: it holds no GPU work of a program. Of an "
+            "experiment, gpuscope summary tells what was found"
+        )
+    if as_json:
+        sections = {title: result.rows() for title, result in found.sections}
+        terminal.say_json({"verdict": list(map(telling.to_json, verdict)), **sections})
+        return
+    screen = Screen(every=every)
+    screen.findings(("", finding) for finding in verdict)
+    for title, result in found.sections:
+        screen.result(title, result)
+    screen.show(f"{trace.origin}; {_spans(trace)}")
 
 
 @app.command("summary")

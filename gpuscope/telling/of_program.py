@@ -1,0 +1,120 @@
+"""Why a program is slow, in three findings: what its GPU waited for, what would help, what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope._checks import door
+from gpuscope.analysis.critical_path_analysis import CriticalPathResult, critical_path
+from gpuscope.analysis.help_analysis import Change, what_would_help
+from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
+from gpuscope.analysis.queue_analysis import described_workloads
+from gpuscope.analysis.ranks_analysis import RankTimes, ranks
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.finding import Finding, Quantity, Shown, counts
+from gpuscope.trace.model import Trace
+
+IDLE = 0.1
+"""Share of the time in which nothing ran from which on it is told first."""
+LEAST = 0.01
+"""Share of the time below which a change is not worth telling."""
+_SPANS, _NOT_WORTH_IT = 8, 3
+
+
+@door(trace=Trace)
+def of_program(trace: Trace) -> Iterator[Finding]:
+    """Find why a program is slow; nothing in the trace of an experiment, which says what it wants.
+
+    The time that counts is the steady one: start-up and warm-up do not, but are told where they
+    take longer.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     for _ in range(20):
+    ...         stream.launch(kernel, 100_000, grid=1, block=32)
+    >>> [finding.rule for finding in gs.findings(recording.trace).findings][0]
+    'program.busy'
+    """
+    if described_workloads(trace)[0]:
+        return
+    try:
+        idle = idle_causes(trace)
+    except MissingEvidence:
+        return
+    known = steps(trace)
+    span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
+    if known.warm_up_ns > span_ns:
+        values = Quantity("warm_up", known.warm_up_ns, "ns"), Quantity("time", span_ns, "ns")
+        yield Finding("program.warm-up", "warning", {"steps": known.basis}, values)
+    label = trace.metadata.setting or ""
+    share = idle.idle_ns / (span_ns * idle.devices)
+    if share >= IDLE:
+        yield _of_idle(idle, share, span_ns, label)
+    else:
+        yield _of_path(critical_path(trace), 1 - share)
+    if trace.metadata.ranks:
+        straggler = _straggler(trace)
+        if straggler is not None and straggler.held_up_ns >= LEAST * span_ns:
+            yield _of_straggler(straggler, span_ns)
+    changes = what_would_help(trace).changes
+    if changes and changes[0].gain_ns >= LEAST * span_ns:
+        yield _of_change(changes[0], span_ns)
+    nothing = [each.change for each in changes if each.high_ns < LEAST * span_ns]
+    if nothing:
+        names = list(dict.fromkeys(nothing))[:_NOT_WORTH_IT]
+        yield Finding("program.no-help", "note", {"changes": names})
+
+
+def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:
+    most = idle.causes[0]
+    subject = {"cause": most.cause, "thread": most.thread or ""}
+    subject |= {"range": most.range or "", "line": most.line or ""}
+    values = (
+        Quantity("idle", share, "%"),
+        Quantity("time", span_ns, "ns"),
+        Quantity("of_it", most.idle_ns / idle.idle_ns, "%"),
+        *counts(gaps=most.gaps),
+    )
+    spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
+    return Finding("program.idle", "warning", subject, values, spans)
+
+
+def _of_path(path: CriticalPathResult, busy: float) -> Finding:
+    whole_ns = max(path.end_ns - path.start_ns, 1)
+    values: tuple[Quantity, ...] = (Quantity("busy", busy, "%"),)
+    subject = {}
+    kernels = path.by("kernel")
+    if kernels:
+        subject = {"kernel": next(iter(kernels)), "line": next(iter(path.by("line")), "")}
+        values += (Quantity("share", next(iter(kernels.values())) / whole_ns, "%"),)
+    return Finding("program.busy", "note", subject, values)
+
+
+def _straggler(trace: Trace) -> RankTimes | None:
+    try:
+        return ranks(trace).straggler
+    except MissingEvidence:
+        return None
+
+
+def _of_straggler(straggler: RankTimes, span_ns: int) -> Finding:
+    values = (
+        *counts(rank=straggler.rank, last=straggler.last),
+        Quantity("waited", straggler.held_up_ns, "ns"),
+        Quantity("share", straggler.held_up_ns / span_ns, "%"),
+    )
+    return Finding("program.straggler", "warning", {"line": straggler.line}, values)
+
+
+def _of_change(change: Change, span_ns: int) -> Finding:
+    values = (
+        Quantity("gain", change.gain_ns, "ns", change.low_ns, change.high_ns),
+        Quantity("share", change.gain_ns / span_ns, "%"),
+    )
+    subject = {"change": change.change, "about": change.about, "basis": change.basis}
+    return Finding("program.help", "warning", subject, values)

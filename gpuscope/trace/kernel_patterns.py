@@ -71,7 +71,8 @@ TYPES = """
 c10::BFloat16=bf16 __nv_bfloat16=bf16 bfloat16=bf16 bf16=bf16 c10::Half=float16 __half=float16
 float16=float16 fp16=float16 f16=float16 half=float16 c10::Float8_e4m3fn=fp8 e4m3=fp8 s8=int8
 tf32=tf32 float32=float32 f32=float32 float64=float64 f64=float64 c10::complex<float>=complex64
-cutlass::bfloat16_t=bf16 cutlass::half_t=float16 double=float64 float=float32 bool=bool unsigned_char=uint8 signed_char=int8 short=int16 int=int32
+cutlass::bfloat16_t=bf16 cutlass::half_t=float16 double=float64 float=float32 bool=bool
+unsigned_char=uint8 signed_char=int8 short=int16 int=int32
 long=int64 i32=int32 i64=int64
 """
 LETTERS = {"h": "float16", "t": "bf16", "s": "float32", "d": "float64", "q": "fp8", "i": "int8"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache, lru_cache
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
 
 from gpuscope._types import Ints
 from gpuscope.trace import kernel_patterns
-from gpuscope.trace.columns import codes, combined, linked_rows, rows_of
+from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.facts import StreamFacts
 from gpuscope.trace.joins import enclosing, innermost
 from gpuscope.trace.model import Trace
@@ -73,12 +73,12 @@ def range_label(name: str) -> str:
 
 def ranges_around(trace: Trace, threads: Ints, times: Ints) -> Ints:
     """Return for each moment of a thread the row of the innermost range around it, or −1."""
-    rows, thread, start, end = _ranges(trace)
+    rows, thread, start, end = ranges_in(trace)
     inner = innermost(threads, times, thread, start, end - 1)
     return np.where(inner >= 0, rows[inner], -1) if len(rows) else inner
 
 
-def _ranges(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
+def ranges_in(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the ranges with a known thread and end: their rows, threads, starts and ends."""
     rows = rows_of(trace, "range")
     thread, end = (trace.array(name, fill=-1)[rows] for name in ("thread", "end_ns"))
@@ -91,7 +91,7 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
 
     Of several the longest that is repeated, else the shortest.
     """
-    rows, thread, start, end = _ranges(trace)
+    rows, thread, start, end = ranges_in(trace)
     if not len(rows) or not len(calls):
         return {}
     name, names = codes(trace.spans.column("name"))
@@ -128,6 +128,7 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     return {whose: key[2] for whose, key in best.items()}
 
 
+@once
 def thread_names(trace: Trace) -> dict[int, str]:
     """Return thread → what a person calls it.
 
@@ -165,6 +166,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
     return {n: f"{name} ({n})" if shared[name] > 1 else name for n, name in names.items()}
 
 
+@once
 def stream_names(trace: Trace) -> dict[int, str]:
     """Return stream → what a person calls it; no two streams have one name.
 
@@ -215,10 +217,10 @@ def _unique(names: dict[int, str], numbers: dict[int, str]) -> dict[int, str]:
     return names
 
 
-_NAMED: WeakKeyDictionary[Trace, Trace] = WeakKeyDictionary()
 _RENAMED: WeakSet[Trace] = WeakSet()
 
 
+@once
 def named(trace: Trace) -> Trace:
     """Return the same rows, with metadata that call streams and threads what a person does.
 
@@ -226,21 +228,19 @@ def named(trace: Trace) -> Trace:
     """
     if trace in _RENAMED:
         return trace
-    if trace not in _NAMED:
-        facts, renamed = trace.metadata, trace.where()
-        streams = {
-            str(number): msgspec.structs.replace(facts.stream(number) or StreamFacts(""), name=name)
-            for number, name in stream_names(trace).items()
-        }
-        threads = {str(number): name for number, name in thread_names(trace).items()}
-        renamed.metadata = msgspec.structs.replace(
-            facts,
-            streams={**facts.streams, **streams},
-            thread_names={**facts.thread_names, **threads},
-        )
-        _NAMED[trace] = renamed
-        _RENAMED.add(renamed)
-    return _NAMED[trace]
+    facts, renamed = trace.metadata, trace.where()
+    streams = {
+        str(number): msgspec.structs.replace(facts.stream(number) or StreamFacts(""), name=name)
+        for number, name in stream_names(trace).items()
+    }
+    threads = {str(number): name for number, name in thread_names(trace).items()}
+    renamed.metadata = msgspec.structs.replace(
+        facts,
+        streams={**facts.streams, **streams},
+        thread_names={**facts.thread_names, **threads},
+    )
+    _RENAMED.add(renamed)
+    return renamed
 
 
 @lru_cache(65_536)

@@ -63,6 +63,9 @@ from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
+from gpuscope.analysis.steps_analysis import Step as Step
+from gpuscope.analysis.steps_analysis import StepsResult as StepsResult
+from gpuscope.analysis.steps_analysis import steps as steps
 from gpuscope.analysis.trace_parts import parts as parts
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
 from gpuscope.analysis.tuning_analysis import Tuning as Tuning

@@ -1,0 +1,305 @@
+"""What a person calls threads, streams, ranges and kernels; numbers and templates are details."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache, lru_cache
+from weakref import WeakSet
+
+import msgspec
+import numpy as np
+
+from gpuscope._types import Ints
+from gpuscope.trace import kernel_patterns
+from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
+from gpuscope.trace.facts import StreamFacts
+from gpuscope.trace.joins import enclosing, innermost
+from gpuscope.trace.model import Trace
+
+MOST_OF = 0.9
+"""The share of launches, or of work, by which a thread or a stream is named."""
+REPEATED = 3
+"""Ranges of a name that say what is done again and again."""
+_NULL_STREAM = "7"
+"""CUPTI's and nsys's number of the null stream of a device's primary context."""
+_UNNAMED = re.compile(r"stream (\d+)(?: of .*)?")
+"""What recorders call a stream that nobody named."""
+_THREADS = {
+    "MainThread|pt_main_thread": "main thread",
+    r".*pin_memory_loop.*|pt_data_pin": "pin-memory thread",
+    r"pt_autograd\w*": "autograd thread",
+    r"pt_data_worker|.*DataLoader worker.*": "DataLoader worker",
+    r"(?:Thread|Dummy)-\d+|python\S*": "",
+}
+"""Name of a thread as its library gives it → as a person says it; nothing where it says nothing."""
+_TARGET = re.compile(r"Thread-\d+ \((\w+)\)")
+"""What Python calls a thread that runs a function and was given no name."""
+_NUMBER = re.compile(r"[\s#_:=.\-\[(]*\d+[\])]?$")
+_COPIES = {"HtoD": "copies to the GPU", "DtoH": "copies to the host", "DtoD": "copies on the GPU"}
+
+_RULES = [
+    (re.compile(pattern, re.DOTALL), words)
+    for pattern, _, words in (
+        line.partition(" -> ") for line in kernel_patterns.PATTERNS.strip().splitlines()
+    )
+]
+_NAME_OF = dict(pair.replace("_char", " char").split("=") for pair in kernel_patterns.TYPES.split())
+_TYPE = re.compile(
+    r"(?:(?<=[<(_])|(?<=, )|(?=c10|__))({})(?:(?![a-zA-Z*])|(?=[fst]+\d))".format(
+        "|".join(map(re.escape, _NAME_OF))
+    )
+)
+_LETTER = re.compile(r"nvjet_(?:sm\d+_)?([a-z])|[_ ]([sdhi])(\d*)gemm")
+_LIBRARY = re.compile(
+    r"_Z|nvjet|sm\d+_|cutlass|cudnn|ampere|volta|turing|hopper|maxwell|nccl|cupy_|triton_|fmha|"
+    "flash_|cu[A-Z]|cuda[A-Z]|memcpy|[HDP]to[HDP]"
+)
+_FUSED = re.compile(
+    "(?:native_|_)*((?:layer_norm|batch_norm|group_norm|log_softmax|to_copy|[a-z0-9]+)"
+    "(?:_backward)?)"
+)
+_BACKWARD = re.compile("(?i:_?backward|bprop|_bwd|bn_bw|[dw]grad|_grad|gammabeta)")
+_ARGUMENTS, _MANGLED, _LENGTH = (re.compile(text) for text in ("<[^<>]*>", "_ZN?K?", r"\d+"))
+_LONGEST = 4000
+"""Characters of a name that are looked at."""
+
+
+@cache
+def range_label(name: str) -> str:
+    """Return a range's name without the number at its end: ``"step"`` for ``"step 12"``."""
+    return _NUMBER.sub("", name) or name
+
+
+def ranges_around(trace: Trace, threads: Ints, times: Ints) -> Ints:
+    """Return for each moment of a thread the row of the innermost range around it, or −1."""
+    rows, thread, start, end = ranges_in(trace)
+    inner = innermost(threads, times, thread, start, end - 1)
+    return np.where(inner >= 0, rows[inner], -1) if len(rows) else inner
+
+
+def ranges_in(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the ranges with a known thread and end: their rows, threads, starts and ends."""
+    rows = rows_of(trace, "range")
+    thread, end = (trace.array(name, fill=-1)[rows] for name in ("thread", "end_ns"))
+    there = (thread > 0) & (end >= 0)
+    return rows[there], thread[there], trace.array("start_ns")[rows[there]], end[there]
+
+
+def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
+    """Return owner → the range that holds nine tenths of its launch calls, where there is one.
+
+    Of several the longest that is repeated, else the shortest.
+    """
+    rows, thread, start, end = ranges_in(trace)
+    if not len(rows) or not len(calls):
+        return {}
+    name, names = codes(trace.spans.column("name"))
+    labels = [range_label(str(text)) for text in names]
+    number = {text: at for at, text in enumerate(dict.fromkeys(labels))}
+    label = np.array([number[text] for text in labels])[name[rows]]
+    above = enclosing(thread, start, end)
+    at = innermost(
+        trace.array("thread", fill=-1)[calls],
+        trace.array("start_ns")[calls],
+        thread,
+        start,
+        end - 1,
+    )
+    pairs, inside = [], np.flatnonzero(at >= 0)
+    while len(inside):
+        pairs.append(inside * len(number) + label[at[inside]])
+        at[inside] = above[at[inside]]
+        inside = inside[at[inside] >= 0]
+    if not pairs:
+        return {}
+    call, held_by = np.divmod(np.unique(np.concatenate(pairs)), len(number))
+    first, code = combined(owner[call], held_by)
+    owners, launches = np.unique(owner, return_counts=True)
+    needed = dict(zip(owners.tolist(), (MOST_OF * launches).tolist(), strict=True))
+    count, total_ns = np.bincount(label), np.bincount(label, end - start)
+    best: dict[int, tuple[bool, float, str]] = {}
+    for pair, held in zip(first.tolist(), np.bincount(code).tolist(), strict=True):
+        whose, what = int(owner[call[pair]]), int(held_by[pair])
+        if held >= needed[whose]:
+            repeats = bool(count[what] >= REPEATED)
+            key = repeats, float(total_ns[what] if repeats else -total_ns[what]), list(number)[what]
+            best[whose] = max(best.get(whose, key), key)
+    return {whose: key[2] for whose, key in best.items()}
+
+
+@once
+def thread_names(trace: Trace) -> dict[int, str]:
+    """Return thread → what a person calls it.
+
+    By its own name, else the range that holds nine tenths of its launches, else ``"thread 2 of
+    3"`` of its process. Where the trace has several processes, the name says which.
+    """
+    thread = trace.array("thread", fill=-1)
+    calls, _ = linked_rows(trace.edges, trace.array("id"), "launch")
+    calls = np.unique(calls)
+    held = _held(trace, calls, thread[calls])
+    first, _ = combined(np.maximum(thread, 0))
+    process_of = trace.array("process", fill=-1)[first].tolist()
+    owner = dict(zip(thread[first].tolist(), process_of, strict=True))
+    threads = sorted(number for number in owner if number > 0)
+    counts = Counter(owner[number] for number in threads)
+    places: Counter[int] = Counter()
+    names = {}
+    for number in threads:
+        process = owner[number]
+        places[process] += 1
+        given = trace.metadata.thread_names.get(str(number), "")
+        known = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
+        if number == process and not known:
+            known = "main thread"
+        target = _TARGET.fullmatch(known)
+        if (target or not known) and number in held:
+            known = f"{held[number]} thread"
+        elif target:
+            known = f"{target[1]} thread"
+        names[number] = known or f"thread {places[process]} of {counts[process]}"
+        rank = trace.metadata.rank(process)
+        if len(counts) > 1:
+            names[number] += f" · rank {rank.rank}" if rank else f" of process {process}"
+    shared = Counter(names.values())
+    return {n: f"{name} ({n})" if shared[name] > 1 else name for n, name in names.items()}
+
+
+@once
+def stream_names(trace: Trace) -> dict[int, str]:
+    """Return stream → what a person calls it; no two streams have one name.
+
+    By the name that its user gave, else its partition, the default stream that it is, NCCL or
+    copies where nine tenths of its work is that, the range around nine tenths of its launches,
+    else its number.
+    """
+    stream = trace.array("stream", fill=-1)
+    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    held = _held(trace, calls, stream[work])
+    rows = rows_of(trace, "kernel", "memcpy", "memset")
+    rows = rows[stream[rows] >= 0]
+    name, texts = codes(trace.spans.column("name"))
+    copy, kinds = codes(trace.spans.column("copy_kind"))
+    is_nccl = np.array([str(text).startswith("nccl") for text in texts])[name]
+    of_torch = any("at::" in str(text) for text in texts)
+    names, numbers = {}, {}
+    for number in np.unique(stream[stream >= 0]).tolist():
+        facts = trace.metadata.stream(number) or StreamFacts(f"stream {number}")
+        unnamed = _UNNAMED.fullmatch(facts.name)
+        numbers[number] = unnamed[1] if unnamed else str(number)
+        names[number] = facts.name
+        if unnamed is None or trace.metadata.stream(number) is None:
+            continue
+        own = rows[stream[rows] == number]
+        most = MOST_OF * max(len(own), 1)
+        copies = np.bincount(copy[own], minlength=len(kinds))
+        default = facts.legacy_default or (unnamed[1] == _NULL_STREAM and not facts.blocking)
+        names[number] = (
+            facts.partition
+            or (("PyTorch's " * of_torch + "default stream") if default else "")
+            or ("per-thread default stream" if facts.per_thread else "")
+            or ("NCCL" if is_nccl[own].sum() >= most else "")
+            or _COPIES.get(str(kinds[copies.argmax()]) if copies.max() >= most else "", "")
+            or held.get(number)
+            or f"stream {unnamed[1]}"
+        )
+    return _unique(names, numbers)
+
+
+def _unique(names: dict[int, str], numbers: dict[int, str]) -> dict[int, str]:
+    for known in (numbers, {number: f"{number}" for number in names}):
+        shared = Counter(names.values())
+        names = {
+            number: f"{name} (stream {known[number]})" if shared[name] > 1 else name
+            for number, name in names.items()
+        }
+    return names
+
+
+_RENAMED: WeakSet[Trace] = WeakSet()
+
+
+@once
+def named(trace: Trace) -> Trace:
+    """Return the same rows, with metadata that call streams and threads what a person does.
+
+    Parts of what is returned keep these names, whichever rows they lack.
+    """
+    if trace in _RENAMED:
+        return trace
+    facts, renamed = trace.metadata, trace.where()
+    streams = {
+        str(number): msgspec.structs.replace(facts.stream(number) or StreamFacts(""), name=name)
+        for number, name in stream_names(trace).items()
+    }
+    threads = {str(number): name for number, name in thread_names(trace).items()}
+    renamed.metadata = msgspec.structs.replace(
+        facts,
+        streams={**facts.streams, **streams},
+        thread_names={**facts.thread_names, **threads},
+    )
+    _RENAMED.add(renamed)
+    return renamed
+
+
+@lru_cache(65_536)
+def kernel_name(name: str) -> str:
+    """Return what a person calls a kernel, a copy or a call of CUDA's.
+
+    Of names of C++ that no pattern knows, the function's without namespaces, template arguments
+    and parameters; other names stay as they are.
+    """
+    text = name[:_LONGEST]
+    if "<" in text or "::" in text or _LIBRARY.match(text):
+        for pattern, words in _RULES:
+            if match := pattern.search(text):
+                return _filled(words, match, _element_type(text))
+    return _function(text) or name
+
+
+def _filled(words: str, match: re.Match[str], element: str) -> str:
+    groups = [group or "" for group in match.groups()]
+    if words == "=":
+        return groups[0]
+    if "(Triton)" not in words and _BACKWARD.search(match.string):
+        groups = [_BACKWARD.sub("", group) for group in groups]
+        words = words.replace(" *", " backward *")
+    elif groups and "(Triton)" in words:
+        groups = [", ".join(op for op in _FUSED.findall(groups[0]))]
+    for number, group in enumerate(groups, 1):
+        plain = re.sub("(?<=[a-z])(?=[A-Z])", " ", group).replace("_", " ").lower()
+        words = words.replace(f"\\{number}", plain)
+    for sign, said in ((" *)", f", {element})"), (" *", f" ({element})"), (" &", f" {element}")):
+        words = words.replace(sign, said if element else ")" * sign.count(")"))
+    return words
+
+
+def _element_type(text: str) -> str:
+    """Return the type of a kernel's first operand, or nothing where its name does not tell."""
+    if match := _TYPE.search(text, max(text.find("tf32"), 0)):
+        return _NAME_OF[match[1]]
+    match = _LETTER.search(text)
+    if match is None:
+        return ""
+    return (
+        "tf32"
+        if match[2] == "s" and match[3]
+        else kernel_patterns.LETTERS.get(match[1] or match[2], "")
+    )
+
+
+def _function(text: str) -> str:
+    """Return a function's name without what C++ puts around it."""
+    if mangled := _MANGLED.match(text):
+        at, name = mangled.end(), ""
+        while length := _LENGTH.match(text, at):
+            at = length.end() + int(length[0])
+            name = text[length.end() : at]
+        return name
+    if "<" not in text and "::" not in text:
+        return text
+    before, text = "", text.replace("(anonymous namespace)::", "")
+    while before != text:
+        before, text = text, _ARGUMENTS.sub("", text)
+    return text.partition("(")[0].rpartition(" ")[2].rpartition("::")[2]

@@ -52,7 +52,7 @@ class LaunchTimes:
         on others what 9 of 10 took while nothing else ran.
         """
         queued = int(self._rows.queued[row])
-        after_call, after_work = self._usual_of(row)
+        after_call, after_work = self.usual_of(row)
         ready = queued + after_call
         if since > queued:
             if after_call:  # a launch that is there already takes no longer than a fresh one
@@ -60,7 +60,7 @@ class LaunchTimes:
             ready = max(ready if queued >= 0 else 0, since + after_work)
         return min(ready, int(self._rows.starts[row]))
 
-    def _usual_of(self, row: int) -> tuple[int, int]:
+    def usual_of(self, row: int) -> tuple[int, int]:
         """Return what launches of a row's kind take, after their call and after other work."""
         rows = self._rows
         key = rows.kind(row), int(rows.devices[row])

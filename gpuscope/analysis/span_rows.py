@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +18,10 @@ from gpuscope.trace.model import Trace
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
 OPEN = np.iinfo(np.int64).max
 """End of a row whose end was not seen."""
+
+
+_GRID = re.compile(r'"grid": ?\[(\d{1,10}), ?(\d{1,10}), ?(\d{1,10})')
+_MANY = 1 << 40
 
 
 class _Sorted:
@@ -46,7 +52,7 @@ class SpanRows:
         self.graphs = trace.array("graph", fill=-1)
         self.threads = trace.array("thread", fill=-1)
         self.processes = trace.array("process", fill=-1)
-        self._columns = {
+        self.numbers = {
             name: trace.array(name, fill=-1)
             for name in ("parent", "correlation", "external_correlation")
         }
@@ -57,13 +63,13 @@ class SpanRows:
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
         facts = self.metadata.streams
-        self._legacy = [int(key) for key, stream in facts.items() if stream.legacy_default]
-        self._blocking = [int(key) for key, stream in facts.items() if stream.blocking]
+        self.legacy_streams = [int(key) for key, stream in facts.items() if stream.legacy_default]
+        self.blocking_streams = [int(key) for key, stream in facts.items() if stream.blocking]
         self._per_thread = [int(key) for key, stream in facts.items() if stream.per_thread]
         # However often it was wrapped, it is one stream.
-        if len(self._legacy) > 1:
-            several = np.isin(self.streams, self._legacy)
-            self.streams = np.where(several, self._legacy[0], self.streams)
+        if len(self.legacy_streams) > 1:
+            several = np.isin(self.streams, self.legacy_streams)
+            self.streams = np.where(several, self.legacy_streams[0], self.streams)
         windows = self.metadata.windows_ns
         self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=OPEN))
 
@@ -78,13 +84,13 @@ class SpanRows:
     def same(self, name: str, value: int) -> Ints:
         """Return the rows with a value of a column of numbers."""
         if name not in self._sorted:
-            self._sorted[name] = _Sorted(self.ids if name == "id" else self._columns[name])
+            self._sorted[name] = _Sorted(self.ids if name == "id" else self.numbers[name])
         return self._sorted[name].of(value)
 
     @property
     def parents(self) -> Ints:
         """Row → id of its parent, −1 for none."""
-        return self._columns["parent"]
+        return self.numbers["parent"]
 
     def places(self, ids: Ints) -> Ints:
         """Return the rows with these ids, −1 where there is none."""
@@ -97,12 +103,12 @@ class SpanRows:
 
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
-        code, known = self._codes(name)
+        code, known = self.coded(name)
         return np.array([value in values for value in known])[code]
 
     def text(self, name: str, row: int) -> str | None:
         """Return a row's value in a text column."""
-        code, known = self._codes(name)
+        code, known = self.coded(name)
         return known[int(code[row])]
 
     def number(self, name: str, row: int) -> int | None:
@@ -110,10 +116,28 @@ class SpanRows:
         value: int | None = self.spans.column(name)[row].as_py()
         return value
 
-    def _codes(self, name: str) -> tuple[Ints, list[str | None]]:
+    def coded(self, name: str) -> tuple[Ints, list[str | None]]:
+        """Return row → code and code → value of a text column."""
         if name not in self._coded:
             self._coded[name] = codes(self.spans.column(name))
         return self._coded[name]
+
+    @cached_property
+    def _room(self) -> tuple[Ints, Ints]:
+        """Row → thread blocks of its launch, and SMs of its device: many and 0 where unknown."""
+        code, texts = self.coded("launch_config")
+        grids = [_GRID.search(text or "") for text in texts]
+        blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
+        devices, device = np.unique(self.devices, return_inverse=True)
+        sms = [self.metadata.device(index).sm_count or 0 for index in devices.tolist()]
+        whole = self.coded("partition")[0] == 0
+        return np.array(blocks, np.int64)[code], np.where(whole, np.array(sms, np.int64)[device], 0)
+
+    def may_fill(self, rows: Ints, others: Ints) -> Bools:
+        """Return whether rows may have held SMs that others needed: both have blocks for all."""
+        blocks, sms = self._room
+        fills: Bools = blocks[rows] + blocks[others] > np.minimum(sms[rows], sms[others])
+        return fills
 
     def kind(self, row: int) -> str:
         """Return a row's kind, such as ``"kernel"``."""
@@ -168,7 +192,7 @@ class SpanRows:
     # -- order --------------------------------------------------------------------------------
     def launch_of(self, row: int) -> Ints:
         """Return the rows of the same launch of a graph; of other work, only itself."""
-        correlation = int(self._columns["correlation"][row])
+        correlation = int(self.numbers["correlation"][row])
         if self.graphs[row] < 0 or correlation < 0 or not self.is_work[row]:
             return np.array([row])
         same = self.same("correlation", correlation)
@@ -189,7 +213,7 @@ class SpanRows:
     def _last_of(self, row: int) -> int:
         """Return the last of what a call queued to end: of a graph's nodes, of several kernels."""
         queued = self.launch_of(row)
-        call = int(self._columns["external_correlation"][row])
+        call = int(self.numbers["external_correlation"][row])
         if call >= 0 and self.is_work[row]:
             same = self.same("external_correlation", call)
             same = same[self.is_work[same] & (self.streams[same] == self.streams[row])]
@@ -219,7 +243,7 @@ class SpanRows:
         return work[order], first
 
     @cached_property
-    def _latest(self) -> tuple[Ints, Ints]:
+    def latest(self) -> tuple[Ints, Ints]:
         """Row → its place in the queues; place → row that ended last of those up to it."""
         order, first = self.queues
         positions = np.full(len(self.ids), -1)
@@ -233,7 +257,7 @@ class SpanRows:
 
     def in_order(self, row: int) -> list[int]:
         """Return the last work before a row in its stream, if there is any."""
-        (order, first), (places, latest) = self.queues, self._latest
+        (order, first), (places, latest) = self.queues, self.latest
         position = int(places[row])
         if position < 0 or position == first[position]:
             return []
@@ -251,13 +275,13 @@ class SpanRows:
         """
         stream = int(self.streams[row])
         others: list[int] = []
-        if stream in self._legacy:
-            others = self._blocking
-        elif stream in self._blocking:
-            others = self._legacy
+        if stream in self.legacy_streams:
+            others = self.blocking_streams
+        elif stream in self.blocking_streams:
+            others = self.legacy_streams
         if not others:
             return []
-        key = others is self._legacy, int(self.devices[row])
+        key = others is self.legacy_streams, int(self.devices[row])
         if key not in self._by_end:
             before = self.is_work & np.isin(self.streams, others) & (self.queued >= 0)
             places = np.flatnonzero(before & (self.devices == self.devices[row]))

@@ -160,7 +160,7 @@ class WorkParts:
         needed = tuple(rows.text(name, row) for name in ("kind", "partition", "copy_kind"))
         key = (*needed, int(rows.devices[row]))
         if key not in self._rivals:
-            places = np.flatnonzero(self._may_rival(row))
+            places = np.flatnonzero(self.may_rival(row))
             places = places[np.argsort(rows.starts[places], kind="stable")]
             latest_end = np.maximum.accumulate(rows.ends[places])
             self._rivals[key] = places, rows.starts[places], latest_end
@@ -169,9 +169,9 @@ class WorkParts:
         if needed[0] == "memcpy":
             begun = begun[rows.ends[begun] <= start]
         others: Ints = begun[begun != row]
-        return others
+        return others[rows.may_fill(others, np.array([row]))]
 
-    def _may_rival(self, row: int) -> Bools:
+    def may_rival(self, row: int) -> Bools:
         """Row → whether it needs a copy engine, or SMs, that a row needs too."""
         rows, kind = self.rows, self.rows.kind(row)
         alike: Bools = rows.having("kind", (kind,)) & (rows.devices == rows.devices[row])

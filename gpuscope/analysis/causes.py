@@ -1,0 +1,311 @@
+"""Causes: for each start and end of the rows of a trace what it had to follow, and what bound it.
+
+A graph of times. Each row has two nodes, its start and its end; one more is the beginning of the
+trace. An edge says that its target comes at least so long after its source. The edge that bound a
+node lasts as long as it did; the others, as long as such things take at least. So a pass over the
+edges gives every recorded time again, and with other edges what would have been (the critical path
+method of J. E. Kelley and M. R. Walker, 1959).
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.call_parts import HOST
+from gpuscope.analysis.span_rows import OPEN, SpanRows
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, Launches, add_work
+from gpuscope.trace.columns import combined
+from gpuscope.trace.model import Trace
+
+NEVER_NS = 1 << 62
+"""Slack of what leads nowhere."""
+_WAIT = re.compile("synchronize|synchronise", re.IGNORECASE)
+_POLL = re.compile("query|is_done", re.IGNORECASE)
+_ROUNDS = 1000
+"""Rows of no length at one instant that follow each other are ordered, up to so many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """What bound each start and each end.
+
+    Attributes
+    ----------
+    rows
+        The columns of the trace.
+    times
+        Node → ns. Node 2 r is the start of row r, 2 r + 1 its end, the last one the beginning.
+        Ends that were not seen are that of the trace.
+    source, target, kind, lag
+        Of each edge: nodes, number of its kind, ns. Each comes after all that lead to its source.
+    cause
+        Node → the edge that bound it, or −1.
+    launches
+        How work came to the GPU.
+    threads
+        Node → number of its thread, −1 of work.
+    inferred
+        Kinds of edges that are worked out of times and names, as the trace does not tell them.
+    """
+
+    rows: SpanRows
+    times: Ints
+    source: Ints
+    target: Ints
+    kind: Ints
+    lag: Ints
+    cause: Ints
+    launches: Launches
+    threads: Ints
+    inferred: tuple[str, ...]
+
+    def of(self, *kinds: str) -> Bools:
+        """Edge → whether it is of one of these kinds."""
+        return np.isin(self.kind, [NUMBER[kind] for kind in kinds])
+
+    def forward(self, lag: Ints, kept: Bools | None = None) -> Ints:
+        """Return node → when it would be if edges lasted so long, and only some were there."""
+        chosen = np.arange(len(lag)) if kept is None else np.flatnonzero(kept)
+        target = self.target[chosen]
+        started = np.array(self.times)
+        started[target] = NEVER
+        then_ns: list[int] = started.tolist()
+        columns = (self.source[chosen], target, lag[chosen])
+        for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
+            at_ns = then_ns[before] + lasts
+            if at_ns > then_ns[after]:
+                then_ns[after] = at_ns
+        return np.array(then_ns, np.int64)
+
+    def slack(self, node: int | None = None) -> Ints:
+        """Return node → how much later it can be without moving another, ns.
+
+        Without a node, without moving the end of the trace. What never moves it has ``NEVER_NS``.
+        """
+        latest = np.full(len(self.times), NEVER_NS if node is not None else self.times.max())
+        if node is not None:
+            latest[node] = self.times[node]
+        latest_ns: list[int] = latest.tolist()
+        columns = (self.source[::-1], self.target[::-1], self.lag[::-1])
+        for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
+            at_ns = latest_ns[after] - lasts
+            if at_ns < latest_ns[before]:
+                latest_ns[before] = at_ns
+        latest = np.array(latest_ns, np.int64)
+        return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
+
+    def back_from(self, node: int) -> Iterator[int]:
+        """Yield the edges that bound a node, from it back to the beginning."""
+        while (edge := int(self.cause[node])) >= 0:
+            yield edge
+            node = int(self.source[edge])
+
+
+_known: weakref.WeakKeyDictionary[Trace, Causes] = weakref.WeakKeyDictionary()
+
+
+def find_causes(trace: Trace) -> Causes:
+    """Return what bound the rows of a trace, kept as long as the trace is."""
+    known = _known.get(trace)
+    if known is None:
+        known = _known[trace] = _causes(trace)
+    return known
+
+
+def _causes(trace: Trace) -> Causes:
+    work = trace_parts(trace).work
+    rows, edges = work.rows, Edges()
+    seen = rows.ends[rows.ends != OPEN]
+    last_ns = max(int(seen.max(initial=0)), int(rows.starts.max(initial=0)))
+    ends = np.where(rows.ends == OPEN, last_ns, rows.ends)
+    begin_ns = min(rows.zero_ns, int(rows.starts.min(initial=OPEN)))
+    times = np.r_[np.stack([rows.starts, ends], axis=1).ravel(), begin_ns]
+    launches = add_work(work, ends, edges)
+    threads = _add_hosts(trace, rows, times, launches, edges)
+    kind, source, target, lag, key = (
+        np.concatenate(columns) for columns in zip(*edges.columns, strict=True)
+    )
+    took = times[target] - times[source]
+    at_once = (took == 0) & (source != target)
+    rank = _ranks(times, source[at_once], target[at_once])
+    order = np.lexsort((kind, key, rank[target]))
+    order = order[rank[source[order]] < rank[target[order]]]
+    source, target, kind, took = (each[order] for each in (source, target, kind, took))
+    lag = np.minimum(lag[order], took)
+    last = np.flatnonzero(np.r_[target[1:] != target[:-1], True][: len(target)])
+    lag[last] = took[last]
+    cause = np.full(len(times), -1)
+    cause[target[last]] = last
+    inferred = tuple(sorted(edges.inferred))
+    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred)
+
+
+def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
+    """Return node → its place in an order of time in which edges at one instant go up."""
+    level = np.zeros(len(times), np.int64)
+    for _ in range(_ROUNDS):
+        before = level[target]
+        np.maximum.at(level, target, level[source] + 1)
+        if (level[target] == before).all():
+            break
+    rank = np.empty(len(times), np.int64)
+    rank[np.lexsort((level, times))] = np.arange(len(times))
+    return rank
+
+
+# -- the host ---------------------------------------------------------------------------------
+def _add_hosts(
+    trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges
+) -> Ints:
+    """Add what starts and ends of the host's rows had to follow; returns node → thread."""
+    threads, nodes = _threads(trace, rows, times)
+    begin = len(times) - 1
+    previous = np.r_[begin, nodes[:-1]][: len(nodes)]
+    is_first = np.r_[-1, threads[nodes][:-1]][: len(nodes)] != threads[nodes]
+    previous[is_first] = begin
+    before = np.full(len(times), begin)
+    before[nodes] = previous
+    is_wait = _add_waits(trace, rows, launches, before, times, edges)
+    for kind in ("thread start", "hand-over"):
+        giver, taker = rows.edges_of(kind)
+        over = times[2 * giver + 1] <= times[2 * taker + 1]
+        source, target = 2 * giver + over, 2 * taker + 1
+        binds = times[source] > times[2 * taker]
+        if kind == "thread start":  # its first row was there because of it
+            source, target = 2 * giver, 2 * taker
+            binds = times[before[target]] <= times[source]
+        edges.add(kind, source, target, 0, np.where(binds, ALWAYS, NEVER))
+    took = times[nodes] - times[previous]
+    least = np.where(is_wait[nodes], 0, took)
+    ended = nodes[is_wait[nodes] & (nodes % 2 == 1)] // 2
+    if len(ended):  # what a wait takes at least: the shortest of its name
+        names = rows.coded("name")[0]
+        shortest = np.full(int(names.max()) + 1, NEVER_NS)
+        waits = np.flatnonzero(rows.having("kind", ("sync", "api")))
+        np.minimum.at(shortest, names[waits], times[2 * waits + 1] - times[2 * waits])
+        is_end = is_wait[nodes] & (nodes % 2 == 1) & rows.having("kind", ("sync", "api"))[nodes // 2]
+        least = np.where(is_end, shortest[names[nodes // 2]], least)
+    for kind, which in (("start-up", is_first), ("host", ~is_first)):
+        edges.add(kind, previous[which], nodes[which], least[which], times[previous[which]])
+    return threads
+
+
+def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
+    """Return node → number of its thread, −1 of work, and the nodes of threads in their order.
+
+    At one instant: what ends, the innermost first; then what begins, the outermost first.
+    """
+    host = np.flatnonzero(rows.having("kind", HOST))
+    end_threads = trace.array("end_thread", fill=-1)
+    end_threads = np.where(end_threads < 0, rows.threads, end_threads)
+    who = np.r_[rows.threads[host], end_threads[host]]
+    if trace.is_simulated and not trace.metadata.ranks:
+        who[:] = 0  # one virtual clock, which all threads move
+    nodes = np.r_[2 * host, 2 * host + 1]
+    _, thread = combined(*(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who)))
+    length = times[2 * host + 1] - times[2 * host]
+    is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
+    depth = np.r_[-length, np.where(length > 0, length, 0)]
+    order = np.lexsort((depth, is_end, times[nodes], thread))
+    threads = np.full(len(times), -1)
+    threads[nodes] = thread
+    return threads, nodes[order]
+
+
+def _add_waits(
+    trace: Trace, rows: SpanRows, launches: Launches, before: Ints, times: Ints, edges: Edges
+) -> Bools:
+    """Add which work the host's calls waited for; returns node → whether work bound it.
+
+    Parameters
+    ----------
+    before
+        Node → the one before it on its thread.
+    """
+    work, call = rows.edges_of("host wait")
+    in_time = times[2 * work + 1] <= times[2 * call + 1]
+    pairs = [(work[in_time], call[in_time])]
+    is_complete = trace.is_simulated or "host wait" in getattr(trace.metadata, "edges", ())
+    if not is_complete:
+        waited = np.zeros(len(rows.ids), bool)
+        waited[call] = True
+        pairs += _inferred_waits(rows, launches, waited, times)
+        if any(len(calls) for _, calls in pairs[1:]):
+            edges.inferred.add("host wait")
+    pairs.append(_done_handles(rows, launches, times))
+    work, call = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    since = 2 * call
+    polls = rows.having("kind", ("handle",))[call]
+    since[polls] = before[2 * call[polls] + 1]
+    code, names = rows.coded("name")
+    polls = np.array([bool(_POLL.search(name or "")) for name in names])[code[call]]
+    since[polls] = before[2 * call[polls]]
+    done_ns = times[2 * work + 1]
+    binds = done_ns > times[since]
+    seen_ns = times[2 * call + 1] - done_ns
+    least = np.full(len(names), NEVER_NS)
+    np.minimum.at(least, code[call[binds]], seen_ns[binds])
+    edges.add(
+        "host wait", 2 * work + 1, 2 * call + 1, np.minimum(least[code[call]], seen_ns),
+        np.where(binds, ALWAYS + done_ns - times.max(), NEVER),
+    )
+    bound = np.zeros(len(times), bool)
+    bound[2 * call[binds] + 1] = True
+    bound[2 * call[binds & polls]] = True
+    return bound
+
+
+def _done_handles(rows: SpanRows, launches: Launches, times: Ints) -> tuple[Ints, Ints]:
+    """Return the last work to end of each handle's call, and that."""
+    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
+    if not is_handle.any():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    above = rows.places(rows.parents)
+    works = np.flatnonzero(launches.call >= 0)
+    at = launches.call[works]
+    while (inside := (at >= 0) & ~is_handle[at]).any():
+        at[inside] = above[at[inside]]
+    works, handle = works[at >= 0], at[at >= 0]
+    last = works[np.lexsort((times[2 * works + 1], handle))]
+    handle = np.sort(handle)
+    is_last = np.r_[handle[1:] != handle[:-1], True][: len(handle)]
+    last, handle = last[is_last], handle[is_last]
+    seen = times[2 * last + 1] <= times[2 * handle + 1]
+    return last[seen], handle[seen]
+
+
+def _inferred_waits(
+    rows: SpanRows, launches: Launches, waited: Bools, times: Ints
+) -> list[tuple[Ints, Ints]]:
+    """Return which work calls waited for where no edge tells: by their names and times.
+
+    A call that synchronises: the last work that ended before it returned, of its stream if it has
+    one. A call that copies: its copies, if it did not return before they had ended.
+    """
+    code, names = rows.coded("name")
+    is_wait = np.array([bool(_WAIT.search(name or "")) for name in names])[code]
+    is_wait &= rows.having("kind", ("api", "sync")) & ~waited & (rows.ends != OPEN)
+    works = np.flatnonzero(rows.is_work & (rows.ends != OPEN))
+    pairs = []
+    calls = np.flatnonzero(is_wait)
+    for stream in np.unique(rows.streams[calls]).tolist():
+        of_stream = calls[rows.streams[calls] == stream]
+        before = works if stream < 0 else works[rows.streams[works] == stream]
+        for process in np.unique(rows.processes[of_stream]).tolist():
+            after = of_stream[rows.processes[of_stream] == process]
+            some = before[np.isin(rows.processes[before], (process, -1))]
+            some = some[np.argsort(rows.ends[some], kind="stable")]
+            at = rows.ends[some].searchsorted(rows.ends[after], "right") - 1
+            pairs.append((some[at[at >= 0]], after[at >= 0]))
+    copies = np.flatnonzero(rows.having("kind", ("memcpy",)) & (launches.call >= 0))
+    caller = launches.call[copies]
+    blocked = (times[2 * caller + 1] >= times[2 * copies + 1]) & ~waited[caller]
+    pairs.append((copies[blocked], caller[blocked]))
+    return pairs

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, about, named, remembered
+from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -48,7 +48,6 @@ class KernelsResult(Result):
 
 
 @door(trace=Trace)
-@remembered
 def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> KernelsResult:
     """Sum the times of kernels, copies and memsets by name and stream.
 

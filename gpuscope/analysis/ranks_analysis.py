@@ -14,10 +14,10 @@ from gpuscope._types import Ints
 from gpuscope.analysis.collectives_analysis import Collective, collectives
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
-from gpuscope.analysis.result import Result, about, named, remembered
+from gpuscope.analysis.result import Result, about, named
 from gpuscope.analysis.steps_analysis import StepsResult, steps
 from gpuscope.trace.collectives import is_nccl, parts
-from gpuscope.trace.columns import codes, is_open, rows_of
+from gpuscope.trace.columns import codes, is_open, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.sites import lines_of
 
@@ -103,7 +103,7 @@ class RanksResult(Result):
 
 
 @door(trace=Trace)
-@remembered
+@once
 def ranks(trace: Trace) -> RanksResult:
     """Say what each rank did, in its steps, and which one the others waited for.
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from typing import (
     Annotated,
     Any,
     ClassVar,
-    Concatenate,
-    ParamSpec,
     TypeAlias,
     TypedDict,
     TypeVar,
@@ -29,8 +26,6 @@ from gpuscope.trace.model import Trace
 Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
 _Item = TypeVar("_Item")
-_Judged = TypeVar("_Judged")
-_Given = ParamSpec("_Given")
 _NAMED = 20
 _UNITS = {"(µs)": 1e3, "(ms)": 1e6}
 P99_NEEDS = 1000
@@ -68,23 +63,6 @@ def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name")
     if name in there:
         return items[there.index(name)]
     raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
-
-
-def remembered(
-    judge: Callable[Concatenate[Trace, _Given], _Judged],
-) -> Callable[Concatenate[Trace, _Given], _Judged]:
-    """Keep what a function says of a trace alone as long as the trace is there."""
-    known: weakref.WeakKeyDictionary[Trace, _Judged] = weakref.WeakKeyDictionary()
-
-    @wraps(judge)
-    def judged(trace: Trace, *args: _Given.args, **options: _Given.kwargs) -> _Judged:
-        if args or options:
-            return judge(trace, *args, **options)
-        if trace not in known:
-            known[trace] = judge(trace)
-        return known[trace]
-
-    return judged
 
 
 def sentences(*parts: str) -> str:

@@ -161,9 +161,7 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(
-    trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges
-) -> Ints:
+def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
     """Add what starts and ends of the host's rows had to follow; returns node → thread."""
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
@@ -190,7 +188,9 @@ def _add_hosts(
         shortest = np.full(int(names.max()) + 1, NEVER_NS)
         waits = np.flatnonzero(rows.having("kind", ("sync", "api")))
         np.minimum.at(shortest, names[waits], times[2 * waits + 1] - times[2 * waits])
-        is_end = is_wait[nodes] & (nodes % 2 == 1) & rows.having("kind", ("sync", "api"))[nodes // 2]
+        is_end = (
+            is_wait[nodes] & (nodes % 2 == 1) & rows.having("kind", ("sync", "api"))[nodes // 2]
+        )
         least = np.where(is_end, shortest[names[nodes // 2]], least)
     for kind, which in (("start-up", is_first), ("host", ~is_first)):
         edges.add(kind, previous[which], nodes[which], least[which], times[previous[which]])
@@ -209,7 +209,9 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     if trace.is_simulated and not trace.metadata.ranks:
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
-    _, thread = combined(*(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who)))
+    _, thread = combined(
+        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
+    )
     length = times[2 * host + 1] - times[2 * host]
     is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
     depth = np.r_[-length, np.where(length > 0, length, 0)]
@@ -253,7 +255,10 @@ def _add_waits(
     least = np.full(len(names), NEVER_NS)
     np.minimum.at(least, code[call[binds]], seen_ns[binds])
     edges.add(
-        "host wait", 2 * work + 1, 2 * call + 1, np.minimum(least[code[call]], seen_ns),
+        "host wait",
+        2 * work + 1,
+        2 * call + 1,
+        np.minimum(least[code[call]], seen_ns),
         np.where(binds, ALWAYS + done_ns - times.max(), NEVER),
     )
     bound = np.zeros(len(times), bool)

@@ -55,7 +55,9 @@ def path_columns(
     caller = np.where(rows.is_work[row] & ~is_host, causes.launches.call[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
-    process = np.where(caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row]))
+    process = np.where(
+        caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
+    )
     ranges = _around(causes, ("range",), caller, moment)
     calls = np.where(is_host, _next(host, rows.having("kind", _CALLS)), row)
     site, sites = rows.coded("site")
@@ -99,7 +101,9 @@ def _around(causes: Causes, kinds: Sequence[str], rows: Ints, moments: Ints) -> 
     _, thread = combined(*keys)
     at = np.where(rows >= 0, 2 * moments + 1, -1)
     ends = causes.times[2 * spans + 1]
-    inside = innermost(thread[len(spans) :], at, thread[: len(spans)], 2 * of.starts[spans], 2 * ends)
+    inside = innermost(
+        thread[len(spans) :], at, thread[: len(spans)], 2 * of.starts[spans], 2 * ends
+    )
     return np.where(inside >= 0, spans[inside] if len(spans) else -1, -1)
 
 

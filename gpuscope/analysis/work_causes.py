@@ -210,9 +210,7 @@ def _calls(rows: SpanRows) -> Ints:
     return call
 
 
-def _latencies(
-    work: WorkParts, works: Ints, is_first: Bools
-) -> tuple[Ints, Ints, Bools]:
+def _latencies(work: WorkParts, works: Ints, is_first: Bools) -> tuple[Ints, Ints, Bools]:
     """Return row → least ns from its launch and from other work to its start; if both are known."""
     rows = work.rows
     latency, gap = np.zeros((2, len(rows.ids)), np.int64)

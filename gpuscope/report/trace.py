@@ -74,7 +74,7 @@ def trace_report(
         "<h2>Timeline</h2>",
         page.paragraph(note or ""),
         timeline_html(drawn, window_ns=window_ns, selected=selected),
-        *(part for known in FIRST for part in page.section(known, traces)),
+        *page.paired([page.section(known, traces) for known in FIRST]),
         *step,
         *(
             part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope._checks import door
-from gpuscope.analysis.critical_path_analysis import CriticalPathResult, critical_path
+from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
 from gpuscope.analysis.help_analysis import Change, what_would_help
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
@@ -56,7 +56,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     if share >= IDLE:
         yield _of_idle(idle, share, span_ns, label)
     else:
-        yield _of_path(critical_path(trace), 1 - share)
+        yield _of_path(steady_path(trace), 1 - share)
     if trace.metadata.ranks:
         straggler = _straggler(trace)
         if straggler is not None and straggler.held_up_ns >= LEAST * span_ns:

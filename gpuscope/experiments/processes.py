@@ -304,6 +304,8 @@ class _Recorder:
                 self._finish()
 
     def _finish(self) -> None:
+        for recording in self._recordings.values():
+            recording.ends_now()
         self._meet_gpus()
         self._over.set()
         if self._thread is not None:

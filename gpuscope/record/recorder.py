@@ -39,6 +39,7 @@ from gpuscope.record.source import Calibration, Ended, Journal, Options, Source,
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
+from gpuscope.trace.combining import in_all
 from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -187,12 +188,17 @@ class Recording:
             running = tuple(log for log in running if log is not self.ranges)
         try:
             if wait:
+                self.ends_now()
                 self._wait()
         except BaseException:
             self._end(waited=False)
             raise
         self._end(waited=wait)
         return self.trace
+
+    def ends_now(self) -> None:
+        """Take what this thread waits for from now on for the recording's own."""
+        self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
         """Wait for what anybody launched on streams of ours, or that guards selected."""
@@ -388,6 +394,7 @@ class Recording:
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
             ranks=() if self._rank is None else (self._rank,),
+            edges=in_all([source.edges for source in self.sources]),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),

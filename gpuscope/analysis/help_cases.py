@@ -24,6 +24,8 @@ _SLOWER = 1.05
 """How many times as long they are beside it, at least, for that to be told."""
 _CALL_NS = 10_000
 """What a call of CUDA takes about that launches a graph, queues a copy or finds work done."""
+_BETWEEN_NS, _NODE_NS = 200_000, 500
+"""Between launches that may be of one graph at most; what a node costs half of, the host."""
 _PINNED_BYTES_PER_US = 50_000
 """About what a copy from pinned memory reaches over PCIe 5."""
 Basis = Literal["bound", "recording", "forecast"]
@@ -85,7 +87,7 @@ class View:
         row, before = (
             np.minimum(nodes // 2, len(rows.ids) - 1) for nodes in (causes.target, causes.source)
         )
-        is_host = causes.of("host", "host wait")
+        is_host = causes.of("host", "turn", "host wait")
         whose = np.where(is_host, row, causes.launches.call[row])
         since = np.where(is_host, times[causes.source], rows.starts[np.maximum(whose, 0)])
         call = around(causes, spans_of(causes, *CALLS), np.where(causes.of("host") & kept, row, -1), since)
@@ -100,7 +102,7 @@ class View:
     @cached_property
     def is_host(self) -> Bools:
         """Edge → whether it is the host's own time between or in calls."""
-        return self.kept & self.causes.of("host")
+        return self.kept & self.causes.of("host", "turn")
 
     @cached_property
     def is_code(self) -> Bools:
@@ -174,7 +176,7 @@ class View:
 def cases(view: View) -> Iterator[Case]:
     """Yield what might help."""
     for sort in (
-        *(_faster, _without_waits, _without_events, _graphs, _host_code, _copies, _streams),
+        *(_faster, _without_waits, _without_events, _graphs, _graph_of_thread, _host_code, _copies, _streams),
         *(_more_sms, _own_process, _straggler, _inputs),
     ):
         yield from sort(view)
@@ -259,6 +261,24 @@ def _graphs(view: View) -> Iterator[Case]:
         code = f"gs.what_if(trace, graphs=[{names[number]!r}])"
         words: Words = ("record as one graph", str(names[number]), "bound", why, code)
         yield view.case(words, shorter=which, lag=lag)
+
+
+def _graph_of_thread(view: View) -> Iterator[Case]:
+    """The launches of a thread without ranges as graphs, with the host's time between them."""
+    causes, threads = view.causes, view.causes.threads[view.causes.target]
+    launching = np.zeros(len(causes.rows.ids), bool)
+    launching[causes.launches.call[causes.launches.call >= 0]] = True
+    short = view.is_host & (view.ranges < 0) & (causes.lag <= _BETWEEN_NS)
+    short &= launching[np.where(view.call >= 0, view.call, view.row)]
+    for number in view.most(short, threads):
+        which = short & (threads == number)
+        count = len(np.unique(view.row[which & (causes.target % 2 == 0)]))
+        if count >= _ALIKE:
+            thread = int(causes.rows.threads[view.row[which][0]])
+            why = f"{count:,} launches, {_ms(view.lasts[which].sum())} of the host's time"
+            code = "torch.cuda.graph(…), or torch.compile(mode='reduce-overhead')"
+            words: Words = ("record as graphs", f"thread {thread}", "bound", why, code)
+            yield view.case(words, shorter=which, lag=_NODE_NS)
 
 
 def _host_code(view: View) -> Iterator[Case]:

@@ -27,8 +27,8 @@ PATH_KINDS = (
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
 CALLS = ("api", "sync", "event")
-_AS = {"collective": "running", "host wait": "not looking", "launch": "unexplained"}
-_OF_HOST = ("start-up", "host", "host wait", "thread start", "hand-over")
+_AS = {"turn": "host", "collective": "running", "host wait": "not looking", "launch": "unexplained"}
+_OF_HOST = ("start-up", "host", "turn", "host wait", "thread start", "hand-over")
 Column = tuple[Ints, list[Any]]
 """Part → number of its value, and the values."""
 
@@ -150,7 +150,7 @@ def _parts(
     kinds[is_call & (inside >= 0), 2] = _PART["call"]
     kinds[is_call & (inside >= 0) & launches[inside], 2] = _PART["launch call"]
     parts_rows[is_call, 2] = inside[is_call]
-    parts_rows[kind == NUMBER["start-up"], 2] = -1
+    parts_rows[np.isin(kind, [NUMBER["start-up"], NUMBER["turn"]]), 2] = -1
     starts = np.r_[since_ns, starts.ravel(), times[node]]
     bounds = np.clip(np.r_[starts, until_ns], since_ns, until_ns)
     kept = bounds[1:] > bounds[:-1]

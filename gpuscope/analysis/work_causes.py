@@ -16,7 +16,7 @@ from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined
 
 KINDS = (
-    *("start-up", "host", "thread start", "hand-over", "launch", "running", "collective"),
+    *("start-up", "host", "turn", "thread start", "hand-over", "launch", "running", "collective"),
     *("legacy default stream", "stream order", "graph order", "event wait"),
     *("SMs held", "priority", "copy engine", "host wait"),
 )

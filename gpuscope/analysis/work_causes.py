@@ -62,10 +62,13 @@ class Launches:
         The row of the innermost call that launched it, or −1.
     ready_ns
         When it could have begun, as far as its launch and the order of work go.
+    last
+        The row that ended last of what was queued with it: of a graph, by one call of a library.
     """
 
     call: Ints
     ready_ns: Ints
+    last: Ints
 
 
 def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
@@ -78,7 +81,7 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     """
     rows = work.rows
     starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
-    orders, is_first = _orders(rows, works)
+    orders, last, is_first = _orders(rows, works)
     free_ns = np.full(len(starts), -1, np.int64)
     for before, after in orders.values():
         np.maximum.at(free_ns, after, np.minimum(ends[before], starts[after]))
@@ -109,13 +112,13 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     _add_holders(rows, late[is_known[late]], ends, edges)
     known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]
     _add_rivals(work, late[~known_kernels], ready_ns, ends, edges)
-    return Launches(call, ready_ns)
+    return Launches(call, ready_ns, last)
 
 
 # -- order ------------------------------------------------------------------------------------
-def _orders(rows: SpanRows, works: Ints) -> tuple[dict[str, _Pairs], Bools]:
-    """Return kind of order → rows that had to end and rows that followed; and row → whether it is
-    one of the first of its launch.
+def _orders(rows: SpanRows, works: Ints) -> tuple[dict[str, _Pairs], Ints, Bools]:
+    """Return kind of order → rows that had to end and rows that followed; row → which of those
+    queued with it ended last; and whether it is one of the first of its launch.
 
     What is linked to any node of a graph's launch holds for all of it.
     """
@@ -137,7 +140,7 @@ def _orders(rows: SpanRows, works: Ints) -> tuple[dict[str, _Pairs], Bools]:
     orders["stream order"] = _in_order(rows, launch, nodes)
     legacy = "legacy default stream"
     orders[legacy] = _joined(orders[legacy], _behind_legacy(rows, works))
-    return orders, is_first
+    return orders, last, is_first
 
 
 _LINKED = ("event wait", "legacy default stream")

@@ -33,6 +33,9 @@ from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
 from gpuscope.analysis.gaps_analysis import gaps as gaps
 from gpuscope.analysis.hazards_analysis import HazardsResult as HazardsResult
 from gpuscope.analysis.hazards_analysis import hazards as hazards
+from gpuscope.analysis.help_analysis import Change as Change
+from gpuscope.analysis.help_analysis import HelpResult as HelpResult
+from gpuscope.analysis.help_analysis import what_would_help as what_would_help
 from gpuscope.analysis.interference_analysis import Interference as Interference
 from gpuscope.analysis.interference_analysis import InterferenceResult as InterferenceResult
 from gpuscope.analysis.interference_analysis import interference as interference

@@ -27,7 +27,13 @@ from gpuscope.trace.model import Trace
 NEVER_NS = 1 << 62
 """Slack of what leads nowhere."""
 _WAIT = re.compile("synchronize|synchronise", re.IGNORECASE)
+_OF_STREAM = re.compile("(stream|event).?synchroni", re.IGNORECASE)
 _POLL = re.compile("query|is_done", re.IGNORECASE)
+_CALLS_A_TURN = 10
+"""Starts and ends of calls that threads which take turns make in each, on average."""
+_SEEN_NS, _DONE_NS = 5_892, 3_630
+"""How long after its work a wait returns, and what waits for a stream or an event take that find it
+done, where no wait of a trace tells: medians on an H200."""
 _ROUNDS = 1000
 """Rows of no length at one instant that follow each other are ordered, up to so many."""
 
@@ -161,7 +167,9 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
+def _add_hosts(
+    trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges
+) -> Ints:
     """Add what starts and ends of the host's rows had to follow; returns node → thread."""
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
@@ -170,7 +178,9 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
     previous[is_first] = begin
     before = np.full(len(times), begin)
     before[nodes] = previous
-    is_wait = _add_waits(trace, rows, launches, before, times, edges)
+    is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
+    if not trace.is_simulated:
+        is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
     for kind in ("thread start", "hand-over"):
         giver, taker = rows.edges_of(kind)
         over = times[2 * giver + 1] <= times[2 * taker + 1]
@@ -181,17 +191,7 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
             binds = times[before[target]] <= times[source]
         edges.add(kind, source, target, 0, np.where(binds, ALWAYS, NEVER))
     took = times[nodes] - times[previous]
-    least = np.where(is_wait[nodes], 0, took)
-    ended = nodes[is_wait[nodes] & (nodes % 2 == 1)] // 2
-    if len(ended):  # what a wait takes at least: the shortest of its name
-        names = rows.coded("name")[0]
-        shortest = np.full(int(names.max()) + 1, NEVER_NS)
-        waits = np.flatnonzero(rows.having("kind", ("sync", "api")))
-        np.minimum.at(shortest, names[waits], times[2 * waits + 1] - times[2 * waits])
-        is_end = (
-            is_wait[nodes] & (nodes % 2 == 1) & rows.having("kind", ("sync", "api"))[nodes // 2]
-        )
-        least = np.where(is_end, shortest[names[nodes // 2]], least)
+    least = np.where(is_wait[nodes], np.minimum(took, at_least[nodes]), took)
     for kind, which in (("start-up", is_first), ("host", ~is_first)):
         edges.add(kind, previous[which], nodes[which], least[which], times[previous[which]])
     return threads
@@ -209,9 +209,7 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     if trace.is_simulated and not trace.metadata.ranks:
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
-    _, thread = combined(
-        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
-    )
+    _, thread = combined(*(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who)))
     length = times[2 * host + 1] - times[2 * host]
     is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
     depth = np.r_[-length, np.where(length > 0, length, 0)]
@@ -221,10 +219,36 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     return threads, nodes[order]
 
 
+def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: Edges) -> Ints:
+    """Let threads that take turns go on when the other's calls were over; returns whose turn began.
+
+    Two threads of a process take turns if they seldom call between two calls of the other: one
+    waits for the other, such as PyTorch's main thread for autograd's, or both for the interpreter.
+    """
+    process = rows.processes[nodes // 2]
+    order = np.lexsort((times[nodes], process))
+    nodes, process = nodes[order], process[order]
+    after = np.flatnonzero((process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]]))
+    pair = np.sort(np.stack([threads[nodes[after]], threads[nodes[after + 1]]]), axis=0)
+    count = int(threads.max(initial=0)) + 1
+    calls = np.bincount(threads[nodes], minlength=count)
+    known, code, turns = np.unique(pair[0] * count + pair[1], return_inverse=True, return_counts=True)
+    seldom = turns * _CALLS_A_TURN <= np.minimum(calls[known // count], calls[known % count])
+    source, target = nodes[after], nodes[after + 1]
+    given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
+    if given.any():
+        edges.inferred.add("turn")
+    edges.add("turn", source[given], target[given], 0, ALWAYS)
+    return target[given]
+
+
 def _add_waits(
     trace: Trace, rows: SpanRows, launches: Launches, before: Ints, times: Ints, edges: Edges
-) -> Bools:
-    """Add which work the host's calls waited for; returns node → whether work bound it.
+) -> tuple[Bools, Ints]:
+    """Add which work the host's calls waited for.
+
+    Returns node → whether work bound it, and how long it takes without work to wait for: as long
+    as the shortest call of its name, and no longer than it takes to see work done.
 
     Parameters
     ----------
@@ -232,6 +256,7 @@ def _add_waits(
         Node → the one before it on its thread.
     """
     work, call = rows.edges_of("host wait")
+    work = launches.last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
     is_complete = trace.is_simulated or "host wait" in getattr(trace.metadata, "edges", ())
@@ -252,19 +277,21 @@ def _add_waits(
     done_ns = times[2 * work + 1]
     binds = done_ns > times[since]
     seen_ns = times[2 * call + 1] - done_ns
-    least = np.full(len(names), NEVER_NS)
-    np.minimum.at(least, code[call[binds]], seen_ns[binds])
-    edges.add(
-        "host wait",
-        2 * work + 1,
-        2 * call + 1,
-        np.minimum(least[code[call]], seen_ns),
-        np.where(binds, ALWAYS + done_ns - times.max(), NEVER),
-    )
-    bound = np.zeros(len(times), bool)
-    bound[2 * call[binds] + 1] = True
-    bound[2 * call[binds & polls]] = True
-    return bound
+    least = np.full(len(names), seen_ns[binds].min(initial=_SEEN_NS))
+    named = code[call[binds]]
+    least[named] = NEVER_NS
+    np.minimum.at(least, named, seen_ns[binds])
+    binds |= seen_ns <= least[code[call]]
+    lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
+    edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
+    least = np.minimum(least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names])
+    np.minimum.at(least, code[call], times[2 * call + 1] - times[2 * call])
+    bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
+    ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]
+    bound[ended] = bound[begun] = True
+    calls = ended[~rows.having("kind", ("handle",))[ended // 2]]
+    at_least[calls] = least[code[calls // 2]]
+    return bound, at_least
 
 
 def _done_handles(rows: SpanRows, launches: Launches, times: Ints) -> tuple[Ints, Ints]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gpuscope._types import Ints
+from gpuscope._types import Bools, Ints
 from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.span_rows import OPEN, WORK
@@ -26,9 +26,9 @@ PATH_KINDS = (
 )
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
-_CALLS = ("api", "sync", "event")
-_AS = {"collective": "running", "host wait": "not looking", "launch": "unexplained"}
-_OF_HOST = ("start-up", "host", "host wait", "thread start", "hand-over")
+CALLS = ("api", "sync", "event")
+_AS = {"turn": "host", "collective": "running", "host wait": "not looking", "launch": "unexplained"}
+_OF_HOST = ("start-up", "host", "turn", "host wait", "thread start", "hand-over")
 Column = tuple[Ints, list[Any]]
 """Part → number of its value, and the values."""
 
@@ -36,7 +36,7 @@ Column = tuple[Ints, list[Any]]
 def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
     """Return the end of the last work or call that ended by a time."""
     rows = causes.rows
-    last = np.flatnonzero(rows.having("kind", (*WORK, *_CALLS, "handle")) & (rows.ends <= until_ns))
+    last = np.flatnonzero(rows.having("kind", (*WORK, *CALLS, "handle")) & (rows.ends <= until_ns))
     if not len(last):
         raise MissingEvidence("the trace holds no finished work and no call: no path leads to any")
     return 2 * int(last[np.lexsort((~rows.is_work[last], rows.ends[last]))[-1]]) + 1
@@ -55,11 +55,9 @@ def path_columns(
     caller = np.where(rows.is_work[row] & ~is_host, causes.launches.call[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
-    process = np.where(
-        caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
-    )
-    ranges = _around(causes, ("range",), caller, moment)
-    calls = np.where(is_host, _next(host, rows.having("kind", _CALLS)), row)
+    process = np.where(caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row]))
+    ranges = around(causes, spans_of(causes, "range"), caller, moment)
+    calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
     name, names = rows.coded("name")
     lines = [str(lines[0]) if (lines := lines_of(text)) else None for text in sites]
@@ -86,25 +84,35 @@ def _values(keys: Ints, value: Callable[[int], Any]) -> Column:
     return np.array([number[each] for each in values], np.int64)[code], list(number)
 
 
-def _next(rows: Ints, is_call: Any) -> Ints:
+def next_call(rows: Ints, is_call: Bools) -> Ints:
     """Return of each part the next row of calls, of the parts' rows; −1 where none follows."""
     here = np.where((rows >= 0) & is_call[rows], np.arange(len(rows)), len(rows))
     following = np.minimum.accumulate(here[::-1])[::-1]
     return np.r_[rows, -1][following]
 
 
-def _around(causes: Causes, kinds: Sequence[str], rows: Ints, moments: Ints) -> Ints:
-    """Return the innermost row of some kinds on the threads of rows, just after moments, or −1."""
-    of, spans = causes.rows, np.flatnonzero(causes.rows.having("kind", kinds))
-    both = np.r_[spans, np.maximum(rows, 0)]
+def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
+    """Return the innermost of some rows on the threads of others, just after moments, or −1.
+
+    Parameters
+    ----------
+    spans
+        The rows that may be around.
+    rows, moments
+        Rows of the threads that are asked about, −1 for none, and when.
+    """
+    of, both = causes.rows, np.r_[spans, np.maximum(rows, 0)]
     keys = (np.unique(each[both], return_inverse=True)[1] for each in (of.processes, of.threads))
     _, thread = combined(*keys)
     at = np.where(rows >= 0, 2 * moments + 1, -1)
-    ends = causes.times[2 * spans + 1]
-    inside = innermost(
-        thread[len(spans) :], at, thread[: len(spans)], 2 * of.starts[spans], 2 * ends
-    )
-    return np.where(inside >= 0, spans[inside] if len(spans) else -1, -1)
+    since, until = 2 * of.starts[spans], 2 * causes.times[2 * spans + 1]
+    inside = innermost(thread[len(spans) :], at, thread[: len(spans)], since, until)
+    return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
+
+
+def spans_of(causes: Causes, *kinds: str) -> Ints:
+    """Return the rows of some kinds."""
+    return np.flatnonzero(causes.rows.having("kind", kinds))
 
 
 def _parts(
@@ -133,14 +141,16 @@ def _parts(
     caller = causes.launches.call[row]
     host = np.where(of_host, row, caller)
     parts_rows = np.stack([np.where(caller >= 0, caller, -1), row, row], axis=1)
-    inside = _around(causes, _CALLS, np.where(kind == NUMBER["host"], row, -1), low)
+    inside = around(
+        causes, spans_of(causes, *CALLS), np.where(kind == NUMBER["host"], row, -1), low
+    )
     is_call = kind == NUMBER["host"]
     launches = np.zeros(len(rows.ids), bool)
     launches[causes.launches.call[causes.launches.call >= 0]] = True
     kinds[is_call & (inside >= 0), 2] = _PART["call"]
     kinds[is_call & (inside >= 0) & launches[inside], 2] = _PART["launch call"]
     parts_rows[is_call, 2] = inside[is_call]
-    parts_rows[kind == NUMBER["start-up"], 2] = -1
+    parts_rows[np.isin(kind, [NUMBER["start-up"], NUMBER["turn"]]), 2] = -1
     starts = np.r_[since_ns, starts.ravel(), times[node]]
     bounds = np.clip(np.r_[starts, until_ns], since_ns, until_ns)
     kept = bounds[1:] > bounds[:-1]

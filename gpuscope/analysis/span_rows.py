@@ -58,7 +58,6 @@ class SpanRows:
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
-        self._by_end: dict[tuple[bool, int], tuple[Ints, Ints]] = {}
         self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
@@ -190,42 +189,6 @@ class SpanRows:
         return max(calls, key=lambda call: int(self.starts[call])) if calls else None
 
     # -- order --------------------------------------------------------------------------------
-    def launch_of(self, row: int) -> Ints:
-        """Return the rows of the same launch of a graph; of other work, only itself."""
-        correlation = int(self.numbers["correlation"][row])
-        if self.graphs[row] < 0 or correlation < 0 or not self.is_work[row]:
-            return np.array([row])
-        same = self.same("correlation", correlation)
-        launch: Ints = same[self.is_work[same] & (self.graphs[same] == self.graphs[row])]
-        return launch
-
-    def followed(self, row: int, kind: str) -> list[int]:
-        """Return the work that edges of a kind say must end before a row starts.
-
-        What is linked to any node of a graph's launch holds for all of it: the launch waited, and
-        was waited for until its last node had ended.
-        """
-        launch = self.launch_of(row).tolist()
-        launch_rows = set(launch)
-        before = [row for node in launch for row in self.linked(node, kind)]
-        return [self._last_of(row) for row in before if row not in launch_rows]
-
-    def _last_of(self, row: int) -> int:
-        """Return the last of what a call queued to end: of a graph's nodes, of several kernels."""
-        queued = self.launch_of(row)
-        call = int(self.numbers["external_correlation"][row])
-        if call >= 0 and self.is_work[row]:
-            same = self.same("external_correlation", call)
-            same = same[self.is_work[same] & (self.streams[same] == self.streams[row])]
-            queued = np.union1d(queued, same)
-        return int(queued[np.argmax(self.ends[queued])])
-
-    def inside(self, row: int) -> list[int]:
-        """Return the nodes of its own launch that a graph's node follows."""
-        before = self.linked(row, "graph")
-        launch = set(self.launch_of(row).tolist()) if before else ()
-        return [node for node in before if node in launch]
-
     @cached_property
     def queues(self) -> tuple[Ints, Ints]:
         """Work by stream in order of its start, and of each place where its stream begins.
@@ -254,41 +217,3 @@ class SpanRows:
             is_latest = ends == np.maximum.accumulate(ends)
             latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
         return positions, latest
-
-    def in_order(self, row: int) -> list[int]:
-        """Return the last work before a row in its stream, if there is any."""
-        (order, first), (places, latest) = self.queues, self.latest
-        position = int(places[row])
-        if position < 0 or position == first[position]:
-            return []
-        last, launch = int(order[latest[position - 1]]), self.launch_of(row)
-        if last in launch:
-            before = order[first[position] : position]
-            before = before[~np.isin(before, launch)]
-            return [int(before[np.argmax(self.ends[before])])] if len(before) else []
-        return [last]
-
-    def legacy(self, row: int) -> list[int]:
-        """Return the last work that the legacy default stream put before a row, if any.
-
-        Its work follows that of blocking streams, and theirs follows its.
-        """
-        stream = int(self.streams[row])
-        others: list[int] = []
-        if stream in self.legacy_streams:
-            others = self.blocking_streams
-        elif stream in self.blocking_streams:
-            others = self.legacy_streams
-        if not others:
-            return []
-        key = others is self.legacy_streams, int(self.devices[row])
-        if key not in self._by_end:
-            before = self.is_work & np.isin(self.streams, others) & (self.queued >= 0)
-            places = np.flatnonzero(before & (self.devices == self.devices[row]))
-            places = places[np.lexsort((-places, self.ends[places]))]
-            self._by_end[key] = places, self.ends[places]
-        places, ends = self._by_end[key]
-        at = int(ends.searchsorted(self.starts[row], "right"))
-        while at and self.queued[places[at - 1]] > self.queued[row]:
-            at -= 1
-        return [int(places[at - 1])] if at else []

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Ints
 from gpuscope.analysis.span_rows import SpanRows
+from gpuscope.analysis.work_orders import Pairs
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined
 
 KINDS = (
-    *("start-up", "host", "thread start", "hand-over", "launch", "running", "collective"),
+    *("start-up", "host", "turn", "thread start", "hand-over", "launch", "running", "collective"),
     *("legacy default stream", "stream order", "graph order", "event wait"),
     *("SMs held", "priority", "copy engine", "host wait"),
 )
@@ -26,7 +27,6 @@ NEVER, ALWAYS = -1, 1 << 62
 """Keys of edges that do not bind if another does, and that do."""
 _STEPS = 256
 """Rows that are passed over in search of one that held what a row needs."""
-_Pairs = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,13 @@ class Launches:
         The row of the innermost call that launched it, or −1.
     ready_ns
         When it could have begun, as far as its launch and the order of work go.
+    last
+        The row that ended last of what was queued with it: of a graph, by one call of a library.
     """
 
     call: Ints
     ready_ns: Ints
+    last: Ints
 
 
 def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
@@ -78,22 +81,22 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     """
     rows = work.rows
     starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
-    orders, is_first = _orders(rows, works)
-    free_ns = np.full(len(starts), -1, np.int64)
-    for before, after in orders.values():
-        np.maximum.at(free_ns, after, np.minimum(ends[before], starts[after]))
-    latency, gap, is_known = _latencies(work, works, is_first)
+    latency, gap = work.times.latency_ns, work.times.gap_ns
+    free_ns, is_known = work.times.free_ns, work.times.is_known
     waits = (free_ns > queued) & (~is_known | (free_ns + gap >= queued + latency))
     by_launch = np.where((queued >= 0) & ~(waits & is_known), queued + latency, 0)
     ready_ns = np.maximum(by_launch, np.where(waits, free_ns + gap, 0))
     ready_ns = np.where(ready_ns > 0, np.minimum(ready_ns, starts), starts)
-    for kind, (before, after) in orders.items():
+    for kind, (before, after) in work.orders.pairs.items():
         key = np.where(waits[after], ends[before], NEVER)
         edges.add(kind, 2 * before + 1, 2 * after, gap[after], key)
     untold = works[(queued[works] < 0) & (free_ns[works] < 0)]
     begin = np.full(len(untold), 2 * len(starts))
     edges.add("start-up", begin, 2 * untold, starts[untold] - rows.zero_ns, 0)
-    call = _calls(rows)
+    call = np.full(len(starts), -1)
+    calls, launched = rows.edges_of("launch")
+    order = np.argsort(starts[calls], kind="stable")
+    call[launched[order]] = calls[order]
     works_launched = works[queued[works] >= 0]
     caller = call[works_launched]
     since_ns = np.where(caller >= 0, starts[caller], rows.zero_ns)
@@ -109,123 +112,7 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     _add_holders(rows, late[is_known[late]], ends, edges)
     known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]
     _add_rivals(work, late[~known_kernels], ready_ns, ends, edges)
-    return Launches(call, ready_ns)
-
-
-# -- order ------------------------------------------------------------------------------------
-def _orders(rows: SpanRows, works: Ints) -> tuple[dict[str, _Pairs], Bools]:
-    """Return kind of order → rows that had to end and rows that followed; and row → whether it is
-    one of the first of its launch.
-
-    What is linked to any node of a graph's launch holds for all of it.
-    """
-    correlations, callers = rows.numbers["correlation"], rows.numbers["external_correlation"]
-    nodes = works[(rows.graphs[works] >= 0) & (correlations[works] >= 0)]
-    launch = _last_of(rows, nodes, correlations, rows.graphs)
-    last = _last_of(rows, works[callers[works] >= 0], callers, rows.streams)
-    last = np.where(rows.ends[launch] > rows.ends[last], launch, last)
-    is_first = np.ones(len(rows.ids), bool)
-    orders: dict[str, _Pairs] = {}
-    for kind, name in (("graph order", "graph"), *((name, name) for name in _LINKED)):
-        before, after = rows.edges_of(name)
-        inside = launch[before] == launch[after]
-        if name == "graph":
-            is_first[after[inside]] = False
-        outside = last[before[~inside]], launch[after[~inside]]
-        orders[kind] = before[inside], after[inside]
-        orders[kind] = _joined(orders[kind], _spread(outside, launch, works[is_first[works]]))
-    orders["stream order"] = _in_order(rows, launch, nodes)
-    legacy = "legacy default stream"
-    orders[legacy] = _joined(orders[legacy], _behind_legacy(rows, works))
-    return orders, is_first
-
-
-_LINKED = ("event wait", "legacy default stream")
-
-
-def _joined(a: _Pairs, b: _Pairs) -> _Pairs:
-    return np.r_[a[0], b[0]], np.r_[a[1], b[1]]
-
-
-def _last_of(rows: SpanRows, members: Ints, *keys: Ints) -> Ints:
-    """Return row → the member that ended last of those with the same keys; of others, itself."""
-    last = np.arange(len(rows.ids))
-    if len(members):
-        numbers = (np.unique(key[members], return_inverse=True)[1] for key in keys)
-        _, code = combined(*numbers)
-        order = np.lexsort((-members, rows.ends[members], code))
-        is_last = np.r_[code[order][1:] != code[order][:-1], True]
-        last[members] = members[order[is_last][code]]
-    return last
-
-
-def _spread(pairs: _Pairs, launch: Ints, firsts: Ints) -> _Pairs:
-    """Let each first row of a launch follow what its launch follows."""
-    firsts = firsts[np.argsort(launch[firsts], kind="stable")]
-    low, high = (launch[firsts].searchsorted(pairs[1], side) for side in ("left", "right"))
-    count = high - low
-    at = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    return np.repeat(pairs[0], count), firsts[np.repeat(low, count) + at]
-
-
-def _in_order(rows: SpanRows, launch: Ints, nodes: Ints) -> _Pairs:
-    """Return the last work before each in its stream: before all of its launch."""
-    (order, first), (places, latest) = rows.queues, rows.latest
-    begin = np.arange(len(order))
-    nodes = nodes[places[nodes] >= 0]
-    if len(nodes):
-        _, code = combined(first[places[nodes]], np.unique(launch[nodes], return_inverse=True)[1])
-        least = np.full(int(code.max()) + 1, len(order))
-        np.minimum.at(least, code, places[nodes])
-        begin[places[nodes]] = least[code]
-    follows = np.flatnonzero(begin > first)
-    return order[latest[begin[follows] - 1]], order[follows]
-
-
-def _behind_legacy(rows: SpanRows, works: Ints) -> _Pairs:
-    """Return the last work that the legacy default stream put before each, if any."""
-    pairs = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    legacy, blocking = (
-        works[np.isin(rows.streams[works], streams)]
-        for streams in (rows.legacy_streams, rows.blocking_streams)
-    )
-    for others, targets in ((blocking, legacy), (legacy, blocking)):
-        for device in np.unique(rows.devices[targets]).tolist():
-            after = targets[rows.devices[targets] == device]
-            before = others[(rows.devices[others] == device) & (rows.queued[others] >= 0)]
-            before = before[np.lexsort((-before, rows.ends[before]))]
-            at = rows.ends[before].searchsorted(rows.starts[after], "right") - 1
-            queued = np.r_[rows.queued[before], -1]  # the last is of those that follow none
-            while (later := queued[at] > rows.queued[after]).any():
-                at[later] -= 1
-            pairs = _joined(pairs, (before[at[at >= 0]], after[at >= 0]))
-    return pairs
-
-
-def _calls(rows: SpanRows) -> Ints:
-    call = np.full(len(rows.ids), -1)
-    calls, works = rows.edges_of("launch")
-    order = np.argsort(rows.starts[calls], kind="stable")
-    call[works[order]] = calls[order]
-    return call
-
-
-def _latencies(work: WorkParts, works: Ints, is_first: Bools) -> tuple[Ints, Ints, Bools]:
-    """Return row → least ns from its launch and from other work to its start; if both are known."""
-    rows = work.rows
-    latency, gap = np.zeros((2, len(rows.ids)), np.int64)
-    is_known = np.zeros(len(rows.ids), bool)
-    features = (rows.coded("kind")[0], rows.coded("source")[0], rows.devices + 1, rows.graphs >= 0)
-    _, code = combined(*(each[works].astype(np.int64) for each in (*features, is_first)))
-    for number in range(int(code.max(initial=-1)) + 1):
-        alike = works[code == number]
-        constants = work.times.constants(int(alike[0]))
-        is_known[alike] = constants is not None
-        if constants is None:
-            after_call, after_work = work.times.usual_of(int(alike[0]))
-            constants = after_call, min(after_work, after_call or after_work)
-        latency[alike], gap[alike] = constants
-    return latency, gap, is_known
+    return Launches(call, ready_ns, work.orders.last)
 
 
 # -- SMs and copy engines ---------------------------------------------------------------------
@@ -240,7 +127,7 @@ def _add_holders(rows: SpanRows, late: Ints, ends: Ints, edges: Edges) -> None:
 
 
 def _add_held(
-    rows: SpanRows, kind: str, pairs: _Pairs, ends: Ints, edges: Edges, key: Ints | int
+    rows: SpanRows, kind: str, pairs: Pairs, ends: Ints, edges: Edges, key: Ints | int
 ) -> None:
     """Let rows start when others had ended, or so long after their start if they went on."""
     before, after = pairs

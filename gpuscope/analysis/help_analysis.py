@@ -1,0 +1,139 @@
+"""What would help: changes of a program, each with what its end would gain, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope.analysis.causes import find_causes
+from gpuscope.analysis.help_cases import Basis, Case, View, cases
+from gpuscope.analysis.path_columns import last_node
+from gpuscope.analysis.result import Result, about
+from gpuscope.trace.model import Trace
+
+_PASSES = 16
+"""Changes whose gain is counted: of those that touch the path, those about most of it."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change, and how much sooner the end would come.
+
+    Attributes
+    ----------
+    change
+        What to change.
+    about
+        The kernel, line, range, streams or rank that it is about.
+    gain_ns, low_ns, high_ns
+        How much sooner, and between what bounds.
+    basis
+        ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
+        more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
+        a simulated GPU replayed the recording.
+    why
+        What the figure rests on.
+    code
+        How to try it.
+    """
+
+    change: Annotated[str, "change"]
+    about: Annotated[str, "about"]
+    gain_ns: Annotated[int, "gain (ms)"]
+    low_ns: Annotated[int, "at least (ms)"]
+    high_ns: Annotated[int, "at most (ms)"]
+    basis: Annotated[Basis, "basis"]
+    why: Annotated[str, "why"]
+    code: Annotated[str, "to try it"]
+
+
+@dataclass(frozen=True)
+class HelpResult(Result):
+    """Changes, the one with the greatest gain first; those without any gain are among them.
+
+    Attributes
+    ----------
+    span_ns
+        How long the program took in which the gains would be.
+    """
+
+    span_ns: int
+    changes: tuple[Change, ...]
+    entries = "changes"
+    weight = "gain (ms)"
+
+    @property
+    def definition(self) -> str:
+        """What a gain is."""
+        return (
+            "gain: how much sooner the last work or call would end, all causes of this recording "
+            "but the changed ones being the same"
+        )
+
+
+@door(trace=Trace)
+def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> HelpResult:
+    """Rank changes of a program by how much sooner it would end.
+
+    Each gain is the difference between two passes over the causes of the recording
+    (:func:`critical_path`): one as it was, which gives every recorded time again, and one with the
+    change.
+
+    Parameters
+    ----------
+    window_ns
+        Start and end, on the trace's clock, of the time that is judged, such as that of its steady
+        steps; all of it if not given.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace, or the window, holds no finished work and no call.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> slow, fast = (gs.learn.spin_kernel(gpu, name) for name in ("slow", "fast"))
+    >>> with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+    ...     one.launch(slow, 2_000_000, grid=1, block=32)
+    ...     two.launch(fast, 500_000, grid=1, block=32)
+    >>> result = gs.analysis.what_would_help(recording.trace)
+    >>> [(change.about, change.gain_ns) for change in result.changes]
+    [('slow', 1000000), ('fast', 0)]
+    """
+    causes = find_causes(trace)
+    low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
+    node = last_node(causes, high_ns)
+    view = View.of(trace, causes, node, low_ns, high_ns)
+    changes = sorted(_changes(view, node), key=lambda change: (-change.gain_ns, -change.high_ns))
+    return HelpResult(int(causes.times[node]) - low_ns, tuple(changes), **about(trace))
+
+
+def _changes(view: View, node: int) -> Iterator[Change]:
+    """Yield what each change would gain: of those that touch the path, those about most of it."""
+    causes = view.causes
+    ends = np.unique(causes.target[view.kept])
+    passes = 0
+    promising = sorted(((_promise(view, case), case) for case in cases(view)), key=lambda each: -each[0])
+    for promise_ns, case in promising:
+        gain_ns = 0
+        if promise_ns:
+            passes += 1
+            if passes > _PASSES:
+                continue
+            then = causes.forward(case.lag, view.kept & ~case.gone)
+            gain_ns = max(0, int(causes.times[node] - then[ends].max()))
+        low_ns = gain_ns if case.basis == "recording" else 0
+        words = case.change, case.about, gain_ns, low_ns, gain_ns, case.basis
+        yield Change(*words, case.why, case.code)
+
+
+def _promise(view: View, case: Case) -> int:
+    """Return how much of the path a change would save if nothing else held the end, ns."""
+    saved = np.where(case.gone, view.lasts + 1, view.causes.lag - case.lag)
+    return int(saved[view.on_path].sum())

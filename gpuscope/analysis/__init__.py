@@ -30,6 +30,9 @@ from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
 from gpuscope.analysis.gaps_analysis import gaps as gaps
 from gpuscope.analysis.hazards_analysis import HazardsResult as HazardsResult
 from gpuscope.analysis.hazards_analysis import hazards as hazards
+from gpuscope.analysis.idle_analysis import IdleCause as IdleCause
+from gpuscope.analysis.idle_analysis import IdleResult as IdleResult
+from gpuscope.analysis.idle_analysis import idle_causes as idle_causes
 from gpuscope.analysis.interference_analysis import Interference as Interference
 from gpuscope.analysis.interference_analysis import InterferenceResult as InterferenceResult
 from gpuscope.analysis.interference_analysis import interference as interference

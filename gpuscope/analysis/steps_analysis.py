@@ -175,7 +175,7 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints) -> _Found:
         some = groups.rows(index)
         some = some[np.argsort(low[some], kind="stable")]
         some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
-        if len(some) < REPEATED or "::" in label:  # a library's own
+        if len(some) < REPEATED:
             continue
         times = np.sort(starts[thread == number])
         held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])

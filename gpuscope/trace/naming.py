@@ -36,6 +36,10 @@ _THREADS = {
 _TARGET = re.compile(r"Thread-\d+ \((\w+)\)")
 """What Python calls a thread that runs a function and was given no name."""
 _NUMBER = re.compile(r"[\s#_:=.\-\[(]*\d+[\])]?$")
+_OF_LIBRARIES = re.compile(
+    r"(?:aten|autograd|c10d?|cub|cudnn|cublas|nccl|thrust|torch)(?:::|[A-Z])"
+)
+"""Ranges that libraries make around their own functions: they are none of the program's."""
 _COPIES = {"HtoD": "copies to the GPU", "DtoH": "copies to the host", "DtoD": "copies on the GPU"}
 
 _RULES = [
@@ -79,8 +83,10 @@ def ranges_around(trace: Trace, threads: Ints, times: Ints) -> Ints:
 
 
 def ranges_in(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the ranges with a known thread and end: their rows, threads, starts and ends."""
+    """Return the program's ranges with known threads and ends: rows, threads, starts, ends."""
     rows = rows_of(trace, "range")
+    name, names = codes(trace.spans.column("name"))
+    rows = rows[~np.array([bool(_OF_LIBRARIES.match(str(text))) for text in names])[name[rows]]]
     thread, end = (trace.array(name, fill=-1)[rows] for name in ("thread", "end_ns"))
     there = (thread > 0) & (end >= 0)
     return rows[there], thread[there], trace.array("start_ns")[rows[there]], end[there]

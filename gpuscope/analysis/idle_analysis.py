@@ -11,7 +11,6 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Ints
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.result import Result, about, sentences
@@ -21,7 +20,7 @@ from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_o
 from gpuscope.trace.joins import innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_label, ranges_around, ranges_in, thread_names
-from gpuscope.trace.schema import LATEST_NS
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
 LAUNCH, COPY, OTHER = "in the launch call", "in a copy call", "in another call"
@@ -319,7 +318,8 @@ def _causes(trace: Trace, parts: _Parts, work: Ints) -> tuple[IdleCause, ...]:
     """Sum the parts of gaps by cause, thread, range and line."""
     kept = np.flatnonzero(parts.ns > 0)
     ns, gap = parts.ns[kept], parts.gap[kept]
-    keys = parts.cause, parts.thread + 1, parts.range, parts.line
+    threads = np.unique(parts.thread, return_inverse=True)[1]
+    keys = parts.cause, threads, parts.range, parts.line
     first, group = combined(*(key[kept] for key in keys))
     idle_ns = Groups(group, list(range(len(first)))).sums(ns)
     gaps = np.bincount(group[combined(group, gap)[0]], minlength=len(first))

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.analysis.latency_analysis import launched
 from gpuscope.analysis.result import Result, Row, about, named, row_of, sentences
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import GPU_WORK
 
 _PAIRS_AT_ONCE = 4_000_000
 _NEVER = np.iinfo(np.int64).max

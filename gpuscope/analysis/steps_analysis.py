@@ -10,13 +10,12 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, sentences
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
-from gpuscope.trace.schema import LATEST_NS
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
 _SAMPLE, _MOST_TOKENS = 50_000, 64
@@ -155,6 +154,15 @@ def _steps(trace: Trace) -> StepsResult:
     basis = " and ".join(dict.fromkeys(bases)) or "nothing is repeated: no steps"
     times = first_ns - begin, steady[0] - first_ns
     return StepsResult(basis, *times, steady, tuple(several), **about(trace))
+
+
+def steady_part(trace: Trace) -> Trace:
+    """Return what began in the steady time of a recorded program; of any other trace, all."""
+    if trace.metadata.experiment is not None or not steps(trace).steps:
+        return trace
+    low, high = steps(trace).steady_ns
+    starts = trace.array("start_ns")
+    return trace.where((starts >= low) & (starts < high))
 
 
 _Found: TypeAlias = tuple[str, str, int, Ints]

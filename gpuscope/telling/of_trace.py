@@ -16,6 +16,7 @@ from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.launch_sites_analysis import UNKNOWN, launch_sites
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
+from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
@@ -270,7 +271,7 @@ def _late_line(trace: Trace) -> tuple[str, float] | None:
     if len(devices) > 2:  # and none, as calls have it
         return None
     try:
-        sites = launch_sites(trace).sites
+        sites = launch_sites(steady_part(trace)).sites
     except MissingEvidence:
         return None
     latest = max(sites, key=lambda site: site.idle_ns)

@@ -55,6 +55,20 @@ def latencies_of(traces: Mapping[str, Trace], handles: list[str]) -> Figures:
         yield f"Without a figure: {names}{more}. figures.latency(traces, name) draws any."
 
 
+def repeated(trace: Trace) -> analysis.StepsResult:
+    """Return the steps of a trace.
+
+    Raises
+    ------
+    MissingEvidence
+        Nothing in it is repeated.
+    """
+    result = analysis.steps(trace)
+    if not result.steps:
+        raise MissingEvidence(result.basis)
+    return result
+
+
 BUILT_IN = (
     Analysis("hazards", "Hazards", analysis.hazards, "a search for hazards", findings=of_hazards),
     Analysis("collectives", "Collectives", analysis.collectives, "collectives of several ranks"),
@@ -68,6 +82,9 @@ BUILT_IN = (
     ),
     Analysis("streams", "Partitions and streams", analysis.summary),
     Analysis("overlap", "Overlap of streams", analysis.overlap),
+    Analysis("steps", "Steps", repeated, "steps that repeat"),
+    Analysis("ranges", "Ranges", analysis.range_projection, "ranges that launch GPU work"),
+    Analysis("idle", "What the GPU waited for", analysis.idle_causes, "kernels or copies"),
     Analysis("sites", "Launch sites", analysis.launch_sites, "the lines that launched its work"),
     Analysis("gaps", "Gaps", analysis.gaps, "kernels or copies", findings=of_idle_tracks),
     Analysis("latency", "Latency", analysis.latency, figures=latencies),

@@ -283,9 +283,7 @@ def _cut(trace: Trace, begins: Ints, ends: Ints, work: Ints) -> _Parts:
     stretch, since, until, inside, around, none = _states(trace, owner[call], low, launched)
     texts, of_call = _cause_of_calls(trace)
     number = {text: at for at, text in enumerate(_FIXED)}
-    in_none = np.where(
-        np.isin(owner[call], owner[rows_of(trace, "range")]), number[OUTSIDE], number[BETWEEN]
-    )
+    in_none = np.where(np.isin(owner[call], ranges_in(trace)[1]), number[OUTSIDE], number[BETWEEN])
     before = np.where(around >= 0, number[BETWEEN], in_none[stretch])
     before[none & (until <= first_ns[process[call]][stretch])] = number[START]
     before = np.where(inside >= 0, of_call[inside], before)

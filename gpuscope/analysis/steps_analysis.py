@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, about, sentences
+from gpuscope.analysis.result import Result, Row, about, sentences
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
@@ -37,11 +37,11 @@ class Step:
         Of its range, without a number at the end; ``"step"`` where launches tell the steps.
     """
 
-    name: Annotated[str, "step"]
+    name: str
     start_ns: int
     end_ns: int
-    process: Annotated[int, "process"]
-    thread: Annotated[int, "thread"]
+    process: int
+    thread: int
 
     @property
     def length_ns(self) -> int:
@@ -83,7 +83,6 @@ class StepsResult(Result):
     warm_up_ns: int
     steady_ns: tuple[int, int]
     steps: tuple[Step, ...] = field(repr=False)
-    entries = "steps"
 
     @property
     def typical(self) -> Step | None:
@@ -91,6 +90,18 @@ class StepsResult(Result):
         steady = [step for step in self.steps if step.start_ns >= self.steady_ns[0]] or self.steps
         ordered = sorted(steady, key=lambda step: step.length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    def _rows(self) -> list[Row]:
+        """One row per process."""
+        rows = []
+        for process in dict.fromkeys(step.process for step in self.steps):
+            own = [step for step in self.steps if step.process == process]
+            steady = [step.length_ns for step in own if step.start_ns >= self.steady_ns[0]]
+            median, p90, longest = (np.quantile(steady or [0], (0.5, 0.9, 1)) / 1e6).tolist()
+            row: Row = {"step": own[0].name, "process": process, "steady": len(steady)}
+            row |= {"median (ms)": median, "p90 (ms)": p90, "longest (ms)": longest}
+            rows.append({**row, "warm-up": len(own) - len(steady)})
+        return rows
 
     @property
     def definition(self) -> str:

@@ -59,6 +59,20 @@ def latencies_of(traces: Mapping[str, Trace], handles: list[str]) -> Figures:
         yield f"Without a figure: {names}{more}. figures.latency(traces, name) draws any."
 
 
+def repeated(trace: Trace) -> analysis.StepsResult:
+    """Return the steps of a trace.
+
+    Raises
+    ------
+    MissingEvidence
+        Nothing in it is repeated.
+    """
+    result = analysis.steps(trace)
+    if not result.steps:
+        raise MissingEvidence(result.basis)
+    return result
+
+
 def of_programs(judge: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
     """Return an analysis that an experiment, which says what its workloads are, does without."""
 
@@ -73,7 +87,7 @@ def of_programs(judge: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
 _A_PROGRAM = "the launches of a program"
 FIRST = (
     Analysis(
-        "waits",
+        "idle",
         "What the GPU waited for",
         of_programs(analysis.idle_causes),
         _A_PROGRAM,
@@ -82,7 +96,7 @@ FIRST = (
     Analysis("help", "What would help", of_programs(analysis.what_would_help), _A_PROGRAM),
     Analysis("path", "Critical path", of_programs(steady_path), _A_PROGRAM),
     Analysis("ranks", "Ranks", of_programs(analysis.ranks), "collectives of several ranks"),
-    Analysis("steps", "Steps", of_programs(analysis.steps), _A_PROGRAM),
+    Analysis("steps", "Steps", of_programs(repeated), _A_PROGRAM),
     Analysis("ranges", "Ranges", of_programs(analysis.range_projection), "ranges that launched"),
     Analysis("kernels", "Kernels and copies", of_programs(analysis.top_kernels), _A_PROGRAM),
 )

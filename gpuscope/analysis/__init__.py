@@ -36,6 +36,9 @@ from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.help_analysis import Change as Change
 from gpuscope.analysis.help_analysis import HelpResult as HelpResult
 from gpuscope.analysis.help_analysis import what_would_help as what_would_help
+from gpuscope.analysis.idle_analysis import IdleCause as IdleCause
+from gpuscope.analysis.idle_analysis import IdleResult as IdleResult
+from gpuscope.analysis.idle_analysis import idle_causes as idle_causes
 from gpuscope.analysis.interference_analysis import Interference as Interference
 from gpuscope.analysis.interference_analysis import InterferenceResult as InterferenceResult
 from gpuscope.analysis.interference_analysis import interference as interference

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, about, sentences
+from gpuscope.analysis.result import Result, Row, about, sentences
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
-from gpuscope.trace.schema import LATEST_NS
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
 _SAMPLE, _MOST_TOKENS = 50_000, 64
@@ -38,11 +37,11 @@ class Step:
         Of its range, without a number at the end; ``"step"`` where launches tell the steps.
     """
 
-    name: Annotated[str, "step"]
+    name: str
     start_ns: int
     end_ns: int
-    process: Annotated[int, "process"]
-    thread: Annotated[int, "thread"]
+    process: int
+    thread: int
 
     @property
     def length_ns(self) -> int:
@@ -84,7 +83,6 @@ class StepsResult(Result):
     warm_up_ns: int
     steady_ns: tuple[int, int]
     steps: tuple[Step, ...] = field(repr=False)
-    entries = "steps"
 
     @property
     def typical(self) -> Step | None:
@@ -92,6 +90,18 @@ class StepsResult(Result):
         steady = [step for step in self.steps if step.start_ns >= self.steady_ns[0]] or self.steps
         ordered = sorted(steady, key=lambda step: step.length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    def _rows(self) -> list[Row]:
+        """One row per process."""
+        rows = []
+        for process in dict.fromkeys(step.process for step in self.steps):
+            own = [step for step in self.steps if step.process == process]
+            steady = [step.length_ns for step in own if step.start_ns >= self.steady_ns[0]]
+            median, p90, longest = (np.quantile(steady or [0], (0.5, 0.9, 1)) / 1e6).tolist()
+            row: Row = {"step": own[0].name, "process": process, "steady": len(steady)}
+            row |= {"median (ms)": median, "p90 (ms)": p90, "longest (ms)": longest}
+            rows.append({**row, "warm-up": len(own) - len(steady)})
+        return rows
 
     @property
     def definition(self) -> str:
@@ -157,6 +167,15 @@ def _steps(trace: Trace) -> StepsResult:
     return StepsResult(basis, *times, steady, tuple(several), **about(trace))
 
 
+def steady_part(trace: Trace) -> Trace:
+    """Return what began in the steady time of a recorded program; of any other trace, all."""
+    if trace.metadata.experiment is not None or not steps(trace).steps:
+        return trace
+    low, high = steps(trace).steady_ns
+    starts = trace.array("start_ns")
+    return trace.where((starts >= low) & (starts < high))
+
+
 _Found: TypeAlias = tuple[str, str, int, Ints]
 """By what steps are told, their name and thread, and where they begin and end."""
 
@@ -175,7 +194,7 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints) -> _Found:
         some = groups.rows(index)
         some = some[np.argsort(low[some], kind="stable")]
         some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
-        if len(some) < REPEATED or "::" in label:  # a library's own
+        if len(some) < REPEATED:
             continue
         times = np.sort(starts[thread == number])
         held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])

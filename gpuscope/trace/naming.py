@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from gpuscope._types import Ints
 from gpuscope.trace import kernel_patterns
@@ -16,6 +17,7 @@ from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.facts import StreamFacts
 from gpuscope.trace.joins import enclosing, innermost
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import GPU_WORK
 
 MOST_OF = 0.9
 """The share of launches, or of work, by which a thread or a stream is named."""
@@ -36,6 +38,10 @@ _THREADS = {
 _TARGET = re.compile(r"Thread-\d+ \((\w+)\)")
 """What Python calls a thread that runs a function and was given no name."""
 _NUMBER = re.compile(r"[\s#_:=.\-\[(]*\d+[\])]?$")
+_OF_LIBRARIES = re.compile(
+    r"(?:aten|autograd|c10d?|cub|cudnn|cublas|nccl|thrust|torch)(?:::|[A-Z])"
+)
+"""Ranges that libraries make around their own functions: they are none of the program's."""
 _COPIES = {"HtoD": "copies to the GPU", "DtoH": "copies to the host", "DtoD": "copies on the GPU"}
 
 _RULES = [
@@ -79,8 +85,10 @@ def ranges_around(trace: Trace, threads: Ints, times: Ints) -> Ints:
 
 
 def ranges_in(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the ranges with a known thread and end: their rows, threads, starts and ends."""
+    """Return the program's ranges with known threads and ends: rows, threads, starts, ends."""
     rows = rows_of(trace, "range")
+    name, names = codes(trace.spans.column("name"))
+    rows = rows[~np.array([bool(_OF_LIBRARIES.match(str(text))) for text in names])[name[rows]]]
     thread, end = (trace.array(name, fill=-1)[rows] for name in ("thread", "end_ns"))
     there = (thread > 0) & (end >= 0)
     return rows[there], thread[there], trace.array("start_ns")[rows[there]], end[there]
@@ -114,18 +122,18 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     if not pairs:
         return {}
     call, held_by = np.divmod(np.unique(np.concatenate(pairs)), len(number))
+    owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
-    owners, launches = np.unique(owner, return_counts=True)
-    needed = dict(zip(owners.tolist(), (MOST_OF * launches).tolist(), strict=True))
     count, total_ns = np.bincount(label), np.bincount(label, end - start)
     best: dict[int, tuple[bool, float, str]] = {}
+    texts = list(number)
     for pair, held in zip(first.tolist(), np.bincount(code).tolist(), strict=True):
-        whose, what = int(owner[call[pair]]), int(held_by[pair])
-        if held >= needed[whose]:
+        whose, what = int(owner[call[pair]]), held_by[pair]
+        if held >= MOST_OF * launches[whose]:
             repeats = bool(count[what] >= REPEATED)
-            key = repeats, float(total_ns[what] if repeats else -total_ns[what]), list(number)[what]
+            key = repeats, float(total_ns[what] if repeats else -total_ns[what]), texts[what]
             best[whose] = max(best.get(whose, key), key)
-    return {whose: key[2] for whose, key in best.items()}
+    return {int(owners[whose]): key[2] for whose, key in best.items()}
 
 
 @once
@@ -241,6 +249,17 @@ def named(trace: Trace) -> Trace:
     )
     _RENAMED.add(renamed)
     return renamed
+
+
+def plain_names(spans: pa.Table) -> pa.ChunkedArray:
+    """Return the column of names, those of CUDA's calls and of GPU work as a person says them."""
+    name, names = codes(spans.column("name"))
+    kind, kinds = codes(spans.column("kind"))
+    of_cuda = np.array([text in (*GPU_WORK, "api", "sync") for text in kinds])[kind]
+    texts = [str(text) for text in names]
+    for code in np.unique(name[of_cuda]).tolist():
+        texts[code] = kernel_name(texts[code])
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(pa.array(name), pa.array(texts))])
 
 
 @lru_cache(65_536)

@@ -85,6 +85,8 @@ KINDS = (
 """``host function``: one that a stream called, from its beginning to its end; only simulated
 devices tell. ``graph``: a graph's launch that a foreign recorder took as a whole, from the
 start of its first work to the end of its last."""
+GPU_WORK = ("kernel", "memcpy", "memset", "graph")
+"""The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"
 COPY_KINDS = ("unknown", *_COPIES.split())
 """Directions of copies as CUPTI numbers them, from 0."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import Basis, Case, View, cases
+from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import last_node
 from gpuscope.analysis.result import Result, about
 from gpuscope.trace.model import Trace
@@ -109,31 +109,33 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     causes = find_causes(trace)
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
     node = last_node(causes, high_ns)
-    view = View.of(trace, causes, node, low_ns, high_ns)
+    view = View(trace, causes, node, low_ns, high_ns)
     changes = sorted(_changes(view, node), key=lambda change: (-change.gain_ns, -change.high_ns))
     return HelpResult(int(causes.times[node]) - low_ns, tuple(changes), **about(trace))
 
 
 def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
-    causes = view.causes
+    causes, passes = view.causes, 0
     ends = np.unique(causes.target[view.kept])
-    passes = 0
-    promising = sorted(((_promise(view, case), case) for case in cases(view)), key=lambda each: -each[0])
-    for promise_ns, case in promising:
+    ranked = []
+    for case in cases(view):
+        gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
+        lag = np.where(case.shorter & view.kept, np.minimum(case.lag, causes.lag), causes.lag)
+        saved = np.where(gone, view.lasts + 1, causes.lag - lag)
+        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved > 0))
+    for promise_ns, case, lag, gone, touched in sorted(ranked, key=lambda each: -each[0]):
         gain_ns = 0
         if promise_ns:
             passes += 1
             if passes > _PASSES:
                 continue
-            then = causes.forward(case.lag, view.kept & ~case.gone)
+            then = causes.forward(lag, view.kept & ~gone)
             gain_ns = max(0, int(causes.times[node] - then[ends].max()))
+        on_path = touched & view.on_path
+        why = (
+            f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
+            f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
+        )
         low_ns = gain_ns if case.basis == "recording" else 0
-        words = case.change, case.about, gain_ns, low_ns, gain_ns, case.basis
-        yield Change(*words, case.why, case.code)
-
-
-def _promise(view: View, case: Case) -> int:
-    """Return how much of the path a change would save if nothing else held the end, ns."""
-    saved = np.where(case.gone, view.lasts + 1, view.causes.lag - case.lag)
-    return int(saved[view.on_path].sum())
+        yield Change(case.change, case.about, gain_ns, low_ns, gain_ns, case.basis, why, case.code)

@@ -103,7 +103,7 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     ...     one.launch(slow, 2_000_000, grid=1, block=32)
     ...     two.launch(fast, 500_000, grid=1, block=32)
     >>> result = gs.analysis.what_would_help(recording.trace)
-    >>> [(change.about, change.gain_ns) for change in result.changes]
+    >>> [(change.about, change.gain_ns) for change in result.changes[:2]]
     [('slow', 1000000), ('fast', 0)]
     """
     causes = find_causes(trace)

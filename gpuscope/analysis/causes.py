@@ -86,8 +86,7 @@ class Causes:
         columns = (self.source[chosen], target, lag[chosen])
         for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
             at_ns = then_ns[before] + lasts
-            if at_ns > then_ns[after]:
-                then_ns[after] = at_ns
+            then_ns[after] = max(then_ns[after], at_ns)
         return np.array(then_ns, np.int64)
 
     def slack(self, node: int | None = None) -> Ints:
@@ -102,8 +101,7 @@ class Causes:
         columns = (self.source[::-1], self.target[::-1], self.lag[::-1])
         for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
             at_ns = latest_ns[after] - lasts
-            if at_ns < latest_ns[before]:
-                latest_ns[before] = at_ns
+            latest_ns[before] = min(latest_ns[before], at_ns)
         latest = np.array(latest_ns, np.int64)
         return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
 
@@ -167,9 +165,7 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(
-    trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges
-) -> Ints:
+def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
     """Add what starts and ends of the host's rows had to follow; returns node → thread."""
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
@@ -209,7 +205,9 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     if trace.is_simulated and not trace.metadata.ranks:
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
-    _, thread = combined(*(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who)))
+    _, thread = combined(
+        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
+    )
     length = times[2 * host + 1] - times[2 * host]
     is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
     depth = np.r_[-length, np.where(length > 0, length, 0)]
@@ -228,18 +226,23 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     process = rows.processes[nodes // 2]
     order = np.lexsort((times[nodes], process))
     nodes, process = nodes[order], process[order]
-    after = np.flatnonzero((process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]]))
+    after = np.flatnonzero(
+        (process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]])
+    )
     pair = np.sort(np.stack([threads[nodes[after]], threads[nodes[after + 1]]]), axis=0)
     count = int(threads.max(initial=0)) + 1
     calls = np.bincount(threads[nodes], minlength=count)
-    known, code, turns = np.unique(pair[0] * count + pair[1], return_inverse=True, return_counts=True)
+    known, code, turns = np.unique(
+        pair[0] * count + pair[1], return_inverse=True, return_counts=True
+    )
     seldom = turns * _CALLS_A_TURN <= np.minimum(calls[known // count], calls[known % count])
     source, target = nodes[after], nodes[after + 1]
     given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
     if given.any():
         edges.inferred.add("turn")
     edges.add("turn", source[given], target[given], 0, ALWAYS)
-    return target[given]
+    begun: Ints = target[given]
+    return begun
 
 
 def _add_waits(
@@ -284,7 +287,9 @@ def _add_waits(
     binds |= seen_ns <= least[code[call]]
     lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
     edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
-    least = np.minimum(least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names])
+    least = np.minimum(
+        least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names]
+    )
     np.minimum.at(least, code[call], times[2 * call + 1] - times[2 * call])
     bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
     ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]

@@ -1,4 +1,4 @@
-"""What would help: changes of a program, each with what its end would gain, and how sure that is."""
+"""What would help: changes of a program, what its end would gain, and how sure that is."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ class View:
         launch, the range of its call.
     """
 
-    def __init__(
-        self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int
-    ) -> None:
+    def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
         self.trace, self.causes, self.rows = trace, causes, causes.rows
         source, target, times = causes.source, causes.target, causes.times
         self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
@@ -158,7 +156,9 @@ def _of_work(view: View) -> Iterator[Case]:
         which = which | view.inside(causes.launches.call[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
         code = "tensor.pin_memory(), then copy with non_blocking=True"
-        yield Case("pin the memory", "copies of pageable memory", "bound", code, which, lag, blocked)
+        yield Case(
+            "pin the memory", "copies of pageable memory", "bound", code, which, lag, blocked
+        )
     if copies.any():
         code = "copy ahead, on a stream of its own"
         yield Case("copy beside kernels", "copies", "bound", code, copies)
@@ -166,7 +166,11 @@ def _of_work(view: View) -> Iterator[Case]:
     launched = causes.of("launch") & (view.range >= 0)
     launched_in[view.row[launched]] = name[view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
-    for owner in (launched_in, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
+    for owner in (
+        launched_in,
+        rows.coded("category")[0],
+        np.where(caller < 0, -1, rows.threads[caller]),
+    ):
         apart |= owner[view.before] != owner[view.row]
     streams, none = rows.streams[view.row], np.zeros(len(view.kept), bool)
     stream_name = view.trace.stream_name
@@ -176,7 +180,9 @@ def _of_work(view: View) -> Iterator[Case]:
     for about, which in view.each(held, streams, stream_name):
         code = f'gs.what_if(trace, streams={{{about!r}: {{"priority": -1}}}})'
         yield Case("give it priority or a partition", about, "bound", code, none, gone=which)
-    both = (np.unique(rows.streams[each], return_inverse=True)[1] for each in (view.row, view.before))
+    both = (
+        np.unique(rows.streams[each], return_inverse=True)[1] for each in (view.row, view.before)
+    )
     first, pair = combined(*both)
     ends = view.row, view.before
 
@@ -208,7 +214,7 @@ def _of_waits(view: View) -> Iterator[Case]:
 
 
 def _graphs(view: View) -> Iterator[Case]:
-    """The launches of each range as one graph; without ranges, those that follow each other."""
+    """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (name, names) = view.causes, view.rows.coded("name")
     ends = np.r_[causes.times[1::2], 0]
     ranges = spans_of(causes, "range")
@@ -216,7 +222,9 @@ def _graphs(view: View) -> Iterator[Case]:
     of = view.is_host | causes.of("launch")
     for about, which in view.each(of, of_range, lambda key: str(names[key])):
         spans = ranges[view.rows.having("name", (about,))[ranges]]
-        within = around(causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source])
+        within = around(
+            causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
+        )
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         calls = len(np.unique(within[inside]))
         if int((which & causes.of("launch")).sum()) < 2 * calls:
@@ -225,12 +233,21 @@ def _graphs(view: View) -> Iterator[Case]:
         np.add.at(total, within[inside], causes.lag[inside])
         share = _CALL_NS / np.maximum(total[within], _CALL_NS)
         code = f"gs.what_if(trace, graphs=[{about!r}])"
-        yield Case("record as one graph", about, "bound", code, inside, (causes.lag * share).astype(np.int64))
+        yield Case(
+            "record as one graph",
+            about,
+            "bound",
+            code,
+            inside,
+            (causes.lag * share).astype(np.int64),
+        )
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _BETWEEN_NS)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    for about, which in view.each(short, view.rows.processes[view.row], lambda key: f"process {key}"):
+    for about, which in view.each(
+        short, view.rows.processes[view.row], lambda key: f"process {key}"
+    ):
         code = 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()'
         yield Case("record as graphs", about, "bound", code, which, _NODE_NS // 2)
 
@@ -258,7 +275,14 @@ def _own_process(view: View) -> Iterator[Case]:
             if len(there) >= _ALIKE and ratio >= _SLOWER:
                 about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
                 lag = (causes.lag / ratio).astype(np.int64)
-                yield Case("give it a process of its own", about, "recording", "multiprocessing", beside, lag)
+                yield Case(
+                    "give it a process of its own",
+                    about,
+                    "recording",
+                    "multiprocessing",
+                    beside,
+                    lag,
+                )
 
 
 def _slower(view: View, beside: Bools, alone: Bools) -> float:

@@ -1,11 +1,11 @@
-"""``try_delay``: whether a program's end depends on a place in it, tried by delays planted there."""
+"""``try_delay``: whether a program's end depends on a place in it, by delays planted there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from gpuscope.analysis.noise import TAIL, interval
 from gpuscope.analysis.race import FEWEST
 from gpuscope.analysis.result import Result, Row
 from gpuscope.device.device import Device
-from gpuscope.device.stream import Stream
+from gpuscope.device.handles import AnyStream
 from gpuscope.errors import InvalidArgument
 from gpuscope.workloads.spin import Spin
 
+_Verdict: TypeAlias = Literal["none", "all", "part", "undecided"]
 _SHARES = 0.02, 0.05
 """Of a step: how long delays are, unless said."""
 _CLOSE = 0.1
@@ -45,7 +46,7 @@ class DelayResult(Result):
     share: float
     low: float
     high: float
-    verdict: Literal["none", "all", "part", "undecided"]
+    verdict: _Verdict
     delays_ns: tuple[int, ...]
     steps_ns: tuple[tuple[int, ...], ...]
 
@@ -67,11 +68,12 @@ class DelayResult(Result):
         )
 
 
-@door("behind", run=Callable, delays_us=(Sequence, None))
+@door(run=Callable, device=Device, delays_us=(Sequence, None))
 def try_delay(
     run: Callable[[Callable[[], None]], object],
-    behind: Stream | Device,
+    device: Device,
     *,
+    behind: AnyStream = None,
     delays_us: Sequence[float] | None = None,
     turns: int = 40,
 ) -> DelayResult:
@@ -85,9 +87,11 @@ def try_delay(
     run
         Makes one step. It is given a function, and calls it once behind the kernel, the range or
         the host section in question.
+    device
+        What the program runs on.
     behind
-        Where the delay is: in a stream, where a kernel spins on one SM behind what was queued; or
-        on the host of a device, which waits.
+        The stream in which a kernel spins on one SM, behind what was queued: gpuscope's, or that of
+        another library. Without one, the host waits.
     delays_us
         Delays in µs; 2 % and 5 % of a step unless said.
     turns
@@ -108,13 +112,12 @@ def try_delay(
     ...     one.launch(kernel, 400_000, grid=1, block=32)
     ...     plant()
     ...     two.launch(kernel, 2_000_000, grid=1, block=32)
-    >>> gs.try_delay(step, one, delays_us=[100, 300]).verdict
+    >>> gs.try_delay(step, gpu, behind=one, delays_us=[100, 300]).verdict
     'none'
     >>> gs.try_delay(step, gpu, delays_us=[100, 300]).verdict
     'all'
     """
     turns = count("turns", turns, least=FEWEST)
-    device = behind if isinstance(behind, Device) else behind.device
     planted: list[int] = []
 
     def step_ns(delay_ns: int, spin: Spin | None) -> int:
@@ -139,8 +142,7 @@ def try_delay(
     delays = (0, *(round(float(us) * 1e3) for us in chosen))
     if not chosen or min(delays[1:]) < 1:
         raise InvalidArgument(f"delays_us is {given(delays_us)}: numbers above 0 are needed")
-    on_host = isinstance(behind, Device)
-    spins = [None if on_host else Spin(device, duration_ns=max(1, ns)) for ns in delays]
+    spins = [None if behind is None else Spin(device, duration_ns=max(1, ns)) for ns in delays]
     steps: list[list[int]] = [[] for _ in delays]
     centred = np.array(delays) - np.mean(delays)
     for ns, spin in zip(delays, spins, strict=True):
@@ -156,7 +158,7 @@ def try_delay(
             break
     share = float(np.mean(slopes))
     is_known = high - low < 2 * _CLOSE
-    verdict: Literal["none", "all", "part", "undecided"] = "part" if is_known else "undecided"
+    verdict: _Verdict = "part" if is_known else "undecided"
     if high < _CLOSE:
         verdict = "none"
     elif low > 1 - 2 * _CLOSE and is_known:

@@ -15,8 +15,9 @@ from gpuscope.analysis.path_columns import last_node
 from gpuscope.analysis.result import Result, about
 from gpuscope.trace.model import Trace
 
-_PASSES = 16
-"""Changes whose gain is counted: of those that touch the path, those about most of it."""
+_PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
+"""Changes whose gain is counted, of those that touch the path those about most of it: as many as
+that number of edges allows, but no fewer."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
 def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes = view.causes, 0
-    ends = np.unique(causes.target[view.kept])
+    is_end = np.zeros(len(causes.times), bool)
+    is_end[causes.target[view.kept]] = True
+    most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     ranked = []
     for case in cases(view):
         gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
@@ -128,10 +131,10 @@ def _changes(view: View, node: int) -> Iterator[Change]:
         gain_ns = 0
         if promise_ns:
             passes += 1
-            if passes > _PASSES:
+            if passes > most:
                 continue
             then = causes.forward(lag, view.kept & ~gone)
-            gain_ns = max(0, int(causes.times[node] - then[ends].max()))
+            gain_ns = max(0, int(causes.times[node] - then[is_end].max()))
         on_path = touched & view.on_path
         why = (
             f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "

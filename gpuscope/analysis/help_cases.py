@@ -112,7 +112,8 @@ class View:
     ) -> Iterator[tuple[str, Bools]]:
         """Yield some edges by key, with what that is called: those that take most of the path."""
         which = which & self.kept & (keys >= 0)
-        known, code = np.unique(keys[which], return_inverse=True)
+        first, code = combined(keys[which])
+        known = keys[which][first]
         lasts = self.lasts[which]
         on_path, every = (
             np.bincount(code, weights=ns, minlength=len(known))
@@ -226,7 +227,7 @@ def _graphs(view: View) -> Iterator[Case]:
             causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
         )
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
-        calls = len(np.unique(within[inside]))
+        calls = np.count_nonzero(np.bincount(within[inside]))
         if int((which & causes.of("launch")).sum()) < 2 * calls:
             continue
         total = np.zeros(len(ends))

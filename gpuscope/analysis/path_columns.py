@@ -103,12 +103,9 @@ def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
     rows, moments
         Rows of the threads that are asked about, −1 for none, and when.
     """
-    of, both = causes.rows, np.r_[spans, np.maximum(rows, 0)]
-    keys = (np.unique(each[both], return_inverse=True)[1] for each in (of.processes, of.threads))
-    _, thread = combined(*keys)
     at = np.where(rows >= 0, 2 * moments + 1, -1)
-    since, until = 2 * of.starts[spans], 2 * causes.times[2 * spans + 1]
-    inside = innermost(thread[len(spans) :], at, thread[: len(spans)], since, until)
+    since, until = 2 * causes.rows.starts[spans], 2 * causes.times[2 * spans + 1]
+    inside = innermost(causes.owners[rows], at, causes.owners[spans], since, until)
     return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
 
 

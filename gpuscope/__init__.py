@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpuscope.device.select import open_device as open_device
     from gpuscope.experiments.execution import run as run
     from gpuscope.experiments.profiling import profile as profile
+    from gpuscope.experiments.trying import try_delay as try_delay
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
     from gpuscope.races.confirming import confirm as confirm

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from gpuscope import analysis
 from gpuscope.analyses.declared import Analysis, Figures
 from gpuscope.analysis.critical_path_analysis import steady_path
+from gpuscope.analysis.help_analysis import help_in_steps
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
@@ -93,7 +94,7 @@ FIRST = (
         _A_PROGRAM,
         findings=of_program,
     ),
-    Analysis("help", "What would help", of_programs(analysis.what_would_help), _A_PROGRAM),
+    Analysis("help", "What would help", of_programs(help_in_steps), _A_PROGRAM),
     Analysis("path", "Critical path", of_programs(steady_path), _A_PROGRAM),
     Analysis("ranks", "Ranks", of_programs(analysis.ranks), "collectives of several ranks"),
     Analysis("steps", "Steps", of_programs(repeated), _A_PROGRAM),

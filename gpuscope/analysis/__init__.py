@@ -23,10 +23,10 @@ from gpuscope.analysis.confinement_analysis import ConfinementResult as Confinem
 from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
-from gpuscope.analysis.escapes import Escape as Escape
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult as CriticalPathResult
 from gpuscope.analysis.critical_path_analysis import PathPart as PathPart
 from gpuscope.analysis.critical_path_analysis import critical_path as critical_path
+from gpuscope.analysis.escapes import Escape as Escape
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps

@@ -13,6 +13,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -76,17 +77,25 @@ class Causes:
         """Edge → whether it is of one of these kinds."""
         return np.isin(self.kind, [NUMBER[kind] for kind in kinds])
 
-    def forward(self, lag: Ints, kept: Bools | None = None) -> Ints:
+    @cached_property
+    def owners(self) -> Ints:
+        """Row → number of its process and thread."""
+        both = (self.rows.processes, self.rows.threads)
+        return combined(*(np.unique(each, return_inverse=True)[1] for each in both))[1]
+
+    @cached_property
+    def _nodes(self) -> tuple[list[int], list[int]]:
+        return self.source.tolist(), self.target.tolist()
+
+    def forward(self, lag: Ints, kept: Bools) -> Ints:
         """Return node → when it would be if edges lasted so long, and only some were there."""
-        chosen = np.arange(len(lag)) if kept is None else np.flatnonzero(kept)
-        target = self.target[chosen]
         started = np.array(self.times)
-        started[target] = NEVER
+        started[self.target[kept]] = NEVER
         then_ns: list[int] = started.tolist()
-        columns = (self.source[chosen], target, lag[chosen])
-        for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
+        lags: list[int] = np.where(kept, lag, -ALWAYS).tolist()
+        for before, after, lasts in zip(*self._nodes, lags, strict=True):
             at_ns = then_ns[before] + lasts
-            if at_ns > then_ns[after]:
+            if at_ns > then_ns[after]:  # noqa: PLR1730 - max() takes three times as long
                 then_ns[after] = at_ns
         return np.array(then_ns, np.int64)
 
@@ -99,10 +108,10 @@ class Causes:
         if node is not None:
             latest[node] = self.times[node]
         latest_ns: list[int] = latest.tolist()
-        columns = (self.source[::-1], self.target[::-1], self.lag[::-1])
-        for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
+        edges = zip(*(reversed(each) for each in (*self._nodes, self.lag.tolist())), strict=True)
+        for before, after, lasts in edges:
             at_ns = latest_ns[after] - lasts
-            if at_ns < latest_ns[before]:
+            if at_ns < latest_ns[before]:  # noqa: PLR1730 - as above
                 latest_ns[before] = at_ns
         latest = np.array(latest_ns, np.int64)
         return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
@@ -167,9 +176,7 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(
-    trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges
-) -> Ints:
+def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
     """Add what starts and ends of the host's rows had to follow; returns node → thread."""
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
@@ -183,12 +190,12 @@ def _add_hosts(
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
     for kind in ("thread start", "hand-over"):
         giver, taker = rows.edges_of(kind)
-        over = times[2 * giver + 1] <= times[2 * taker + 1]
-        source, target = 2 * giver + over, 2 * taker + 1
-        binds = times[source] > times[2 * taker]
-        if kind == "thread start":  # its first row was there because of it
-            source, target = 2 * giver, 2 * taker
-            binds = times[before[target]] <= times[source]
+        source = 2 * giver + (times[2 * giver + 1] <= times[2 * taker + 1])
+        target = 2 * taker + (kind == "hand-over")
+        # Of a thread that was started, the first row was there because of it.
+        since = times[before[target]] if kind == "thread start" else times[2 * taker]
+        binds = times[source] > since
+        is_wait[target[binds]] = True
         edges.add(kind, source, target, 0, np.where(binds, ALWAYS, NEVER))
     took = times[nodes] - times[previous]
     least = np.where(is_wait[nodes], np.minimum(took, at_least[nodes]), took)
@@ -209,7 +216,9 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     if trace.is_simulated and not trace.metadata.ranks:
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
-    _, thread = combined(*(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who)))
+    _, thread = combined(
+        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
+    )
     length = times[2 * host + 1] - times[2 * host]
     is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
     depth = np.r_[-length, np.where(length > 0, length, 0)]
@@ -228,18 +237,23 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     process = rows.processes[nodes // 2]
     order = np.lexsort((times[nodes], process))
     nodes, process = nodes[order], process[order]
-    after = np.flatnonzero((process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]]))
+    after = np.flatnonzero(
+        (process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]])
+    )
     pair = np.sort(np.stack([threads[nodes[after]], threads[nodes[after + 1]]]), axis=0)
     count = int(threads.max(initial=0)) + 1
     calls = np.bincount(threads[nodes], minlength=count)
-    known, code, turns = np.unique(pair[0] * count + pair[1], return_inverse=True, return_counts=True)
+    known, code, turns = np.unique(
+        pair[0] * count + pair[1], return_inverse=True, return_counts=True
+    )
     seldom = turns * _CALLS_A_TURN <= np.minimum(calls[known // count], calls[known % count])
     source, target = nodes[after], nodes[after + 1]
     given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
     if given.any():
         edges.inferred.add("turn")
     edges.add("turn", source[given], target[given], 0, ALWAYS)
-    return target[given]
+    begun: Ints = target[given]
+    return begun
 
 
 def _add_waits(
@@ -284,7 +298,9 @@ def _add_waits(
     binds |= seen_ns <= least[code[call]]
     lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
     edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
-    least = np.minimum(least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names])
+    least = np.minimum(
+        least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names]
+    )
     np.minimum.at(least, code[call], times[2 * call + 1] - times[2 * call])
     bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
     ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]

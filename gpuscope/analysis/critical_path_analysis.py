@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,27 +21,8 @@ from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import once, rows_of
 from gpuscope.trace.model import Trace
 
+_OF_PARTS = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
 _BY = ("kind", "line", "range", "kernel", "stream", "thread", "rank")
-
-
-class Stretch(Protocol):
-    """A stretch of one thread's time, such as a step."""
-
-    @property
-    def start_ns(self) -> int:
-        """When it began."""
-
-    @property
-    def end_ns(self) -> int:
-        """When it ended."""
-
-    @property
-    def process(self) -> int | None:
-        """Whose it is."""
-
-    @property
-    def thread(self) -> int | None:
-        """Whose it is."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +124,9 @@ class CriticalPathResult(Result):
     @cached_property
     def parts(self) -> tuple[PathPart, ...]:
         """The parts in order, each of which begins where the one before it ends."""
-        names = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
         columns = (
             [values[code] for code in number.tolist()]
-            for number, values in map(self.columns.__getitem__, names)
+            for number, values in (self.columns[name] for name in _OF_PARTS)
         )
         kinds, *others = columns
         starts = self.starts_ns.tolist()
@@ -192,7 +172,7 @@ class CriticalPathResult(Result):
 
 
 @door(trace=Trace)
-def critical_path(trace: Trace, to: int | str | Stretch | None = None) -> CriticalPathResult:
+def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
     """Find what an end waited for, back from cause to cause.
 
     Parameters
@@ -224,7 +204,7 @@ def critical_path(trace: Trace, to: int | str | Stretch | None = None) -> Critic
     500000
     """
     causes = find_causes(trace)
-    node, since_ns, until_ns, words = _end(trace, causes, to)
+    node, since_ns, until_ns, words = _end(causes, to)
     starts_ns, columns = path_columns(trace, causes, node, since_ns, until_ns)
     slack_ns = causes.slack(None if to is None else node)[1:-1:2]
     return CriticalPathResult(
@@ -240,7 +220,7 @@ def critical_path(trace: Trace, to: int | str | Stretch | None = None) -> Critic
     )
 
 
-def _end(trace: Trace, causes: Causes, to: int | str | Stretch | None) -> tuple[int, int, int, str]:
+def _end(causes: Causes, to: Any) -> tuple[int, int, int, str]:
     """Return the node that a path leads to, from when until when it goes, and what ends with it."""
     rows, times = causes.rows, causes.times
     if to is None:
@@ -258,9 +238,9 @@ def _end(trace: Trace, causes: Causes, to: int | str | Stretch | None) -> tuple[
     if not hasattr(to, "end_ns") or not hasattr(to, "thread"):
         raise InvalidArgument(f"to is {given(to)}; a row's id, a range's name or a step is needed")
     thread, process = (-1 if each is None else each for each in (to.thread, to.process))
-    row = np.arange(len(times) - 1) // 2
+    rows_of = np.arange(len(times) - 1) // 2
     there = (causes.threads[:-1] >= 0) & (times[:-1] <= to.end_ns)
-    there &= (rows.threads[row] == thread) & (rows.processes[row] == process)
+    there &= (rows.threads[rows_of] == thread) & (rows.processes[rows_of] == process)
     if not there.any():
         raise MissingEvidence(f"thread {thread} did nothing before {to.end_ns} ns")
     # Of several at one instant any will do: nothing lies between them.

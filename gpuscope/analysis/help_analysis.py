@@ -1,4 +1,4 @@
-"""What would help: changes of a program, each with what its end would gain, and how sure that is."""
+"""What would help: changes of a program, what its end would gain, and how sure that is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import Basis, Case, View, cases
+from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import last_node
 from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
-_PASSES = 16
-"""Changes whose gain is counted: of those that touch the path, those about most of it."""
+_PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
+"""Changes whose gain is counted, of those that touch the path those about most of it: as many as
+that number of edges allows, but no fewer."""
 
 
 @dataclass(frozen=True)
@@ -103,37 +106,47 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     ...     one.launch(slow, 2_000_000, grid=1, block=32)
     ...     two.launch(fast, 500_000, grid=1, block=32)
     >>> result = gs.analysis.what_would_help(recording.trace)
-    >>> [(change.about, change.gain_ns) for change in result.changes]
+    >>> [(change.about, change.gain_ns) for change in result.changes[:2]]
     [('slow', 1000000), ('fast', 0)]
     """
     causes = find_causes(trace)
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
     node = last_node(causes, high_ns)
-    view = View.of(trace, causes, node, low_ns, high_ns)
+    view = View(trace, causes, node, low_ns, high_ns)
     changes = sorted(_changes(view, node), key=lambda change: (-change.gain_ns, -change.high_ns))
     return HelpResult(int(causes.times[node]) - low_ns, tuple(changes), **about(trace))
 
 
 def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
-    causes = view.causes
-    ends = np.unique(causes.target[view.kept])
-    passes = 0
-    promising = sorted(((_promise(view, case), case) for case in cases(view)), key=lambda each: -each[0])
-    for promise_ns, case in promising:
+    causes, passes = view.causes, 0
+    is_end = np.zeros(len(causes.times), bool)
+    is_end[causes.target[view.kept]] = True
+    most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
+    ranked = []
+    for case in cases(view):
+        gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
+        lag = np.where(case.shorter & view.kept, np.minimum(case.lag, causes.lag), causes.lag)
+        saved = np.where(gone, view.lasts + 1, causes.lag - lag)
+        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved > 0))
+    for promise_ns, case, lag, gone, touched in sorted(ranked, key=lambda each: -each[0]):
         gain_ns = 0
         if promise_ns:
             passes += 1
-            if passes > _PASSES:
+            if passes > most:
                 continue
-            then = causes.forward(case.lag, view.kept & ~case.gone)
-            gain_ns = max(0, int(causes.times[node] - then[ends].max()))
+            then = causes.forward(lag, view.kept & ~gone)
+            gain_ns = max(0, int(causes.times[node] - then[is_end].max()))
+        on_path = touched & view.on_path
+        why = (
+            f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
+            f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
+        )
         low_ns = gain_ns if case.basis == "recording" else 0
-        words = case.change, case.about, gain_ns, low_ns, gain_ns, case.basis
-        yield Change(*words, case.why, case.code)
+        yield Change(case.change, case.about, gain_ns, low_ns, gain_ns, case.basis, why, case.code)
 
 
-def _promise(view: View, case: Case) -> int:
-    """Return how much of the path a change would save if nothing else held the end, ns."""
-    saved = np.where(case.gone, view.lasts + 1, view.causes.lag - case.lag)
-    return int(saved[view.on_path].sum())
+@once
+def help_in_steps(trace: Trace) -> HelpResult:
+    """Rank changes by what the steady time of a program would gain."""
+    return what_would_help(trace, steps(trace).steady_ns)

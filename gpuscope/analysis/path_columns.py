@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.span_rows import OPEN, WORK
 from gpuscope.analysis.work_causes import NUMBER
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.sites import lines_of
@@ -55,7 +53,9 @@ def path_columns(
     caller = np.where(rows.is_work[row] & ~is_host, causes.launches.call[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
-    process = np.where(caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row]))
+    process = np.where(
+        caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
+    )
     ranges = around(causes, spans_of(causes, "range"), caller, moment)
     calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
@@ -88,7 +88,8 @@ def next_call(rows: Ints, is_call: Bools) -> Ints:
     """Return of each part the next row of calls, of the parts' rows; −1 where none follows."""
     here = np.where((rows >= 0) & is_call[rows], np.arange(len(rows)), len(rows))
     following = np.minimum.accumulate(here[::-1])[::-1]
-    return np.r_[rows, -1][following]
+    calls: Ints = np.r_[rows, -1][following]
+    return calls
 
 
 def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
@@ -101,12 +102,9 @@ def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
     rows, moments
         Rows of the threads that are asked about, −1 for none, and when.
     """
-    of, both = causes.rows, np.r_[spans, np.maximum(rows, 0)]
-    keys = (np.unique(each[both], return_inverse=True)[1] for each in (of.processes, of.threads))
-    _, thread = combined(*keys)
     at = np.where(rows >= 0, 2 * moments + 1, -1)
-    since, until = 2 * of.starts[spans], 2 * causes.times[2 * spans + 1]
-    inside = innermost(thread[len(spans) :], at, thread[: len(spans)], since, until)
+    since, until = 2 * causes.rows.starts[spans], 2 * causes.times[2 * spans + 1]
+    inside = innermost(causes.owners[rows], at, causes.owners[spans], since, until)
     return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
 
 

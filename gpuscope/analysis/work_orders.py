@@ -1,4 +1,4 @@
-"""What had to end before each piece of work: by waits, graphs, streams, the legacy default stream."""
+"""What had to end before work: by waits, graphs, streams, the legacy default stream."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
-from gpuscope.analysis.help_analysis import Change, what_would_help
+from gpuscope.analysis.help_analysis import Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import RankTimes, ranks
@@ -61,7 +61,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         straggler = _straggler(trace)
         if straggler is not None and straggler.held_up_ns >= LEAST * span_ns:
             yield _of_straggler(straggler, span_ns)
-    changes = what_would_help(trace).changes
+    changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= LEAST * span_ns:
         yield _of_change(changes[0], span_ns)
     nothing = [each.change for each in changes if each.high_ns < LEAST * span_ns]

@@ -4,7 +4,7 @@ import torch
 from _common import MENDED, timed
 
 model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda().half()
-data = torch.randn(2048, 1024, device="cuda", dtype=torch.half)
+data = torch.randn(4096, 1024, device="cuda", dtype=torch.half)
 
 
 @torch.no_grad()

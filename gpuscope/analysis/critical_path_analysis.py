@@ -20,6 +20,7 @@ from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import once, rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name
 
 _OF_PARTS = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
 _BY = ("kind", "line", "range", "kernel", "stream", "thread", "rank")
@@ -118,6 +119,7 @@ class CriticalPathResult(Result):
                 number, values = self.columns[by]
                 sums = np.bincount(number, of_kind, len(values))
                 row[title] = values[int(np.argmax(sums))] or None
+            row["most of it in"] = kernel_name(row["most of it in"] or "") or None
             rows.append(row)
         return rows, ""
 

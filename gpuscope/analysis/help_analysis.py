@@ -33,7 +33,8 @@ class Change:
     about
         The kernel, line, range, streams or rank that it is about.
     gain_ns, low_ns, high_ns
-        How much sooner, and between what bounds.
+        How much sooner, as nothing else changes, and between what bounds: at most what it takes of
+        the critical path, if nothing takes its place.
     basis
         ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
         more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
@@ -121,7 +122,10 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes = view.causes, 0
     is_end = np.zeros(len(causes.times), bool)
-    is_end[causes.target[view.kept]] = True
+    launching = np.unique(view.rows.threads[causes.launches.call])
+    ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
+    owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
+    is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     ranked = []
     for case in cases(view):
@@ -142,8 +146,9 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
             f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
         )
-        low_ns = gain_ns if case.basis == "recording" else 0
-        yield Change(case.change, case.about, gain_ns, low_ns, gain_ns, case.basis, why, case.code)
+        most_ns = int(view.lasts[on_path].sum()) if case.is_least else promise_ns
+        bounds = (gain_ns if case.basis == "recording" else 0), max(gain_ns, most_ns)
+        yield Change(case.change, case.about, gain_ns, *bounds, case.basis, why, case.code)
 
 
 @once

@@ -28,10 +28,12 @@ _CALL_NS, _NODE_NS = 10_000, 1_000
 """About what a call takes that launches a graph, queues a copy or finds work done; and what a node
 of a graph costs the host."""
 _PAUSE_NS = 50_000
-"""How long a thread is between two calls at most where libraries, not the program, take the time."""
+"""Between two calls: what takes longer is the program, not the libraries that it calls."""
 _SWITCH_NS, _SWITCHES = 5_000_000, 0.1
-"""``sys.getswitchinterval()``: after so long a thread that wants the interpreter gets it from one that
-computes; and how much later it has it, as a share."""
+"""``sys.getswitchinterval()``, after which a thread gets the interpreter that another one computes
+in; and how much later it has it, as a share."""
+_RUN = 16
+"""Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
 """Kernels that are shorter gain less from another stream than it costs."""
 _PINNED_BYTES_PER_US = 50_000
@@ -40,7 +42,10 @@ _PINNED_BYTES_PER_US = 50_000
 
 @dataclass(frozen=True)
 class Case:
-    """A change: edges that last no longer than ``lag``, and edges that are gone."""
+    """A change: edges that last no longer than ``lag``, and edges that are gone.
+
+    ``is_least``: they may become shorter than that.
+    """
 
     change: str
     about: str
@@ -49,6 +54,7 @@ class Case:
     shorter: Bools
     lag: Ints | int = 0
     gone: Bools | None = None
+    is_least: bool = False
 
 
 class View:
@@ -112,6 +118,21 @@ class View:
     def lines(self) -> list[str]:
         """Lines of the program, and names of calls whose lines are not known."""
         return list(dict.fromkeys(self._words))
+
+    @cached_property
+    def pauses(self) -> Bools:
+        """Edge → whether it is a thread's time between two calls that is the program's own."""
+        return self.is_code & (self.causes.lag > _PAUSE_NS)
+
+    @cached_property
+    def switches(self) -> Bools:
+        """Edge → whether its thread waited for the interpreter, if most of its pauses are such."""
+        lag = self.causes.lag
+        count = np.round(lag / _SWITCH_NS)
+        late_ns = lag - count * _SWITCH_NS
+        held: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
+        is_most = held.sum() >= _ALIKE and 2 * lag[held].sum() > lag[self.pauses].sum()
+        return held if is_most else np.zeros(len(lag), bool)
 
     def each(
         self, which: Bools, keys: Ints, label: Callable[[int], str]
@@ -227,7 +248,8 @@ def _larger_partitions(view: View) -> Iterator[Case]:
     if len(used) != 1 or used == {None}:
         return
     (name,) = used
-    own, whole = facts.partition(name).sm_count, facts.device(int(rows.devices[0])).sm_count
+    device = int(rows.devices[view.row[which]][0])
+    own, whole = facts.partition(name).sm_count, facts.device(device).sm_count
     if name and own and whole and own < whole:
         lag = view.causes.lag * own // whole
         change, about = "give it a larger partition", f"{name}, {own} of {whole} SMs"
@@ -254,6 +276,8 @@ def _graphs(view: View) -> Iterator[Case]:
     of_range = np.where(view.range >= 0, name[view.range], -1)
     of = view.is_host | causes.of("launch")
     for about, which in view.each(of, of_range, lambda key: str(names[key])):
+        if "::" in about:  # a library's own
+            continue
         spans = ranges[view.rows.having("name", (about,))[ranges]]
         within = around(
             causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
@@ -276,7 +300,7 @@ def _graphs(view: View) -> Iterator[Case]:
         )
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
-    short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS)
+    short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     for about, which in view.each(
         short, view.rows.processes[view.row], lambda key: f"process {key}"
@@ -285,10 +309,27 @@ def _graphs(view: View) -> Iterator[Case]:
         yield Case("record as graphs", about, "bound", code, which, _NODE_NS // 2)
 
 
+def _in_runs(view: View) -> Bools:
+    """Edge of a thread → whether it lies in a run of launches without a pause or a wait."""
+    causes = view.causes
+    waits = np.zeros(len(causes.times), bool)
+    waits[causes.target[causes.of("host wait")]] = True
+    host = np.flatnonzero(view.is_host)
+    host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
+    thread, row = view.rows.threads[view.row[host]], view.row[host]
+    breaks = waits[causes.target[host]] | view.pauses[host]
+    breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
+    run = np.cumsum(breaks)
+    launching = np.isin(row, causes.launches.call) & (view.call[host] >= 0)
+    inside = np.zeros(len(view.kept), bool)
+    inside[host] = np.bincount(run, launching)[run] >= _RUN
+    return inside
+
+
 def _of_hosts(view: View) -> Iterator[Case]:
     """Less Python before the calls of a line, and outside of all ranges."""
     code = "profile the Python there"
-    pauses = view.is_code & (view.causes.lag > _PAUSE_NS)
+    pauses = view.pauses & ~view.switches
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         yield Case("shorten the Python before", about, "bound", code, which)
     if (view.range[view.is_host] >= 0).any():
@@ -303,14 +344,10 @@ def _own_process(view: View) -> Iterator[Case]:
     other: a pause lasts one switch interval, or a few.
     """
     causes, who = view.causes, view.rows.threads[view.row]
-    pauses = view.is_code & (causes.lag > _PAUSE_NS)
-    switches = np.round(causes.lag / _SWITCH_NS)
-    late_ns = causes.lag - switches * _SWITCH_NS
-    held = pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * switches * _SWITCH_NS)
-    if held.sum() >= _ALIKE and 2 * causes.lag[held].sum() > causes.lag[pauses].sum():
+    if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
         code = "multiprocessing"
-        yield Case("give it a process of its own", about, "bound", code, held)
+        yield Case("give it a process of its own", about, "bound", code, view.switches)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)

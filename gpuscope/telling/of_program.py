@@ -14,6 +14,7 @@ from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Shown, counts
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name
 
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
@@ -50,7 +51,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
     if known.warm_up_ns > span_ns:
         values = Quantity("warm_up", known.warm_up_ns, "ns"), Quantity("time", span_ns, "ns")
-        yield Finding("program.warm-up", "warning", {"steps": known.basis}, values)
+        yield Finding("program.warm-up", "note", {"steps": known.basis}, values)
     label = trace.metadata.setting or ""
     share = idle.idle_ns / (span_ns * idle.devices)
     if share >= IDLE:
@@ -64,9 +65,12 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= LEAST * span_ns:
         yield _of_change(changes[0], span_ns)
-    nothing = [each.change for each in changes if each.high_ns < LEAST * span_ns]
-    if nothing:
-        names = list(dict.fromkeys(nothing))[:_NOT_WORTH_IT]
+    most_ns: dict[str, int] = {}
+    for each in changes:
+        most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
+    names = [change for change, gain_ns in most_ns.items() if gain_ns < LEAST * span_ns]
+    if names:
+        names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})
 
 
@@ -88,10 +92,12 @@ def _of_path(path: CriticalPathResult, busy: float) -> Finding:
     whole_ns = max(path.end_ns - path.start_ns, 1)
     values: tuple[Quantity, ...] = (Quantity("busy", busy, "%"),)
     subject = {}
-    kernels = path.by("kernel")
-    if kernels:
-        subject = {"kernel": next(iter(kernels)), "line": next(iter(path.by("line")), "")}
-        values += (Quantity("share", next(iter(kernels.values())) / whole_ns, "%"),)
+    times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
+    if times_ns:
+        name, took_ns = next(iter(times_ns.items()))
+        line = next((line for line in path.by("line") if line), "")
+        subject = {"kernel": kernel_name(name), "line": line}
+        values += (Quantity("share", took_ns / whole_ns, "%"),)
     return Finding("program.busy", "note", subject, values)
 
 

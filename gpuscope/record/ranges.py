@@ -7,9 +7,24 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
+from gpuscope._sites import site_text
 from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
+
+
+class Moment(NamedTuple):
+    """What a thread did when, and the number of the site."""
+
+    name: str
+    thread: int
+    at_ns: int
+    site: int
+
+
+HandOver = tuple[str, Moment | None, Moment, int | None]
+"""Kind of an edge, what it leads from, if that is known, to what, and since when that waited."""
 
 
 class RangeLog:
@@ -30,6 +45,8 @@ class RangeLog:
         Thread → its name, of every thread that was seen.
     used
         Whether any range has begun.
+    moments
+        Gets what threads handed over to each other.
     """
 
     def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
@@ -43,6 +60,8 @@ class RangeLog:
         self._open: dict[int, Row] = {}
         self._ended: deque[tuple[int, Row]] = deque()
         self._taken: list[tuple[int, Row]] = []
+        self.moments: deque[HandOver] = deque()
+        self._handed: list[HandOver] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
         self._full = sys.maxsize
@@ -126,7 +145,8 @@ class RangeLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        return keep(self, "_taken", "_read")
+        move(self.moments, self._handed)
+        return keep(self, "_taken", "_handed", "_read")
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -137,6 +157,9 @@ class RangeLog:
     def drain(self, rows: Rows) -> None:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
+        handed, self._handed = self._handed, []
+        for edge, before, after, since_ns in handed:
+            self._add_moments(edge, before, after, since_ns, rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
@@ -144,3 +167,18 @@ class RangeLog:
             rows.cut()
             rows.spans.append(row)
             self._read.append(number)
+
+    def _add_moments(
+        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None, rows: Rows
+    ) -> None:
+        numbers = []
+        for moment in (before, after) if before else (after,):
+            name, thread, at_ns, site = moment
+            waited = since_ns is not None and moment is after
+            row = self._row(noted_row(next(self._numbers)), None, name, at_ns, thread)
+            row |= {"domain": None, "range_style": None, "source": "host", "end_ns": at_ns}
+            row |= {"kind": "mark", "site": site_text(site) or None}
+            rows.spans.append(row | ({"kind": "sync", "start_ns": since_ns} if waited else {}))
+            numbers.append(row["id"])
+        if before:
+            rows.edges.append((*numbers, edge))

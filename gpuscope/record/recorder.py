@@ -27,6 +27,7 @@ from gpuscope.record.facts import (
     device_facts,
     one_clock,
     partition_facts,
+    process_name,
     rank_facts,
     thread_names,
     versions,
@@ -110,7 +111,7 @@ class Recording:
         self.observers, self._notes = observers_for(self._options)
         note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
-        self._libraries = contextlib.ExitStack()
+        self._libraries, self._threads = contextlib.ExitStack(), contextlib.ExitStack()
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
@@ -158,6 +159,13 @@ class Recording:
             self._reader = Reader(self.batches, keep_ns, self._notes)
             self._reader.start()
 
+    def watch_threads(self) -> None:
+        """Note, too, what threads wait for from each other, until the end."""
+        if not self._simulated:
+            from gpuscope.record import handover  # noqa: PLC0415 - most recordings need none of it
+
+            self._threads.callback(handover.watch(self.ranges))
+
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
         with self._reading.lock:
@@ -198,6 +206,7 @@ class Recording:
 
     def ends_now(self) -> None:
         """Take what this thread waits for from now on for the recording's own."""
+        self._threads.close()
         self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
@@ -213,6 +222,7 @@ class Recording:
             self._reader.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
+        self._threads.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
         with self._reading.lock:  # nobody reads batches meanwhile
@@ -387,7 +397,7 @@ class Recording:
             simulated=self._simulated,
             devices=devices,
             driver=next((facts.driver for facts in devices.values()), None),
-            process_names={str(self._process): "python"},
+            process_names={str(self._process): process_name()},
             thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},

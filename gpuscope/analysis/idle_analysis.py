@@ -125,7 +125,7 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     MissingEvidence
         The trace holds no kernel, copy or memset.
     InvalidArgument
-        The window does not end after it begins.
+        The window is not two times in order.
 
     Examples
     --------
@@ -144,12 +144,10 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
         raise MissingEvidence(
             "the trace holds no kernel, copy or memset: record with profile() while the GPU works"
         )
-    window = window_ns or steps(trace).steady_ns
-    if len(window) != 2 or not all(isinstance(edge, int) for edge in window):
-        raise InvalidArgument(f"window_ns is two times in ns, not {window!r}")
+    window = steps(trace).steady_ns if window_ns is None else window_ns
+    if [*map(type, window)] != [int, int] or window[0] > window[1]:
+        raise InvalidArgument(f"window_ns is a begin and an end in ns, not {window!r}")
     low, high = window
-    if high <= low:
-        raise InvalidArgument(f"window_ns ends after it begins, not at {high} after {low}")
     begins, ends, work, devices = _gaps(trace, low, high)
     causes = _causes(trace, _cut(trace, begins, ends, work), work)
     return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))
@@ -228,17 +226,19 @@ def _cause_of_calls(trace: Trace) -> tuple[list[str], Ints]:
     is_sync = np.isin(every, rows_of(trace, "sync"))
     name, names = codes(trace.spans.column("name"))
     first, code = combined(name[every], is_sync.astype(np.int64))
-    texts = [*_FIXED]
+    number = {text: at for at, text in enumerate(_FIXED)}
+    of_code = []
     for row in first.tolist():
         text = str(names[name[every[row]]])
         cause = next((cause for pattern, cause in _CALLS if pattern.search(text)), OTHER)
         cause = HOST_WAIT if is_sync[row] and cause == OTHER else cause
-        texts.append(f"{cause} ({kernel_name(text)})" if cause in (HOST_WAIT, OTHER) else cause)
+        cause += f" ({kernel_name(text)})" if cause in (HOST_WAIT, OTHER) else ""
+        of_code.append(number.setdefault(cause, len(number)))
     of_row = np.zeros(len(trace), np.int64)
-    of_row[every] = code + len(_FIXED)
+    of_row[every] = np.array(of_code, np.int64)[code]
     of_row[calls] = _FIXED.index(LAUNCH)
     of_row[calls[np.isin(work, rows_of(trace, "memcpy"))]] = _FIXED.index(COPY)
-    return texts, of_row
+    return list(number), of_row
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def _causes(trace: Trace, parts: _Parts, work: Ints) -> tuple[IdleCause, ...]:
                 parts.lines[parts.line[at]] or None,
                 int(idle_ns[index]),
                 int(gaps[index]),
-                tuple(ids[longest[longest >= 0]].tolist()),
+                tuple(dict.fromkeys(ids[longest[longest >= 0]].tolist())),
             )
         )
     return tuple(causes)

@@ -34,7 +34,7 @@ _CALLS = (
     (re.compile("queue get|queue.get"), DATA),
     (re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister"), MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
-    (re.compile("(?i)synchroni[sz]e|event.?query|stream.?query|wait"), HOST_WAIT),
+    (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),
 )
 """What the time in a call is by its name, where it launched nothing."""
 _SHOWN = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,7 +188,9 @@ def test_experiments_count_as_a_whole():
 
 
 def test_steps_of_a_recorded_program():
-    trace = gs.load_trace("tests/data/recordings/requests_h100.parquet")
+    trace = gs.load_trace(
+        Path(__file__).parents[2] / "data" / "recordings" / "requests_h100.parquet"
+    )
     result = analysis.steps(trace)
     assert result.basis
     for a, b in itertools.pairwise(result.steps):

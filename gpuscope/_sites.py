@@ -26,6 +26,7 @@ _MARKS = (
     "<eval_with_key>",
     "<__array_function__",
     "<decorator-gen",
+    *(("<string>",) if sys.argv[:1] != ["-c"] else ()),
 )
 """What the name of a file has that no person wrote for this program."""
 _PROBE = """
@@ -117,11 +118,12 @@ def _named(file: str) -> str:
     path = Path(file)
     if not path.is_absolute():
         return file
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    # A script's module has lost its file when the interpreter ends.
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
     inside = [
         path.relative_to(folder)
-        for folder in ([Path(main).absolute().parent] if main else []) + [Path.cwd()]
+        for folder in (Path(main).absolute().parent, Path.cwd())
         if path.is_relative_to(folder) and not home.is_relative_to(folder)
     ]
     name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()

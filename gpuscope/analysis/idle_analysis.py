@@ -29,9 +29,14 @@ NEXT = "between two works on the GPU"
 BETWEEN, OUTSIDE = "between two CUDA calls", "outside CUDA and any range"
 START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call unknown"
 HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
+THREAD = "waiting for another thread"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
 _CALLS = (
-    (re.compile("queue get|queue.get"), DATA),
+    (re.compile("queue get"), DATA),
+    (
+        re.compile("(event|condition|barrier|semaphore) (wait|acquire)|future result|thread join"),
+        THREAD,
+    ),
     (re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister"), MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
     (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),

@@ -31,7 +31,7 @@ _THREADS = {
     "MainThread|pt_main_thread": "main thread",
     r".*pin_memory_loop.*|pt_data_pin": "pin-memory thread",
     r"pt_autograd\w*": "autograd thread",
-    r"pt_data_worker|.*DataLoader worker.*": "DataLoader worker",
+    "pt_data_worker": "DataLoader worker",
     r"(?:Thread|Dummy)-\d+|python\S*": "",
 }
 """Name of a thread as its library gives it → as a person says it; nothing where it says nothing."""
@@ -164,6 +164,9 @@ def thread_names(trace: Trace) -> dict[int, str]:
             known = f"{target[1]} thread"
         others = siblings[owner[number]]
         known = known or "main thread" * (number == owner[number])
+        process = trace.metadata.process_names.get(str(owner[number]), "")
+        if known == "main thread" and process.startswith("DataLoader worker"):
+            known = process
         names[number] = known or f"thread {others.index(number) + 1} of {len(others)}"
     shared = Counter(names.values())
     for number, name in names.items():
@@ -187,9 +190,9 @@ def stream_names(trace: Trace) -> dict[int, str]:
     held = _held(trace, calls, stream[work])
     rows = rows_of(trace, "kernel", "memcpy", "memset")
     streams, of_row = np.unique(stream, return_inverse=True)
-    name, texts = codes(trace.spans.column("name"))
+    text, texts = codes(trace.spans.column("name"))
     copy, kinds = codes(trace.spans.column("copy_kind"))
-    is_nccl = np.array([str(text).startswith("nccl") for text in texts])[name]
+    is_nccl = np.array([str(known).startswith("nccl") for known in texts])[text]
     shares = {"NCCL": is_nccl} | {
         _COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES
     }
@@ -199,13 +202,14 @@ def stream_names(trace: Trace) -> dict[int, str]:
         >= MOST_OF * np.maximum(counts, 1)
         for what, those in shares.items()
     }
-    of_torch = any("at::" in str(text) for text in texts)
+    of_torch = any("at::" in str(known) for known in texts)
+    recorded = {number: trace.stream_name(number) for number in streams.tolist() if number >= 0}
     names = {}
-    for at, number in enumerate(streams.tolist()):
-        facts = trace.metadata.stream(number)
-        names[number] = facts.name if facts else f"stream {number}"
-        unnamed = _UNNAMED.fullmatch(names[number])
+    for number, name in recorded.items():
+        facts, unnamed = trace.metadata.stream(number), _UNNAMED.fullmatch(name)
+        names[number] = name
         if facts and unnamed:
+            at = np.searchsorted(streams, number)
             is_default = facts.legacy_default or unnamed[1] == _NULL_STREAM
             names[number] = (
                 facts.partition
@@ -214,18 +218,12 @@ def stream_names(trace: Trace) -> dict[int, str]:
                 or next((what for what, those in mostly.items() if those[at]), "")
                 or held.get(number, f"stream {unnamed[1]}")
             )
-    names.pop(-1, None)
-    shared = Counter(names.values())
-    return {
-        number: f"{name} ({_recorded(trace, number)})" if shared[name] > 1 else name
-        for number, name in names.items()
-    }
-
-
-def _recorded(trace: Trace, number: int) -> str:
-    """Return what a recorder called a stream, by which it is told from others."""
-    facts = trace.metadata.stream(number)
-    return facts.name if facts and _UNNAMED.fullmatch(facts.name) else f"stream {number}"
+    shared, given = Counter(names.values()), Counter(recorded.values())
+    for number, name in names.items():
+        if shared[name] > 1 and (name != recorded[number] or given[name] > 1):
+            also = recorded[number] if recorded[number] != name else f"stream {number}"
+            names[number] = f"{name} ({also})"
+    return names
 
 
 _RENAMED: WeakSet[Trace] = WeakSet()

@@ -90,7 +90,7 @@ def test_what_was_launched_before_the_gap_waited_for_its_event_or_for_its_turn()
 
 def test_copies_data_and_the_start_have_causes_of_their_own():
     rows = [
-        call(1, 100, 120, "queue get"), call(2, 130, 170, "cudaMemcpyAsync_v3020"),
+        call(1, 100, 120, "queue get"), call(7, 122, 127, "event wait"), call(2, 130, 170, "cudaMemcpyAsync_v3020"),
         work(3, 165, 200, "memcpy"), call(4, 198, 230, "cudaMemcpy_v3020"),
         call(5, 230, 240), work(6, 240, 250),
     ]  # fmt: skip
@@ -98,7 +98,8 @@ def test_copies_data_and_the_start_have_causes_of_their_own():
     assert causes(trace, 0, 260) == {
         ("start of program", None): 100,
         ("waiting for data", None): 20,
-        ("between two CUDA calls", None): 10,
+        ("waiting for another thread", None): 5,
+        ("between two CUDA calls", None): 5,
         ("in a copy call", None): 35 + 30,
         ("in the launch call", None): 10,
         ("after the last work", None): 10,

@@ -115,6 +115,11 @@ def test_a_stream_is_called_by_the_first_thing_that_is_known_of_it():
         1: "mine", 2: "small (stream 9 of context 2)", 3: "PyTorch's default stream", 4: "NCCL",
         5: "copies to the GPU", 6: "encode", 8: "small (stream 18 of context 1)",
     }  # fmt: skip
+    two = launched(
+        [(1, 1, "kernel", "k"), (1, 2, "kernel", "k")],
+        streams=[(1, "small", {}), (2, "stream 9 of context 2", {"partition": "small"})],
+    )
+    assert stream_names(two) == {1: "small", 2: "small (stream 9 of context 2)"}
     nobody = launched([(1, 5, "kernel", "k")], streams=[(5, "stream 13 of context 1", {})])
     assert stream_names(nobody) == {5: "stream 13"}
 

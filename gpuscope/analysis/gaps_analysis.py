@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -47,11 +46,6 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
             label = trace.stream_name(value) if by == "stream" else str(value or "whole GPU")
             label += f" on {where[number]}" if len(where) > 1 else ""
         labels.append(label)
-    shared = Counter(labels)
-    labels = [
-        f"{label} (stream {value})" if shared[label] > 1 else label
-        for label, (_, value) in zip(labels, keys, strict=True)
-    ]
     sortable = [[(part is not None, 0 if part is None else part) for part in key] for key in keys]
     order = sorted(range(len(keys)), key=sortable.__getitem__)
     position = np.empty(len(keys), np.int64)

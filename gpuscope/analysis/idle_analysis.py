@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
@@ -29,14 +29,20 @@ NEXT = "between two works on the GPU"
 BETWEEN, OUTSIDE = "between two CUDA calls", "outside CUDA and any range"
 START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call unknown"
 HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
+THREAD = "waiting for another thread"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
 _CALLS = (
-    (re.compile("queue get|queue.get"), DATA),
+    (re.compile("queue get"), DATA),
+    (
+        re.compile("(event|condition|barrier|semaphore) (wait|acquire)|future result|thread join"),
+        THREAD,
+    ),
     (re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister"), MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
-    (re.compile("(?i)synchroni[sz]e|event.?query|stream.?query|wait"), HOST_WAIT),
+    (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),
 )
 """What the time in a call is by its name, where it launched nothing."""
+_Texts: TypeAlias = tuple[list[str], list[str], list[str]]
 _SHOWN = 4
 """Spans that show one cause, at most."""
 
@@ -125,7 +131,7 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     MissingEvidence
         The trace holds no kernel, copy or memset.
     InvalidArgument
-        The window does not end after it begins.
+        The window is not two times in order.
 
     Examples
     --------
@@ -144,14 +150,12 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
         raise MissingEvidence(
             "the trace holds no kernel, copy or memset: record with profile() while the GPU works"
         )
-    window = window_ns or steps(trace).steady_ns
-    if len(window) != 2 or not all(isinstance(edge, int) for edge in window):
-        raise InvalidArgument(f"window_ns is two times in ns, not {window!r}")
+    window = steps(trace).steady_ns if window_ns is None else window_ns
+    if [*map(type, window)] != [int, int] or window[0] > window[1]:
+        raise InvalidArgument(f"window_ns is a begin and an end in ns, not {window!r}")
     low, high = window
-    if high <= low:
-        raise InvalidArgument(f"window_ns ends after it begins, not at {high} after {low}")
     begins, ends, work, devices = _gaps(trace, low, high)
-    causes = _causes(trace, _cut(trace, begins, ends, work), work)
+    causes = _causes(trace, begins, ends, work)
     return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))
 
 
@@ -181,7 +185,7 @@ def _gaps(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
     return finish[closed], begins[opened], work[opened], len(first)
 
 
-def _states(trace: Trace, thread: Ints, low: Ints, high: Ints) -> tuple[Ints, ...]:
+def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tuple[Ints, ...]:
     """Cut stretches of time of threads where these enter or leave a call or a range.
 
     Returns
@@ -190,153 +194,131 @@ def _states(trace: Trace, thread: Ints, low: Ints, high: Ints) -> tuple[Ints, ..
         Of each part its stretch, begin, end, call and range, −1 for none; whether it comes before
         all rows of its thread.
     """
-    calls = rows_of(trace, "api", "sync", "event")
     owners, starts = trace.array("thread", fill=-1), trace.array("start_ns")
-    ends = trace.array("end_ns", fill=0)
+    ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
     calls = calls[(owners[calls] > 0) & (ends[calls] > starts[calls])]
     _, owner, begin, end = ranges_in(trace)
     who = np.r_[owners[calls], owners[calls], owner, owner]
     when = np.r_[starts[calls], ends[calls], begin, end]
-    order = np.lexsort((when, who))
-    who, when = who[order], when[order]
-    call = innermost(who, when, owners[calls], starts[calls], ends[calls] - 1)
-    call = np.where(call >= 0, calls[call], -1) if len(calls) else call
-    inside = ranges_around(trace, who, when)
     number = np.unique(np.r_[who, thread], return_inverse=True)[1]
-    rank = np.unique(np.r_[when, low, high], return_inverse=True)[1]
-    width = int(rank.max(initial=0)) + 1
-    edges = number[: len(who)] * width + rank[: len(who)]
-    owner_key = number[len(who) :] * width
-    after = np.searchsorted(edges, owner_key + rank[len(who) : len(who) + len(low)], "right")
-    until = np.searchsorted(edges, owner_key + rank[len(who) + len(low) :], "left")
+    times, rank = np.unique(np.r_[when, low, high], return_inverse=True)
+    edges = np.sort(number[: len(who)] * len(times) + rank[: len(who)])
+    of_thread = number[len(who) :] * len(times)
+    since, till = of_thread + rank[len(who) :].reshape(2, -1)
+    after, until = np.searchsorted(edges, since, "right"), np.searchsorted(edges, till)
     count = np.maximum(until - after, 0) + 1
     stretch = np.repeat(np.arange(len(low)), count)
     step = np.arange(len(stretch)) - np.repeat(np.cumsum(count) - count, count)
-    edge = after[stretch] + step  # the edge that ends the part
-    padded = np.r_[when, 0]
-    begin = np.where(step > 0, padded[edge - 1], low[stretch])
-    end = np.where(step < count[stretch] - 1, padded[edge], high[stretch])
-    none = (edge == 0) | (np.r_[who, -1][edge - 1] != thread[stretch])
-    call, inside = (np.where(none, -1, np.r_[values, -1][edge - 1]) for values in (call, inside))
-    return stretch, begin, end, call, inside, none
+    edge = np.r_[times[edges % len(times)], 0][after[stretch] + step]  # what ends the part
+    end = np.where(step < count[stretch] - 1, edge, high[stretch])
+    begin = np.where(step > 0, np.r_[0, end[:-1]], low[stretch])
+    inside = innermost(thread[stretch], begin, owners[calls], starts[calls], ends[calls] - 1)
+    inside = np.where(inside >= 0, np.r_[calls, -1][inside], -1)
+    around = ranges_around(trace, thread[stretch], begin)
+    return (
+        stretch,
+        begin,
+        end,
+        inside,
+        around,
+        (step == 0) & (after == np.searchsorted(edges, of_thread))[stretch],
+    )
 
 
-def _cause_of_calls(trace: Trace) -> tuple[list[str], Ints]:
-    """Return causes in words, and row → which of them the time in that call is."""
-    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    every = rows_of(trace, "api", "sync", "event")
+def _cause_of_calls(trace: Trace, launches: Ints) -> tuple[list[str], Ints, Ints]:
+    """Return causes in words; row → which of them the time in that call is; and the calls."""
+    every = np.union1d(rows_of(trace, "api", "sync", "event"), launches)
     is_sync = np.isin(every, rows_of(trace, "sync"))
     name, names = codes(trace.spans.column("name"))
     first, code = combined(name[every], is_sync.astype(np.int64))
-    texts = [*_FIXED]
+    number = {text: at for at, text in enumerate(_FIXED)}
+    of_code = []
     for row in first.tolist():
         text = str(names[name[every[row]]])
         cause = next((cause for pattern, cause in _CALLS if pattern.search(text)), OTHER)
         cause = HOST_WAIT if is_sync[row] and cause == OTHER else cause
-        texts.append(f"{cause} ({kernel_name(text)})" if cause in (HOST_WAIT, OTHER) else cause)
+        cause += f" ({kernel_name(text)})" if cause in (HOST_WAIT, OTHER) else ""
+        of_code.append(number.setdefault(cause, len(number)))
     of_row = np.zeros(len(trace), np.int64)
-    of_row[every] = code + len(_FIXED)
-    of_row[calls] = _FIXED.index(LAUNCH)
-    of_row[calls[np.isin(work, rows_of(trace, "memcpy"))]] = _FIXED.index(COPY)
-    return texts, of_row
+    of_row[every] = np.array(of_code, np.int64)[code]
+    of_row[launches[of_row[launches] != number[COPY]]] = number[LAUNCH]
+    return list(number), of_row, every
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Parts of gaps: the gap of each, its length, and the numbers of what it is told by.
+def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints, ...], _Texts]:
+    """Cut gaps by what the thread did that launched the work which ended each.
 
-    Attributes
-    ----------
-    texts, labels, lines
-        Causes, ranges and lines by number.
+    Returns
+    -------
+    tuple
+        Gap and length of each part, and the numbers of its cause, thread, range and line; the
+        texts of causes, ranges and lines.
     """
-
-    gap: Ints
-    ns: Ints
-    cause: Ints
-    thread: Ints
-    range: Ints
-    line: Ints
-    texts: list[str]
-    labels: list[str]
-    lines: list[str]
-
-
-def _cut(trace: Trace, begins: Ints, ends: Ints, work: Ints) -> _Parts:
-    """Cut gaps by what the thread did that launched the work which ended each."""
     starts, owner = trace.array("start_ns"), trace.array("thread", fill=-1)
     returned = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
-    every, _ = linked_rows(trace.edges, trace.array("id"), "launch")
-    processes, process = np.unique(trace.array("process", fill=-1), return_inverse=True)
-    first_ns = np.full(len(processes), LATEST_NS)
-    np.minimum.at(first_ns, process[every], starts[every])
-    held_ns = np.zeros(len(trace), np.int64)
+    launches, _ = linked_rows(trace.edges, trace.array("id"), "launch")
+    event_ns = np.zeros(len(trace), np.int64)
     source, target = linked_rows(trace.edges, trace.array("id"), "event wait")
-    np.maximum.at(held_ns, target, returned[source])
-
+    np.maximum.at(event_ns, target, returned[source])
     call = np.where(work >= 0, launch_calls(trace)[work], -1)
-    gap = np.flatnonzero(call >= 0)
-    lost = np.flatnonzero(call < 0)
-    call, low, high = call[gap], begins[gap], ends[gap]
-    launched = np.clip(starts[call], low, high)
-    back = np.clip(returned[call], launched, high)
-    stretch, since, until, inside, around, none = _states(trace, owner[call], low, launched)
-    texts, of_call = _cause_of_calls(trace)
+    known = call >= 0
+    thread = np.where(known, owner[call], -1)
+    back = np.where(known, np.clip(returned[call], low, high), low)
+    texts, of_call, every = _cause_of_calls(trace, launches)
+    gap, since, until, inside, around, unborn = _cut(trace, every, thread, low, back)
     number = {text: at for at, text in enumerate(_FIXED)}
-    in_none = np.where(np.isin(owner[call], ranges_in(trace)[1]), number[OUTSIDE], number[BETWEEN])
-    before = np.where(around >= 0, number[BETWEEN], in_none[stretch])
-    before[none & (until <= first_ns[process[call]][stretch])] = number[START]
-    before = np.where(inside >= 0, of_call[inside], before)
+    has_ranges = np.isin(thread, ranges_in(trace)[1])[gap] & (around < 0)
+    during = np.where(has_ranges, number[OUTSIDE], number[BETWEEN])
+    during[unborn & (until <= starts[launches].min(initial=LATEST_NS))] = number[START]
+    during = np.where(inside >= 0, of_call[inside], during)
     after = np.where(returned[call] > low, number[ON_ITS_WAY], number[NEXT])
-    after[held_ns[work[gap]] > np.maximum(returned[call], low)] = number[EVENT]
-    cause = np.r_[
-        before, of_call[call], after, np.where(work[lost] < 0, number[AFTER], number[UNKNOWN])
-    ]
-    ns = np.r_[until - since, back - launched, high - back, ends[lost] - begins[lost]]
-    of_gap = np.r_[gap[stretch], gap, gap, lost]
+    after[event_ns[work] > np.maximum(returned[call], low)] = number[EVENT]
+    after = np.where(known, after, np.where(work < 0, number[AFTER], number[UNKNOWN]))
 
     site, sites = codes(trace.spans.column("site"))
     line, lines = _numbered([str((lines_of(text) or ("",))[0]) for text in sites])
+    launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
     own = np.where(inside >= 0, site[inside], 0)
-    at_line = np.where(own > 0, own, site[call][stretch])
-    place = line[
-        np.r_[at_line, site[call], site[call], np.where(work[lost] < 0, 0, site[work[lost]])]
-    ]
+    own = np.where(own > 0, own, launched_at[gap])
     name, names = codes(trace.spans.column("name"))
-    label, labels = _numbered([range_label(str(text or "")) for text in names])
-    held = ranges_around(trace, owner[call], starts[call])
-    rows = np.r_[around, held, held, np.full(len(lost), -1)]
-    range_of = np.where(rows >= 0, label[name[rows]], 0)
-    thread = np.r_[owner[call][stretch], owner[call], owner[call], np.full(len(lost), -1)]
+    label, labels = _numbered([range_label(str(text)) for text in names])
+    rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
+    every_gap = np.arange(len(low))
+    columns = (
+        np.r_[gap, every_gap],
+        np.r_[until - since, high - back],
+        np.r_[during, after],
+        np.r_[thread[gap], thread],
+        np.where(rows >= 0, label[name[rows]], 0),
+        line[np.r_[own, launched_at]],
+    )
+    kept = columns[1] > 0
+    return tuple(column[kept] for column in columns), (texts, labels, lines)
 
-    return _Parts(of_gap, ns, cause, thread, range_of, place, texts, labels, lines)
 
-
-def _causes(trace: Trace, parts: _Parts, work: Ints) -> tuple[IdleCause, ...]:
+def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause, ...]:
     """Sum the parts of gaps by cause, thread, range and line."""
-    kept = np.flatnonzero(parts.ns > 0)
-    ns, gap = parts.ns[kept], parts.gap[kept]
-    threads = np.unique(parts.thread, return_inverse=True)[1]
-    keys = parts.cause, threads, parts.range, parts.line
-    first, group = combined(*(key[kept] for key in keys))
-    idle_ns = Groups(group, list(range(len(first)))).sums(ns)
+    (gap, ns, cause, thread, label, line), (texts, labels, lines) = _parts(trace, low, high, work)
+    number = np.unique(thread, return_inverse=True)[1]
+    first, group = combined(cause, number, label, line)
+    groups = Groups(group, list(range(len(first))))
+    idle_ns = groups.sums(ns)
     gaps = np.bincount(group[combined(group, gap)[0]], minlength=len(first))
-    order = np.lexsort((-ns, group))
-    bounds = np.searchsorted(group[order], np.arange(len(first) + 1))
+    longest = np.lexsort((-ns, group))
     ids, called = trace.array("id"), thread_names(trace)
     causes = []
-    for index in np.argsort(-idle_ns, kind="stable").tolist():
-        at = kept[first[index]]
-        longest = work[gap[order[bounds[index] : bounds[index + 1]][:_SHOWN]]]
+    for at in np.argsort(-idle_ns, kind="stable").tolist():
+        ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
+        part = first[at]
         causes.append(
             IdleCause(
-                parts.texts[parts.cause[at]],
-                called.get(int(parts.thread[at])),
-                parts.labels[parts.range[at]] or None,
-                parts.lines[parts.line[at]] or None,
-                int(idle_ns[index]),
-                int(gaps[index]),
-                tuple(ids[longest[longest >= 0]].tolist()),
+                texts[cause[part]],
+                called.get(int(thread[part])),
+                labels[label[part]] or None,
+                lines[line[part]] or None,
+                int(idle_ns[at]),
+                int(gaps[at]),
+                tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist())),
             )
         )
     return tuple(causes)

@@ -63,19 +63,6 @@ class StepsResult(Result):
         From there to the first steady step: setting up, and the first steps.
     steady_ns
         Begin and end of what rates and idle shares count.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
-    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
-    ...     for number in range(4):
-    ...         with gs.annotate(f"step {number}"):
-    ...             stream.launch(kernel, 50_000, grid=1, block=32)
-    >>> steps = gs.analysis.steps(recording.trace)
-    >>> len(steps.steps), steps.basis, steps.typical.name
-    (4, "ranges 'step'", 'step')
     """
 
     basis: str
@@ -130,10 +117,18 @@ def steps(trace: Trace) -> StepsResult:
     median if that is more. The steady time ends with the last step and the work that it launched.
     Without steps, it is from the first launch to the end of the last GPU work.
 
-    Raises
-    ------
-    MissingEvidence
-        The trace holds no row.
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     for number in range(4):
+    ...         with gs.annotate(f"step {number}"):
+    ...             stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> steps = gs.analysis.steps(recording.trace)
+    >>> len(steps.steps), steps.basis, steps.typical.name
+    (4, "ranges 'step'", 'step')
     """
     return _steps(trace)
 

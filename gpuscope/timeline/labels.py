@@ -152,8 +152,9 @@ def labelled(
             number = sole_process if key.process is None else key.process
             owner = owner_label(names, number)
         if key.group == Group.STREAM:
-            stream = clean(names.stream_name(key.stream), 18)
-            label = f"{partition_label(names, key.partition, ranked=owner is None)} · {stream}"
+            label = partition_label(names, key.partition, ranked=owner is None)
+            if (stream := clean(names.stream_name(key.stream), 24)) != key.partition:
+                label = f"{label} · {stream}"
             if len(devices) > 1:
                 label = f"GPU {'?' if key.device is None else key.device} · {label}"
             if (owner, label) in seen:

@@ -31,7 +31,7 @@ _THREADS = {
     "MainThread|pt_main_thread": "main thread",
     r".*pin_memory_loop.*|pt_data_pin": "pin-memory thread",
     r"pt_autograd\w*": "autograd thread",
-    r"pt_data_worker|.*DataLoader worker.*": "DataLoader worker",
+    "pt_data_worker": "DataLoader worker",
     r"(?:Thread|Dummy)-\d+|python\S*": "",
 }
 """Name of a thread as its library gives it → as a person says it; nothing where it says nothing."""
@@ -67,7 +67,8 @@ _FUSED = re.compile(
 )
 _BACKWARD = re.compile("(?i:_?backward|bprop|_bwd|bn_bw|[dw]grad|_grad|gammabeta)")
 _ARGUMENTS, _MANGLED, _LENGTH = (re.compile(text) for text in ("<[^<>]*>", "_ZN?K?", r"\d+"))
-_LONGEST = 4000
+_CPP = re.compile(r"(?:void )?(?:\(anonymous namespace\)::)?[A-Za-z_]\w*(?:::|<)")
+_LONGEST = 1000
 """Characters of a name that are looked at."""
 
 
@@ -141,37 +142,39 @@ def thread_names(trace: Trace) -> dict[int, str]:
     """Return thread → what a person calls it.
 
     By its own name, else the range that holds nine tenths of its launches, else ``"thread 2 of
-    3"`` of its process. Where the trace has several processes, the name says which.
+    3"`` of its process. Where two have one name, it says of which rank or process, or the number.
     """
     thread = trace.array("thread", fill=-1)
-    calls, _ = linked_rows(trace.edges, trace.array("id"), "launch")
-    calls = np.unique(calls)
+    calls = np.unique(linked_rows(trace.edges, trace.array("id"), "launch")[0])
     held = _held(trace, calls, thread[calls])
-    first, _ = combined(np.maximum(thread, 0))
+    first = combined(np.maximum(thread, 0))[0]
     process_of = trace.array("process", fill=-1)[first].tolist()
-    owner = dict(zip(thread[first].tolist(), process_of, strict=True))
-    threads = sorted(number for number in owner if number > 0)
-    counts = Counter(owner[number] for number in threads)
-    places: Counter[int] = Counter()
+    owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
+    siblings: dict[int, list[int]] = {}
+    for number, process in owner.items():
+        siblings.setdefault(process, []).extend([number] * (number > 0))
     names = {}
-    for number in threads:
-        process = owner[number]
-        places[process] += 1
+    for number in [number for number in owner if number > 0]:
         given = trace.metadata.thread_names.get(str(number), "")
         known = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
-        if number == process and not known:
-            known = "main thread"
         target = _TARGET.fullmatch(known)
-        if (target or not known) and number in held:
+        if number in held and (target or not known):
             known = f"{held[number]} thread"
         elif target:
             known = f"{target[1]} thread"
-        names[number] = known or f"thread {places[process]} of {counts[process]}"
-        rank = trace.metadata.rank(process)
-        if len(counts) > 1:
-            names[number] += f" · rank {rank.rank}" if rank else f" of process {process}"
+        others = siblings[owner[number]]
+        known = known or "main thread" * (number == owner[number])
+        process = trace.metadata.process_names.get(str(owner[number]), "")
+        if known == "main thread" and process.startswith("DataLoader worker"):
+            known = process
+        names[number] = known or f"thread {others.index(number) + 1} of {len(others)}"
     shared = Counter(names.values())
-    return {n: f"{name} ({n})" if shared[name] > 1 else name for n, name in names.items()}
+    for number, name in names.items():
+        rank = trace.metadata.rank(owner[number])
+        where = f"process {owner[number]}" if len(siblings) > 1 else f"thread {number}"
+        where = f"rank {rank.rank}" if rank and len(siblings) > 1 else where
+        names[number] = f"{name} · {where}" if shared[name] > 1 else name
+    return names
 
 
 @once
@@ -186,42 +189,40 @@ def stream_names(trace: Trace) -> dict[int, str]:
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
     held = _held(trace, calls, stream[work])
     rows = rows_of(trace, "kernel", "memcpy", "memset")
-    rows = rows[stream[rows] >= 0]
-    name, texts = codes(trace.spans.column("name"))
+    streams, of_row = np.unique(stream, return_inverse=True)
+    text, texts = codes(trace.spans.column("name"))
     copy, kinds = codes(trace.spans.column("copy_kind"))
-    is_nccl = np.array([str(text).startswith("nccl") for text in texts])[name]
-    of_torch = any("at::" in str(text) for text in texts)
-    names, numbers = {}, {}
-    for number in np.unique(stream[stream >= 0]).tolist():
-        facts = trace.metadata.stream(number) or StreamFacts(f"stream {number}")
-        unnamed = _UNNAMED.fullmatch(facts.name)
-        numbers[number] = unnamed[1] if unnamed else str(number)
-        names[number] = facts.name
-        if unnamed is None or trace.metadata.stream(number) is None:
-            continue
-        own = rows[stream[rows] == number]
-        most = MOST_OF * max(len(own), 1)
-        copies = np.bincount(copy[own], minlength=len(kinds))
-        default = facts.legacy_default or (unnamed[1] == _NULL_STREAM and not facts.blocking)
-        names[number] = (
-            facts.partition
-            or (("PyTorch's " * of_torch + "default stream") if default else "")
-            or ("per-thread default stream" if facts.per_thread else "")
-            or ("NCCL" if is_nccl[own].sum() >= most else "")
-            or _COPIES.get(str(kinds[copies.argmax()]) if copies.max() >= most else "", "")
-            or held.get(number)
-            or f"stream {unnamed[1]}"
-        )
-    return _unique(names, numbers)
-
-
-def _unique(names: dict[int, str], numbers: dict[int, str]) -> dict[int, str]:
-    for known in (numbers, {number: f"{number}" for number in names}):
-        shared = Counter(names.values())
-        names = {
-            number: f"{name} (stream {known[number]})" if shared[name] > 1 else name
-            for number, name in names.items()
-        }
+    is_nccl = np.array([str(known).startswith("nccl") for known in texts])[text]
+    shares = {"NCCL": is_nccl} | {
+        _COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES
+    }
+    counts = np.bincount(of_row[rows], minlength=len(streams))
+    mostly = {
+        what: np.bincount(of_row[rows], those[rows], len(streams))
+        >= MOST_OF * np.maximum(counts, 1)
+        for what, those in shares.items()
+    }
+    of_torch = any("at::" in str(known) for known in texts)
+    recorded = {number: trace.stream_name(number) for number in streams.tolist() if number >= 0}
+    names = {}
+    for number, name in recorded.items():
+        facts, unnamed = trace.metadata.stream(number), _UNNAMED.fullmatch(name)
+        names[number] = name
+        if facts and unnamed:
+            at = np.searchsorted(streams, number)
+            is_default = facts.legacy_default or unnamed[1] == _NULL_STREAM
+            names[number] = (
+                facts.partition
+                or ("PyTorch's " * of_torch + "default stream") * is_default
+                or "per-thread default stream" * facts.per_thread
+                or next((what for what, those in mostly.items() if those[at]), "")
+                or held.get(number, f"stream {unnamed[1]}")
+            )
+    shared, given = Counter(names.values()), Counter(recorded.values())
+    for number, name in names.items():
+        if shared[name] > 1 and (name != recorded[number] or given[name] > 1):
+            also = recorded[number] if recorded[number] != name else f"stream {number}"
+            names[number] = f"{name} ({also})"
     return names
 
 
@@ -270,7 +271,7 @@ def kernel_name(name: str) -> str:
     and parameters; other names stay as they are.
     """
     text = name[:_LONGEST]
-    if "<" in text or "::" in text or _LIBRARY.match(text):
+    if _CPP.match(text) or _LIBRARY.match(text):
         for pattern, words in _RULES:
             if match := pattern.search(text):
                 return _filled(words, match, _element_type(text))
@@ -285,7 +286,7 @@ def _filled(words: str, match: re.Match[str], element: str) -> str:
         groups = [_BACKWARD.sub("", group) for group in groups]
         words = words.replace(" *", " backward *")
     elif groups and "(Triton)" in words:
-        groups = [", ".join(op for op in _FUSED.findall(groups[0]))]
+        groups = [", ".join(_FUSED.findall(groups[0]))]
     for number, group in enumerate(groups, 1):
         plain = re.sub("(?<=[a-z])(?=[A-Z])", " ", group).replace("_", " ").lower()
         words = words.replace(f"\\{number}", plain)
@@ -299,13 +300,9 @@ def _element_type(text: str) -> str:
     if match := _TYPE.search(text, max(text.find("tf32"), 0)):
         return _NAME_OF[match[1]]
     match = _LETTER.search(text)
-    if match is None:
-        return ""
-    return (
-        "tf32"
-        if match[2] == "s" and match[3]
-        else kernel_patterns.LETTERS.get(match[1] or match[2], "")
-    )
+    if match and match[2] == "s" and match[3]:
+        return "tf32"
+    return kernel_patterns.LETTERS.get(match[1] or match[2], "") if match else ""
 
 
 def _function(text: str) -> str:
@@ -316,7 +313,7 @@ def _function(text: str) -> str:
             at = length.end() + int(length[0])
             name = text[length.end() : at]
         return name
-    if "<" not in text and "::" not in text:
+    if not _CPP.match(text):
         return text
     before, text = "", text.replace("(anonymous namespace)::", "")
     while before != text:

@@ -182,6 +182,7 @@ def _of_work(view: View) -> Iterator[Case]:
             code,
             which | holds,
             half,
+            is_least=True,
         )
     yield from _larger_partitions(view)
     copies = view.kept & runs & rows.having("kind", ("memcpy",))[view.row]

@@ -8,13 +8,13 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.schema import GPU_WORK
 
 
 @dataclass(frozen=True)

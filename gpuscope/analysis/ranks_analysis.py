@@ -12,13 +12,13 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._types import Ints
 from gpuscope.analysis.collectives_analysis import Collective, collectives
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.analysis.steps_analysis import StepsResult, steps
 from gpuscope.trace.collectives import is_nccl, parts
 from gpuscope.trace.columns import codes, is_open, once, rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import GPU_WORK
 from gpuscope.trace.sites import lines_of
 
 
@@ -222,6 +222,6 @@ def _slower(
         more = sums[at] - np.median(others, axis=0).astype(np.int64)
         more[[label == "" for label in groups.labels]] = 0
         best = int(np.argmax(more)) if len(more) else -1
-        known = best >= 0 and more[best] > 0
-        slower[rank] = (groups.labels[best], int(more[best])) if known else ("", 0)
+        is_slower = best >= 0 and more[best] > 0
+        slower[rank] = (groups.labels[best], int(more[best])) if is_slower else ("", 0)
     return slower

@@ -8,7 +8,7 @@ from gpuscope._checks import door
 from gpuscope._text import counted, safe
 from gpuscope.analyses import FIRST, findings, known_analyses
 from gpuscope.analysis.critical_path_analysis import steady_path
-from gpuscope.analysis.steps_analysis import StepsResult, steps
+from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
 from gpuscope.timeline.canvas.file import timeline_html
@@ -63,11 +63,12 @@ def trace_report(
     heading = title or trace.metadata.setting or "gpuscope trace"
     traces = {heading: trace}
     found = findings(trace)
-    drawn, step = trace, []
+    drawn, step = trace, list[str]()
     if found.sections:  # a program's
-        known_steps, path = steps(trace), steady_path(trace)
-        drawn, window_ns = with_path(trace, path), window_ns or known_steps.steady_ns
-        step = _typical(drawn, known_steps)
+        known_steps = steps(trace)
+        drawn = with_path(trace, steady_path(trace))
+        window_ns = window_ns or known_steps.steady_ns
+        step = _typical(drawn, known_steps.typical)
     sections = [
         to_html(found.findings),
         *page.broken(),
@@ -88,13 +89,13 @@ def trace_report(
     return page.write(path, heading, traces, sections, about)
 
 
-def _typical(trace: Trace, known: StepsResult) -> list[str]:
+def _typical(trace: Trace, step: Step | None) -> list[str]:
     """Return a timeline of the step of median length, and little around it."""
-    if not known.steps:
+    if step is None:
         return []
-    low, high = known.typical.start_ns, known.typical.end_ns
+    low, high = step.start_ns, step.end_ns
     margin = (high - low) // 20
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     shown = trace.where((starts < high + margin) & (ends > low - margin))
-    title = f"<h2>One typical step: {safe(known.typical.name)}</h2>"
+    title = f"<h2>One typical step: {safe(step.name)}</h2>"
     return [title, timeline_html(shown, window_ns=(low - margin, high + margin))]

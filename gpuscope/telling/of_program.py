@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
 from gpuscope.analysis.help_analysis import Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
+from gpuscope.analysis.intervals import union
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import RankTimes, ranks
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.finding import Finding, Quantity, Shown, counts
+from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
+from gpuscope.trace.columns import codes, linked_rows
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
@@ -20,6 +24,8 @@ IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
 LEAST = 0.01
 """Share of the time below which a change is not worth telling."""
+_COMPILES_NS = 50_000_000
+"""What takes less before the first launch of a kernel may be its loading."""
 _SPANS, _NOT_WORTH_IT = 8, 3
 
 
@@ -49,6 +55,11 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     known = steps(trace)
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
+    compiled_ns = _compiled_ns(trace)
+    if compiled_ns >= max(_COMPILES_NS, LEAST * span_ns):
+        values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
+        severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
+        yield Finding("program.compiles", severity, {}, values)
     if known.warm_up_ns > span_ns:
         values = Quantity("warm_up", known.warm_up_ns, "ns"), Quantity("time", span_ns, "ns")
         yield Finding("program.warm-up", "note", {"steps": known.basis}, values)
@@ -72,6 +83,31 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     if names:
         names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})
+
+
+def _compiled_ns(trace: Trace) -> int:
+    """Return how long threads were busy with what ended in the first launch of a new Triton kernel.
+
+    That is since the call before that a line of the program made, of ``torch.compile``'s kernels.
+    """
+    name, names = codes(trace.spans.column("name"))
+    is_compiled = np.array([str(text).startswith("triton_") for text in names])[name]
+    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    calls, work = calls[is_compiled[work]], work[is_compiled[work]]
+    if not len(calls):
+        return 0
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    calls, work = (rows[np.argsort(starts[calls], kind="stable")] for rows in (calls, work))
+    first = calls[np.unique(name[work], return_index=True)[1]]
+    has_line, thread = codes(trace.spans.column("site"))[0] > 0, trace.array("thread", fill=-1)
+    since, until = [], []
+    for call in first.tolist():
+        before = has_line & (thread == thread[call]) & (ends <= starts[call]) & (ends > 0)
+        if before.any() and (began := ends[before].max()) + _COMPILES_NS <= starts[call]:
+            since.append(began)
+            until.append(starts[call])
+    both = union(np.array(since, np.int64), np.array(until, np.int64))
+    return int((both[:, 1] - both[:, 0]).sum())
 
 
 def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:

@@ -175,9 +175,10 @@ RULES = {
     "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
-    "program.warm-up": Rule(
-        "Warm-up takes {warm_up}, all that follows {time}",
-        "Compile, load or allocate less, or once for many runs: no other figure counts it.",
+    "program.compiles": Rule(
+        "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
+        "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
+        "(torch.export, a cache of inductor's).",
     ),
     "program.idle": Rule(
         "Nothing ran on the GPU for {idle} of {time}, for {of_it} of that: {cause}"
@@ -193,6 +194,10 @@ RULES = {
     ),
     "program.help": Rule(
         "What would help most: {change}[, {about}]: {gain} sooner, {share} of the time ({basis})"
+    ),
+    "program.warm-up": Rule(
+        "Warm-up takes {warm_up}, all that follows {time}",
+        "Compile, load or allocate less, or once for many runs: no other figure counts it.",
     ),
     "program.no-help": Rule("Not worth it: {changes}"),
     "dry-queue.calls": Rule(

@@ -32,11 +32,10 @@ _THREADS = {
     r".*pin_memory_loop.*|pt_data_pin": "pin-memory thread",
     r"pt_autograd\w*": "autograd thread",
     "pt_data_worker": "DataLoader worker",
-    r"(?:Thread|Dummy)-\d+|python\S*": "",
 }
-"""Name of a thread as its library gives it → as a person says it; nothing where it says nothing."""
-_TARGET = re.compile(r"Thread-\d+ \((\w+)\)")
-"""What Python calls a thread that runs a function and was given no name."""
+"""Name of a thread as its library gives it → as a person says it."""
+_UNSAID = re.compile(r"(?:Thread|Dummy)-\d+(?: \((\w+)\))?|python\S*|")
+"""Names that are given to threads without one; of Python's the function that it runs."""
 _NUMBER = re.compile(r"[\s#_:=.\-\[(]*\d+[\])]?$")
 _OF_LIBRARIES = re.compile(
     r"(?:aten|autograd|c10d?|cub|cudnn|cublas|nccl|thrust|torch)(?:::|[A-Z])"
@@ -150,29 +149,25 @@ def thread_names(trace: Trace) -> dict[int, str]:
     first = combined(np.maximum(thread, 0))[0]
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
-    siblings: dict[int, list[int]] = {}
-    for number, process in owner.items():
-        siblings.setdefault(process, []).extend([number] * (number > 0))
+    owner = {number: process for number, process in owner.items() if number > 0}
+    count, place = Counter(owner.values()), Counter[int]()
     names = {}
-    for number in [number for number in owner if number > 0]:
+    for number, process in owner.items():
+        place[process] += 1
         given = trace.metadata.thread_names.get(str(number), "")
-        known = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
-        target = _TARGET.fullmatch(known)
-        if number in held and (target or not known):
-            known = f"{held[number]} thread"
-        elif target:
-            known = f"{target[1]} thread"
-        others = siblings[owner[number]]
-        known = known or "main thread" * (number == owner[number])
-        process = trace.metadata.process_names.get(str(owner[number]), "")
-        if known == "main thread" and process.startswith("DataLoader worker"):
-            known = process
-        names[number] = known or f"thread {others.index(number) + 1} of {len(others)}"
+        name = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
+        if (unsaid := _UNSAID.fullmatch(name)) is not None:
+            doing = held.get(number) or unsaid[1]
+            name = f"{doing} thread" if doing else "main thread" * (number == process)
+        called = trace.metadata.process_names.get(str(process), "")
+        if name == "main thread" and called.startswith("DataLoader worker"):
+            name = called
+        names[number] = name or f"thread {place[process]} of {count[process]}"
     shared = Counter(names.values())
     for number, name in names.items():
-        rank = trace.metadata.rank(owner[number])
-        where = f"process {owner[number]}" if len(siblings) > 1 else f"thread {number}"
-        where = f"rank {rank.rank}" if rank and len(siblings) > 1 else where
+        process, rank = owner[number], trace.metadata.rank(owner[number])
+        where = f"rank {rank.rank}" if rank else f"process {process}"
+        where = where if len(count) > 1 else f"thread {number}"
         names[number] = f"{name} · {where}" if shared[name] > 1 else name
     return names
 

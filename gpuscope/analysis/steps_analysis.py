@@ -11,7 +11,7 @@ from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, Row, about, sentences
+from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
@@ -93,10 +93,10 @@ class StepsResult(Result):
     def definition(self) -> str:
         """By what steps are told, and what is start-up and warm-up."""
         length = self.steady_ns[1] - self.steady_ns[0]
-        return sentences(
-            f"steps by {self.basis}" if self.steps else self.basis,
-            f"start-up {duration(self.start_up_ns)}, warm-up {duration(self.warm_up_ns)}: no rate "
-            f"or idle share counts them, only the steady {duration(length)}",
+        return (
+            f"{'steps by ' if self.steps else ''}{self.basis}; start-up of "
+            f"{duration(self.start_up_ns)} and warm-up of {duration(self.warm_up_ns)} count in no "
+            f"rate and no idle share, the steady {duration(length)} do"
         )
 
 

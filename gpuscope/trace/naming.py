@@ -157,8 +157,8 @@ def thread_names(trace: Trace) -> dict[int, str]:
         given = trace.metadata.thread_names.get(str(number), "")
         name = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
         if (unsaid := _UNSAID.fullmatch(name)) is not None:
-            doing = held.get(number) or unsaid[1]
-            name = f"{doing} thread" if doing else "main thread" * (number == process)
+            doing = "main" if number == process else held.get(number) or unsaid[1]
+            name = f"{doing} thread" if doing else ""
         called = trace.metadata.process_names.get(str(process), "")
         if name == "main thread" and called.startswith("DataLoader worker"):
             name = called

@@ -309,18 +309,12 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     causes = []
     for at in np.argsort(-idle_ns, kind="stable").tolist():
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
+        spans = tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist()))
         part = first[at]
-        causes.append(
-            IdleCause(
-                texts[cause[part]],
-                called.get(int(thread[part])),
-                labels[label[part]] or None,
-                lines[line[part]] or None,
-                int(idle_ns[at]),
-                int(gaps[at]),
-                tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist())),
-            )
-        )
+        told = labels[label[part]] or None, lines[line[part]] or None
+        who = called.get(int(thread[part]))
+        sums = int(idle_ns[at]), int(gaps[at])
+        causes.append(IdleCause(texts[cause[part]], who, *told, *sums, spans))
     return tuple(causes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import cache, lru_cache
+from functools import lru_cache
 from weakref import WeakSet
 
 import msgspec
@@ -71,7 +71,7 @@ _LONGEST = 1000
 """Characters of a name that are looked at."""
 
 
-@cache
+@lru_cache(65_536)
 def range_label(name: str) -> str:
     """Return a range's name without the number at its end: ``"step"`` for ``"step 12"``."""
     return _NUMBER.sub("", name) or name
@@ -107,13 +107,8 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     number = {text: at for at, text in enumerate(dict.fromkeys(labels))}
     label = np.array([number[text] for text in labels])[name[rows]]
     above = enclosing(thread, start, end)
-    at = innermost(
-        trace.array("thread", fill=-1)[calls],
-        trace.array("start_ns")[calls],
-        thread,
-        start,
-        end - 1,
-    )
+    who, when = (trace.array(column, fill=-1)[calls] for column in ("thread", "start_ns"))
+    at = innermost(who, when, thread, start, end - 1)
     pairs, inside = [], np.flatnonzero(at >= 0)
     while len(inside):
         pairs.append(inside * len(number) + label[at[inside]])
@@ -125,15 +120,12 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
     count, total_ns = np.bincount(label), np.bincount(label, end - start)
-    best: dict[int, tuple[bool, float, str]] = {}
+    rank = np.where(count >= REPEATED, total_ns, -1 - total_ns)
+    most = first[np.bincount(code) >= MOST_OF * launches[owner[call[first]]]]
+    most = most[np.argsort(rank[held_by[most]], kind="stable")]  # the last holds
+    whose, what = owners[owner[call[most]]].tolist(), held_by[most].tolist()
     texts = list(number)
-    for pair, held in zip(first.tolist(), np.bincount(code).tolist(), strict=True):
-        whose, what = int(owner[call[pair]]), held_by[pair]
-        if held >= MOST_OF * launches[whose]:
-            repeats = bool(count[what] >= REPEATED)
-            key = repeats, float(total_ns[what] if repeats else -total_ns[what]), texts[what]
-            best[whose] = max(best.get(whose, key), key)
-    return {int(owners[whose]): key[2] for whose, key in best.items()}
+    return {thread: texts[label] for thread, label in zip(whose, what, strict=True)}
 
 
 @once

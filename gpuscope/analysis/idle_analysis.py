@@ -13,7 +13,7 @@ from gpuscope._text import duration
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.latency_analysis import launch_calls
-from gpuscope.analysis.result import Result, about, sentences
+from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
@@ -102,11 +102,11 @@ class IdleResult(Result):
     def definition(self) -> str:
         """To whom a gap belongs, and where it is cut."""
         several = f" of {self.devices} GPUs" if self.devices > 1 else ""
-        return sentences(
-            f"idle for {duration(self.idle_ns)}{several} of the steady "
-            f"{duration(self.window_ns[1] - self.window_ns[0])}",
-            "a gap belongs to the thread that launched the work which ended it; it is cut where "
-            "that thread entered or left a call or a range; the parts add up",
+        return (
+            f"idle time{several}: {duration(self.idle_ns)} of "
+            f"{duration(self.window_ns[1] - self.window_ns[0])}, without start-up and warm-up "
+            "unless a window was given; a gap belongs to the thread that launched the work which "
+            "ended it, and is cut where that thread entered or left a call or a range"
         )
 
 
@@ -309,18 +309,12 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     causes = []
     for at in np.argsort(-idle_ns, kind="stable").tolist():
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
+        spans = tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist()))
         part = first[at]
-        causes.append(
-            IdleCause(
-                texts[cause[part]],
-                called.get(int(thread[part])),
-                labels[label[part]] or None,
-                lines[line[part]] or None,
-                int(idle_ns[at]),
-                int(gaps[at]),
-                tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist())),
-            )
-        )
+        told = labels[label[part]] or None, lines[line[part]] or None
+        who = called.get(int(thread[part]))
+        sums = int(idle_ns[at]), int(gaps[at])
+        causes.append(IdleCause(texts[cause[part]], who, *told, *sums, spans))
     return tuple(causes)
 
 

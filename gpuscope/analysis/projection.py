@@ -101,17 +101,17 @@ class NamedProjection:
     name: Annotated[str, "range"]
     domain: Annotated[str | None, "domain"]
     n: Annotated[int, "calls"]
-    launched: Annotated[int, "with GPU work"]
+    host_ns: Annotated[int, "host (ms)"]
+    busy_ns: Annotated[int, "GPU busy (ms)"]
     launches: Annotated[int, "launches"]
+    idle_ns: Annotated[int, "idle inside (ms)"]
+    launched: Annotated[int, "with GPU work"]
     kernels: Annotated[int, "kernels"]
     copies: Annotated[int, "copies"]
     graphs: Annotated[int, "graphs"]
-    host_ns: Annotated[int, "host (ms)"]
     host_median_ns: Annotated[float | None, "host median (µs)"]
     projected_ns: Annotated[int, "on GPU (ms)"]
     projected_median_ns: Annotated[float | None, "on GPU median (µs)"]
-    busy_ns: Annotated[int, "GPU busy (ms)"]
-    idle_ns: Annotated[int, "idle inside (ms)"]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._text import duration
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, Row, about, sentences
+from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
@@ -22,7 +22,6 @@ _SAMPLE, _MOST_TOKENS = 50_000, 64
 """Launches from the middle of a run, and kinds of launches, by which a period is looked for."""
 _REGULAR, _WHOLE = 0.9, 0.7
 """Share of launches in steps of usual length, and of their kinds in most steps, at least."""
-_NONE = np.zeros((0, 2), np.int64)
 _NOISE, _TOLERANCE = 3.0, 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
 
@@ -94,10 +93,10 @@ class StepsResult(Result):
     def definition(self) -> str:
         """By what steps are told, and what is start-up and warm-up."""
         length = self.steady_ns[1] - self.steady_ns[0]
-        return sentences(
-            f"steps by {self.basis}" if self.steps else self.basis,
-            f"start-up {duration(self.start_up_ns)}, warm-up {duration(self.warm_up_ns)}: no rate "
-            f"or idle share counts them, only the steady {duration(length)}",
+        return (
+            f"{'steps by ' if self.steps else ''}{self.basis}; start-up of "
+            f"{duration(self.start_up_ns)} and warm-up of {duration(self.warm_up_ns)} count in no "
+            f"rate and no idle share, the steady {duration(length)} do"
         )
 
 
@@ -140,13 +139,13 @@ def _steps(trace: Trace) -> StepsResult:
     begin = min([int(starts.min(initial=LATEST_NS)), *begins])
     work = rows_of(trace, *GPU_WORK)
     calls, launched = linked_rows(trace.edges, trace.array("id"), "launch")
-    calls, at = np.unique(calls, return_index=True)
+    calls, at, works = np.unique(calls, return_index=True, return_counts=True)
     launched, process = launched[at], trace.array("process", fill=-1)[calls]
     several: list[Step] = []
     bases, low, high = [], [], []
     for number in np.unique(process).tolist():
         own = process == number
-        basis, name, thread, bounds = _of_process(trace, calls[own], launched[own])
+        basis, name, thread, bounds = _of_process(trace, calls[own], launched[own], works[own])
         if len(bounds):
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
@@ -175,9 +174,10 @@ _Found: TypeAlias = tuple[str, str, int, Ints]
 """By what steps are told, their name and thread, and where they begin and end."""
 
 
-def _of_process(trace: Trace, calls: Ints, launched: Ints) -> _Found:
-    """Find the steps of one process by its ranges, else by its launches."""
+def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Found:
+    """Find the steps of one process by its ranges, else by its launches and their first works."""
     thread, starts = (trace.array(name, fill=-1)[calls] for name in ("thread", "start_ns"))
+    times_of = {number: np.sort(starts[thread == number]) for number in np.unique(thread).tolist()}
     rows, owner, low, high = ranges_in(trace)
     inside = np.isin(owner, thread)
     rows, owner, low, high = (values[inside] for values in (rows, owner, low, high))
@@ -191,27 +191,25 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints) -> _Found:
         some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
         if len(some) < REPEATED:
             continue
-        times = np.sort(starts[thread == number])
+        times = times_of[number]
         held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
         if (key := (int(held.sum()), int((high[some] - low[some]).sum()))) > most:
             bounds = np.stack([low[some], high[some]], axis=1)
             most, steps_of = key, (f"ranges {label!r}", label, number, bounds)
-    return steps_of or _of_launches(trace, calls, launched)
+    return steps_of or _of_launches(trace, calls, launched, works)
 
 
-def _of_launches(trace: Trace, calls: Ints, launched: Ints) -> _Found:
+def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Found:
     """Find the steps of one process by the launches of the thread of the program with most."""
-    thread, site = trace.array("thread", fill=-1)[calls], trace.spans.column("site")
-    line, sites = codes(site)
+    thread = trace.array("thread", fill=-1)[calls]
+    line, sites = codes(trace.spans.column("site"))
     lines = [str((lines_of(text) or [""])[-1]) for text in sites]
     has_line = np.array([bool(text) for text in lines])[line[calls]]
-    threads, count = np.unique(
-        thread[has_line if has_line.any() else slice(None)], return_counts=True
-    )
+    threads, count = np.unique(thread[has_line | ~has_line.any()], return_counts=True)
     number = int(threads[count.argmax()])
-    own = thread == number
-    order = np.argsort(trace.array("start_ns")[calls[own]], kind="stable")
-    calls, launched = calls[own][order], launched[own][order]
+    own = np.flatnonzero(thread == number)
+    own = own[np.argsort(trace.array("start_ns")[calls[own]], kind="stable")]
+    calls, launched, works = calls[own], launched[own], works[own]
     name, names = codes(trace.spans.column("name"))
     kind = combined(name[launched])[1]
     starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
@@ -220,18 +218,16 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints) -> _Found:
     sample = slice(low, low + _SAMPLE)
     periods = []
     for token in (kind, combined(name[launched], line[calls])[1]):
-        for value in _tokens(token[sample], pause[sample]):
-            period = _period(token[sample] == value, kind[sample])
-            if period:
-                at = _begins(token == value)
+        begins = np.r_[True, token[1:] != token[:-1]] | (works > 1)  # each launch of a graph
+        for value in _tokens(token[sample][begins[sample]], pause[sample][begins[sample]]):
+            at = np.flatnonzero(begins & (token == value))
+            if period := _period(at[(at >= low) & (at < low + _SAMPLE)] - low, kind[sample]):
                 periods.append((period, at))
     if not periods:
-        return "", "", number, _NONE
-    least = min(period for period, _ in periods)
-    period, at = max(
-        (item for item in periods if item[0] <= least * (1 + _TOLERANCE)),
-        key=lambda item: len(item[1]),
-    )
+        return "", "", number, np.zeros((0, 2), np.int64)
+    least = min(period for period, _ in periods) * (1 + _TOLERANCE)
+    fine = [(period, at) for period, at in periods if period <= least]
+    period, at = max(fine, key=lambda each: len(each[1]))
     until = np.r_[at[1:], min(at[-1] + period, len(calls))]
     like = (2 * (until - at) >= period) & (until - at <= 2 * period)
     after = np.r_[starts, max(ends[-1], starts[-1])]
@@ -241,38 +237,27 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints) -> _Found:
     return f"launches that begin anew with {what}{where}", "step", number, bounds
 
 
-def _begins(here: Bools) -> Ints:
-    """Return where a launch comes that the one before is not."""
-    return np.flatnonzero(here & ~np.r_[False, here[:-1]])
-
-
 def _tokens(token: Ints, pause: Ints) -> list[int]:
     """Return of each number of occurrences the launch that the host makes after most delay."""
-    begins = np.r_[True, token[1:] != token[:-1]][: len(token)]
-    at, pauses = token[begins], pause[begins]
-    groups = Groups.of(at, range(int(at.max(initial=0)) + 1))
-    delay = groups.quantiles(pauses, (0.5,))[:, 0]
+    groups = Groups.of(token, range(int(token.max(initial=0)) + 1))
     best: dict[int, int] = {}
-    for index in np.argsort(delay).tolist():
+    for index in np.argsort(groups.quantiles(pause, (0.5,))[:, 0]).tolist():
         best[int(groups.counts[index])] = groups.labels[index]
     return [best[count] for count in sorted(best, reverse=True)[:_MOST_TOKENS] if count >= REPEATED]
 
 
-def _period(here: Bools, kind: Ints) -> int:
+def _period(at: Ints, kind: Ints) -> int:
     """Return how many launches come between two of some, if these split them evenly; else 0."""
-    at = _begins(here)
     gaps = np.diff(at)
-    if len(gaps) < REPEATED - 1:
-        return 0
     period = int(np.median(gaps))
     regular = gaps[np.abs(gaps - period) <= period / 4].sum()
-    inside = slice(at[0], at[-1])
+    inside = kind[at[0] : at[-1]]
     segment = np.repeat(np.arange(len(gaps)), gaps)
-    total = np.bincount(kind[inside])
-    held = np.bincount(kind[inside][combined(segment, kind[inside])[0]], minlength=len(total))
+    total = np.bincount(inside)
+    held = np.bincount(inside[combined(segment, inside)[0]], minlength=len(total))
     often = total >= REPEATED
     is_whole = (held >= len(gaps) / 2)[often].sum() >= _WHOLE * often.sum()
-    return period if is_whole and regular >= _REGULAR * len(here) else 0
+    return period if is_whole and regular + period >= _REGULAR * len(kind) else 0
 
 
 def _warm_up(lengths: Ints) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import cache, lru_cache
+from functools import lru_cache
 from weakref import WeakSet
 
 import msgspec
@@ -32,11 +32,10 @@ _THREADS = {
     r".*pin_memory_loop.*|pt_data_pin": "pin-memory thread",
     r"pt_autograd\w*": "autograd thread",
     "pt_data_worker": "DataLoader worker",
-    r"(?:Thread|Dummy)-\d+|python\S*": "",
 }
-"""Name of a thread as its library gives it → as a person says it; nothing where it says nothing."""
-_TARGET = re.compile(r"Thread-\d+ \((\w+)\)")
-"""What Python calls a thread that runs a function and was given no name."""
+"""Name of a thread as its library gives it → as a person says it."""
+_UNSAID = re.compile(r"(?:Thread|Dummy)-\d+(?: \((\w+)\))?|python\S*|")
+"""Names that are given to threads without one; of Python's the function that it runs."""
 _NUMBER = re.compile(r"[\s#_:=.\-\[(]*\d+[\])]?$")
 _OF_LIBRARIES = re.compile(
     r"(?:aten|autograd|c10d?|cub|cudnn|cublas|nccl|thrust|torch)(?:::|[A-Z])"
@@ -72,7 +71,7 @@ _LONGEST = 1000
 """Characters of a name that are looked at."""
 
 
-@cache
+@lru_cache(65_536)
 def range_label(name: str) -> str:
     """Return a range's name without the number at its end: ``"step"`` for ``"step 12"``."""
     return _NUMBER.sub("", name) or name
@@ -108,13 +107,8 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     number = {text: at for at, text in enumerate(dict.fromkeys(labels))}
     label = np.array([number[text] for text in labels])[name[rows]]
     above = enclosing(thread, start, end)
-    at = innermost(
-        trace.array("thread", fill=-1)[calls],
-        trace.array("start_ns")[calls],
-        thread,
-        start,
-        end - 1,
-    )
+    who, when = (trace.array(column, fill=-1)[calls] for column in ("thread", "start_ns"))
+    at = innermost(who, when, thread, start, end - 1)
     pairs, inside = [], np.flatnonzero(at >= 0)
     while len(inside):
         pairs.append(inside * len(number) + label[at[inside]])
@@ -126,15 +120,12 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
     count, total_ns = np.bincount(label), np.bincount(label, end - start)
-    best: dict[int, tuple[bool, float, str]] = {}
+    rank = np.where(count >= REPEATED, total_ns, -1 - total_ns)
+    most = first[np.bincount(code) >= MOST_OF * launches[owner[call[first]]]]
+    most = most[np.argsort(rank[held_by[most]], kind="stable")]  # the last holds
+    whose, what = owners[owner[call[most]]].tolist(), held_by[most].tolist()
     texts = list(number)
-    for pair, held in zip(first.tolist(), np.bincount(code).tolist(), strict=True):
-        whose, what = int(owner[call[pair]]), held_by[pair]
-        if held >= MOST_OF * launches[whose]:
-            repeats = bool(count[what] >= REPEATED)
-            key = repeats, float(total_ns[what] if repeats else -total_ns[what]), texts[what]
-            best[whose] = max(best.get(whose, key), key)
-    return {int(owners[whose]): key[2] for whose, key in best.items()}
+    return {thread: texts[label] for thread, label in zip(whose, what, strict=True)}
 
 
 @once
@@ -150,29 +141,25 @@ def thread_names(trace: Trace) -> dict[int, str]:
     first = combined(np.maximum(thread, 0))[0]
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
-    siblings: dict[int, list[int]] = {}
-    for number, process in owner.items():
-        siblings.setdefault(process, []).extend([number] * (number > 0))
+    owner = {number: process for number, process in owner.items() if number > 0}
+    count, place = Counter(owner.values()), Counter[int]()
     names = {}
-    for number in [number for number in owner if number > 0]:
+    for number, process in owner.items():
+        place[process] += 1
         given = trace.metadata.thread_names.get(str(number), "")
-        known = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
-        target = _TARGET.fullmatch(known)
-        if number in held and (target or not known):
-            known = f"{held[number]} thread"
-        elif target:
-            known = f"{target[1]} thread"
-        others = siblings[owner[number]]
-        known = known or "main thread" * (number == owner[number])
-        process = trace.metadata.process_names.get(str(owner[number]), "")
-        if known == "main thread" and process.startswith("DataLoader worker"):
-            known = process
-        names[number] = known or f"thread {others.index(number) + 1} of {len(others)}"
+        name = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
+        if (unsaid := _UNSAID.fullmatch(name)) is not None:
+            doing = "main" if number == process else held.get(number) or unsaid[1]
+            name = f"{doing} thread" if doing else ""
+        called = trace.metadata.process_names.get(str(process), "")
+        if name == "main thread" and called.startswith("DataLoader worker"):
+            name = called
+        names[number] = name or f"thread {place[process]} of {count[process]}"
     shared = Counter(names.values())
     for number, name in names.items():
-        rank = trace.metadata.rank(owner[number])
-        where = f"process {owner[number]}" if len(siblings) > 1 else f"thread {number}"
-        where = f"rank {rank.rank}" if rank and len(siblings) > 1 else where
+        process, rank = owner[number], trace.metadata.rank(owner[number])
+        where = f"rank {rank.rank}" if rank else f"process {process}"
+        where = where if len(count) > 1 else f"thread {number}"
         names[number] = f"{name} · {where}" if shared[name] > 1 else name
     return names
 

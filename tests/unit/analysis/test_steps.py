@@ -115,6 +115,20 @@ def test_launches_that_come_again_are_steps_in_spite_of_odd_iterations(with_site
     assert result.warm_up_ns == begins[0] - 5
 
 
+def test_each_launch_of_a_graph_is_a_step_where_nothing_else_is_launched():
+    program = Program()
+    program.launch("init")
+    for _ in range(20):
+        program.launch("node")
+        call, _ = program.edges[-1]
+        program.edges.append((call, len(program.rows) + 1))
+        program.add(kind="kernel", name="other", stream=1, start_ns=program.at + 5,
+                    end_ns=program.at + 8)  # fmt: skip
+    result = analysis.steps(program.trace())
+    assert len(result.steps) == 20
+    assert {step.length_ns for step in result.steps[:-1]} == {9}
+
+
 def test_what_is_not_repeated_has_no_steps_and_is_steady_as_a_whole():
     program = Program()
     names = np.random.default_rng(1).permutation(200)

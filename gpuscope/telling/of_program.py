@@ -10,7 +10,6 @@ from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
 from gpuscope.analysis.help_analysis import Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
-from gpuscope.analysis.intervals import union
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import RankTimes, ranks
 from gpuscope.analysis.steps_analysis import steps
@@ -86,28 +85,32 @@ def of_program(trace: Trace) -> Iterator[Finding]:
 
 
 def _compiled_ns(trace: Trace) -> int:
-    """Return how long threads were busy with what ended in the first launch of a new Triton kernel.
+    """Return how long threads paused before the first launches of ``torch.compile``'s kernels.
 
-    That is since the call before that a line of the program made, of ``torch.compile``'s kernels.
+    A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
     """
     name, names = codes(trace.spans.column("name"))
-    is_compiled = np.array([str(text).startswith("triton_") for text in names])[name]
+    is_triton = np.array([str(text).startswith("triton_") for text in names])[name]
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    calls, work = calls[is_compiled[work]], work[is_compiled[work]]
-    if not len(calls):
+    if not is_triton[work].any():
         return 0
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
-    calls, work = (rows[np.argsort(starts[calls], kind="stable")] for rows in (calls, work))
-    first = calls[np.unique(name[work], return_index=True)[1]]
-    has_line, thread = codes(trace.spans.column("site"))[0] > 0, trace.array("thread", fill=-1)
-    since, until = [], []
-    for call in first.tolist():
-        before = has_line & (thread == thread[call]) & (ends <= starts[call]) & (ends > 0)
-        if before.any() and (began := ends[before].max()) + _COMPILES_NS <= starts[call]:
-            since.append(began)
-            until.append(starts[call])
-    both = union(np.array(since, np.int64), np.array(until, np.int64))
-    return int((both[:, 1] - both[:, 0]).sum())
+    order = np.argsort(starts[calls], kind="stable")
+    calls, work = calls[order], work[order]
+    news = np.unique(name[work], return_index=True)[1]
+    news = news[is_triton[work[news]]]
+    line, thread = codes(trace.spans.column("site"))[0][calls], trace.array("thread")[calls]
+    compiled_ns = 0
+    for number in np.unique(thread[line > 0]).tolist():
+        own = np.flatnonzero((thread == number) & (line > 0))
+        pause = starts[calls[own]] - np.r_[starts[calls[own[:1]]], ends[calls[own[:-1]]]]
+        paused = own[pause >= _COMPILES_NS]
+        after = np.searchsorted(news, paused)  # the next new kernel
+        leads = after < len(news)
+        paused, after = paused[leads], news[after[leads]]
+        same = (line[after] == line[paused]) & (thread[after] == number)
+        compiled_ns += int(pause[np.searchsorted(own, paused[same])].sum())
+    return compiled_ns
 
 
 def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:

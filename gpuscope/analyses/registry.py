@@ -83,7 +83,11 @@ def findings(trace: Trace) -> FindingsResult:
     """
     found = (finding for known in known_analyses() for finding in known.found_in(trace))
     result = ranked(trace, [*of_missing_rows(trace), *found])
-    return replace(result, sections=tuple(first_page(trace)))
+    sections = tuple(first_page(trace))
+    told = result.findings
+    if sections:  # nobody asks of an ordinary program whether it stayed on its SMs
+        told = tuple(finding for finding in told if finding.rule != "confined.uncarved")
+    return replace(result, findings=told, sections=sections)
 
 
 def first_page(trace: Trace) -> Iterator[tuple[str, Result]]:

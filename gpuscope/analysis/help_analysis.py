@@ -9,14 +9,17 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import door
+from gpuscope._text import percent
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import last_node
-from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
+WORTH = 0.01
+"""Share of the time from which on a gain is worth telling."""
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -69,6 +72,25 @@ class HelpResult(Result):
     changes: tuple[Change, ...]
     entries = "changes"
     weight = "gain (ms)"
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return the changes that gain something; the others in words."""
+        least_ns = WORTH * self.span_ns
+        worth = [each for each in self.changes if each.gain_ns >= least_ns]
+        rows: list[Row] = [
+            {
+                "change": f"{each.change}: {each.about}",
+                "gain (ms)": each.gain_ns / 1e6,
+                "share": percent(each.gain_ns / self.span_ns),
+                "at most (ms)": each.high_ns / 1e6,
+                "to try it": each.code,
+                "basis": each.basis,
+            }
+            for each in worth
+        ]
+        gained = {each.change for each in worth}
+        none = dict.fromkeys(each.change for each in self.changes if each.change not in gained)
+        return rows, f"gains below {percent(WORTH)}: {', '.join(none)}" if none else ""
 
     @property
     def definition(self) -> str:

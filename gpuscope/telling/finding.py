@@ -111,7 +111,8 @@ class Finding:
         A stable id. What is in front of its dot is its family: ``"escape"``: work ran outside its
         partition. ``"hazard"``: work shares bytes, and nothing orders it. ``"incomplete"``: rows
         are missing. ``"program"``: why a program is slow. ``"dry-queue"``: a background that
-        should keep the GPU busy did not. ``"gap"``: it stood still though work had been launched. ``"confined"``: no escape, or none that can be judged.
+        should keep the GPU busy did not. ``"gap"``: it stood still though work had been launched.
+        ``"confined"``: no escape, or none that can be judged.
         ``"ordered"``: no hazard. ``"change"``: how two runs or settings compare.
         :data:`gpuscope.telling.RULES` has all, with their words.
     subject

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
-from gpuscope.analysis.help_analysis import Change, help_in_steps
+from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import RankTimes, ranks
@@ -21,8 +21,6 @@ from gpuscope.trace.naming import kernel_name
 
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
-LEAST = 0.01
-"""Share of the time below which a change is not worth telling."""
 _COMPILES_NS = 50_000_000
 """What takes less before the first launch of a kernel may be its loading."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -55,7 +53,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     known = steps(trace)
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
     compiled_ns = _compiled_ns(trace)
-    if compiled_ns >= max(_COMPILES_NS, LEAST * span_ns):
+    if compiled_ns >= max(_COMPILES_NS, WORTH * span_ns):
         values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
         severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
         yield Finding("program.compiles", severity, {}, values)
@@ -70,15 +68,15 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         yield _of_path(steady_path(trace), 1 - share)
     if trace.metadata.ranks:
         straggler = _straggler(trace)
-        if straggler is not None and straggler.held_up_ns >= LEAST * span_ns:
+        if straggler is not None and straggler.held_up_ns >= WORTH * span_ns:
             yield _of_straggler(straggler, span_ns)
     changes = help_in_steps(trace).changes
-    if changes and changes[0].gain_ns >= LEAST * span_ns:
+    if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
     most_ns: dict[str, int] = {}
     for each in changes:
         most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
-    names = [change for change, gain_ns in most_ns.items() if gain_ns < LEAST * span_ns]
+    names = [change for change, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
     if names:
         names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})

@@ -260,6 +260,8 @@ def steady_path(trace: Trace) -> CriticalPathResult:
     if not len(work):
         return critical_path(trace)
     path = critical_path(trace, int(trace.array("id")[work[np.argmax(ends)]]))
+    if not len(path.starts_ns):
+        return path
     first = max(int(np.searchsorted(path.starts_ns, low, "right")) - 1, 0)
     starts_ns = np.maximum(path.starts_ns[first:], low)
     columns = {name: (code[first:], values) for name, (code, values) in path.columns.items()}

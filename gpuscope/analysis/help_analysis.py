@@ -74,9 +74,9 @@ class HelpResult(Result):
     weight = "gain (ms)"
 
     def readable(self) -> tuple[list[Row], str]:
-        """Return the changes that gain something; the others in words."""
+        """Return the changes that gain something, or what gains most; the others in words."""
         least_ns = WORTH * self.span_ns
-        worth = [each for each in self.changes if each.gain_ns >= least_ns]
+        worth = [each for each in self.changes if each.gain_ns >= least_ns] or self.changes[:3]
         rows: list[Row] = [
             {
                 "change": f"{each.change}: {each.about}",

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
-from gpuscope.analyses import findings, known_analyses, problems
+from gpuscope.analyses import FIRST, findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
@@ -181,13 +181,13 @@ def why_command(
     """
     trace = load_trace(file)
     found = findings(trace)
-    verdict = [finding for finding in found.findings if finding.is_problem]
-    verdict += [finding for finding in found.findings if finding.family == "program"]
-    verdict = list({id(finding): finding for finding in verdict}.values())
+    verdict = [
+        finding for finding in found.findings if finding.is_problem or finding.family == "program"
+    ]
     if not found.sections:
         raise MissingEvidence(
-            "the trace does not say why a program is slow: it holds no GPU work of a program. Of an "
-            "experiment, gpuscope summary tells what was found"
+            "the trace holds no GPU work of a program: of an experiment, gpuscope summary says what "
+            "was found"
         )
     if as_json:
         sections = {title: result.rows() for title, result in found.sections}
@@ -231,7 +231,12 @@ def summary_command(
         return
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in to_act_on)
+    page = {known.name for known in FIRST} & answers.keys()
+    if page and not every:
+        screen.note("gpuscope why says what the GPU waited for, and what would help")
     for name, answer in answers.items():
+        if name in page and not every:
+            continue
         if isinstance(answer, str):
             screen.note(f"{name}: {answer}")
         else:

@@ -64,7 +64,7 @@ class View:
     """
 
     def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
-        self.trace, self.causes, self.rows = trace, causes, causes.rows
+        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
         source, target, times = causes.source, causes.target, causes.times
         self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
         self.on_path = np.zeros(len(target), bool)
@@ -82,6 +82,20 @@ class View:
         launched = causes.of("launch") & (source < 2 * last + 2)
         whose = np.where(launched, self.before, whose)
         self.range = around(causes, spans_of(causes, "range"), whose, since)
+
+    @cached_property
+    def competes(self) -> Bools:
+        """Row → whether it waited for what others held, or held it."""
+        held = self.causes.of("SMs held", "priority", "copy engine")
+        rows = np.zeros(len(self.rows.ids), bool)
+        rows[self.row[held]] = rows[self.before[held]] = True
+        return rows
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether hosts look now and then whether work is done."""
+        looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
+        return bool((looks & self.kept).any())
 
     @cached_property
     def line(self) -> Ints:

@@ -122,7 +122,7 @@ class SpanRows:
         return self._coded[name]
 
     @cached_property
-    def _room(self) -> tuple[Ints, Ints]:
+    def blocks_and_sms(self) -> tuple[Ints, Ints]:
         """Row → thread blocks of its launch, and SMs of its device: many and 0 where unknown."""
         code, texts = self.coded("launch_config")
         grids = [_GRID.search(text or "") for text in texts]
@@ -134,7 +134,7 @@ class SpanRows:
 
     def may_fill(self, rows: Ints, others: Ints) -> Bools:
         """Return whether rows may have held SMs that others needed: both have blocks for all."""
-        blocks, sms = self._room
+        blocks, sms = self.blocks_and_sms
         fills: Bools = blocks[rows] + blocks[others] > np.minimum(sms[rows], sms[others])
         return fills
 

@@ -11,12 +11,12 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
-from gpuscope.analysis.path_columns import last_node
+from gpuscope.analysis.path_columns import ENDING, last_node
 from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.sm_schedule import SmSchedule
 from gpuscope.trace.model import Trace
 
-_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0015, 0.012, 0.04
+_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0012, 0.01, 0.04
 """By which share of the whole nine of ten gains are off at most (``benchmarks/results/why.json``):
 where hosts look now and then whether work is done, and of kernels that compete for SMs, those of a
 simulated GPU and others. All others are exact."""
@@ -125,6 +125,7 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
     is_end[causes.target[view.kept]] = True
+    is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     ranked = []
     for case in cases(view):
@@ -145,7 +146,7 @@ def _changes(view: View, node: int) -> Iterator[Change]:
         low_ns, high_ns = 0, gain_ns
         if case.basis == "recording":
             off = _OFF_POLLED * view.polls
-            if view.competes[view.row[touched]].any():
+            if view.competes:
                 off += _OFF_SCHEDULED if models_sms else _OFF_CONTENDED
             off_ns = round(off * (causes.times[node] - view.low_ns))
             low_ns, high_ns = max(0, gain_ns - off_ns), gain_ns + off_ns

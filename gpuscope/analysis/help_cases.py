@@ -84,12 +84,9 @@ class View:
         self.range = around(causes, spans_of(causes, "range"), whose, since)
 
     @cached_property
-    def competes(self) -> Bools:
-        """Row → whether it waited for what others held, or held it."""
-        held = self.causes.of("SMs held", "priority", "copy engine")
-        rows = np.zeros(len(self.rows.ids), bool)
-        rows[self.row[held]] = rows[self.before[held]] = True
-        return rows
+    def competes(self) -> bool:
+        """Whether work waited for what other work held."""
+        return bool((self.causes.of("SMs held", "priority", "copy engine") & self.kept).any())
 
     @cached_property
     def polls(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from gpuscope._checks import door
+from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import ENDING, last_node
@@ -81,7 +81,7 @@ class HelpResult(Result):
         )
 
 
-@door(trace=Trace)
+@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
 def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> HelpResult:
     """Rank changes of a program by how much sooner it would end.
 

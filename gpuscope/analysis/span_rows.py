@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, linked_rows
@@ -77,7 +78,7 @@ class SpanRows:
         """Return the place of the row with an id."""
         places = self.same("id", span)
         if not len(places):
-            raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
+            raise MissingEvidence(f"the trace has no row {given(span)}: rows are named by their id")
         return int(places[0])
 
     def same(self, name: str, value: int) -> Ints:

@@ -34,15 +34,15 @@ class Program:
     family: str
     streams: int
     steps: tuple[Step, ...]
-    names: tuple[str, ...] = NAMES
     more_ns: Mapping[int, int] = field(default_factory=dict)
     """Place of a kernel or a pause → by how much longer it is."""
     faster: Mapping[str, float] = field(default_factory=dict)
     """Name of a kernel → how many times as fast it is."""
 
-    def kernel_delay_ns(self, place: int, ns: int) -> int:
-        """Return by how much a kernel is longer whose blocks are: it runs in waves."""
-        return -(-self.steps[place][4] // SMS) * ns
+    def delay_ns(self, place: int, ns: int) -> int:
+        """Return by how much a step is longer whose blocks are: a kernel runs in waves."""
+        step = self.steps[place]
+        return ns if step[0] == "pause" else -(-step[4] // SMS) * ns
 
     def delayed(self, place: int, ns: int) -> Program:
         """Return it with a kernel or a pause that lasts longer."""
@@ -81,33 +81,54 @@ def draw(family: str, seed: int) -> Program:
 
 def _kernel(rng: random.Random, family: str, stream: int) -> Step:
     blocks = rng.choice([1, 40, 132, 200]) if family == "fills" else 1
-    return ("kernel", stream, rng.choice(NAMES), rng.choice([4_000, 30_000, 150_000, 500_000]), blocks)
+    return (
+        "kernel",
+        stream,
+        rng.choice(NAMES),
+        rng.choice([4_000, 30_000, 150_000, 500_000]),
+        blocks,
+    )
 
 
 def places(program: Program, kind: str) -> list[int]:
-    """Return the places of kernels or pauses of a program, of graphs' nodes not."""
+    """Return the places of kernels or pauses of a program; a graph's nodes have none."""
     return [at for at, step in enumerate(program.steps) if step[0] == kind]
 
 
-def run(program: Program) -> tuple[Trace, dict[int, int]]:
-    """Run a program; returns its trace and the place of each kernel → id of its row."""
+@dataclass(frozen=True)
+class Ran:
+    """A program that was run.
+
+    Attributes
+    ----------
+    rows
+        Place of a kernel, or of a pause → id of its row, or of the call before it.
+    """
+
+    trace: Trace
+    rows: Mapping[int, int]
+
+    def length_ns(self) -> int:
+        """Return how long it took, to the end of its last call."""
+        windows = self.trace.metadata.windows_ns
+        ends = self.trace.where(kind=("sync",)).array("end_ns")
+        return int(ends.max()) - windows[0][0]
+
+
+def run(program: Program) -> Ran:
+    """Run a program on a simulated GPU whose calls take as long, whatever the host slept."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-    gpu.backend._jitter = Jitter(())  # each call takes as long, whatever the host slept
-    kernels = {name: gs.learn.spin_kernel(gpu, name) for name in program.names}
+    gpu.backend._jitter = Jitter(())
+    kernels = {name: gs.learn.spin_kernel(gpu, name) for name in NAMES}
     streams = [gpu.create_stream(name=f"s{number}") for number in range(program.streams)]
-    spins: list[Any] = []
-    for step in program.steps:
-        if step[0] == "poll":
-            spins.append(Spin(gpu, duration_ns=step[2], name=f"poll{len(spins)}"))
-            spins[-1].execute(stream=streams[0])
-    graphs: dict[int, Any] = {}
-    runner = _Runner(program, gpu, kernels, streams, spins, graphs)
-    for at, step in enumerate(program.steps):
-        if step[0] == "graph":
-            with streams[step[1]].capture() as graph:
-                for node in step[2]:
-                    runner.launch(at, node)
-            graphs[at] = graph
+    spins = [
+        Spin(gpu, duration_ns=step[2], name=f"poll{at}") if step[0] == "poll" else None
+        for at, step in enumerate(program.steps)
+    ]
+    for spin in filter(None, spins):
+        spin.execute(stream=streams[0])
+    runner = _Runner(program, gpu, kernels, streams, spins)
+    runner.capture()
     gpu.synchronize()
     with gs.profile(gpu) as recording:
         for at in range(len(program.steps)):
@@ -119,14 +140,23 @@ def run(program: Program) -> tuple[Trace, dict[int, int]]:
                 runner.step(at)
         gpu.synchronize()
     trace = recording.trace
-    kernel_rows = trace.where(kind="kernel")
-    launched = sorted(zip(kernel_rows.array("queued_ns").tolist(), kernel_rows.array("id").tolist(), kernel_rows.array("graph", fill=-1).tolist(), strict=True))
-    ids = iter([span for _, span, graph in launched if graph < 0])
-    rows = {}
-    for at, step in enumerate(program.steps):
-        if step[0] in ("kernel", "poll"):
-            rows[at] = next(ids)
-    return trace, rows
+    return Ran(trace, {**_kernels(program, trace), **_pauses(trace, runner.paused)})
+
+
+def _kernels(program: Program, trace: Trace) -> dict[int, int]:
+    """Return place → id of its kernel, of those outside graphs, which are launched in order."""
+    kernels = trace.where(kind="kernel").spans.select(["queued_ns", "id", "graph"]).to_pylist()
+    alone = sorted((row["queued_ns"], row["id"]) for row in kernels if row["graph"] is None)
+    launching = [at for at, step in enumerate(program.steps) if step[0] in ("kernel", "poll")]
+    return {at: span for at, (_, span) in zip(launching, alone, strict=True)}
+
+
+def _pauses(trace: Trace, paused: Mapping[int, int]) -> dict[int, int]:
+    """Return place of a pause → id of the call before it."""
+    calls = trace.where(kind=("api", "sync", "event")).spans.select(["end_ns", "id"]).to_pylist()
+    ended = sorted((row["end_ns"], row["id"]) for row in calls)
+    before = {at: [span for end, span in ended if end <= ns] for at, ns in paused.items()}
+    return {at: spans[-1] for at, spans in before.items() if spans}
 
 
 @dataclass
@@ -136,32 +166,40 @@ class _Runner:
     kernels: Mapping[str, Any]
     streams: list[Any]
     spins: list[Any]
-    graphs: Mapping[int, Any]
+    graphs: dict[int, Any] = field(default_factory=dict)
+    paused: dict[int, int] = field(default_factory=dict)
+    """Place of a pause → when it began."""
 
-    def __post_init__(self) -> None:
-        self.polled = iter(self.spins)
+    def capture(self) -> None:
+        for at, step in enumerate(self.program.steps):
+            if step[0] == "graph":
+                with self.streams[step[1]].capture() as graph:
+                    for node in step[2]:
+                        self.launch(at, node)
+                self.graphs[at] = graph
 
     def launch(self, at: int, step: Step) -> None:
         _, stream, name, ns, blocks = step
-        ns = round(ns / self.program.faster.get(name, 1.0))
-        ns += self.program.more_ns.get(at, 0)
+        ns = round(ns / self.program.faster.get(name, 1.0)) + self.program.more_ns.get(at, 0)
         self.streams[stream].launch(self.kernels[name], ns, grid=blocks, block=32)
 
+    def wait(self, ns: int) -> None:
+        self.gpu.backend.wait_until_ns(self.gpu.now_ns() + ns)
+
     def step(self, at: int) -> None:
-        step, backend = self.program.steps[at], self.gpu.backend
+        step = self.program.steps[at]
         if step[0] == "kernel":
             self.launch(at, step)
         elif step[0] == "wait":
             self.streams[step[1]].wait(self.streams[step[2]].record())
         elif step[0] == "pause":
-            ns = step[1] + self.program.more_ns.get(at, 0)
-            backend.wait_until_ns(self.gpu.now_ns() + ns)
+            self.paused[at] = self.gpu.now_ns()
+            self.wait(step[1] + self.program.more_ns.get(at, 0))
         elif step[0] == "sync":
             (self.gpu if step[1] is None else self.streams[step[1]]).synchronize()
         elif step[0] == "graph":
             self.graphs[at].launch(stream=self.streams[step[1]])
         else:
-            spin = next(self.polled)
-            spin.execute(stream=self.streams[step[1]])
-            while spin.in_flight:
-                backend.wait_until_ns(self.gpu.now_ns() + POLL_NS)
+            self.spins[at].execute(stream=self.streams[step[1]])
+            while self.spins[at].in_flight:
+                self.wait(POLL_NS)

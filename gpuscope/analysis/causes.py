@@ -295,18 +295,18 @@ def _add_waits(
     named = code[call[binds]]
     least[named] = NEVER_NS
     np.minimum.at(least, named, seen_ns[binds])
-    binds |= seen_ns <= least[code[call]]
+    is_quick = np.array([bool(_OF_STREAM.search(name or "")) for name in names])
+    took_ns, shortest = times[2 * call + 1] - times[2 * call], least.copy()
+    shortest[is_quick] = np.minimum(least[is_quick], _DONE_NS)
+    np.minimum.at(shortest, code[call], took_ns)
+    binds |= (seen_ns <= least[code[call]]) & (took_ns > shortest[code[call]])
     lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
     edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
-    least = np.minimum(
-        least, [_DONE_NS if _OF_STREAM.search(name or "") else NEVER_NS for name in names]
-    )
-    np.minimum.at(least, code[call], times[2 * call + 1] - times[2 * call])
     bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
     ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]
     bound[ended] = bound[begun] = True
     calls = ended[~rows.having("kind", ("handle",))[ended // 2]]
-    at_least[calls] = least[code[calls // 2]]
+    at_least[calls] = shortest[code[calls // 2]]
     return bound, at_least
 
 

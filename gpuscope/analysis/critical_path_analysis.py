@@ -160,7 +160,7 @@ class CriticalPathResult(Result):
         """
         rows = np.flatnonzero(self.ids == span)
         if not len(rows):
-            raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
+            raise MissingEvidence(f"the trace has no row {given(span)}: rows are named by their id")
         slack_ns = int(self.slack_ns[rows[0]])
         return None if slack_ns == NEVER_NS else slack_ns
 

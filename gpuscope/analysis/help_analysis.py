@@ -8,18 +8,23 @@ from typing import Annotated
 
 import numpy as np
 
-from gpuscope._checks import door
+from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
-from gpuscope.analysis.path_columns import last_node
+from gpuscope.analysis.path_columns import ENDING, last_node
 from gpuscope.analysis.result import Result, Row, about
+from gpuscope.analysis.sm_schedule import SmSchedule
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
 WORTH = 0.01
 """Share of the time from which on a gain is worth telling."""
+_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0012, 0.01, 0.04
+"""By which share of the whole nine of ten gains are off at most (``benchmarks/results/why.json``):
+where hosts look now and then whether work is done, and of kernels that compete for SMs, those of a
+simulated GPU and others. All others are exact."""
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -101,7 +106,7 @@ class HelpResult(Result):
         )
 
 
-@door(trace=Trace)
+@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
 def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> HelpResult:
     """Rank changes of a program by how much sooner it would end.
 
@@ -142,35 +147,43 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
 
 def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
-    causes, passes = view.causes, 0
+    causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
     launching = np.unique(view.rows.threads[causes.launches.call])
     ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
     owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
     is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
+    is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     ranked = []
     for case in cases(view):
         gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
         lag = np.where(case.shorter & view.kept, np.minimum(case.lag, causes.lag), causes.lag)
         saved = np.where(gone, view.lasts + 1, causes.lag - lag)
-        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved > 0))
-    for promise_ns, case, lag, gone, touched in sorted(ranked, key=lambda each: -each[0]):
-        gain_ns = 0
-        if promise_ns:
+        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved))
+    for promise_ns, case, lag, gone, saved in sorted(ranked, key=lambda each: -each[0]):
+        gain_ns, kept, touched = 0, view.kept & ~gone, saved > 0
+        models_sms = schedule is not None and case.basis == "recording"
+        if promise_ns or models_sms:
             passes += 1
             if passes > most:
                 continue
-            then = causes.forward(lag, view.kept & ~gone)
-            gain_ns = max(0, int(causes.times[node] - then[is_end].max()))
+            then = (schedule if models_sms and schedule else causes).forward(lag, kept)
+            end_ns = schedule.end_ns if models_sms and schedule else int(causes.times[node])
+            gain_ns = max(0, end_ns - int(then[is_end].max()))
+        low_ns, high_ns = 0, max(gain_ns, promise_ns)
+        if case.basis == "recording":
+            off = _OFF_POLLED * view.polls
+            if view.competes:
+                off += _OFF_SCHEDULED if models_sms else _OFF_CONTENDED
+            off_ns = round(off * (causes.times[node] - view.low_ns))
+            low_ns, high_ns = max(0, gain_ns - off_ns), gain_ns + off_ns
         on_path = touched & view.on_path
         why = (
             f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
             f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
         )
-        most_ns = int(view.lasts[on_path].sum()) if case.is_least else promise_ns
-        bounds = (gain_ns if case.basis == "recording" else 0), max(gain_ns, most_ns)
-        yield Change(case.change, case.about, gain_ns, *bounds, case.basis, why, case.code)
+        yield Change(case.change, case.about, gain_ns, low_ns, high_ns, case.basis, why, case.code)
 
 
 @once

@@ -42,10 +42,7 @@ _PINNED_BYTES_PER_US = 50_000
 
 @dataclass(frozen=True)
 class Case:
-    """A change: edges that last no longer than ``lag``, and edges that are gone.
-
-    ``is_least``: they may become shorter than that.
-    """
+    """A change: edges that last no longer than ``lag``, and edges that are gone."""
 
     change: str
     about: str
@@ -54,7 +51,6 @@ class Case:
     shorter: Bools
     lag: Ints | int = 0
     gone: Bools | None = None
-    is_least: bool = False
 
 
 class View:
@@ -76,7 +72,7 @@ class View:
     """
 
     def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
-        self.trace, self.causes, self.rows = trace, causes, causes.rows
+        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
         source, target, times = causes.source, causes.target, causes.times
         self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
         self.on_path = np.zeros(len(target), bool)
@@ -94,6 +90,17 @@ class View:
         launched = causes.of("launch") & (source < 2 * last + 2)
         whose = np.where(launched, self.before, whose)
         self.range = around(causes, spans_of(causes, "range"), whose, since)
+
+    @cached_property
+    def competes(self) -> bool:
+        """Whether work waited for what other work held."""
+        return bool((self.causes.of("SMs held", "priority", "copy engine") & self.kept).any())
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether hosts look now and then whether work is done."""
+        looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
+        return bool((looks & self.kept).any())
 
     @cached_property
     def line(self) -> Ints:
@@ -182,7 +189,6 @@ def _of_work(view: View) -> Iterator[Case]:
             code,
             which | holds,
             half,
-            is_least=True,
         )
     yield from _larger_partitions(view)
     copies = view.kept & runs & rows.having("kind", ("memcpy",))[view.row]

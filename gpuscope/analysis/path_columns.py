@@ -25,6 +25,8 @@ PATH_KINDS = (
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
 CALLS = ("api", "sync", "event")
+ENDING = (*WORK, *CALLS, "handle")
+"""Kinds of rows one of which ends a trace."""
 _AS = {"turn": "host", "collective": "running", "host wait": "not looking", "launch": "unexplained"}
 _OF_HOST = ("start-up", "host", "turn", "host wait", "thread start", "hand-over")
 Column = tuple[Ints, list[Any]]
@@ -34,7 +36,7 @@ Column = tuple[Ints, list[Any]]
 def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
     """Return the end of the last work or call that ended by a time."""
     rows = causes.rows
-    last = np.flatnonzero(rows.having("kind", (*WORK, *CALLS, "handle")) & (rows.ends <= until_ns))
+    last = np.flatnonzero(rows.having("kind", ENDING) & (rows.ends <= until_ns))
     if not len(last):
         raise MissingEvidence("the trace holds no finished work and no call: no path leads to any")
     return 2 * int(last[np.lexsort((~rows.is_work[last], rows.ends[last]))[-1]]) + 1

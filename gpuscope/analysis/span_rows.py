@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, linked_rows
@@ -78,7 +79,7 @@ class SpanRows:
         """Return the place of the row with an id."""
         places = self.same("id", span)
         if not len(places):
-            raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
+            raise MissingEvidence(f"the trace has no row {given(span)}: rows are named by their id")
         return int(places[0])
 
     def same(self, name: str, value: int) -> Ints:
@@ -123,7 +124,7 @@ class SpanRows:
         return self._coded[name]
 
     @cached_property
-    def _room(self) -> tuple[Ints, Ints]:
+    def blocks_and_sms(self) -> tuple[Ints, Ints]:
         """Row → thread blocks of its launch, and SMs of its device: many and 0 where unknown."""
         code, texts = self.coded("launch_config")
         grids = [_GRID.search(text or "") for text in texts]
@@ -135,7 +136,7 @@ class SpanRows:
 
     def may_fill(self, rows: Ints, others: Ints) -> Bools:
         """Return whether rows may have held SMs that others needed: both have blocks for all."""
-        blocks, sms = self._room
+        blocks, sms = self.blocks_and_sms
         fills: Bools = blocks[rows] + blocks[others] > np.minimum(sms[rows], sms[others])
         return fills
 

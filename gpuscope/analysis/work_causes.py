@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope._types import Ints
+from gpuscope._types import Bools, Ints
 from gpuscope.analysis.span_rows import SpanRows
 from gpuscope.analysis.work_orders import Pairs
 from gpuscope.analysis.work_parts import WorkParts
@@ -64,11 +64,14 @@ class Launches:
         When it could have begun, as far as its launch and the order of work go.
     last
         The row that ended last of what was queued with it: of a graph, by one call of a library.
+    is_known
+        Whether a simulated device told how long launches take.
     """
 
     call: Ints
     ready_ns: Ints
     last: Ints
+    is_known: Bools
 
 
 def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
@@ -112,7 +115,7 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     _add_holders(rows, late[is_known[late]], ends, edges)
     known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]
     _add_rivals(work, late[~known_kernels], ready_ns, ends, edges)
-    return Launches(call, ready_ns, work.orders.last)
+    return Launches(call, ready_ns, work.orders.last, is_known)
 
 
 # -- SMs and copy engines ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gpuscope import _interrupts
-from gpuscope._checks import count, door, given
+from gpuscope._checks import SeveralOf, count, door, given
 from gpuscope.analysis.noise import TAIL, interval
 from gpuscope.analysis.race import FEWEST
 from gpuscope.analysis.result import Result, Row
@@ -22,8 +22,10 @@ from gpuscope.workloads.spin import Spin
 _Verdict: TypeAlias = Literal["none", "all", "part", "undecided"]
 _SHARES = 0.02, 0.05
 """Of a step: how long delays are, unless said."""
+_LONGEST_NS = 10_000_000_000
 _CLOSE = 0.1
-"""A share that is known as closely is known; one that is surely less is none."""
+"""A share is known if it is as closely. One that is then not told from 0, or is surely less than
+this, is none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class DelayResult(Result):
         )
 
 
-@door(run=Callable, device=Device, delays_us=(Sequence, None))
+@door(run=Callable, device=Device, delays_us=(SeveralOf(float), None))
 def try_delay(
     run: Callable[[Callable[[], None]], object],
     device: Device,
@@ -101,21 +103,23 @@ def try_delay(
     ------
     InvalidArgument
         A delay is not above 0, or ``run`` did not call its function.
+    TypeError
+        ``run`` takes no argument.
 
     Examples
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> kernel = gs.learn.spin_kernel(gpu)
-    >>> one, two = gpu.create_stream(), gpu.create_stream()
-    >>> def step(plant):
-    ...     one.launch(kernel, 400_000, grid=1, block=32)
-    ...     plant()
-    ...     two.launch(kernel, 2_000_000, grid=1, block=32)
-    >>> gs.try_delay(step, gpu, behind=one, delays_us=[100, 300]).verdict
-    'none'
-    >>> gs.try_delay(step, gpu, delays_us=[100, 300]).verdict
-    'all'
+    >>> with gpu.create_stream() as one, gpu.create_stream() as two:
+    ...     def step(plant):
+    ...         one.launch(kernel, 400_000, grid=1, block=32)
+    ...         two.launch(kernel, 2_000_000, grid=1, block=32)
+    ...         plant()
+    ...     beside = gs.try_delay(step, gpu, behind=one, delays_us=[100, 300])
+    ...     critical = gs.try_delay(step, gpu, behind=two, delays_us=[100, 300])
+    >>> beside.verdict, critical.verdict
+    ('none', 'all')
     """
     turns = count("turns", turns, least=FEWEST)
     planted: list[int] = []
@@ -140,8 +144,10 @@ def try_delay(
         raise InvalidArgument("run made a step without calling the function that it was given")
     chosen = [share * usual_ns / 1e3 for share in _SHARES] if delays_us is None else delays_us
     delays = (0, *(round(float(us) * 1e3) for us in chosen))
-    if not chosen or min(delays[1:]) < 1:
-        raise InvalidArgument(f"delays_us is {given(delays_us)}: numbers above 0 are needed")
+    if not chosen or not 1 <= min(delays[1:]) <= max(delays) < _LONGEST_NS:
+        raise InvalidArgument(
+            f"delays_us is {given(delays_us)}: from 0.001 to below 10 s is needed"
+        )
     spins = [None if behind is None else Spin(device, duration_ns=max(1, ns)) for ns in delays]
     steps: list[list[int]] = [[] for _ in delays]
     centred = np.array(delays) - np.mean(delays)
@@ -159,9 +165,9 @@ def try_delay(
     share = float(np.mean(slopes))
     is_known = high - low < 2 * _CLOSE
     verdict: _Verdict = "part" if is_known else "undecided"
-    if high < _CLOSE:
+    if high < _CLOSE or (is_known and low <= 0):
         verdict = "none"
-    elif low > 1 - 2 * _CLOSE and is_known:
+    elif is_known and high > 1 - _CLOSE:
         verdict = "all"
     return DelayResult(
         share, low, high, verdict, delays, tuple(map(tuple, steps)),

@@ -14,7 +14,7 @@ from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name
+from gpuscope.trace.naming import kernel_name, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording", "forecast"]
@@ -218,7 +218,7 @@ def _of_work(view: View) -> Iterator[Case]:
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
     streams, none = rows.streams[view.row], np.zeros(len(view.kept), bool)
-    stream_name = view.trace.stream_name
+    stream_name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
     for about, which in view.each(causes.of("stream order") & apart, streams, stream_name):
         code = "launch what needs no data of the others on another stream"
         yield Case("use another stream", about, "bound", code, none, gone=which)

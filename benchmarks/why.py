@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import random
 import resource
 import subprocess
@@ -160,11 +161,15 @@ def time_rows() -> list[dict[str, Any]]:
     gs.analysis.what_would_help(trace)
     whole_s = time.perf_counter() - begun_s
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    figures = (
+        ("critical path", "(beside it)", path_s, "s", True),
+        ("path and what would help", "at most 20 s", whole_s, "s", whole_s <= 20),
+        ("memory, all of the process", "at most 4 GB", peak_gb, "GB", peak_gb <= 4),
+    )
     return [
-        row("10⁶ rows: critical path", "(beside it)", round(path_s, 1), "s", met=True, n=len(trace)),
-        row("10⁶ rows: path and what would help", "at most 20 s", round(whole_s, 1), "s", met=whole_s <= 20),
-        row("10⁶ rows: memory, all of the process", "at most 4 GB", round(peak_gb, 2), "GB", met=peak_gb <= 4),
-    ]  # fmt: skip
+        row(f"10⁶ rows: {what}", goal, round(value, 1), unit, met=met, n=len(trace))
+        for what, goal, value, unit, met in figures
+    ]
 
 
 def main() -> int:
@@ -175,8 +180,6 @@ def main() -> int:
     parser.add_argument("--rows", action="store_true", help="only 10⁶ rows, in this process")
     given = parser.parse_args()
     if given.rows:
-        import json
-
         print(json.dumps(time_rows()))
         return 0
     seen: dict[tuple[str, str], Seen] = defaultdict(list)
@@ -186,19 +189,22 @@ def main() -> int:
         for seed in range(given.first, given.first + given.programs):
             program = why_programs.draw(family, seed)
             ran = why_programs.run(program)
-            rng = random.Random(seed)
+            rng = random.Random(seed)  # noqa: S311 - to repeat, not to hide
             for found in (*delays(program, ran, rng), *speed_ups(program, ran)):
                 seen[found["what"], family].append(found)
             paths[adds_up(ran.trace)] += 1
             agree += causes_agree(ran.trace)
         print(family, "done", flush=True)
     rows = [
-        row("paths whose parts add up to the ns", "all", paths[True], "paths", met=not paths[False], n=paths.total()),
-        row("causes of work that parts name, too", "all", agree[True], "causes", met=not agree[False], n=agree.total()),
-    ]  # fmt: skip
+        row(what, "all", right[True], unit, met=not right[False], n=right.total())
+        for what, right, unit in (
+            ("paths whose parts add up to the ns", paths, "paths"),
+            ("causes of work that parts name, too", agree, "causes"),
+        )
+    ]
     for what in ("kernel delayed", "pause delayed", "kernel twice as fast"):
-        groups = {"not contended": [f for f in why_programs.FAMILIES if f not in why_programs.CONTENDED],
-                  "contended": why_programs.CONTENDED}  # fmt: skip
+        exact = [name for name in why_programs.FAMILIES if name not in why_programs.CONTENDED]
+        groups = {"not contended": exact, "contended": why_programs.CONTENDED}
         for family in why_programs.FAMILIES:
             rows += summed(family, what, seen[what, family])
         for group, families in groups.items():
@@ -207,8 +213,6 @@ def main() -> int:
     alone = subprocess.run(
         [sys.executable, __file__, "--rows"], check=True, capture_output=True, text=True
     )
-    import json
-
     rows += json.loads(alone.stdout)
     write(RESULTS, "python benchmarks/why.py", "2 cores, simulated H200", rows)
     for each in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -217,33 +217,35 @@ def _of_work(view: View) -> Iterator[Case]:
         apart |= owner[view.before] != owner[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
-    streams, none = rows.streams[view.row], np.zeros(len(view.kept), bool)
     stream_name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
-    for about, which in view.each(causes.of("stream order") & apart, streams, stream_name):
-        code = "launch what needs no data of the others on another stream"
-        yield Case("use another stream", about, "bound", code, none, gone=which)
-    for about, which in view.each(held, streams, stream_name):
-        code = f'gs.what_if(trace, streams={{{about!r}: {{"priority": -1}}}})'
-        yield Case("give it priority or a partition", about, "bound", code, none, gone=which)
-    both = (
-        np.unique(rows.streams[each], return_inverse=True)[1] for each in (view.row, view.before)
-    )
-    first, pair = combined(*both)
-    ends = view.row, view.before
-
-    def names_of(key: int) -> str:
-        return " for ".join(stream_name(int(rows.streams[end[first[key]]])) for end in ends)
-
-    for about, which in view.each(causes.of("event wait"), pair, names_of):
-        code = 'gs.what_if(trace, drop_waits="all")'
-        yield Case("drop the wait between streams", about, "bound", code, none, gone=which)
+    streams = rows.streams[view.row]
+    both = rows.streams[view.row], rows.streams[view.before]
+    first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
     ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
-    process = rows.processes[view.before]
-    for about, which in view.each(
-        causes.of("collective"), process, lambda key: ranks.get(key, f"process {key}")
-    ):
-        code = "gs.analysis.collectives(trace)"
-        yield Case("let the rank keep up", about, "bound", code, none, gone=which)
+    none = np.zeros(len(view.kept), bool)
+    table: Iterable[tuple[str, Bools, Ints, Callable[[int], str], str]] = (
+        (
+            *("use another stream", causes.of("stream order") & apart, streams, stream_name),
+            "launch what needs no data of the others on another stream",
+        ),
+        (
+            *("give it priority or a partition", held, streams, stream_name),
+            "gs.what_if(trace, streams={…: {'priority': -1}})",
+        ),
+        (
+            *("drop the wait between streams", causes.of("event wait"), pair),
+            lambda key: " for ".join(stream_name(int(each[first[key]])) for each in both),
+            "gs.what_if(trace, drop_waits=…)",
+        ),
+        (
+            *("let the rank keep up", causes.of("collective"), rows.processes[view.before]),
+            lambda key: ranks.get(key, f"process {key}"),
+            "gs.analysis.collectives(trace)",
+        ),
+    )
+    for change, of, keys, label, code in table:
+        for about, which in view.each(of, keys, label):
+            yield Case(change, about, "bound", code, none, gone=which)
 
 
 def _larger_partitions(view: View) -> Iterator[Case]:

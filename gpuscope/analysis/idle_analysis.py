@@ -278,8 +278,8 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     site, sites = codes(trace.spans.column("site"))
     line, lines = _numbered([str((lines_of(text) or ("",))[0]) for text in sites])
     launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
-    own = np.where(inside >= 0, site[inside], 0)
-    own = np.where(own > 0, own, launched_at[gap])
+    at_line = np.where(inside >= 0, site[inside], 0)
+    at_line = np.where(at_line > 0, at_line, launched_at[gap])
     name, names = codes(trace.spans.column("name"))
     label, labels = _numbered([range_label(str(text)) for text in names])
     rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
@@ -290,7 +290,7 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         np.r_[during, after],
         np.r_[thread[gap], thread],
         np.where(rows >= 0, label[name[rows]], 0),
-        line[np.r_[own, launched_at]],
+        line[np.r_[at_line, launched_at]],
     )
     kept = columns[1] > 0
     return tuple(column[kept] for column in columns), (texts, labels, lines)
@@ -311,10 +311,10 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
         spans = tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist()))
         part = first[at]
-        told = labels[label[part]] or None, lines[line[part]] or None
+        where = labels[label[part]] or None, lines[line[part]] or None
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
-        causes.append(IdleCause(texts[cause[part]], who, *told, *sums, spans))
+        causes.append(IdleCause(texts[cause[part]], who, *where, *sums, spans))
     return tuple(causes)
 
 

@@ -217,7 +217,7 @@ def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
     if described and not background:
         return  # calls that are waited for, or arrive at given times
     try:
-        tracks = gaps(trace, by="partition" if described else "device").tracks
+        idle = gaps(trace, by="partition" if described else "device")
     except MissingEvidence:
         return
     loads: dict[str, list[str]] = {}
@@ -225,17 +225,22 @@ def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
         kernels = trace.where(kind="kernel", category=name)
         for partition in kernels.spans.column("partition").unique().to_pylist():
             loads.setdefault(partition or "whole GPU", []).append(name)
-    for track in tracks:
+    since = {"since": "after warm-up"} if idle.is_steady else {}
+    for track in idle.tracks:
         is_idle = track.longest and 1 - track.busy_fraction >= IDLE
         if is_idle and (not described or track.name in loads):
-            yield _of_track(trace, track, described, loads.get(track.name, []))
+            yield _of_track(trace, track, described, loads.get(track.name, []), since)
 
 
 def _of_track(
-    trace: Trace, track: TrackGaps, described: dict[str, Description], loads: list[str]
+    trace: Trace,
+    track: TrackGaps,
+    described: dict[str, Description],
+    loads: list[str],
+    since: dict[str, str],
 ) -> Finding:
     longest = track.longest[0]
-    subject: dict[str, str | list[str]] = {"track": track.name}
+    subject: dict[str, str | list[str]] = {"track": track.name, **since}
     subject |= {"load": loads} if loads else {"device": "The GPU"}
     if longest.before == longest.after:
         subject["both"] = longest.after

@@ -116,9 +116,9 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
 
     A gap of a GPU belongs to the thread that launched the work which ended it. Until that launch
     began, the thread was in another call, or between calls, in a range or in none; then in the
-    launch call; then the launch was on its way, unless an event held it. A launch that was there
-    before the gap is :data:`NEXT`. Time before the first row of the thread, if its process had
-    launched nothing, is the start of the program.
+    launch call; then the launch was on its way, unless an event held it. Work that was
+    launched before the gap began just followed other work. Time before all rows of the thread and
+    all launches is the start of the program.
 
     Parameters
     ----------
@@ -178,10 +178,12 @@ def _gaps(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
     gap = code[opened][1:] == code[opened][:-1]
     opened, closed = opened[1:][gap], closed[:-1][gap]
     order = np.lexsort((starts, device))
-    for at in np.flatnonzero(work[opened] < 0):  # cut by an edge: it belongs to what came then
-        on = order[device[order] == code[opened[at]]]
-        later = on[np.searchsorted(starts[on], begins[opened[at]]) :]
-        work[opened[at]] = rows[later[0]] if len(later) else -1
+    bounds = np.searchsorted(device[order], np.arange(len(first) + 1))
+    ordered = starts[order]
+    for at in opened[work[opened] < 0].tolist():  # cut by an edge: it belongs to what came then
+        since, until = bounds[code[at]], bounds[code[at] + 1]
+        later = since + np.searchsorted(ordered[since:until], begins[at])
+        work[at] = rows[order[later]] if later < until else -1
     return finish[closed], begins[opened], work[opened], len(first)
 
 
@@ -215,14 +217,8 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
     inside = innermost(thread[stretch], begin, owners[calls], starts[calls], ends[calls] - 1)
     inside = np.where(inside >= 0, np.r_[calls, -1][inside], -1)
     around = ranges_around(trace, thread[stretch], begin)
-    return (
-        stretch,
-        begin,
-        end,
-        inside,
-        around,
-        (step == 0) & (after == np.searchsorted(edges, of_thread))[stretch],
-    )
+    unborn = (step == 0) & (after == np.searchsorted(edges, of_thread))[stretch]
+    return stretch, begin, end, inside, around, unborn
 
 
 def _cause_of_calls(trace: Trace, launches: Ints) -> tuple[list[str], Ints, Ints]:
@@ -278,8 +274,8 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     site, sites = codes(trace.spans.column("site"))
     line, lines = _numbered([str((lines_of(text) or ("",))[0]) for text in sites])
     launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
-    own = np.where(inside >= 0, site[inside], 0)
-    own = np.where(own > 0, own, launched_at[gap])
+    at_line = np.where(inside >= 0, site[inside], 0)
+    at_line = np.where(at_line > 0, at_line, launched_at[gap])
     name, names = codes(trace.spans.column("name"))
     label, labels = _numbered([range_label(str(text)) for text in names])
     rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
@@ -290,7 +286,7 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         np.r_[during, after],
         np.r_[thread[gap], thread],
         np.where(rows >= 0, label[name[rows]], 0),
-        line[np.r_[own, launched_at]],
+        line[np.r_[at_line, launched_at]],
     )
     kept = columns[1] > 0
     return tuple(column[kept] for column in columns), (texts, labels, lines)
@@ -311,10 +307,10 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
         spans = tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist()))
         part = first[at]
-        told = labels[label[part]] or None, lines[line[part]] or None
+        where = labels[label[part]] or None, lines[line[part]] or None
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
-        causes.append(IdleCause(texts[cause[part]], who, *told, *sums, spans))
+        causes.append(IdleCause(texts[cause[part]], who, *where, *sums, spans))
     return tuple(causes)
 
 

@@ -250,7 +250,7 @@ def range_projection(
         ("graphs", in_graphs, None),
     ):
         table = table.append_column(label, pa.array(values, mask=missing))
-    table = table.append_column("path", _paths(table))
+    table = table.append_column("path", _paths(trace, ranges))
     unmatched, left_out = len(rows) - len(work), 0 if whole_graphs else len(graphs)
     names, paths = _by(table, "name"), _by(table, "path")
     return ProjectionResult(names, paths, table, unmatched, left_out, **about(trace))
@@ -290,8 +290,8 @@ def _busy_inside(trace: Trace, rows: Array, of: Array, first: Array, last: Array
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     inside = np.zeros(len(of), np.int64)
     for number in np.unique(device[of]):
-        own, here = rows[device[rows] == number], device[of] == number
-        busy = union(starts[own], ends[own])
+        on_it, here = rows[device[rows] == number], device[of] == number
+        busy = union(starts[on_it], ends[on_it])
         before_ns = np.r_[0, np.cumsum(busy[:, 1] - busy[:, 0])]
         for sign, times in ((1, last[here]), (-1, first[here])):
             at = np.searchsorted(busy[:, 1], times)
@@ -300,12 +300,12 @@ def _busy_inside(trace: Trace, rows: Array, of: Array, first: Array, last: Array
     return inside
 
 
-def _paths(table: pa.Table) -> pa.Array:
+def _paths(trace: Trace, ranges: Array) -> pa.Array:
     """Return the names of the ranges around each, and its own, without numbers at their ends."""
-    name, names = codes(table.column("name"))
-    thread, start = (np.asarray(table.column(key).fill_null(-1)) for key in ("thread", "start_ns"))
-    end = np.asarray(table.column("end_ns").fill_null(_NEVER))
-    above = enclosing(thread, start, end)
+    name, names = codes(trace.spans.column("name"))
+    name = name[ranges]
+    thread, start = (trace.array(key, fill=-1)[ranges] for key in ("thread", "start_ns"))
+    above = enclosing(thread, start, trace.array("end_ns", fill=_NEVER)[ranges])
     path, level = np.zeros(len(name), np.int64), np.flatnonzero(above < 0)
     texts = [""]
     while len(level):

@@ -81,12 +81,12 @@ class StepsResult(Result):
         """One row per process."""
         rows = []
         for process in dict.fromkeys(step.process for step in self.steps):
-            own = [step for step in self.steps if step.process == process]
-            steady = [step.length_ns for step in own if step.start_ns >= self.steady_ns[0]]
+            of_process = [step for step in self.steps if step.process == process]
+            steady = [step.length_ns for step in of_process if step.start_ns >= self.steady_ns[0]]
             median, p90, longest = (np.quantile(steady or [0], (0.5, 0.9, 1)) / 1e6).tolist()
-            row: Row = {"step": own[0].name, "process": process, "steady": len(steady)}
+            row: Row = {"step": of_process[0].name, "process": process, "steady": len(steady)}
             row |= {"median (ms)": median, "p90 (ms)": p90, "longest (ms)": longest}
-            rows.append({**row, "warm-up": len(own) - len(steady)})
+            rows.append({**row, "warm-up": len(of_process) - len(steady)})
         return rows
 
     @property
@@ -144,13 +144,15 @@ def _steps(trace: Trace) -> StepsResult:
     several: list[Step] = []
     bases, low, high = [], [], []
     for number in np.unique(process).tolist():
-        own = process == number
-        basis, name, thread, bounds = _of_process(trace, calls[own], launched[own], works[own])
+        chosen = process == number
+        basis, name, thread, bounds = _of_process(
+            trace, calls[chosen], launched[chosen], works[chosen]
+        )
         if len(bounds):
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
             low.append(int(bounds[_warm_up(bounds[:, 1] - bounds[:, 0]), 0]))
-            before = launched[own & (starts[calls] < bounds[-1, 1])]
+            before = launched[chosen & (starts[calls] < bounds[-1, 1])]
             high.append(max(int(bounds[-1, 1]), int(ends[before].max(initial=0))))
     several.sort(key=lambda step: step.start_ns)
     begun = starts[np.r_[work, calls]]
@@ -207,13 +209,16 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     has_line = np.array([bool(text) for text in lines])[line[calls]]
     threads, count = np.unique(thread[has_line | ~has_line.any()], return_counts=True)
     number = int(threads[count.argmax()])
-    own = np.flatnonzero(thread == number)
-    own = own[np.argsort(trace.array("start_ns")[calls[own]], kind="stable")]
-    calls, launched, works = calls[own], launched[own], works[own]
+    order = np.flatnonzero(thread == number)
+    order = order[np.argsort(trace.array("start_ns")[calls[order]], kind="stable")]
+    calls, launched, works = calls[order], launched[order], works[order]
     name, names = codes(trace.spans.column("name"))
     kind = combined(name[launched])[1]
     starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
-    pause = starts - np.r_[starts[:1], ends[:-1]]
+    waits = rows_of(trace, "api", "sync", "event")
+    waits = waits[trace.array("thread", fill=-1)[waits] == number]
+    left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
+    pause = starts - left[np.searchsorted(left, starts, "right") - 1]  # since it left a call
     low = max(0, len(calls) // 2 - _SAMPLE // 2)
     sample = slice(low, low + _SAMPLE)
     periods = []
@@ -241,7 +246,8 @@ def _tokens(token: Ints, pause: Ints) -> list[int]:
     """Return of each number of occurrences the launch that the host makes after most delay."""
     groups = Groups.of(token, range(int(token.max(initial=0)) + 1))
     best: dict[int, int] = {}
-    for index in np.argsort(groups.quantiles(pause, (0.5,))[:, 0]).tolist():
+    delay = groups.quantiles(pause, (0.5,))[:, 0]
+    for index in np.lexsort((-np.arange(len(delay)), delay)).tolist():  # of equal ones the first
         best[int(groups.counts[index])] = groups.labels[index]
     return [best[count] for count in sorted(best, reverse=True)[:_MOST_TOKENS] if count >= REPEATED]
 

@@ -138,14 +138,14 @@ def thread_names(trace: Trace) -> dict[int, str]:
     thread = trace.array("thread", fill=-1)
     calls = np.unique(linked_rows(trace.edges, trace.array("id"), "launch")[0])
     held = _held(trace, calls, thread[calls])
-    first = combined(np.maximum(thread, 0))[0]
+    first = np.unique(thread, return_index=True)[1]
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
     owner = {number: process for number, process in owner.items() if number > 0}
-    count, place = Counter(owner.values()), Counter[int]()
+    count, nth = Counter(owner.values()), Counter[int]()
     names = {}
     for number, process in owner.items():
-        place[process] += 1
+        nth[process] += 1
         given = trace.metadata.thread_names.get(str(number), "")
         name = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
         if (unsaid := _UNSAID.fullmatch(name)) is not None:
@@ -154,7 +154,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
         called = trace.metadata.process_names.get(str(process), "")
         if name == "main thread" and called.startswith("DataLoader worker"):
             name = called
-        names[number] = name or f"thread {place[process]} of {count[process]}"
+        names[number] = name or f"thread {nth[process]} of {count[process]}"
     shared = Counter(names.values())
     for number, name in names.items():
         process, rank = owner[number], trace.metadata.rank(owner[number])
@@ -277,8 +277,8 @@ def _filled(words: str, match: re.Match[str], element: str) -> str:
     for number, group in enumerate(groups, 1):
         plain = re.sub("(?<=[a-z])(?=[A-Z])", " ", group).replace("_", " ").lower()
         words = words.replace(f"\\{number}", plain)
-    for sign, said in ((" *)", f", {element})"), (" *", f" ({element})"), (" &", f" {element}")):
-        words = words.replace(sign, said if element else ")" * sign.count(")"))
+    for sign, text in ((" *)", f", {element})"), (" *", f" ({element})"), (" &", f" {element}")):
+        words = words.replace(sign, text if element else ")" * sign.count(")"))
     return words
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
@@ -167,6 +168,7 @@ def cases(view: View) -> Iterator[Case]:
     """Yield what might help."""
     yield from _of_work(view)
     yield from _of_waits(view)
+    yield from _memory(view)
     yield from _graphs(view)
     yield from _of_hosts(view)
     yield from _own_process(view)
@@ -275,6 +277,17 @@ def _of_waits(view: View) -> Iterator[Case]:
         for about, which in view.each(of, view.line, view.lines.__getitem__):
             inside = view.inside(view.row[which])
             yield Case(change, about, "bound", code, inside, _CALL_NS, which)
+
+
+def _memory(view: View) -> Iterator[Case]:
+    """No memory that is allocated or freed, but what is kept and used again."""
+    name, names = view.rows.coded("name")
+    gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
+    which = view.inside(np.flatnonzero(gets & view.rows.having("kind", ("api",))))
+    if which.any():
+        calls = np.unique(view.call[which])
+        code = "reuse buffers; no torch.cuda.empty_cache() in a loop"
+        yield Case("keep the memory", f"{len(calls):,} calls", "bound", code, which)
 
 
 def _graphs(view: View) -> Iterator[Case]:

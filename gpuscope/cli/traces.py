@@ -186,8 +186,8 @@ def why_command(
     ]
     if not found.sections:
         raise MissingEvidence(
-            "the trace holds no GPU work of a program: of an experiment, gpuscope summary says what "
-            "was found"
+            "the trace holds no GPU work of a program: of an experiment, gpuscope summary says "
+            "what was found"
         )
     if as_json:
         sections = {title: result.rows() for title, result in found.sections}

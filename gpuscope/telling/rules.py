@@ -71,7 +71,7 @@ _STREAM = (
 _WHO = "{load} ({track})"
 _EXPLAIN = "Click {after}{both} in the timeline, or call {mend}: it says what that waited for."
 _IDLE = (
-    "idle for {idle} of the time from its first work[ {since}] to its last ({gaps} gaps; the "
+    "idle for {idle} of the time from its first work to its last ({gaps} gaps; the "
     "longest {longest}[, between {before} and {after}][, between two of {both}])"
 )
 _UNUSED = "[. Nothing was given to {unused}]"

@@ -39,9 +39,10 @@ _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-LAUNCH, BLOCKING, WAIT, EVENT_POLL, STREAM_POLL, ORDER, OTHER = range(7)
+LAUNCH, BLOCKING, WAIT, EVENT_POLL, STREAM_POLL, ORDER, MEMORY, OTHER = range(8)
 """What an API call does: it queues work; a copy for which the host waits, by its name; the host
-waits; it asks whether an event, or a stream, is done; it records an event or lets a stream wait."""
+waits; it asks whether an event, or a stream, is done; it records an event or lets a stream wait; it
+allocates or frees memory, not in a stream's order."""
 _ROLES = {
     re.compile(r"_*(cuda|cu)Memcpy(?!.*(Async|Peer))"): BLOCKING,
     re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)"): LAUNCH,
@@ -49,6 +50,10 @@ _ROLES = {
     re.compile(r"_*(cuda|cu)EventQuery"): EVENT_POLL,
     re.compile(r"_*(cuda|cu)StreamQuery"): STREAM_POLL,
     re.compile(r"_*(cuda|cu)(EventRecord|StreamWaitEvent)"): ORDER,
+    re.compile(
+        r"_*(cuda|cu)(Malloc|Free|Host(Alloc|Register)|Mem(Host)?(Alloc|Free|Create|Map|Unmap|Register))"
+        r"(?!.*Async)"
+    ): MEMORY,
 }
 _EVENT, _STREAM, _PER_THREAD, _QUERY = 1, 2, 4, 8
 """What ``_launches.c`` notes of a call besides."""
@@ -246,14 +251,14 @@ class Library:
 
 
 def is_apart(apis: Mapping[str, Array]) -> Bools:
-    """Whether each API call queues nothing, but orders work or waits for it."""
+    """Whether each API call queues nothing, but orders work, waits for it, or gets memory."""
     apart: Bools = (apis["role"] > BLOCKING) & (apis["role"] < OTHER)
     return apart
 
 
 def is_wait(apis: Mapping[str, Array]) -> Bools:
     """Whether the host waits in each API call, or sees that work is done."""
-    waits: Bools = is_apart(apis) & (apis["role"] != ORDER)
+    waits: Bools = is_apart(apis) & (apis["role"] < ORDER)
     return waits
 
 

@@ -16,6 +16,7 @@ from gpuscope.record.cupti.library import (
     BLOCKING,
     EVENT_POLL,
     LAUNCH,
+    MEMORY,
     ORDER,
     OTHER,
     STREAM_POLL,
@@ -325,7 +326,9 @@ def test_a_record_without_a_name_has_an_empty_one():
         ("cudaEventRecordWithFlags_ptsz_v11010", ORDER), ("cuEventRecord", ORDER),
         ("cuStreamWaitEvent_ptsz", ORDER),
         ("cudaGetDevice_v3020", OTHER), ("cudaGraphAddEventRecordNode_v11010", OTHER),
-        ("cudaGraphInstantiate_v10000", OTHER), ("cudaMalloc_v3020", OTHER), ("", OTHER),
+        ("cudaGraphInstantiate_v10000", OTHER), ("", OTHER), ("cudaMallocAsync_v11020", OTHER),
+        ("cudaMalloc_v3020", MEMORY), ("cuMemFree_v2", MEMORY), ("cudaHostAlloc_v3020", MEMORY),
+        ("cudaFreeHost_v3020", MEMORY), ("cuMemHostRegister_v2", MEMORY), ("cuMemMap", MEMORY),
         ("cuGraphAddMemcpyNode", OTHER), ("cuEventCreate", OTHER),
     ],
 )  # fmt: skip

@@ -1,5 +1,5 @@
-/* Launches: noted as CUPTI would record them. CUPTI calls note_launch around each launch, and the
- * library of record/cupti/library.py takes what was noted.
+/* Launches, and waits and what they wait for: noted as CUPTI would record them. CUPTI calls
+ * note_launch around each such call, and the library of record/cupti/library.py takes what was noted.
  *
  * All of it is the process's, as CUPTI and the threads are that it calls on, which may belong to any
  * interpreter or to none. Nothing here is Python's but what Python calls. */
@@ -32,10 +32,19 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
     uint64_t start, end;
     uint32_t process, thread, correlation, returned;
     uint32_t site, reserved; /* these CUPTI does not tell */
+    uint64_t handle;         /* of an event; of a stream context and number; 0: not asked for */
 } Launch;
 
 enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
+
+/* What is noted of a call that does not launch, and of which kind it is: set by note_more. */
+enum { HAS_EVENT = 1, HAS_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8, IS_OTHER = 16 };
+enum { CALLBACKS = 2048, NOT_READY = 600 };
+static uint8_t roles[DOMAINS][CALLBACKS];
+typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
+static GetStreamId get_stream_id;
+static __thread int unnoted; /* whether what the thread does besides launching is a recorder's */
 
 #define LAUNCHES 1600
 typedef struct Page {
@@ -118,13 +127,33 @@ new_writer(void)
     return writer;
 }
 
+/* What the first argument of a call is: an event, or a stream, whose number is asked for. */
+static uint64_t
+handle_of(uint8_t role, const CallbackData *data)
+{
+    void *first;
+    uint32_t number;
+    if (!(role & (HAS_EVENT | HAS_STREAM)) || data->arguments == NULL)
+        return 0;
+    memcpy(&first, data->arguments, sizeof(first));
+    if (role & HAS_EVENT)
+        return (uintptr_t)first;
+    GetStreamId get = __atomic_load_n(&get_stream_id, __ATOMIC_RELAXED);
+    if (get == NULL || get(data->context, first, (role & PER_THREAD) != 0, &number) != 0)
+        return 0;
+    return (uint64_t)data->context_id << 32 | number;
+}
+
 /* CUpti_CallbackFunc: any thread, with the GIL or without. */
 static void
 note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const CallbackData *data)
 {
     Writer *writer = own_writer;
     int which = domain - 1; /* CUPTI_CB_DOMAIN_DRIVER_API is 1, the runtime's 2 */
-    if (which < 0 || which >= DOMAINS || data->correlation == 0 ||
+    if (which < 0 || which >= DOMAINS || data->correlation == 0)
+        return;
+    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
+    if ((role != 0 && unnoted) ||
         (writer == NULL && (data->is_exit || (writer = new_writer()) == NULL)))
         return;
     if (!data->is_exit) {
@@ -138,6 +167,9 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     if (writer->correlations[which] != data->correlation)
         return;
     writer->correlations[which] = 0;
+    uint32_t returned = data->returned == NULL ? 0 : *data->returned;
+    if ((role & IS_QUERY) && returned == NOT_READY)
+        return; /* what polls, polls often */
     Page *page = writer->last;
     if (page->used == LAUNCHES) {
         Page *next = new_page();
@@ -154,9 +186,10 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->process = writer->process;
     launch->thread = writer->thread;
     launch->correlation = data->correlation;
-    launch->returned = data->returned == NULL ? 0 : *data->returned;
+    launch->returned = returned;
     launch->site = writer->sites[which];
     launch->reserved = 0;
+    launch->handle = role == 0 ? 0 : handle_of(role, data);
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
 }
 
@@ -286,11 +319,41 @@ make_key(void)
     has_key = pthread_key_create(&writer_key, end_writer) == 0;
 }
 
-/* serve_launches(address of cuptiGetTimestamp) -> address of note_launch */
+/* note_more(domain, callback, what): what to note of a call that does not launch. */
 static PyObject *
-serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
+note_more(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    void *at = PyLong_AsVoidPtr(address);
+    unsigned domain, callback, role;
+    if (!PyArg_ParseTuple(args, "III:note_more", &domain, &callback, &role))
+        return NULL;
+    if (domain - 1 >= DOMAINS || callback >= CALLBACKS || role > UINT8_MAX) {
+        PyErr_SetString(PyExc_ValueError, "there is no such call of an API");
+        return NULL;
+    }
+    roles[domain - 1][callback] = (uint8_t)role;
+    Py_RETURN_NONE;
+}
+
+/* note_waits(more): note what this thread does besides launching, unless less was asked for. */
+static PyObject *
+note_waits(PyObject *Py_UNUSED(module), PyObject *more)
+{
+    long by = PyLong_AsLong(more);
+    if (by == -1 && PyErr_Occurred())
+        return NULL;
+    unnoted -= (int)by;
+    Py_RETURN_NONE;
+}
+
+/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx or 0) -> of note_launch */
+static PyObject *
+serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *clock, *streams = NULL;
+    if (!PyArg_ParseTuple(args, "O|O:serve_launches", &clock, &streams))
+        return NULL;
+    void *at = PyLong_AsVoidPtr(clock);
+    void *stream_at = streams == NULL || PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(streams);
     if (PyErr_Occurred())
         return NULL;
     if (at == NULL) {
@@ -301,11 +364,14 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
     if (!has_key)
         return PyErr_NoMemory();
     __atomic_store_n(&get_timestamp, (GetTimestamp)(uintptr_t)at, __ATOMIC_RELAXED);
+    __atomic_store_n(&get_stream_id, (GetStreamId)(uintptr_t)stream_at, __ATOMIC_RELAXED);
     return PyLong_FromVoidPtr((void *)(uintptr_t)note_launch);
 }
 
 static PyMethodDef functions[] = {
-    {"serve_launches", serve_launches, METH_O, NULL},
+    {"serve_launches", serve_launches, METH_VARARGS, NULL},
+    {"note_more", note_more, METH_VARARGS, NULL},
+    {"note_waits", note_waits, METH_O, NULL},
     {"limit_launches", limit_launches, METH_O, NULL},
     {"take_launches", take_launches, METH_VARARGS, NULL},
     {NULL},

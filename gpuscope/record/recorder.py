@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope import _interrupts, _sites
+from gpuscope._compiled import unnoted
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
@@ -39,6 +40,7 @@ from gpuscope.record.source import Calibration, Ended, Journal, Options, Source,
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
+from gpuscope.trace.combining import in_all
 from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -187,7 +189,8 @@ class Recording:
             running = tuple(log for log in running if log is not self.ranges)
         try:
             if wait:
-                self._wait()
+                with unnoted():
+                    self._wait()
         except BaseException:
             self._end(waited=False)
             raise
@@ -388,6 +391,7 @@ class Recording:
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
             ranks=() if self._rank is None else (self._rank,),
+            edges=in_all([source.edges for source in self.sources]),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._sites import site_text
-from gpuscope._types import Ints
+from gpuscope._types import Bools, Ints
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
 from gpuscope.device.views import GraphView, StreamView
@@ -39,6 +39,12 @@ def call_row(correlation: _Number) -> _Number:
 def work_row(correlation: _Number) -> _Number:
     """Id of the row of the work that a call queued."""
     return correlation * _KINDS_OF_ROW + 1
+
+
+def is_own_work(rows: Ints) -> Bools:
+    """Row → whether it is of work that a call of ours queued."""
+    own: Bools = rows % _KINDS_OF_ROW == work_row(0)
+    return own
 
 
 def outside_row(number: _Number) -> _Number:
@@ -144,7 +150,9 @@ class Rows:
     over
         The recording has ended: also what is not complete becomes rows.
     open_since_ns
-        Calls that began since then may not have returned.
+        Launches of ours that began since then may not have returned.
+    own_since_ns
+        Calls of ours of any kind that began since then may have no row yet.
     since_ns
         What ended before is left out; 0 where everything is kept.
     """
@@ -155,6 +163,7 @@ class Rows:
     at_once: int = ROWS_AT_ONCE
     over: bool = False
     open_since_ns: int = 0
+    own_since_ns: int = schema.LATEST_NS
     since_ns: int = 0
 
     @property

@@ -37,7 +37,19 @@ _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-_LAUNCHES = re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)")
+LAUNCH, BLOCKING, WAIT, EVENT_POLL, STREAM_POLL, ORDER, OTHER = range(7)
+"""What an API call does: it queues work; a copy for which the host waits, by its name; the host
+waits; it asks whether an event, or a stream, is done; it records an event or lets a stream wait."""
+_ROLES = {
+    re.compile(r"_*(cuda|cu)Memcpy(?!.*(Async|Peer))"): BLOCKING,
+    re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)"): LAUNCH,
+    re.compile(r"_*(cuda|cu)(Thread|Device|Ctx|Stream|Event)Synchronize"): WAIT,
+    re.compile(r"_*(cuda|cu)EventQuery"): EVENT_POLL,
+    re.compile(r"_*(cuda|cu)StreamQuery"): STREAM_POLL,
+    re.compile(r"_*(cuda|cu)(EventRecord|StreamWaitEvent)"): ORDER,
+}
+_EVENT, _STREAM, _PER_THREAD, _QUERY, _OTHER = 1, 2, 4, 8, 16
+"""What ``_launches.c`` notes of a call that does not launch."""
 
 
 class _Subscription(ctypes.Structure):
@@ -69,8 +81,9 @@ class Library:
         """Whether launches can be noted without CUPTI's own records of API calls."""
         self._callback: Any = _CALLBACK(lambda *_: None)
         if fastpath is not None:
-            clock = ctypes.cast(self._c.cuptiGetTimestamp, ctypes.c_void_p).value
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(clock))
+            served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
+            at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -149,7 +162,7 @@ class Library:
         self._call("activity_disable", kind)
 
     def only_launches(self, kind: int) -> None:
-        """Of a kind of API record keep those of launches, copies, memsets and graphs.
+        """Of a kind of API record keep those of launches, copies, memsets, graphs and waits.
 
         Call it behind :meth:`enable`: enabling a kind collects all of its calls. Enabling
         single calls without their kind collects nothing (libcupti 13.0).
@@ -165,9 +178,15 @@ class Library:
         return tuple(number for number, name in names.items() if name and wanted(name))
 
     def note_launches(self, subscription: Any, *domains: int) -> None:
-        """Note launches, and that a capture begins, of these domains from now on, no others'."""
+        """Note launches and waits, and that a capture begins, of these domains, no others'.
+
+        Of polls only the one is noted that saw the work done.
+        """
         for domain in (RUNTIME_API, DRIVER_API):
             for callback in self._calls(domain, _is_noted):
+                if fastpath is not None:
+                    noted = _noted_with(self.callback_name(domain, callback))
+                    fastpath.note_more(domain, callback, noted)
                 self._c_call(
                     "cuptiEnableCallback", int(domain in domains), subscription, domain, callback
                 )
@@ -220,9 +239,10 @@ class Library:
         return int(self._call("get_stream_id_ex", context, stream, int(per_thread)))
 
 
-def is_launch(name: str) -> bool:
-    """Whether an API call of this name launches, copies or sets."""
-    return bool(_LAUNCHES.match(name))
+@cache
+def role_of(name: str) -> int:
+    """Return what an API call of this name does."""
+    return next((role for names, role in _ROLES.items() if names.match(name)), OTHER)
 
 
 def is_capture(name: str) -> bool:
@@ -231,11 +251,23 @@ def is_capture(name: str) -> bool:
 
 
 def _is_noted(name: str) -> bool:
-    return is_launch(name) or is_capture(name)
+    return role_of(name) != OTHER or is_capture(name)
 
 
 def _is_other(name: str) -> bool:
-    return not is_launch(name)
+    return role_of(name) in (EVENT_POLL, STREAM_POLL, OTHER)  # of each poll it would tell
+
+
+def _noted_with(name: str) -> int:
+    """Return what is noted of a call that does not launch; 0 for one that does."""
+    role = role_of(name)
+    if role == STREAM_POLL:
+        return _QUERY | _STREAM | (_PER_THREAD if "_ptsz" in name else 0)
+    if role == EVENT_POLL:
+        return _QUERY | _EVENT
+    if "EventRecord" in name:
+        return _EVENT
+    return _OTHER if role in (WAIT, ORDER) else 0
 
 
 def text_at(address: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +11,13 @@ import pyarrow as pa
 from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
+from gpuscope.record.cupti.library import BLOCKING, ORDER
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import (
+    GRACE_NS,
     Batch,
     Row,
     Rows,
@@ -27,18 +30,20 @@ from gpuscope.record.rows import (
     work_row,
 )
 from gpuscope.record.source import Completeness
-from gpuscope.trace import arrow, joins
+from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_ADDED = ("selected", "awaited", "site")
+_ADDED = ("selected", "awaited", "begun", "site", "role")
 _KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", *_ADDED)
 """Columns of API calls that later work may need."""
 LATE = 1 << 15
 """Where only the latest rows are kept, so many of each kind wait for their other half: the newest
 API calls, the newest of those before that have no work yet, and our calls without a record. What a
 GPU has queued is much less."""
+_OWN = ("api", "event", "sync")
+"""Kinds of the rows of calls of ours that launch nothing."""
 _Held = tuple[Call, Row]
 
 
@@ -127,6 +132,7 @@ class Links:
         """Add what is complete; at the end everything, also what has no partner."""
         ranges = self._records.ranges.rows(over=rows.over)
         self._name_parents(rows.spans)
+        ended = rows.spans
         rows.freeze()
         if ranges is not None:
             rows.batches.append(Batch(ranges))
@@ -139,23 +145,77 @@ class Links:
             if work is not None and len(work["start"]):
                 rows.batches.append(self._work_batch(work))
         else:
-            self._drain_linked(rows, held, work, tables.no_apis() if apis is None else apis)
+            apis = self._without_late(tables.no_apis() if apis is None else apis, rows)
+            self.told += len(apis["start"])
+            waits = self._records.waits_in(apis)
+            if waits.any():
+                self._add_waits(rows, tables.select(apis, waits), ended, held)
+            self._drain_linked(rows, held, work, tables.select(apis, ~waits))
         if rows.over or rows.since_ns:
             self._drain_syncs(rows)
+        if self._records.tells_waits and (rows.batches or rows.over):
+            self._add_edges(rows)
+
+    def _without_late(self, apis: Columns, rows: Rows) -> Columns:
+        """Leave for later the API calls of which a call of ours may have no row yet."""
+        waits = self._records.waits_in(apis)
+        since_ns = np.where(waits, rows.own_since_ns, rows.open_since_ns)
+        since_ns = np.maximum(np.minimum(since_ns, rows.open_since_ns), rows.wait_since_ns)
+        late = (apis["start"].astype(np.int64) >= since_ns) & (not rows.over)
+        if not late.any():
+            return apis
+        self._records.apis.append(tables.select(apis, late))
+        return tables.select(apis, ~late)
+
+    def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
+        """Add rows of API calls that order work, and of waits; of those in calls of ours, none."""
+        own = [
+            (row["thread"], row["start_ns"], row["end_ns"] or row["start_ns"], row["id"])
+            for row in ended
+            if row["kind"] in _OWN and row["thread"] is not None
+        ]
+        own += [
+            (call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call, _ in held
+        ]
+        *lasting, ids = np.array(own, np.int64).reshape(-1, 4).T
+        inside = joins.innermost(calls["thread"], _middle(calls), *lasting)
+        calls["own"] = inside != NONE
+        fresh = self._fresh(len(inside))
+        calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), fresh)
+        if not calls["own"].all():
+            rows.batches.append(self._api_batch(tables.select(calls, ~calls["own"])))
+        self._records.waits.add_calls(calls)
+
+    def _add_edges(self, rows: Rows) -> None:
+        """Add the edges of waits to the last batch."""
+        until = (1 << 32) if rows.over else 0 if self._records.which == "all" else self._until()
+        edges = arrow.edges(self._records.waits.edges(until, self._places.green, over=rows.over))
+        if edges.num_rows:
+            last = rows.batches.pop() if rows.batches else freeze([], [])
+            edges = schema.concat([last.edges, edges], schema.EDGE_TYPES)
+            rows.batches.append(replace(last, edges=edges))
+
+    def _until(self) -> int:
+        """Return the lowest number of an API call whose work is still to come."""
+        latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
+        waiting = [
+            part["correlation"][
+                part["awaited"]
+                & ~part["begun"]
+                & (part["start"].astype(np.int64) > latest_ns - GRACE_NS)
+            ]
+            for part in self._known
+        ]
+        return min((int(part.min()) for part in waiting if len(part)), default=1 << 32)
 
     def _drain_linked(
         self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
     ) -> None:
-        if not rows.over:
-            late = apis["start"].astype(np.int64) >= max(rows.open_since_ns, rows.wait_since_ns)
-            if late.any():
-                self._records.apis.append(tables.select(apis, late))
-                apis = tables.select(apis, ~late)
-        self.told += len(apis["start"])
         linked = self._link(apis, held)
         apis["row"] = self._rows_of_apis(apis["call"])
         apis["selected"] = self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
         apis["awaited"] = self._records.launches(apis)
+        apis["begun"] = np.zeros(len(apis["row"]), bool)
         ready = [row for number, (_, row) in enumerate(held) if rows.over or number in linked]
         rest = [entry for number, entry in enumerate(held) if number not in linked]
         if not rows.over:
@@ -219,6 +279,10 @@ class Links:
             for name in ("process", "thread"):
                 columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
         rows.batches.append(Batch(arrow.table(columns, count)))
+        none = dict.fromkeys(("role", "handle", "own"), np.zeros(count, np.int64))
+        self._records.waits.add_calls(
+            {**none, "row": columns["id"], "correlation": syncs["correlation"]}
+        )
 
     def _without_work(self) -> list[Call]:
         """Return our calls whose launches were noted, but whose work left no record."""
@@ -250,7 +314,7 @@ class Links:
         apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
         if not candidates:
             return set()
-        middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+        middle = _middle(apis)
         lasting = [
             (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
         ]
@@ -285,7 +349,8 @@ class Links:
 
     def _api_batch(self, apis: Columns) -> Batch:
         codes, names = self._records.names_of(apis)
-        columns = tables.api_columns(apis, codes, [name for _, name in names])
+        waits = self._records.waits_in(apis) & (apis["role"] != ORDER)
+        columns = tables.api_columns(apis, codes, [name for _, name in names], waits)
         parents = self._records.ranges.around(apis["thread"], apis["start"].astype(np.int64))
         columns["parent"] = arrow.nullable(parents, parents == NONE)
         columns["site"] = tables.site_column(apis["site"], self._records.site_text)
@@ -300,6 +365,7 @@ class Links:
             if matched.any():
                 of_launches = work if matched.all() else tables.select(work, matched)
                 batches.append(self._work_batch(of_launches, calls, at[matched]))
+                calls["begun"][at[matched]] = True
                 whole = of_launches["graph"] == 0  # a graph's comes in parts
                 calls["awaited"][at[matched][whole]] = False
                 work = tables.select(work, ~matched)
@@ -317,7 +383,8 @@ class Links:
         yield apis
         if self._known:
             known = tables.join_columns(self._known)
-            known = {**known, "awaited": known["awaited"].copy()}  # so that reading can be undone
+            flags = {name: known[name].copy() for name in ("awaited", "begun")}
+            known = known | flags  # so that reading can be undone
             self._known = [known]
             yield known
 
@@ -346,6 +413,10 @@ class Links:
             calls, selected = apis["call"][places], apis["selected"][places]
             columns.update(self._from_calls(work, rows, calls, selected))
             edges.append((apis["row"][places], rows, "launch"))
+            blocked = tables.blocking(work, tables.select(apis, places))
+            edges.append((rows[blocked], apis["row"][places[blocked]], "host wait"))
+        if self._records.tells_waits:
+            self._records.waits.add_work(work, rows)
         columns["id"] = rows
         # What CUPTI could not time began at its launch or later.
         columns["start_ns"] = np.where(start == 0, launch_start, start)
@@ -397,3 +468,9 @@ class Links:
         texts = [*of_streams, *(partition_name(call.intended) for call in calls)]
         codes = np.where(which >= 0, len(of_streams) + which, np.maximum(selected, NONE))
         return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
+
+
+def _middle(apis: Columns) -> Ints:
+    """Return the middle of each API call, ns."""
+    middle: Ints = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+    return middle

@@ -18,21 +18,29 @@ from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import (
+    BLOCKING,
     DRIVER_API,
+    EVENT_POLL,
+    OTHER,
     RUNTIME_API,
+    STREAM_POLL,
+    WAIT,
     demangled,
     is_capture,
-    is_launch,
+    role_of,
     text_at,
 )
 from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
+from gpuscope.record.cupti.waits import Waits
 from gpuscope.record.rows import keep, together
 from gpuscope.record.source import Completeness
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
 
+_NO_NUMBER = (1 << 32) - 1
+"""No call of CUDA has it."""
 CANARY = "gpuscope_canary"
 _CANARY_SOURCE = r"""
 extern "C" __global__ void gpuscope_canary(unsigned long long* out) {
@@ -143,14 +151,16 @@ class Flights:
             for first in range(0, len(ordered), FLIGHT):
                 flight = ordered[first : first + FLIGHT]
                 within = (numbers >= flight[0]) & (numbers <= flight[-1])
-                if not within.any():
-                    continue
                 if apis is not None and len(apis["correlation"]):
                     at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
                         threads = joins.match(numbers, apis["correlation"])
-                        same = apis["thread"][np.maximum(threads, 0)] == apis["thread"][at[0]]
+                        thread = apis["thread"][at[0]]
+                        same = apis["thread"][np.maximum(threads, 0)] == thread
                         within &= same | (threads == NONE)
+                        waits = (apis["role"] == WAIT) & (apis["thread"] == thread)
+                        behind = apis["correlation"][waits & (apis["correlation"] > flight[-1])]
+                        within |= numbers == behind.min(initial=_NO_NUMBER)  # for the last canary
                 drop |= within
         return tables.select(columns, ~drop) if drop.any() else columns
 
@@ -191,6 +201,8 @@ class Records:
         Address in a record → kernel's name.
     site_text
         Number of a site → its text.
+    waits
+        Of the host, and of streams.
     first
         Correlation of the last call before the recording.
     noted
@@ -215,6 +227,9 @@ class Records:
         self.apis: list[Columns] = []
         self.syncs: list[Columns] = []
         self.order = order
+        self.waits = Waits()
+        self.tells_waits = which in ("launches", "all")
+        """Whether there are calls enough to tell of what waits were for."""
         self.ranges = Ranges(text)
         self.canaries: list[Canaries] = []
         self._flights = Flights()
@@ -227,7 +242,8 @@ class Records:
         """Return what undoes all that reading changes next."""
         restore = keep(self, "work", "apis", "syncs", "count", "left_out")
         of_canaries = (canaries.keep() for canaries in self.canaries)
-        return together(restore, self.ranges.keep(), self._flights.keep(), *of_canaries)
+        parts = (self.ranges.keep(), self.waits.keep(), self._flights.keep())
+        return together(restore, *parts, *of_canaries)
 
     # -- from bytes -------------------------------------------------------------------
     def read(self, raw: Array) -> set[int]:
@@ -251,6 +267,8 @@ class Records:
             self._add(self.syncs, records[layout.SYNCHRONIZATION])
         if self.order is not None:
             self.order.take(records)
+        if self.tells_waits:
+            self.waits.take(records)
         self.ranges.take(records)
         contexts = records.get(layout.CONTEXT)
         return set(contexts["context"][contexts["is_green"] != 0].tolist()) if contexts else set()
@@ -269,9 +287,14 @@ class Records:
             names.append((bool(runtime), name or f"call {number}"))
         return codes, names
 
+    def waits_in(self, apis: Columns) -> Bools:
+        """Whether each API call is told for what it orders; where all are told, none."""
+        waits: Bools = (apis["role"] > BLOCKING) & (self.which != "all")
+        return waits
+
     def launches(self, apis: Columns) -> Bools:
         """Whether each API call queued work, as far as its name tells."""
-        launch: Bools = self._named(apis, is_launch) & (apis["returned"] == 0)
+        launch: Bools = (apis["role"] <= BLOCKING) & (apis["returned"] == 0)
         return launch
 
     def _named(self, apis: Columns, wanted: Callable[[str], bool]) -> Bools:
@@ -280,14 +303,18 @@ class Records:
         return named
 
     def _wanted(self, apis: Columns) -> Columns:
-        """Leave out API calls that another recording asked for."""
+        """Leave out API calls that another recording asked for; tell what each does."""
+        codes, names = self.names_of(apis)
+        roles = np.array([role_of(name) for _, name in names], np.int64)
+        apis["role"] = roles[codes]
         if self.which == "all":
             return apis
-        codes, names = self.names_of(apis)
         self.captures |= any(is_capture(name) for _, name in names)
+        unwanted = {OTHER} if self.noted else {OTHER, EVENT_POLL, STREAM_POLL}
+        told = {"launches": (True, False), "runtime": (True,)}.get(self.which, ())
         wanted = [
-            is_launch(name) and (self.which == "launches" or (self.which == "runtime" and runtime))
-            for runtime, name in names
+            runtime in told and role not in unwanted
+            for role, (runtime, _) in zip(roles.tolist(), names, strict=True)
         ]
         chosen = np.array(wanted, bool)[codes]
         return apis if chosen.all() else tables.select(apis, chosen)
@@ -318,6 +345,7 @@ class Records:
         self.ranges.arrive = self.ranges.drop_canaries()
         for parts in (self.work, self.apis, self.syncs):
             parts.clear()
+        self.waits.forget()
         self.count = 0
         self._found.counts["received"] = 0
 

@@ -93,12 +93,12 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
         type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4 sync:40:8
     """,
     CUDA_EVENT: """
-        correlation:4:4 context:8:4 stream:12:4 sync:48:8
+        correlation:4:4 context:8:4 stream:12:4 event:16:4 sync:48:8
     """,
 }
 OFFSETS[DRIVER] = OFFSETS[RUNTIME]
-OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = f"{OFFSETS[RUNTIME]} site:40:4"
-SIZES[NOTED_DRIVER] = SIZES[NOTED_RUNTIME] = (48,) * 7
+OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = f"{OFFSETS[RUNTIME]} site:40:4 handle:48:8"
+SIZES[NOTED_DRIVER] = SIZES[NOTED_RUNTIME] = (56,) * 7
 ALL_KINDS = tuple(SIZES)
 
 

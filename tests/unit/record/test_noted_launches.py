@@ -103,7 +103,7 @@ def test_a_launch_is_noted_as_cupti_records_it(noting):
     dropped, records = noting.take()
     assert dropped == 0
     thread = threading.get_native_id()
-    common = {"process": [os.getpid()], "thread": [thread], "site": [0]}  # nobody asks for them
+    common = {"process": [os.getpid()], "thread": [thread], "site": [0], "handle": [0]}
     told = {
         kind: {name: values.tolist() for name, values in columns.items()}
         for kind, columns in records.items()

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import os
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -48,15 +46,3 @@ def library(name: str) -> ctypes.CDLL | None:
 
 fastpath, why_not = _load()
 """The module ``_fastpath``, or ``None``: then the same is done in Python, and why."""
-
-
-@contextlib.contextmanager
-def unnoted() -> Iterator[None]:
-    """Let no wait of this thread be noted meanwhile: it is a recorder's, not the program's."""
-    if fastpath is not None:
-        fastpath.note_waits(-1)
-    try:
-        yield
-    finally:
-        if fastpath is not None:
-            fastpath.note_waits(1)

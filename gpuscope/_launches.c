@@ -38,13 +38,12 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
 enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
 
-/* What is noted of a call that does not launch, and of which kind it is: set by note_more. */
-enum { HAS_EVENT = 1, HAS_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8, IS_OTHER = 16 };
+/* What is noted of a call besides: by domain and number. */
+enum { HAS_EVENT = 1, HAS_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8 };
 enum { CALLBACKS = 2048, NOT_READY = 600 };
 static uint8_t roles[DOMAINS][CALLBACKS];
 typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
 static GetStreamId get_stream_id;
-static __thread int unnoted; /* whether what the thread does besides launching is a recorder's */
 
 #define LAUNCHES 1600
 typedef struct Page {
@@ -150,10 +149,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
 {
     Writer *writer = own_writer;
     int which = domain - 1; /* CUPTI_CB_DOMAIN_DRIVER_API is 1, the runtime's 2 */
-    if (which < 0 || which >= DOMAINS || data->correlation == 0)
-        return;
-    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
-    if ((role != 0 && unnoted) ||
+    if (which < 0 || which >= DOMAINS || data->correlation == 0 ||
         (writer == NULL && (data->is_exit || (writer = new_writer()) == NULL)))
         return;
     if (!data->is_exit) {
@@ -168,6 +164,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
         return;
     writer->correlations[which] = 0;
     uint32_t returned = data->returned == NULL ? 0 : *data->returned;
+    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
     if ((role & IS_QUERY) && returned == NOT_READY)
         return; /* what polls, polls often */
     Page *page = writer->last;
@@ -319,41 +316,18 @@ make_key(void)
     has_key = pthread_key_create(&writer_key, end_writer) == 0;
 }
 
-/* note_more(domain, callback, what): what to note of a call that does not launch. */
-static PyObject *
-note_more(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned domain, callback, role;
-    if (!PyArg_ParseTuple(args, "III:note_more", &domain, &callback, &role))
-        return NULL;
-    if (domain - 1 >= DOMAINS || callback >= CALLBACKS || role > UINT8_MAX) {
-        PyErr_SetString(PyExc_ValueError, "there is no such call of an API");
-        return NULL;
-    }
-    roles[domain - 1][callback] = (uint8_t)role;
-    Py_RETURN_NONE;
-}
-
-/* note_waits(more): note what this thread does besides launching, unless less was asked for. */
-static PyObject *
-note_waits(PyObject *Py_UNUSED(module), PyObject *more)
-{
-    long by = PyLong_AsLong(more);
-    if (by == -1 && PyErr_Occurred())
-        return NULL;
-    unnoted -= (int)by;
-    Py_RETURN_NONE;
-}
-
-/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx or 0) -> of note_launch */
+/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx, role of each call of an API by
+ * domain and number) -> address of note_launch */
 static PyObject *
 serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *clock, *streams = NULL;
-    if (!PyArg_ParseTuple(args, "O|O:serve_launches", &clock, &streams))
+    PyObject *clock, *streams;
+    Py_buffer given;
+    if (!PyArg_ParseTuple(args, "OOy*:serve_launches", &clock, &streams, &given))
         return NULL;
-    void *at = PyLong_AsVoidPtr(clock);
-    void *stream_at = streams == NULL || PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(streams);
+    memcpy(roles, given.buf, given.len < (Py_ssize_t)sizeof(roles) ? given.len : sizeof(roles));
+    PyBuffer_Release(&given);
+    void *at = PyLong_AsVoidPtr(clock), *stream_at = PyLong_AsVoidPtr(streams);
     if (PyErr_Occurred())
         return NULL;
     if (at == NULL) {
@@ -370,8 +344,6 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef functions[] = {
     {"serve_launches", serve_launches, METH_VARARGS, NULL},
-    {"note_more", note_more, METH_VARARGS, NULL},
-    {"note_waits", note_waits, METH_O, NULL},
     {"limit_launches", limit_launches, METH_O, NULL},
     {"take_launches", take_launches, METH_VARARGS, NULL},
     {NULL},

@@ -437,7 +437,7 @@ class FakeGpu:
     def record(self, event, stream=DEFAULT_STREAM, *, handle=0, sync=None):
         """Record an event in a stream; ``sync`` is what a wait names."""
         self.cupti.write(
-            layout.CUDA_EVENT, correlation=self.call(RECORD, handle=handle or event), event=event,
+            layout.CUDA_EVENT, correlation=self.call(RECORD, handle=handle or event),
             context=self.context, stream=stream, sync=sync or event,
         )  # fmt: skip
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from gpuscope._compiled import unnoted
 from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
 from gpuscope.device import select as devices
@@ -305,6 +304,8 @@ class _Recorder:
                 self._finish()
 
     def _finish(self) -> None:
+        for recording in self._recordings.values():
+            recording.ends_now()
         self._meet_gpus()
         self._over.set()
         if self._thread is not None:
@@ -363,8 +364,7 @@ class _Recorder:
                     if wait and recording is self._cuda:  # it knows no device to wait for
                         from gpuscope.device.cuda import driver  # noqa: PLC0415 - CUDA is there
 
-                        with unnoted():
-                            driver.wait_for_current_context()
+                        driver.wait_for_current_context()
                     return recording.stop(wait=wait)
             except BaseException as error:  # noqa: BLE001 - the process ends anyway
                 self._facts.notes.append(f"the recording did not end well: {error!r}")

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope import _interrupts, _sites
-from gpuscope._compiled import unnoted
 from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
@@ -189,13 +188,17 @@ class Recording:
             running = tuple(log for log in running if log is not self.ranges)
         try:
             if wait:
-                with unnoted():
-                    self._wait()
+                self.ends_now()
+                self._wait()
         except BaseException:
             self._end(waited=False)
             raise
         self._end(waited=wait)
         return self.trace
+
+    def ends_now(self) -> None:
+        """Take what this thread waits for from now on for the recording's own."""
+        self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
         """Wait for what anybody launched on streams of ours, or that guards selected."""

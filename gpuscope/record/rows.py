@@ -155,6 +155,8 @@ class Rows:
         Calls of ours of any kind that began since then may have no row yet.
     since_ns
         What ended before is left out; 0 where everything is kept.
+    ending
+        A thread, and since when what it waits for is the recording's own.
     """
 
     spans: list[Row] = field(default_factory=list)
@@ -165,6 +167,7 @@ class Rows:
     open_since_ns: int = 0
     own_since_ns: int = schema.LATEST_NS
     since_ns: int = 0
+    ending: tuple[int, int] | None = None
 
     @property
     def wait_since_ns(self) -> int:

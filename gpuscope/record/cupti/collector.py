@@ -75,7 +75,7 @@ class Collector:
         self.flights = free_in_children(threading.Lock())
         """Held while a recording sends canaries: none begins amid another's."""
         self._lock = free_in_children(threading.RLock())
-        self._owners: dict[int, tuple[Sink, int, str, bool]] = {}
+        self._owners: dict[int, tuple[Sink, int, str]] = {}
         self._undo = contextlib.ExitStack()
         self._arrays: dict[int, Array] = {}
         self._ready: list[Array] = []
@@ -93,7 +93,7 @@ class Collector:
         """What is left to do of an end that was interrupted."""
         self._limit = 0
         self._apis = "none"
-        self._registered = self._waits = False
+        self._registered = False
         self._process = os.getpid()
         # C keeps their addresses, also when nothing is recorded.
         self._requested = REQUESTED(self._request)
@@ -120,7 +120,7 @@ class Collector:
             self._full.append((buffer, used))
 
     # -- owners -----------------------------------------------------------------------
-    def begin(self, owner: int, sink: Sink, *, apis: str, limit: int, waits: bool = False) -> None:
+    def begin(self, owner: int, sink: Sink, *, apis: str, limit: int) -> None:
         """Collect for one more recording.
 
         Parameters
@@ -130,8 +130,6 @@ class Collector:
             driver's calls, too) or ``"all"``: which API calls to record.
         limit
             Bytes of buffers at most while several record, the largest counts.
-        waits
-            Whether to record events and waits, too.
 
         Raises
         ------
@@ -147,13 +145,13 @@ class Collector:
                     "works in a forked child: start it with multiprocessing's 'spawn' method"
                 )
             first = not self._owners
-            self._owners[owner] = (sink, limit, apis, waits)
-            self._limit = max(limit for _, limit, _, _ in self._owners.values())
+            self._owners[owner] = (sink, limit, apis)
+            self._limit = max(limit for _, limit, _ in self._owners.values())
             self.library.limit_launches(self._limit)
             try:
                 if first:
                     self._open()
-                self._choose_kinds()
+                self._choose_apis()
             except BaseException:
                 with contextlib.suppress(Exception):  # the first error tells more
                     self.end(owner, taken_over=False)
@@ -179,17 +177,9 @@ class Collector:
         for kind in KINDS:
             library.enable(kind)
 
-    def _choose_kinds(self) -> None:
-        self._choose_apis([apis for _, _, apis, _ in self._owners.values()])
-        waits = any(waits for *_, waits in self._owners.values())
-        if waits != self._waits:
-            self._waits = True  # should it fail half-way
-            for kind in order.KINDS:
-                (self.library.enable if waits else self.library.disable)(kind)
-            self._waits = waits
-
-    def _choose_apis(self, wanted: list[str]) -> None:
+    def _choose_apis(self) -> None:
         rank = list(_API_KINDS)
+        wanted = [apis for _, _, apis in self._owners.values()]
         if self.notes_launches:
             launches = (detail for detail in wanted if detail != "all")
             noted = max(launches, key=rank.index, default="none")
@@ -230,7 +220,7 @@ class Collector:
                 return
             if len(self._owners) > 1:
                 del self._owners[owner]
-                self._choose_kinds()
+                self._choose_apis()
                 return
             self._steps = self._steps or self._last_steps(taken_over=taken_over)
             first: BaseException | None = None
@@ -258,7 +248,7 @@ class Collector:
             self._arrays.pop(address, None)
         self._full.clear()
         self._ready.clear()
-        self._registered = self.notes_launches = self._waits = False
+        self._registered = self.notes_launches = False
         self._apis = self._noted = "none"
         self._launches.clear()
 
@@ -291,7 +281,7 @@ class Collector:
             self.refused += bool(dropped)
         while self._launches:
             number, noted = self._launches[0]
-            for sink, *_ in self._owners.values():
+            for sink, _, _ in self._owners.values():
                 sink(number, np.frombuffer(noted, np.uint8))
             del self._launches[0]
         while self._full:
@@ -301,7 +291,7 @@ class Collector:
             small = used < BUFFER_BYTES // 2
             if small:
                 records = records.copy()
-            for sink, *_ in self._owners.values():
+            for sink, _, _ in self._owners.values():
                 sink(number, records)
             del self._full[0]
             self._arrays.pop(address, None)
@@ -316,7 +306,7 @@ class Collector:
         and the callback with it. What nobody wrote to is zero. CUPTI may think that it has them.
         """
         for address in self._arrays.keys() - {address for address, _ in self._full}:
-            for sink, *_ in self._owners.values():
+            for sink, _, _ in self._owners.values():
                 sink(self._numbers[address], self._arrays[address])
 
     @property

@@ -126,7 +126,7 @@ FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
         (24, "u4", "correlation context stream"),
         (40, "u8", "sync"),
     ),
-    CUDA_EVENT: _fields((4, "u4", "correlation context stream event"), (48, "u8", "sync")),
+    CUDA_EVENT: _fields((4, "u4", "correlation context stream"), (48, "u8", "sync")),
 }
 """Kind → field → (offset in bytes, NumPy type): the fields that traces use."""
 

@@ -31,6 +31,7 @@ DRIVER_API, RUNTIME_API = 1, 2
 """Numbers of ``CUpti_CallbackDomain``."""
 LAST_CALLBACK = 2000
 """The numbers of API calls are below, in each domain."""
+_CALLBACKS = 2048
 _MULTIPLE_SUBSCRIBERS = 39
 _NOT_COMPATIBLE = 12
 _ZEROED_BUFFERS = 5
@@ -48,8 +49,8 @@ _ROLES = {
     re.compile(r"_*(cuda|cu)StreamQuery"): STREAM_POLL,
     re.compile(r"_*(cuda|cu)(EventRecord|StreamWaitEvent)"): ORDER,
 }
-_EVENT, _STREAM, _PER_THREAD, _QUERY, _OTHER = 1, 2, 4, 8, 16
-"""What ``_launches.c`` notes of a call that does not launch."""
+_EVENT, _STREAM, _PER_THREAD, _QUERY = 1, 2, 4, 8
+"""What ``_launches.c`` notes of a call besides."""
 
 
 class _Subscription(ctypes.Structure):
@@ -83,7 +84,14 @@ class Library:
         if fastpath is not None:
             served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
             at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at))
+            roles = b"".join(map(self._roles, (DRIVER_API, RUNTIME_API)))
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, roles))
+
+    def _roles(self, domain: int) -> bytes:
+        """Return what is noted of each call besides, by its number."""
+        return bytes(
+            _noted_with(self.callback_name(domain, number)) for number in range(_CALLBACKS)
+        )
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -184,9 +192,6 @@ class Library:
         """
         for domain in (RUNTIME_API, DRIVER_API):
             for callback in self._calls(domain, _is_noted):
-                if fastpath is not None:
-                    noted = _noted_with(self.callback_name(domain, callback))
-                    fastpath.note_more(domain, callback, noted)
                 self._c_call(
                     "cuptiEnableCallback", int(domain in domains), subscription, domain, callback
                 )
@@ -259,15 +264,12 @@ def _is_other(name: str) -> bool:
 
 
 def _noted_with(name: str) -> int:
-    """Return what is noted of a call that does not launch; 0 for one that does."""
-    role = role_of(name)
-    if role == STREAM_POLL:
+    """Return what is noted of a call besides."""
+    if role_of(name) == STREAM_POLL:
         return _QUERY | _STREAM | (_PER_THREAD if "_ptsz" in name else 0)
-    if role == EVENT_POLL:
+    if role_of(name) == EVENT_POLL:
         return _QUERY | _EVENT
-    if "EventRecord" in name:
-        return _EVENT
-    return _OTHER if role in (WAIT, ORDER) else 0
+    return _EVENT if role_of(name) == ORDER and "EventRecord" in name else 0
 
 
 def text_at(address: int) -> str:

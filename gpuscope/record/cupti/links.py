@@ -11,9 +11,9 @@ import pyarrow as pa
 from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
-from gpuscope.record.cupti.library import BLOCKING, ORDER
+from gpuscope.record.cupti.library import ORDER
 from gpuscope.record.cupti.places import Known
-from gpuscope.record.cupti.records import Records
+from gpuscope.record.cupti.records import NO_NUMBER, Records
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import (
@@ -35,7 +35,7 @@ from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_ADDED = ("selected", "awaited", "begun", "site", "role")
+_ADDED = ("selected", "awaited", "site", "role")
 _KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", *_ADDED)
 """Columns of API calls that later work may need."""
 LATE = 1 << 15
@@ -177,6 +177,7 @@ class Links:
         own += [
             (call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call, _ in held
         ]
+        own += [(*rows.ending, schema.LATEST_NS, NONE)] if rows.ending is not None else []
         *lasting, ids = np.array(own, np.int64).reshape(-1, 4).T
         inside = joins.innermost(calls["thread"], _middle(calls), *lasting)
         calls["own"] = inside != NONE
@@ -188,7 +189,7 @@ class Links:
 
     def _add_edges(self, rows: Rows) -> None:
         """Add the edges of waits to the last batch."""
-        until = (1 << 32) if rows.over else 0 if self._records.which == "all" else self._until()
+        until = NO_NUMBER if rows.over else 0 if self._records.which == "all" else self._until()
         edges = arrow.edges(self._records.waits.edges(until, self._places.green, over=rows.over))
         if edges.num_rows:
             last = rows.batches.pop() if rows.batches else freeze([], [])
@@ -199,14 +200,13 @@ class Links:
         """Return the lowest number of an API call whose work is still to come."""
         latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
         waiting = [
-            part["correlation"][
-                part["awaited"]
-                & ~part["begun"]
-                & (part["start"].astype(np.int64) > latest_ns - GRACE_NS)
-            ]
+            tables.select(part, part["awaited"] & (part["start"] + GRACE_NS > latest_ns))
             for part in self._known
         ]
-        return min((int(part.min()) for part in waiting if len(part)), default=1 << 32)
+        parts = (*waiting, *self._records.apis)
+        return min(
+            (int(part["correlation"].min(initial=NO_NUMBER)) for part in parts), default=NO_NUMBER
+        )
 
     def _drain_linked(
         self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
@@ -215,7 +215,6 @@ class Links:
         apis["row"] = self._rows_of_apis(apis["call"])
         apis["selected"] = self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
         apis["awaited"] = self._records.launches(apis)
-        apis["begun"] = np.zeros(len(apis["row"]), bool)
         ready = [row for number, (_, row) in enumerate(held) if rows.over or number in linked]
         rest = [entry for number, entry in enumerate(held) if number not in linked]
         if not rows.over:
@@ -365,9 +364,7 @@ class Links:
             if matched.any():
                 of_launches = work if matched.all() else tables.select(work, matched)
                 batches.append(self._work_batch(of_launches, calls, at[matched]))
-                calls["begun"][at[matched]] = True
-                whole = of_launches["graph"] == 0  # a graph's comes in parts
-                calls["awaited"][at[matched][whole]] = False
+                calls["awaited"][at[matched]] = False
                 work = tables.select(work, ~matched)
             if not len(work["start"]):
                 return batches
@@ -383,8 +380,7 @@ class Links:
         yield apis
         if self._known:
             known = tables.join_columns(self._known)
-            flags = {name: known[name].copy() for name in ("awaited", "begun")}
-            known = known | flags  # so that reading can be undone
+            known = {**known, "awaited": known["awaited"].copy()}  # so that reading can be undone
             self._known = [known]
             yield known
 

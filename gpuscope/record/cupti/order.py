@@ -26,10 +26,8 @@ def waits_of(records: Mapping[int, Columns]) -> list[Columns]:
         columns = records.get(kind)
         if columns is not None:
             what = columns.get("type", np.full(len(columns["sync"]), RECORD, np.uint32))
-            event = columns.get("event", np.zeros(len(what), np.uint32))
             names = ("correlation", "context", "stream", "sync")
-            part = {name: columns[name] for name in names}
-            parts.append({"what": what, "event": event, **part})
+            parts.append({"what": what, **{name: columns[name] for name in names}})
     return parts
 
 

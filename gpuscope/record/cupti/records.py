@@ -39,7 +39,7 @@ from gpuscope.record.source import Completeness
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
 
-_NO_NUMBER = (1 << 32) - 1
+NO_NUMBER = (1 << 32) - 1
 """No call of CUDA has it."""
 CANARY = "gpuscope_canary"
 _CANARY_SOURCE = r"""
@@ -137,7 +137,8 @@ class Flights:
         return min((sorted(flight)[-(len(flight) % FLIGHT)] for flight in begun), default=None)
 
     def without(self, columns: Columns, apis: Columns | None) -> Columns:
-        """Leave out what recordings did themselves: from a flight's first canary to its last.
+        """Leave out what recordings did themselves: from a flight's first canary to its last, and
+        the wait for that.
 
         Parameters
         ----------
@@ -155,12 +156,10 @@ class Flights:
                     at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
                         threads = joins.match(numbers, apis["correlation"])
-                        thread = apis["thread"][at[0]]
-                        same = apis["thread"][np.maximum(threads, 0)] == thread
-                        within &= same | (threads == NONE)
-                        waits = (apis["role"] == WAIT) & (apis["thread"] == thread)
-                        behind = apis["correlation"][waits & (apis["correlation"] > flight[-1])]
-                        within |= numbers == behind.min(initial=_NO_NUMBER)  # for the last canary
+                        same = apis["thread"] == apis["thread"][at[0]]
+                        within &= same[np.maximum(threads, 0)] | (threads == NONE)
+                        waits = same & (apis["role"] == WAIT) & (apis["correlation"] > flight[-1])
+                        within |= numbers == apis["correlation"][waits].min(initial=NO_NUMBER)
                 drop |= within
         return tables.select(columns, ~drop) if drop.any() else columns
 

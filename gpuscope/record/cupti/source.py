@@ -19,6 +19,7 @@ from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
+from gpuscope.record.cupti import order
 from gpuscope.record.cupti.afar import BufferTap, Facts
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.journal import Journal, Stored
@@ -107,10 +108,7 @@ class CuptiSource(Source):
                 raise
 
     def _begin(self) -> None:
-        waits = self._order is not None or self._records.tells_waits
-        self._collector.begin(
-            id(self), self._receive, apis=self._which, limit=self._limit, waits=waits
-        )
+        self._collector.begin(id(self), self._receive, apis=self._which, limit=self._limit)
         self._records.noted = self._collector.notes_launches and self._which != "all"
         if self._records.tells_waits:
             polls = ("host wait",) if self._records.noted else ()
@@ -129,6 +127,8 @@ class CuptiSource(Source):
                 "another tool has taken its buffers. End that tool first, or record with "
                 "profile(source='events')"
             )
+        for kind in order.KINDS if self._order is not None or self._records.tells_waits else ():
+            self._collector.library.enable(kind)
         self._records.begin_here()
         self._selections.open()
         self._watch = ClockWatch({"cupti": self._collector.library.now_ns})

@@ -93,7 +93,7 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
         type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4 sync:40:8
     """,
     CUDA_EVENT: """
-        correlation:4:4 context:8:4 stream:12:4 event:16:4 sync:48:8
+        correlation:4:4 context:8:4 stream:12:4 sync:48:8
     """,
 }
 OFFSETS[DRIVER] = OFFSETS[RUNTIME]

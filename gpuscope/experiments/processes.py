@@ -226,6 +226,7 @@ class _Recorder:
         self._next, self._recordings[number] = number + 1, recording
         try:
             recording.start()
+            recording.watch_threads()
             path = self._folder / f"{self._key}-{number}{JOURNAL}"  # where others find what comes
             with self._noting("what there is so far is only in memory"):
                 if journal := recording.journal(path):

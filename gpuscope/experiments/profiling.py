@@ -111,6 +111,7 @@ def profile(
     try:
         recording.start()
         started = True
+        recording.watch_threads()
         if view is not None:
             watching = True
             view.watch(recording)

@@ -7,9 +7,20 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
+from gpuscope._sites import site_text
 from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
+
+
+class Moment(NamedTuple):
+    """What a thread did when, and the number of the site."""
+
+    name: str
+    thread: int
+    at_ns: int
+    site: int
 
 
 class RangeLog:
@@ -43,6 +54,8 @@ class RangeLog:
         self._open: dict[int, Row] = {}
         self._ended: deque[tuple[int, Row]] = deque()
         self._taken: list[tuple[int, Row]] = []
+        self._edges: deque[tuple[int, int, str]] = deque()
+        self._taken_edges: list[tuple[int, int, str]] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
         self._full = sys.maxsize
@@ -81,6 +94,34 @@ class RangeLog:
         row = self._row(number, None, name, start_ns, NO_THREAD)
         row |= {"end_ns": end_ns, "category": category, "payload": payload}
         self._ended.append((number, row | {"range_style": "start/end", "source": "host"}))
+
+    def note_moments(
+        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None = None
+    ) -> None:
+        """Add rows of two moments, and an edge from one to the other.
+
+        Parameters
+        ----------
+        before
+            ``None`` where it is not known.
+        since_ns
+            Since when ``after`` waited, if it did.
+        """
+        numbers = []
+        for moment in (before, after):
+            if moment is None:
+                continue
+            number = noted_row(next(self._numbers))
+            waited = since_ns is not None and moment is after
+            row = self._row(number, None, moment.name, moment.at_ns, moment.thread)
+            row |= {"domain": None, "range_style": None, "source": "host", "end_ns": moment.at_ns}
+            row |= {"kind": "mark", "site": site_text(moment.site) or None}
+            if waited:
+                row |= {"kind": "sync", "start_ns": since_ns}
+            self._ended.append((number, row))
+            numbers.append(number)
+        if len(numbers) > 1:
+            self._edges.append((*numbers, edge))
 
     def _row(self, number: int, parent: int | None, name: str, start_ns: int, thread: int) -> Row:
         """Return the row of a range that has begun."""
@@ -126,7 +167,8 @@ class RangeLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        return keep(self, "_taken", "_read")
+        move(self._edges, self._taken_edges)
+        return keep(self, "_taken", "_taken_edges", "_read")
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -137,6 +179,8 @@ class RangeLog:
     def drain(self, rows: Rows) -> None:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
+        rows.edges += self._taken_edges
+        self._taken_edges = []
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]

@@ -27,6 +27,7 @@ from gpuscope.record.facts import (
     device_facts,
     one_clock,
     partition_facts,
+    process_name,
     rank_facts,
     thread_names,
     versions,
@@ -157,6 +158,13 @@ class Recording:
         if self._on_gpu:
             self._reader = Reader(self.batches, keep_ns, self._notes)
             self._reader.start()
+
+    def watch_threads(self) -> None:
+        """Note, too, what threads wait for from each other, until the end."""
+        if not self._simulated:
+            from gpuscope.record import handover  # noqa: PLC0415 - most recordings need none of it
+
+            self._libraries.callback(handover.watch(self.ranges))
 
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
@@ -387,7 +395,7 @@ class Recording:
             simulated=self._simulated,
             devices=devices,
             driver=next((facts.driver for facts in devices.values()), None),
-            process_names={str(self._process): "python"},
+            process_names={str(self._process): process_name()},
             thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},

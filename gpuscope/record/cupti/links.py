@@ -172,7 +172,7 @@ class Links:
         own = [
             (row["thread"], row["start_ns"], row["end_ns"] or row["start_ns"], row["id"])
             for row in ended
-            if row["kind"] in _OWN and row["thread"] is not None
+            if row["kind"] in _OWN and row["thread"] is not None and not row["id"] % call_row(1)
         ]
         own += [
             (call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call, _ in held

@@ -84,12 +84,12 @@ def _called(depth: int, otherwise: str) -> str:
 
 
 def _note(name: str, since_ns: int, by: Moment | None = None) -> None:
-    if time.time_ns() - since_ns < _SHORT_NS or not name:
+    now = _now(name)
+    if now.at_ns - since_ns < _SHORT_NS or not name:
         return
     if not threading.current_thread().name.startswith("gpuscope"):
-        now = _now(name)
         for log in _logs:
-            log.note_moments("hand-over", by, now, since_ns)
+            log.moments.append(("hand-over", by, now, since_ns))
 
 
 def _waits(wait: Callable[..., bool]) -> Callable[..., bool]:
@@ -144,7 +144,7 @@ def _begins(begin: Callable[[Any], None]) -> Callable[[Any], None]:
         by = _starting.pop(id(self), None)
         for log in _logs if by else ():
             log.thread_names[thread_number()] = self.name
-            log.note_moments("thread start", by, _now("thread begins"))
+            log.moments.append(("thread start", by, _now("thread begins"), None))
         begin(self)
 
     return replacement

@@ -23,6 +23,10 @@ class Moment(NamedTuple):
     site: int
 
 
+HandOver = tuple[str, Moment | None, Moment, int | None]
+"""Kind of an edge, what it leads from, if that is known, to what, and since when that waited."""
+
+
 class RangeLog:
     """Notes the ranges of one recording, of all threads.
 
@@ -41,6 +45,8 @@ class RangeLog:
         Thread → its name, of every thread that was seen.
     used
         Whether any range has begun.
+    moments
+        Gets what threads handed over to each other.
     """
 
     def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
@@ -54,8 +60,8 @@ class RangeLog:
         self._open: dict[int, Row] = {}
         self._ended: deque[tuple[int, Row]] = deque()
         self._taken: list[tuple[int, Row]] = []
-        self._edges: deque[tuple[int, int, str]] = deque()
-        self._taken_edges: list[tuple[int, int, str]] = []
+        self.moments: deque[HandOver] = deque()
+        self._handed: list[HandOver] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
         self._full = sys.maxsize
@@ -94,34 +100,6 @@ class RangeLog:
         row = self._row(number, None, name, start_ns, NO_THREAD)
         row |= {"end_ns": end_ns, "category": category, "payload": payload}
         self._ended.append((number, row | {"range_style": "start/end", "source": "host"}))
-
-    def note_moments(
-        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None = None
-    ) -> None:
-        """Add rows of two moments, and an edge from one to the other.
-
-        Parameters
-        ----------
-        before
-            ``None`` where it is not known.
-        since_ns
-            Since when ``after`` waited, if it did.
-        """
-        numbers = []
-        for moment in (before, after):
-            if moment is None:
-                continue
-            number = noted_row(next(self._numbers))
-            waited = since_ns is not None and moment is after
-            row = self._row(number, None, moment.name, moment.at_ns, moment.thread)
-            row |= {"domain": None, "range_style": None, "source": "host", "end_ns": moment.at_ns}
-            row |= {"kind": "mark", "site": site_text(moment.site) or None}
-            if waited:
-                row |= {"kind": "sync", "start_ns": since_ns}
-            self._ended.append((number, row))
-            numbers.append(number)
-        if len(numbers) > 1:
-            self._edges.append((*numbers, edge))
 
     def _row(self, number: int, parent: int | None, name: str, start_ns: int, thread: int) -> Row:
         """Return the row of a range that has begun."""
@@ -167,8 +145,8 @@ class RangeLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        move(self._edges, self._taken_edges)
-        return keep(self, "_taken", "_taken_edges", "_read")
+        move(self.moments, self._handed)
+        return keep(self, "_taken", "_handed", "_read")
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -179,8 +157,9 @@ class RangeLog:
     def drain(self, rows: Rows) -> None:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
-        rows.edges += self._taken_edges
-        self._taken_edges = []
+        handed, self._handed = self._handed, []
+        for edge, before, after, since_ns in handed:
+            self._add_moments(edge, before, after, since_ns, rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
@@ -188,3 +167,18 @@ class RangeLog:
             rows.cut()
             rows.spans.append(row)
             self._read.append(number)
+
+    def _add_moments(
+        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None, rows: Rows
+    ) -> None:
+        numbers = []
+        for moment in (before, after) if before else (after,):
+            name, thread, at_ns, site = moment
+            waited = since_ns is not None and moment is after
+            row = self._row(noted_row(next(self._numbers)), None, name, at_ns, thread)
+            row |= {"domain": None, "range_style": None, "source": "host", "end_ns": at_ns}
+            row |= {"kind": "mark", "site": site_text(site) or None}
+            rows.spans.append(row | ({"kind": "sync", "start_ns": since_ns} if waited else {}))
+            numbers.append(row["id"])
+        if before:
+            rows.edges.append((*numbers, edge))

@@ -111,7 +111,7 @@ class Recording:
         self.observers, self._notes = observers_for(self._options)
         note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
-        self._libraries = contextlib.ExitStack()
+        self._libraries, self._threads = contextlib.ExitStack(), contextlib.ExitStack()
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
@@ -164,7 +164,7 @@ class Recording:
         if not self._simulated:
             from gpuscope.record import handover  # noqa: PLC0415 - most recordings need none of it
 
-            self._libraries.callback(handover.watch(self.ranges))
+            self._threads.callback(handover.watch(self.ranges))
 
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
@@ -206,6 +206,7 @@ class Recording:
 
     def ends_now(self) -> None:
         """Take what this thread waits for from now on for the recording's own."""
+        self._threads.close()
         self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
@@ -221,6 +222,7 @@ class Recording:
             self._reader.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
+        self._threads.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
         with self._reading.lock:  # nobody reads batches meanwhile

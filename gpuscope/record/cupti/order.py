@@ -10,11 +10,10 @@ from gpuscope._types import Array, Ints
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.source import Ordered
+from gpuscope.trace.waits import CONTEXT_SYNC, EVENT_SYNC, RECORD, STREAM_SYNC, STREAM_WAIT
 
 KINDS = (layout.SYNCHRONIZATION, layout.CUDA_EVENT)
 """Kinds of records that it needs."""
-RECORD, EVENT_SYNC, STREAM_WAIT, STREAM_SYNC, CONTEXT_SYNC = range(5)
-"""What a record is of: an event's record, or ``CUpti_ActivitySynchronizationType``."""
 _NEVER = 0
 """What a wait names as its record if there was none since CUPTI tells of them."""
 

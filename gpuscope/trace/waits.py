@@ -17,8 +17,9 @@ from gpuscope.trace.arrow import NONE
 RECORD, EVENT_SYNC, STREAM_WAIT, STREAM_SYNC, CONTEXT_SYNC = range(5)
 """What a row is of: an event's record, or ``CUpti_ActivitySynchronizationType``."""
 _NEVER = 1 << 32
-_MOST_WAITS = 64
-"""Waits of a stream without work between: so many are followed, over so many streams."""
+_MOST_WAITS, _MOST = 16, 1 << 20
+"""Waits of a stream without work between: so many are followed, over so many streams; and so many
+of all: a bound on time and memory, whatever a file holds."""
 
 
 def wait_edges(
@@ -131,7 +132,7 @@ class _Streams:
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             events = self._events[np.repeat(high, count) - 1 - within]
             which, places = arrow.coded_array(np.repeat(which, count), events)[1].T
-            if not len(which):
+            if not 0 < len(which) < _MOST:
                 break
         which, rows = (np.concatenate(column) for column in zip(*pairs, strict=True))
         return which, rows
@@ -147,15 +148,11 @@ class _Streams:
             same = (device == device[chosen].max()) & (device != NONE)
             chosen |= np.isin(contexts, [*green]) & same
         calls = calls[np.argsort(waits["number"][calls])]
-        number = waits["number"][calls]
-        before = np.repeat(np.r_[0, number[:-1]], chosen.sum())
-        streams, which = (
-            part.ravel() for part in np.meshgrid(np.flatnonzero(chosen), np.arange(len(calls)))
-        )
-        at = self._last(streams << 32 | number[which])
-        new = arrow.picked(self._work["number"], at) > before
-        calls = calls[which[new]]
-        return calls, self._work["last"][at[new]], waits["row"][calls]
+        stream = self._at >> 32
+        call = np.searchsorted(waits["number"][calls], self._work["number"])  # the next behind it
+        last = is_last(stream << 32 | call) & chosen[stream] & (call < len(calls))
+        calls = calls[call[last]]
+        return calls, self._work["last"][last], waits["row"][calls]
 
 
 def _orders(waits: dict[str, Array]) -> Bools:

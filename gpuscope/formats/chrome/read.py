@@ -26,6 +26,14 @@ from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.facts import DeviceFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
+from gpuscope.trace.waits import (
+    CONTEXT_SYNC,
+    EVENT_SYNC,
+    STREAM_SYNC,
+    STREAM_WAIT,
+    by_stream,
+    wait_edges,
+)
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
 _WORK = ("kernel", "memcpy", "memset")
@@ -38,6 +46,15 @@ _ARGUMENTS = {
     "nbytes": "bytes",
 }
 """Column → Kineto's name of the argument."""
+_WAITS = {"of_key": "wait_on_stream", "of_number": "wait_on_cuda_event_record_corr_id"}
+"""Column of a wait → Kineto's name of the argument."""
+_SYNCS = {
+    "Event Sync": EVENT_SYNC,
+    "Stream Wait Event": STREAM_WAIT,
+    "Stream Sync": STREAM_SYNC,
+    "Context Sync": CONTEXT_SYNC,
+}
+"""Kineto's names of synchronisations."""
 _CONFIG = {
     "grid": "grid",
     "block": "block",
@@ -47,8 +64,10 @@ _CONFIG = {
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _FOREIGN = 1_000_000_000
 """A stream whose number another device has, too, is numbered from here."""
-_WANTED = (*_ARGUMENTS.values(), *_CONFIG.values())
+_WANTED = (*_ARGUMENTS.values(), *_WAITS.values(), *_CONFIG.values())
 """Names of the arguments that are read."""
+_LOW = (1 << 32) - 1
+"""Bits of a correlation id, and of a stream's number."""
 _AT_ONCE = 4096
 """Launch configurations that are Python's at the same time."""
 _T = TypeVar("_T")
@@ -91,8 +110,10 @@ def _trace(
         spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
     columns, streams = _places(spans, called, on_gpu, arguments, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
-    edges, columns = _launches(spans, columns, on_gpu, ids)
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
+    waits = _waits(spans, columns, names, ids)
+    parts, columns = _launches(spans, columns, on_gpu, ids)
+    edges = arrow.edges(parts + waits)
     ranges = spans.is_("range", "mark")
     where = np.where(ranges, spans.category[rows], NONE)
     styles = np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE)
@@ -115,12 +136,42 @@ def _trace(
     spans.left.update(left)
     table = table if keep_private else scrub(table)
     metadata = _metadata(spans, top, table, devices, keep_private=keep_private)
-    return Trace(table, edges, replace(metadata, streams=streams))
+    works = int(spans.is_(*_WORK).sum())
+    kinds = ["launch"] * (len(parts[0][0]) == works) + ["event wait"] * bool(
+        spans.is_("sync").any()
+    )
+    return Trace(table, edges, replace(metadata, streams=streams, edges=tuple(kinds)))
+
+
+def _waits(
+    spans: Spans, columns: Columns, names: pa.DictionaryArray, ids: Array
+) -> list[tuple[Array, Array, str]]:
+    """Return the edges of what waited, as far as Kineto's synchronisations tell."""
+    number = columns["correlation"] & _LOW
+    work = np.flatnonzero(spans.is_(*_WORK) & (columns["correlation"] > 0))
+    syncs = np.flatnonzero(spans.is_("sync") & (columns["correlation"] > 0))
+    rows = spans.rows
+    table = {"number": number, "launch": number, "key": columns.pop("key"), "first": ids}
+    table |= {"last": ids, "device": columns["device"], "start": spans.starts[rows]}
+    table |= {"end": spans.ends[rows], "of_key": columns.pop("of_key"), "row": ids}
+    table |= {"of_number": columns.pop("of_number") & _LOW, "is_done": ids * 0}
+    words = [_SYNCS.get(name or "", NONE) for name in names.dictionary.to_pylist()]
+    what = np.array([*words, NONE])[np.asarray(names.indices.fill_null(NONE))]
+    of_stream = what == STREAM_SYNC
+    for column, own in (("of_key", "key"), ("of_number", "number")):
+        table[column] = np.where(of_stream, table[own], table[column])
+    known = {name: values[syncs] for name, values in {**table, "what": what}.items()}
+    wait, source, target = wait_edges(
+        by_stream({name: values[work] for name, values in table.items()}), known
+    )
+    is_stream = known["what"][wait] == STREAM_WAIT
+    kinds = (("host wait", ~is_stream), ("event wait", is_stream))
+    return [(source[of_kind], target[of_kind], kind) for kind, of_kind in kinds]
 
 
 def _launches(
     spans: Spans, columns: Columns, on_gpu: Array, ids: Array
-) -> tuple[pa.Table, Columns]:
+) -> tuple[list[tuple[Array, Array, str]], Columns]:
     """Join GPU work to its calls, and return edges and finished columns."""
     rows = spans.rows
     process, thread = spans.process[rows], spans.thread[rows]
@@ -141,7 +192,7 @@ def _launches(
         for name, values in columns.items()
     }
     queued_ns = arrow.nullable(queued + spans.base_ns, ~work | (queued == NONE))
-    return arrow.edges([launches, *arrows]), {**finished, "queued_ns": queued_ns}
+    return [launches, *arrows], {**finished, "queued_ns": queued_ns}
 
 
 def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
@@ -279,7 +330,7 @@ def _places(
     """
     count = len(spans.rows)
     columns: Columns = {"launch_config": _launch_configs(count, called, arguments)}
-    for name, argument in _ARGUMENTS.items():
+    for name, argument in {**_ARGUMENTS, **_WAITS}.items():
         values = raw.whole(arguments.pop(argument))
         known = np.asarray(values.is_valid(), dtype=bool)
         numbers = np.full(count, NONE, np.int64)
@@ -295,6 +346,10 @@ def _places(
     columns["device"] = np.where(small, columns["device"], NONE)
     streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
     streams = np.where(on_gpu & (streams >= 0), streams, NONE)
+    of_device = columns["device"] << 32
+    columns["key"] = of_device | streams & _LOW
+    of_key = columns["of_key"]
+    columns["of_key"] = np.where(of_key >= 0, of_device | of_key & _LOW, NONE)
     columns["stream"], facts = _streams(columns["device"], streams, limits)
     return columns, facts
 

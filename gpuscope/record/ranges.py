@@ -171,14 +171,15 @@ class RangeLog:
     def _add_moments(
         self, edge: str, before: Moment | None, after: Moment, since_ns: int | None, rows: Rows
     ) -> None:
-        numbers = []
-        for moment in (before, after) if before else (after,):
-            name, thread, at_ns, site = moment
-            waited = since_ns is not None and moment is after
-            row = self._row(noted_row(next(self._numbers)), None, name, at_ns, thread)
-            row |= {"domain": None, "range_style": None, "source": "host", "end_ns": at_ns}
-            row |= {"kind": "mark", "site": site_text(site) or None}
-            rows.spans.append(row | ({"kind": "sync", "start_ns": since_ns} if waited else {}))
-            numbers.append(row["id"])
+        numbers = noted_row(next(self._numbers)), noted_row(next(self._numbers))
+        for number, moment in zip(numbers, (before, after), strict=True):
+            if moment is None:
+                continue
+            row = self._row(number, None, moment.name, moment.at_ns, moment.thread)
+            row |= {"kind": "mark", "end_ns": moment.at_ns, "site": site_text(moment.site) or None}
+            row |= {"domain": None, "range_style": None, "source": "host"}
+            rows.spans.append(row)
+        if since_ns is not None:
+            row |= {"kind": "sync", "start_ns": since_ns}
         if before:
             rows.edges.append((*numbers, edge))

@@ -41,6 +41,11 @@ def work_row(correlation: _Number) -> _Number:
     return correlation * _KINDS_OF_ROW + 1
 
 
+def is_call_row(row: Row) -> bool:
+    """Whether it is of a call of ours, by its number."""
+    return isinstance(number := row["id"], int) and number % _KINDS_OF_ROW == 0
+
+
 def is_own_work(rows: Ints) -> Bools:
     """Row → whether it is of work that a call of ours queued."""
     own: Bools = rows % _KINDS_OF_ROW == work_row(0)

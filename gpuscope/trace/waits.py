@@ -16,6 +16,7 @@ from gpuscope.trace.arrow import NONE
 
 RECORD, EVENT_SYNC, STREAM_WAIT, STREAM_SYNC, CONTEXT_SYNC = range(5)
 """What a row is of: an event's record, or ``CUpti_ActivitySynchronizationType``."""
+Columns = dict[str, Array]
 _NEVER = 1 << 32
 _MOST_WAITS, _MOST = 16, 1 << 20
 """Waits of a stream without work between: so many are followed, over so many streams; and so many
@@ -23,10 +24,7 @@ of all: a bound on time and memory, whatever a file holds."""
 
 
 def wait_edges(
-    work: dict[str, Array],
-    waits: dict[str, Array],
-    until: int = _NEVER,
-    green: Collection[int] = (),
+    work: Columns, waits: Columns, until: int = _NEVER, green: Collection[int] = ()
 ) -> tuple[Ints, Ints, Ints]:
     """Return edges of waits: which wait, what it was for, and what waited.
 
@@ -54,17 +52,31 @@ def wait_edges(
     due &= waits["row"] != NONE
     calls = np.flatnonzero(due & (waits["of_key"] != NONE) & (what != CONTEXT_SYNC))
     waiting, to = np.r_[calls, at], np.r_[waits["row"][calls], targets]
-    which, source = streams.behind(waiting, waits)
+    which, source = streams.behind(waits["of_key"][waiting], waits["of_number"][waiting])
     edges = [(waiting[which], source, to[which])]
-    for context in np.unique(waits["key"][due & (what == CONTEXT_SYNC)] >> 32).tolist():
-        calls = np.flatnonzero(due & (what == CONTEXT_SYNC) & (waits["key"] >> 32 == context))
-        edges.append(streams.behind_all(calls, context, waits, green))
-    waiting, source, to = (np.concatenate(column) for column in zip(*edges, strict=True))
-    pairs = arrow.coded_array(waiting, source, to)[1]
+    due &= what == CONTEXT_SYNC
+    for context in np.unique(waits["key"][due] >> 32).tolist():
+        calls = np.flatnonzero(due & (waits["key"] >> 32 == context))
+        calls = calls[np.argsort(waits["number"][calls])]
+        which, source = streams.behind_all(context, waits["number"][calls], green)
+        edges.append((calls[which], source, waits["row"][calls[which]]))
+    pairs = arrow.coded_array(*map(np.concatenate, zip(*edges, strict=True)))[1]
     return pairs[:, 0], pairs[:, 1], pairs[:, 2]
 
 
-def by_stream(work: dict[str, Array]) -> dict[str, Array]:
+def by_kind(what: Ints, source: Ints, target: Ints) -> list[tuple[Ints, Ints, str]]:
+    """Return edges by their kinds.
+
+    Parameters
+    ----------
+    what
+        What each edge's wait is.
+    """
+    kinds = (("host wait", what != STREAM_WAIT), ("event wait", what == STREAM_WAIT))
+    return [(source[chosen], target[chosen], kind) for kind, chosen in kinds]
+
+
+def by_stream(work: Columns) -> Columns:
     """Return work with one row for each call in each stream, in their order.
 
     Parameters
@@ -93,7 +105,7 @@ def is_last(groups: Array) -> Bools:
 
 
 class _Streams:
-    def __init__(self, work: dict[str, Array], waits: dict[str, Array]) -> None:
+    def __init__(self, work: Columns, waits: Columns) -> None:
         self._work = work
         self._keys = np.unique(np.r_[work["key"], waits["key"], waits["of_key"]])
         self._at = self._places(work["key"], work["number"])
@@ -119,10 +131,9 @@ class _Streams:
         there = (behind >> 32 == places >> 32) & (behind & 0xFFFFFFFF < until)
         return np.where(there, np.append(self._work["first"], NONE)[at], NONE)
 
-    def behind(self, waiting: Ints, waits: dict[str, Array]) -> tuple[Ints, Ints]:
-        """Return which of them wait for which rows: behind the moments that they wait for."""
-        places = self._places(waits["of_key"][waiting], waits["of_number"][waiting])
-        which, pairs = np.arange(len(waiting)), []
+    def behind(self, keys: Ints, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return the rows behind moments of streams, and of which moment each is."""
+        places, which, pairs = self._places(keys, numbers), np.arange(len(keys)), []
         for _ in range(_MOST_WAITS):
             at = self._last(places)
             pairs.append((which[at != NONE], self._work["last"][at[at != NONE]]))
@@ -134,28 +145,23 @@ class _Streams:
             which, places = arrow.coded_array(np.repeat(which, count), events)[1].T
             if not 0 < len(which) < _MOST:
                 break
-        which, rows = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        which, rows = map(np.concatenate, zip(*pairs, strict=True))
         return which, rows
 
-    def behind_all(
-        self, calls: Ints, context: int, waits: dict[str, Array], green: Collection[int]
-    ) -> tuple[Ints, Ints, Ints]:
-        """Return edges from the last work of a context's streams since the wait before."""
+    def behind_all(self, context: int, numbers: Ints, green: Collection[int]) -> tuple[Ints, Ints]:
+        """Return the last rows of a context's streams before each call since the one before."""
         contexts, device = self._keys >> 32, np.full(len(self._keys), NONE)
         device[self._at >> 32] = self._work["device"]
         chosen = contexts == context
         if context not in green and chosen.any():
             same = (device == device[chosen].max()) & (device != NONE)
             chosen |= np.isin(contexts, [*green]) & same
-        calls = calls[np.argsort(waits["number"][calls])]
-        stream = self._at >> 32
-        call = np.searchsorted(waits["number"][calls], self._work["number"])  # the next behind it
-        last = is_last(stream << 32 | call) & chosen[stream] & (call < len(calls))
-        calls = calls[call[last]]
-        return calls, self._work["last"][last], waits["row"][calls]
+        stream, call = self._at >> 32, np.searchsorted(numbers, self._work["number"])
+        last = is_last(stream << 32 | call) & chosen[stream] & (call < len(numbers))
+        return call[last], self._work["last"][last]
 
 
-def _orders(waits: dict[str, Array]) -> Bools:
+def _orders(waits: Columns) -> Bools:
     """Whether each is a wait of a stream for another, as far as that is known."""
     is_wait = (waits["what"] == STREAM_WAIT) & (waits["of_key"] != NONE)
     orders: Bools = is_wait & (waits["of_key"] != waits["key"])

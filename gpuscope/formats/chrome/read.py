@@ -26,14 +26,7 @@ from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.facts import DeviceFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.trace.waits import (
-    CONTEXT_SYNC,
-    EVENT_SYNC,
-    STREAM_SYNC,
-    STREAM_WAIT,
-    by_stream,
-    wait_edges,
-)
+from gpuscope.trace.waits import STREAM_SYNC, by_kind, by_stream, wait_edges
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
 _WORK = ("kernel", "memcpy", "memset")
@@ -48,13 +41,8 @@ _ARGUMENTS = {
 """Column → Kineto's name of the argument."""
 _WAITS = {"of_key": "wait_on_stream", "of_number": "wait_on_cuda_event_record_corr_id"}
 """Column of a wait → Kineto's name of the argument."""
-_SYNCS = {
-    "Event Sync": EVENT_SYNC,
-    "Stream Wait Event": STREAM_WAIT,
-    "Stream Sync": STREAM_SYNC,
-    "Context Sync": CONTEXT_SYNC,
-}
-"""Kineto's names of synchronisations."""
+_SYNCS = ("", "Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync")
+"""Kineto's names of synchronisations, by CUPTI's numbers."""
 _CONFIG = {
     "grid": "grid",
     "block": "block",
@@ -71,6 +59,8 @@ _LOW = (1 << 32) - 1
 _AT_ONCE = 4096
 """Launch configurations that are Python's at the same time."""
 _T = TypeVar("_T")
+Edges = tuple[Array, Array, str]
+"""Ids of the rows that edges lead from and to, and their kind."""
 
 
 def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
@@ -143,35 +133,31 @@ def _trace(
     return Trace(table, edges, replace(metadata, streams=streams, edges=tuple(kinds)))
 
 
-def _waits(
-    spans: Spans, columns: Columns, names: pa.DictionaryArray, ids: Array
-) -> list[tuple[Array, Array, str]]:
+def _waits(spans: Spans, columns: Columns, names: pa.DictionaryArray, ids: Array) -> list[Edges]:
     """Return the edges of what waited, as far as Kineto's synchronisations tell."""
-    number = columns["correlation"] & _LOW
-    work = np.flatnonzero(spans.is_(*_WORK) & (columns["correlation"] > 0))
-    syncs = np.flatnonzero(spans.is_("sync") & (columns["correlation"] > 0))
-    rows = spans.rows
-    table = {"number": number, "launch": number, "key": columns.pop("key"), "first": ids}
-    table |= {"last": ids, "device": columns["device"], "start": spans.starts[rows]}
-    table |= {"end": spans.ends[rows], "of_key": columns.pop("of_key"), "row": ids}
-    table |= {"of_number": columns.pop("of_number") & _LOW, "is_done": ids * 0}
-    words = [_SYNCS.get(name or "", NONE) for name in names.dictionary.to_pylist()]
-    what = np.array([*words, NONE])[np.asarray(names.indices.fill_null(NONE))]
-    of_stream = what == STREAM_SYNC
-    for column, own in (("of_key", "key"), ("of_number", "number")):
-        table[column] = np.where(of_stream, table[own], table[column])
-    known = {name: values[syncs] for name, values in {**table, "what": what}.items()}
-    wait, source, target = wait_edges(
-        by_stream({name: values[work] for name, values in table.items()}), known
+    words = [*names.dictionary.to_pylist(), None]
+    codes = [_SYNCS.index(name) if name in _SYNCS else NONE for name in words]
+    what = np.array(codes)[np.asarray(names.indices.fill_null(NONE))]
+    number, own = columns["correlation"] & _LOW, what == STREAM_SYNC
+    table = {name: columns[name] for name in ("key", "device")}
+    table |= {"number": number, "launch": number, "first": ids, "last": ids, "row": ids}
+    table |= {"start": spans.starts[spans.rows], "end": spans.ends[spans.rows], "what": what}
+    table |= {"of_key": np.where(own, columns["key"], columns["of_key"]), "is_done": ids * 0}
+    table["of_number"] = np.where(own, number, columns["of_number"] & _LOW)
+    work, waits = (
+        {
+            name: values[spans.is_(*kinds) & (columns["correlation"] > 0)]
+            for name, values in table.items()
+        }
+        for kinds in (_WORK, ("sync",))
     )
-    is_stream = known["what"][wait] == STREAM_WAIT
-    kinds = (("host wait", ~is_stream), ("event wait", is_stream))
-    return [(source[of_kind], target[of_kind], kind) for kind, of_kind in kinds]
+    wait, source, target = wait_edges(by_stream(work), waits)
+    return by_kind(waits["what"][wait], source, target)
 
 
 def _launches(
     spans: Spans, columns: Columns, on_gpu: Array, ids: Array
-) -> tuple[list[tuple[Array, Array, str]], Columns]:
+) -> tuple[list[Edges], Columns]:
     """Join GPU work to its calls, and return edges and finished columns."""
     rows = spans.rows
     process, thread = spans.process[rows], spans.thread[rows]

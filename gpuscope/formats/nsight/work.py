@@ -14,7 +14,12 @@ from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.schema import SYNC_KINDS
-from gpuscope.trace.waits import EVENT_SYNC, STREAM_SYNC, STREAM_WAIT, by_stream, wait_edges
+from gpuscope.trace.waits import (
+    STREAM_SYNC,
+    by_kind,
+    by_stream,
+    wait_edges,
+)
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
@@ -249,27 +254,18 @@ def read_wait_edges(
     key = arrow.coded_rows(process, context)[0].astype(np.int64) << 32 | stream & _LOW
     launch = arrow.coded_rows(process)[0].astype(np.int64) << 32 | number
     of_waits, of_events, of_work = np.split(np.arange(len(key)), np.cumsum([len(record), count]))
-    rows, starts, ends = (
-        (
-            np.concatenate([np.zeros(0, np.int64), *columns])
-            for columns in zip(
-                *((part.rows, part.joins["start"], part.joins["end"]) for part in work)
-            )
-        )
-        if work
-        else [np.zeros(0, np.int64)] * 3
-    )
-    table = {"first": rows, "last": rows, "start": starts, "end": ends, "device": rows * 0}
-    table |= {"key": key[of_work], "number": number[of_work], "launch": launch[of_work]}
+    empty = [np.zeros(0, np.int64)]
+    rows = np.concatenate([*empty, *(part.rows for part in work)])
+    table = {"first": rows, "last": rows, "device": rows * 0, "launch": launch[of_work]}
+    for name in ("start", "end"):
+        table[name] = np.concatenate([*empty, *(part.joins[name] for part in work)])
+    table |= {"key": key[of_work], "number": number[of_work]}
     at = np.where(waits["what"] == STREAM_SYNC, of_waits, arrow.picked(of_events, record))
-    at = np.where(np.isin(waits["what"], (EVENT_SYNC, STREAM_WAIT, STREAM_SYNC)), at, NONE)
     of = {"of_key": arrow.picked(key, at), "of_number": arrow.picked(number, at)}
     of |= {"key": key[of_waits], "number": number[of_waits], "what": waits["what"]}
     of |= {"row": syncs.rows, "is_done": np.zeros(len(record), np.int64)}
     wait, source, target = wait_edges(by_stream(table), of)
-    is_stream = waits["what"][wait] == STREAM_WAIT
-    kinds = (("host wait", ~is_stream), ("event wait", is_stream))
-    return [(source[of_kind], target[of_kind], kind) for kind, of_kind in kinds]
+    return by_kind(waits["what"][wait], source, target)
 
 
 _LOW = (1 << 32) - 1

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from gpuscope._compiled import fastpath
 from gpuscope._libcupti import library_path
 from gpuscope._optional import require
+from gpuscope._types import Array, Bools
 from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
@@ -242,6 +243,18 @@ class Library:
             Whether stream 0 means this thread's default stream.
         """
         return int(self._call("get_stream_id_ex", context, stream, int(per_thread)))
+
+
+def is_apart(apis: Mapping[str, Array]) -> Bools:
+    """Whether each API call queues nothing, but orders work or waits for it."""
+    apart: Bools = (apis["role"] > BLOCKING) & (apis["role"] < OTHER)
+    return apart
+
+
+def is_wait(apis: Mapping[str, Array]) -> Bools:
+    """Whether the host waits in each API call, or sees that work is done."""
+    waits: Bools = is_apart(apis) & (apis["role"] != ORDER)
+    return waits
 
 
 @cache

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
-from gpuscope.record.cupti.library import ORDER
+from gpuscope.record.cupti.library import is_apart
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.cupti.records import NO_NUMBER, Records
 from gpuscope.record.cupti.tables import Column, Columns
@@ -23,6 +23,7 @@ from gpuscope.record.rows import (
     Rows,
     call_row,
     freeze,
+    is_call_row,
     keep,
     outside_row,
     partition_name,
@@ -147,66 +148,52 @@ class Links:
         else:
             apis = self._without_late(tables.no_apis() if apis is None else apis, rows)
             self.told += len(apis["start"])
-            waits = self._records.waits_in(apis)
-            if waits.any():
-                self._add_waits(rows, tables.select(apis, waits), ended, held)
-            self._drain_linked(rows, held, work, tables.select(apis, ~waits))
-        if rows.over or rows.since_ns:
-            self._drain_syncs(rows)
+            if (apart := is_apart(apis)).any():
+                self._add_waits(rows, tables.select(apis, apart), ended, held)
+            self._drain_linked(rows, held, work, tables.select(apis, ~apart))
         if self._records.tells_waits and (rows.batches or rows.over):
             self._add_edges(rows)
 
     def _without_late(self, apis: Columns, rows: Rows) -> Columns:
         """Leave for later the API calls of which a call of ours may have no row yet."""
-        waits = self._records.waits_in(apis)
-        since_ns = np.where(waits, rows.own_since_ns, rows.open_since_ns)
+        since_ns = np.where(is_apart(apis), rows.own_since_ns, rows.open_since_ns)
         since_ns = np.maximum(np.minimum(since_ns, rows.open_since_ns), rows.wait_since_ns)
         late = (apis["start"].astype(np.int64) >= since_ns) & (not rows.over)
-        if not late.any():
-            return apis
-        self._records.apis.append(tables.select(apis, late))
-        return tables.select(apis, ~late)
+        if late.any():
+            self._records.apis.append(tables.select(apis, late))
+        return tables.select(apis, ~late) if late.any() else apis
 
     def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
         """Add rows of API calls that order work, and of waits; of those in calls of ours, none."""
         own = [
             (row["thread"], row["start_ns"], row["end_ns"] or row["start_ns"], row["id"])
             for row in ended
-            if row["kind"] in _OWN and row["thread"] is not None and not row["id"] % call_row(1)
+            if row["kind"] in _OWN and row["thread"] is not None and is_call_row(row)
         ]
-        own += [
-            (call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call, _ in held
-        ]
+        ours = [call for call, _ in held]
+        own += [(call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call in ours]
         own += [(*rows.ending, schema.LATEST_NS, NONE)] if rows.ending is not None else []
         *lasting, ids = np.array(own, np.int64).reshape(-1, 4).T
         inside = joins.innermost(calls["thread"], _middle(calls), *lasting)
         calls["own"] = inside != NONE
-        fresh = self._fresh(len(inside))
-        calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), fresh)
+        calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
         if not calls["own"].all():
             rows.batches.append(self._api_batch(tables.select(calls, ~calls["own"])))
         self._records.waits.add_calls(calls)
 
     def _add_edges(self, rows: Rows) -> None:
         """Add the edges of waits to the last batch."""
-        until = NO_NUMBER if rows.over else 0 if self._records.which == "all" else self._until()
-        edges = arrow.edges(self._records.waits.edges(until, self._places.green, over=rows.over))
-        if edges.num_rows:
-            last = rows.batches.pop() if rows.batches else freeze([], [])
-            edges = schema.concat([last.edges, edges], schema.EDGE_TYPES)
-            rows.batches.append(replace(last, edges=edges))
-
-    def _until(self) -> int:
-        """Return the lowest number of an API call whose work is still to come."""
         latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
-        waiting = [
+        waiting = (
             tables.select(part, part["awaited"] & (part["start"] + GRACE_NS > latest_ns))
             for part in self._known
-        ]
-        parts = (*waiting, *self._records.apis)
-        return min(
-            (int(part["correlation"].min(initial=NO_NUMBER)) for part in parts), default=NO_NUMBER
         )
+        late = (part["correlation"].min(initial=NO_NUMBER) for part in waiting)
+        until = min((*late, *(part["correlation"].min() for part in self._records.apis), NO_NUMBER))
+        edges = self._records.waits.edges(int(until), self._places.green, over=rows.over)
+        last = rows.batches.pop() if rows.batches else freeze([], [])
+        every = schema.concat([last.edges, arrow.edges(edges)], schema.EDGE_TYPES)
+        rows.batches.append(replace(last, edges=every))
 
     def _drain_linked(
         self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
@@ -251,37 +238,6 @@ class Links:
         moments = np.array([(row["thread"], row["start_ns"]) for row in alone], np.int64)
         for row, parent in zip(alone, ranges.around(*moments.T).tolist(), strict=True):
             row["parent"] = None if parent == NONE else parent
-
-    def _drain_syncs(self, rows: Rows) -> None:
-        """Add synchronisations, at the end; only ``detail="full"`` records them.
-
-        Where only the latest rows are kept, those whose API call is there, or that are too old.
-        """
-        parts, self._records.syncs = self._records.syncs, []
-        if not parts:
-            return
-        syncs = tables.join_columns(parts)
-        if not rows.over:
-            numbers = [part["correlation"] for part in self._known]
-            there = np.isin(syncs["correlation"], np.concatenate(numbers)) if numbers else False
-            now = there | (syncs["end"].astype(np.int64) < rows.wait_since_ns)
-            self._records.syncs = [tables.select(syncs, ~now)]
-            syncs = tables.select(syncs, now)
-        count = len(syncs["start"])
-        if not count:
-            return
-        self.told += count
-        columns = {**tables.sync_columns(syncs), "id": self._fresh(count)}
-        if self._known:
-            known = tables.join_columns(self._known)
-            at = joins.match(syncs["correlation"], known["correlation"])
-            for name in ("process", "thread"):
-                columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
-        rows.batches.append(Batch(arrow.table(columns, count)))
-        none = dict.fromkeys(("role", "handle", "own"), np.zeros(count, np.int64))
-        self._records.waits.add_calls(
-            {**none, "row": columns["id"], "correlation": syncs["correlation"]}
-        )
 
     def _without_work(self) -> list[Call]:
         """Return our calls whose launches were noted, but whose work left no record."""
@@ -348,8 +304,7 @@ class Links:
 
     def _api_batch(self, apis: Columns) -> Batch:
         codes, names = self._records.names_of(apis)
-        waits = self._records.waits_in(apis) & (apis["role"] != ORDER)
-        columns = tables.api_columns(apis, codes, [name for _, name in names], waits)
+        columns = tables.api_columns(apis, codes, [name for _, name in names])
         parents = self._records.ranges.around(apis["thread"], apis["start"].astype(np.int64))
         columns["parent"] = arrow.nullable(parents, parents == NONE)
         columns["site"] = tables.site_column(apis["site"], self._records.site_text)

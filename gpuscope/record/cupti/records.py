@@ -137,8 +137,7 @@ class Flights:
         return min((sorted(flight)[-(len(flight) % FLIGHT)] for flight in begun), default=None)
 
     def without(self, columns: Columns, apis: Columns | None) -> Columns:
-        """Leave out what recordings did themselves: from a flight's first canary to its last, and
-        the wait for that.
+        """Leave out what recordings did: from a flight's first canary to the wait for its last.
 
         Parameters
         ----------
@@ -189,12 +188,12 @@ class Records:
 
     Attributes
     ----------
-    work, apis, syncs
+    work, apis
         What was read and is not rows yet, a part of each buffer.
     canaries
         The recording's own, of each device.
     count, left_out
-        Records of work, calls and synchronisations: how many were read, and how many of these
+        Records of work and calls: how many were read, and how many of these
         were not the recording's own.
     kernel_name
         Address in a record → kernel's name.
@@ -224,7 +223,6 @@ class Records:
         self._found = found
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
-        self.syncs: list[Columns] = []
         self.order = order
         self.waits = Waits()
         self.tells_waits = which in ("launches", "all")
@@ -239,7 +237,7 @@ class Records:
 
     def keep(self) -> Callable[[], None]:
         """Return what undoes all that reading changes next."""
-        restore = keep(self, "work", "apis", "syncs", "count", "left_out")
+        restore = keep(self, "work", "apis", "count", "left_out")
         of_canaries = (canaries.keep() for canaries in self.canaries)
         parts = (self.ranges.keep(), self.waits.keep(), self._flights.keep())
         return together(restore, *parts, *of_canaries)
@@ -262,8 +260,6 @@ class Records:
             self._add(self.work, self._without_canaries(work))
         if apis is not None:
             self._add(self.apis, self._wanted(apis))
-        if self.which == "all" and layout.SYNCHRONIZATION in records:
-            self._add(self.syncs, records[layout.SYNCHRONIZATION])
         if self.order is not None:
             self.order.take(records)
         if self.tells_waits:
@@ -285,11 +281,6 @@ class Records:
             name = self._library.callback_name(RUNTIME_API if runtime else DRIVER_API, number)
             names.append((bool(runtime), name or f"call {number}"))
         return codes, names
-
-    def waits_in(self, apis: Columns) -> Bools:
-        """Whether each API call is told for what it orders; where all are told, none."""
-        waits: Bools = (apis["role"] > BLOCKING) & (self.which != "all")
-        return waits
 
     def launches(self, apis: Columns) -> Bools:
         """Whether each API call queued work, as far as its name tells."""
@@ -342,7 +333,7 @@ class Records:
             numbers = [part["correlation"] for part in (*self.work, *self.apis)]
             self.first = max((int(part.max()) for part in numbers if len(part)), default=0)
         self.ranges.arrive = self.ranges.drop_canaries()
-        for parts in (self.work, self.apis, self.syncs):
+        for parts in (self.work, self.apis):
             parts.clear()
         self.waits.forget()
         self.count = 0

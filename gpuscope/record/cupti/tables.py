@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.library import BLOCKING
+from gpuscope.record.cupti.library import BLOCKING, is_wait
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.schema import COPY_KINDS, MEMORY_KINDS, SYNC_KINDS
+from gpuscope.trace.schema import COPY_KINDS, MEMORY_KINDS
 
 Columns: TypeAlias = "dict[str, Array]"
 """Fields of records → their values."""
@@ -97,13 +97,11 @@ def no_apis() -> Columns:
     return {name: np.zeros(0, np.int64) for name in names}
 
 
-def api_columns(apis: Columns, codes: Ints, names: list[str], waits: Bools) -> dict[str, Column]:
+def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Column]:
     """Return the columns of API calls but their parents.
 
     Parameters
     ----------
-    waits
-        Whether the host waits in each, or sees that work is done.
     codes, names
         Number of each call's name, and the names.
     """
@@ -111,7 +109,7 @@ def api_columns(apis: Columns, codes: Ints, names: list[str], waits: Bools) -> d
     failed = apis["returned"] != 0
     return {
         "id": apis["row"],
-        "kind": arrow.text_column(waits.astype(np.int64), ["api", "sync"]),
+        "kind": arrow.text_column(is_wait(apis).astype(np.int64), ["api", "sync"]),
         "name": arrow.text_column(codes, names),
         "start_ns": apis["start"].astype(np.int64),
         "end_ns": apis["end"].astype(np.int64),
@@ -246,15 +244,3 @@ def payload_text(kind: int, raw: int) -> str | None:
     if kind not in _PAYLOADS or (raw == 0 and kind != SIGNED):
         return None  # without a payload the record says: unsigned, 0
     return repr(np.array([raw], np.uint64).view(_PAYLOADS[kind])[0].item())
-
-
-def sync_columns(syncs: Columns) -> dict[str, Column]:
-    """Return the columns of synchronisations that their records alone tell."""
-    return {
-        "kind": arrow.constant("sync", len(syncs["start"])),
-        "name": arrow.text_column(_known(syncs["type"], SYNC_KINDS), SYNC_KINDS),
-        "start_ns": syncs["start"].astype(np.int64),
-        "end_ns": syncs["end"].astype(np.int64),
-        "correlation": syncs["correlation"].astype(np.int64),
-        "source": arrow.constant("cupti", len(syncs["start"])),
-    }

@@ -11,17 +11,8 @@ from gpuscope.record.cupti import order
 from gpuscope.record.cupti.library import EVENT_POLL, ORDER, STREAM_POLL
 from gpuscope.record.cupti.tables import Columns, select
 from gpuscope.record.rows import is_own_work, keep
-from gpuscope.trace import arrow, joins
+from gpuscope.trace import arrow, joins, waits
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.waits import (
-    EVENT_SYNC,
-    RECORD,
-    STREAM_SYNC,
-    STREAM_WAIT,
-    by_stream,
-    is_last,
-    wait_edges,
-)
 
 Edges = tuple[Ints, Ints, str]
 LATE = 1 << 15
@@ -57,7 +48,7 @@ class Waits:
         """Take what a buffer tells of events and waits."""
         for part in order.waits_of(records):
             number, key = part["correlation"], _key(part)
-            of_key = np.where(part["what"] == STREAM_SYNC, key, NONE)
+            of_key = np.where(part["what"] == waits.STREAM_SYNC, key, NONE)
             of = {"of_key": of_key, "of_number": number, "is_done": np.zeros(len(key))}
             self._records.append({**part, **of, "number": number, "key": key})
 
@@ -84,26 +75,26 @@ class Waits:
             Nothing more comes.
         """
         calls, records = _joined(self._calls, _CALLS), _joined(self._records, _RECORDS)
-        work = by_stream(_joined(self._work, _WORK))
+        work = waits.by_stream(_joined(self._work, _WORK))
         until = until if over else min(until, self._upto + 1)  # some may be on their way
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
         _resolve(records)
-        polls = _polls(calls, records)
-        waits = {name: np.r_[values, polls[name]] for name, values in records.items()}
-        call = joins.match(waits["number"], calls["number"])
-        waits["row"], own = arrow.picked(calls["row"], call), arrow.picked(calls["own"], call) > 0
-        wait, source, target = wait_edges(work, waits, until, green)
-        records["is_done"] = waits["is_done"][: len(records["what"])]
-        is_host = waits["what"][wait] != STREAM_WAIT
-        told = own[wait] & is_own_work(source) & (is_host | is_own_work(target))  # by our calls
-        held = calls["role"] == ORDER
-        self._calls = [_held(calls, held, until, False)]
-        held = np.isin(records["what"], (RECORD, STREAM_WAIT))
-        self._records = [_held(records, held, until, False)]
-        self._work = [_held(work, work["number"] >= 0, until, is_last(work["key"]))]
-        kinds = (("host wait", is_host & ~told), ("event wait", ~is_host & ~told))
-        return [(source[of_kind], target[of_kind], kind) for kind, of_kind in kinds]
+        every = _polls(calls, records)
+        every = {name: np.r_[values, every[name]] for name, values in records.items()}
+        call = joins.match(every["number"], calls["number"])
+        every["row"], own = arrow.picked(calls["row"], call), arrow.picked(calls["own"], call) > 0
+        wait, source, target = waits.wait_edges(work, every, until, green)
+        what = every["what"][wait]
+        ours = (what != waits.STREAM_WAIT) | is_own_work(target)
+        new = ~(own[wait] & is_own_work(source) & ours)  # our calls tell of the others
+        records["is_done"] = every["is_done"][: len(records["what"])]
+        lasting = np.isin(records["what"], (waits.RECORD, waits.STREAM_WAIT))
+        nothing = np.zeros(1, bool)
+        self._calls = [_held(calls, calls["role"] == ORDER, until, nothing)]
+        self._records = [_held(records, lasting, until, nothing)]
+        self._work = [_held(work, work["number"] >= 0, until, waits.is_last(work["key"]))]
+        return waits.by_kind(what[new], source[new], target[new])
 
 
 def _polls(calls: Columns, records: Columns) -> Columns:
@@ -117,7 +108,7 @@ def _polls(calls: Columns, records: Columns) -> Columns:
     event = arrow.picked(events, np.searchsorted(places[events], places[polls]) - 1)
     same = (event != NONE) & (handle[event] == handle[polls])
     event, first = np.unique(event[same], return_index=True)
-    recorded = np.flatnonzero(records["what"] == RECORD)
+    recorded = np.flatnonzero(records["what"] == waits.RECORD)
     at = arrow.picked(recorded, joins.match(calls["number"][event], records["number"][recorded]))
     of_streams = np.flatnonzero((calls["role"] == STREAM_POLL) & (calls["handle"] > 0))
     number = calls["number"][np.r_[polls[same][first], of_streams]]
@@ -125,23 +116,23 @@ def _polls(calls: Columns, records: Columns) -> Columns:
     of_key = np.r_[arrow.picked(records["key"], at), calls["handle"][of_streams]]
     none = np.zeros(len(number), np.int64)
     known = {"number": number, "of_key": of_key, "of_number": of_number, "key": of_key}
-    return {**known, "what": none + EVENT_SYNC, "sync": none, "is_done": none}
+    return {**known, "what": none + waits.EVENT_SYNC, "sync": none, "is_done": none}
 
 
 def _resolve(records: Columns) -> None:
     """Find the record of the event of each wait."""
-    events = np.flatnonzero(records["what"] == RECORD)
-    of_events = np.isin(records["what"], (EVENT_SYNC, STREAM_WAIT))
-    waits = np.flatnonzero(of_events & (records["of_key"] == NONE))
-    at = joins.match(records["sync"][waits], records["sync"][events])
-    waits, at = waits[at != NONE], events[at[at != NONE]]
-    records["of_key"][waits], records["of_number"][waits] = (
+    events = np.flatnonzero(records["what"] == waits.RECORD)
+    of_events = np.isin(records["what"], (waits.EVENT_SYNC, waits.STREAM_WAIT))
+    rows = np.flatnonzero(of_events & (records["of_key"] == NONE))
+    at = joins.match(records["sync"][rows], records["sync"][events])
+    rows, at = rows[at != NONE], events[at[at != NONE]]
+    records["of_key"][rows], records["of_number"][rows] = (
         records["key"][at],
         records["number"][at],
     )
 
 
-def _held(columns: Columns, newest: Bools, until: int, always: Bools | bool) -> Columns:  # noqa: FBT001
+def _held(columns: Columns, newest: Bools, until: int, always: Bools) -> Columns:
     """Return what is not due yet, and the newest of what a later reading may ask for."""
     number, at = columns["number"], np.flatnonzero(newest)
     held = (number >= until) | always

@@ -350,17 +350,6 @@ def test_payloads_are_told_as_json_by_their_kind(kind, value, text):
         assert json.loads(text) == value
 
 
-def sync_names(*types):
-    fields = layout.FIELDS[layout.SYNCHRONIZATION]
-    syncs = {name: np.array(types, np.uint32) for name in fields}
-    return tables.sync_columns(syncs)["name"].to_pylist()
-
-
-def test_synchronisations_have_names():
-    names = sync_names(1, 3, 4)
-    assert names == ["event synchronize", "stream synchronize", "context synchronize"]
-
-
 def test_the_real_recording_as_work():
     kept = fake_cupti.recorded()
     raw = kept.raw[0]

@@ -328,7 +328,7 @@ def test_full_detail_has_edges_to_synchronisations(world):
         world.gpu.wait(STREAM_WAIT, stream=B, sync=5)
         kernel(world, "two", B)
     trace = recording.trace
-    assert edges(trace, "host wait") == [("one", "stream synchronize")]
+    assert edges(trace, "host wait") == [("one", "StreamSynchronize")]
     assert edges(trace, "event wait") == [("one", "two")]
     assert trace.metadata.edges == ("launch", "event wait")
 

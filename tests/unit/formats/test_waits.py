@@ -165,7 +165,9 @@ def front(work, waits_, stream, number, depth=0):
 @given(st.data())
 def test_edges_are_those_that_following_every_wait_finds(data):
     """Against one wait after the other, on few streams with many waits."""
-    kinds = data.draw(st.lists(st.sampled_from("work record wait sync event".split()), max_size=40))
+    kinds = data.draw(
+        st.lists(st.sampled_from(["work", "record", "wait", "sync", "event"]), max_size=40)
+    )
     work, made, events = [], [], []
     for number, kind in enumerate(kinds, 1):
         stream = data.draw(st.integers(1, 3))
@@ -194,7 +196,9 @@ def test_edges_are_those_that_following_every_wait_finds(data):
     table = {"number": [n for _, n in work], "key": [of for of, _ in work], "first": count}
     table |= {"last": count, "launch": [n for _, n in work], "device": count * 0}
     table |= {"start": count, "end": count + 1}
-    columns = dict(zip(("what", "key", "number", "of_key", "of_number"), zip(*made), strict=False))
+    columns = dict(
+        zip(("what", "key", "number", "of_key", "of_number"), zip(*made, strict=True), strict=False)
+    )
     columns = {name: [-1 if one is None else one for one in values] for name, values in
                columns.items()}  # fmt: skip
     names = ("what", "key", "number", "of_key", "of_number")

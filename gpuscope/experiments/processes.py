@@ -225,8 +225,7 @@ class _Recorder:
         number = self._next
         self._next, self._recordings[number] = number + 1, recording
         try:
-            recording.start()
-            recording.watch_threads()
+            recording.start(threads=True)
             path = self._folder / f"{self._key}-{number}{JOURNAL}"  # where others find what comes
             with self._noting("what there is so far is only in memory"):
                 if journal := recording.journal(path):

@@ -109,9 +109,8 @@ def profile(
     view = _open_view(live)
     watching = started = False
     try:
-        recording.start()
+        recording.start(threads=True)
         started = True
-        recording.watch_threads()
         if view is not None:
             watching = True
             view.watch(recording)

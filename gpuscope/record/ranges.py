@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpuscope._fork import free_in_children
 from gpuscope._sites import site_text
 from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
@@ -158,8 +160,10 @@ class RangeLog:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
         handed, self._handed = self._handed, []
-        for edge, before, after, since_ns in handed:
-            self._add_moments(edge, before, after, since_ns, rows)
+        thread, since_ns = rows.ending or (NO_THREAD, 0)
+        for entry in handed:
+            if entry[2].thread != thread or entry[2].at_ns < since_ns:
+                self._add_moments(*entry, rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
@@ -183,3 +187,26 @@ class RangeLog:
             row |= {"kind": "sync", "start_ns": since_ns}
         if before:
             rows.edges.append((*numbers, edge))
+
+
+running: tuple[RangeLog, ...] = ()
+"""Of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
+_running_lock = free_in_children(threading.Lock())
+
+
+def hear(log: RangeLog, *, on: bool) -> None:
+    """Let a log hear of ranges, or no more."""
+    global running  # noqa: PLW0603 - the one place that knows what is on
+    with _running_lock:
+        others = tuple(other for other in running if other is not log)
+        running = (*others, log) if on else others
+
+
+def _forget_running() -> None:
+    """In a forked child: it records nothing, and its ranges are not its parent's."""
+    global running  # noqa: PLW0603 - the one place that knows what is on
+    running = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_running)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import warnings
 from collections import Counter
@@ -16,11 +15,10 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope import _interrupts, _sites
-from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
-from gpuscope.record import nvtx
+from gpuscope.record import nvtx, ranges
 from gpuscope.record.calls import CallLog
 from gpuscope.record.facts import (
     clock_name,
@@ -47,20 +45,6 @@ from gpuscope.trace.model import Trace
 
 _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
-
-running: tuple[RangeLog, ...] = ()
-"""Range logs of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
-_running_lock = free_in_children(threading.Lock())
-
-
-def _forget_running() -> None:
-    """In a forked child: it records nothing, and its ranges are not its parent's."""
-    global running  # noqa: PLW0603 - the one place that knows what is on
-    running = ()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_running)
 
 
 class Recording:
@@ -111,7 +95,7 @@ class Recording:
         self.observers, self._notes = observers_for(self._options)
         note = to_all(self.observers)
         self._calls = CallLog(self._source_of, self.ranges, self._process, note)
-        self._libraries, self._threads = contextlib.ExitStack(), contextlib.ExitStack()
+        self._libraries = contextlib.ExitStack()
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
@@ -122,8 +106,13 @@ class Recording:
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
         self._clocks: dict[int, Mapping[str, Calibration]] = {}  # of the sources that are closed
 
-    def start(self) -> None:
+    def start(self, *, threads: bool = False) -> None:
         """Begin to watch.
+
+        Parameters
+        ----------
+        threads
+            Whether to note what Python's threads wait for from each other.
 
         Raises
         ------
@@ -132,7 +121,6 @@ class Recording:
         MissingDependency, CapabilityError
             CUPTI was asked for and is not there.
         """
-        global running  # noqa: PLW0603 - the one place that knows what is on
         _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
         self._ask_for_sites(asks=self._options.stacks)
@@ -142,9 +130,12 @@ class Recording:
         for observer in self.observers if self._on_gpu else ():
             self._libraries.enter_context(observer.watching())
         self._span.begin()
+        if threads and not self._simulated:
+            from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
+
+            self._libraries.callback(handover.watch(self.ranges))
         if not any(source.sees_ranges for source in self.sources):
-            with _running_lock:
-                running = (*running, self.ranges)
+            ranges.hear(self.ranges, on=True)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
         if (keep_ns := self._options.keep_ns) is None:
@@ -158,13 +149,6 @@ class Recording:
         if self._on_gpu:
             self._reader = Reader(self.batches, keep_ns, self._notes)
             self._reader.start()
-
-    def watch_threads(self) -> None:
-        """Note, too, what threads wait for from each other, until the end."""
-        if not self._simulated:
-            from gpuscope.record import handover  # noqa: PLC0415 - most recordings need none of it
-
-            self._threads.callback(handover.watch(self.ranges))
 
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
@@ -185,15 +169,13 @@ class Recording:
             Whether to wait for the work launched. Otherwise work that is still running has no end
             in the trace.
         """
-        global running  # noqa: PLW0603 - the one place that knows what is on
         if self._trace is not None:
             return self._trace
         if os.getpid() != self._made_in:
             raise GpuscopeError(
                 "a recording ends in the process that began it: this one was forked from it"
             )
-        with _running_lock:
-            running = tuple(log for log in running if log is not self.ranges)
+        ranges.hear(self.ranges, on=False)
         try:
             if wait:
                 self.ends_now()
@@ -206,7 +188,6 @@ class Recording:
 
     def ends_now(self) -> None:
         """Take what this thread waits for from now on for the recording's own."""
-        self._threads.close()
         self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
@@ -222,7 +203,6 @@ class Recording:
             self._reader.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
-        self._threads.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
         with self._reading.lock:  # nobody reads batches meanwhile

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from gpuscope._types import Array
 from gpuscope.formats.chrome import events as raw
 from gpuscope.formats.chrome import own
-from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, Spans, fact, flows
+from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, WORK, Spans, fact, flows
+from gpuscope.formats.chrome.waits import LOW, Edges, waited
 from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
@@ -26,10 +27,8 @@ from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.facts import DeviceFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.trace.waits import STREAM_SYNC, by_kind, by_stream, wait_edges
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
-_WORK = ("kernel", "memcpy", "memset")
 _MOST_NAMED = 200
 _ARGUMENTS = {
     **{name: name for name in ("device", "context", "stream", "correlation")},
@@ -41,8 +40,6 @@ _ARGUMENTS = {
 """Column → Kineto's name of the argument."""
 _WAITS = {"of_key": "wait_on_stream", "of_number": "wait_on_cuda_event_record_corr_id"}
 """Column of a wait → Kineto's name of the argument."""
-_SYNCS = ("", "Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync")
-"""Kineto's names of synchronisations, by CUPTI's numbers."""
 _CONFIG = {
     "grid": "grid",
     "block": "block",
@@ -54,13 +51,9 @@ _FOREIGN = 1_000_000_000
 """A stream whose number another device has, too, is numbered from here."""
 _WANTED = (*_ARGUMENTS.values(), *_WAITS.values(), *_CONFIG.values())
 """Names of the arguments that are read."""
-_LOW = (1 << 32) - 1
-"""Bits of a correlation id, and of a stream's number."""
 _AT_ONCE = 4096
 """Launch configurations that are Python's at the same time."""
 _T = TypeVar("_T")
-Edges = tuple[Array, Array, str]
-"""Ids of the rows that edges lead from and to, and their kind."""
 
 
 def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
@@ -101,7 +94,7 @@ def _trace(
     columns, streams = _places(spans, called, on_gpu, arguments, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
-    waits = _waits(spans, columns, names, ids)
+    waits = waited(spans, columns, names, ids)
     parts, columns = _launches(spans, columns, on_gpu, ids)
     edges = arrow.edges(parts + waits)
     ranges = spans.is_("range", "mark")
@@ -126,33 +119,11 @@ def _trace(
     spans.left.update(left)
     table = table if keep_private else scrub(table)
     metadata = _metadata(spans, top, table, devices, keep_private=keep_private)
-    works = int(spans.is_(*_WORK).sum())
+    works = int(spans.is_(*WORK).sum())
     kinds = ["launch"] * (len(parts[0][0]) == works) + ["event wait"] * bool(
         spans.is_("sync").any()
     )
     return Trace(table, edges, replace(metadata, streams=streams, edges=tuple(kinds)))
-
-
-def _waits(spans: Spans, columns: Columns, names: pa.DictionaryArray, ids: Array) -> list[Edges]:
-    """Return the edges of what waited, as far as Kineto's synchronisations tell."""
-    words = [*names.dictionary.to_pylist(), None]
-    codes = [_SYNCS.index(name) if name in _SYNCS else NONE for name in words]
-    what = np.array(codes)[np.asarray(names.indices.fill_null(NONE))]
-    number, own = columns["correlation"] & _LOW, what == STREAM_SYNC
-    table = {name: columns[name] for name in ("key", "device")}
-    table |= {"number": number, "launch": number, "first": ids, "last": ids, "row": ids}
-    table |= {"start": spans.starts[spans.rows], "end": spans.ends[spans.rows], "what": what}
-    table |= {"of_key": np.where(own, columns["key"], columns["of_key"]), "is_done": ids * 0}
-    table["of_number"] = np.where(own, number, columns["of_number"] & _LOW)
-    work, waits = (
-        {
-            name: values[spans.is_(*kinds) & (columns["correlation"] > 0)]
-            for name, values in table.items()
-        }
-        for kinds in (_WORK, ("sync",))
-    )
-    wait, source, target = wait_edges(by_stream(work), waits)
-    return by_kind(waits["what"][wait], source, target)
 
 
 def _launches(
@@ -169,7 +140,7 @@ def _launches(
     process = np.where(on_gpu, arrow.picked(process, call), process)
     thread = np.where(on_gpu, arrow.picked(thread, call), thread)
     queued = np.where(known & ~spans.open[rows[call]], spans.ends[rows[call]], NONE)
-    work = known & spans.is_(*_WORK)
+    work = known & spans.is_(*WORK)
     launches = (ids[call[work]], ids[work], "launch")
     arrows = [part for part in flows(spans, ids) if part[2] != "launch" or not len(launches[0])]
     columns |= {"process": process, "thread": thread}
@@ -333,9 +304,9 @@ def _places(
     streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
     streams = np.where(on_gpu & (streams >= 0), streams, NONE)
     of_device = columns["device"] << 32
-    columns["key"] = of_device | streams & _LOW
+    columns["key"] = of_device | streams & LOW
     of_key = columns["of_key"]
-    columns["of_key"] = np.where(of_key >= 0, of_device | of_key & _LOW, NONE)
+    columns["of_key"] = np.where(of_key >= 0, of_device | of_key & LOW, NONE)
     columns["stream"], facts = _streams(columns["device"], streams, limits)
     return columns, facts
 

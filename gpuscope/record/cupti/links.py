@@ -15,6 +15,7 @@ from gpuscope.record.cupti.library import is_apart
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.cupti.records import NO_NUMBER, Records
 from gpuscope.record.cupti.tables import Column, Columns
+from gpuscope.record.cupti.waits import in_ours
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import (
     GRACE_NS,
@@ -23,7 +24,6 @@ from gpuscope.record.rows import (
     Rows,
     call_row,
     freeze,
-    is_call_row,
     keep,
     outside_row,
     partition_name,
@@ -43,8 +43,6 @@ LATE = 1 << 15
 """Where only the latest rows are kept, so many of each kind wait for their other half: the newest
 API calls, the newest of those before that have no work yet, and our calls without a record. What a
 GPU has queued is much less."""
-_OWN = ("api", "event", "sync")
-"""Kinds of the rows of calls of ours that launch nothing."""
 _Held = tuple[Call, Row]
 
 
@@ -146,7 +144,7 @@ class Links:
             if work is not None and len(work["start"]):
                 rows.batches.append(self._work_batch(work))
         else:
-            apis = self._without_late(tables.no_apis() if apis is None else apis, rows)
+            apis = self._records.without_late(tables.no_apis() if apis is None else apis, rows)
             self.told += len(apis["start"])
             if (apart := is_apart(apis)).any():
                 self._add_waits(rows, tables.select(apis, apart), ended, held)
@@ -154,27 +152,9 @@ class Links:
         if self._records.tells_waits and (rows.batches or rows.over):
             self._add_edges(rows)
 
-    def _without_late(self, apis: Columns, rows: Rows) -> Columns:
-        """Leave for later the API calls of which a call of ours may have no row yet."""
-        since_ns = np.where(is_apart(apis), rows.own_since_ns, rows.open_since_ns)
-        since_ns = np.maximum(np.minimum(since_ns, rows.open_since_ns), rows.wait_since_ns)
-        late = (apis["start"].astype(np.int64) >= since_ns) & (not rows.over)
-        if late.any():
-            self._records.apis.append(tables.select(apis, late))
-        return tables.select(apis, ~late) if late.any() else apis
-
     def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
         """Add rows of API calls that order work, and of waits; of those in calls of ours, none."""
-        own = [
-            (row["thread"], row["start_ns"], row["end_ns"] or row["start_ns"], row["id"])
-            for row in ended
-            if row["kind"] in _OWN and row["thread"] is not None and is_call_row(row)
-        ]
-        ours = [call for call, _ in held]
-        own += [(call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call in ours]
-        own += [(*rows.ending, schema.LATEST_NS, NONE)] if rows.ending is not None else []
-        *lasting, ids = np.array(own, np.int64).reshape(-1, 4).T
-        inside = joins.innermost(calls["thread"], _middle(calls), *lasting)
+        inside, ids = in_ours(calls, ended, [call for call, _ in held], rows.ending)
         calls["own"] = inside != NONE
         calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
         if not calls["own"].all():
@@ -269,7 +249,7 @@ class Links:
         apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
         if not candidates:
             return set()
-        middle = _middle(apis)
+        middle = tables.middle(apis)
         lasting = [
             (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
         ]
@@ -419,9 +399,3 @@ class Links:
         texts = [*of_streams, *(partition_name(call.intended) for call in calls)]
         codes = np.where(which >= 0, len(of_streams) + which, np.maximum(selected, NONE))
         return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
-
-
-def _middle(apis: Columns) -> Ints:
-    """Return the middle of each API call, ns."""
-    middle: Ints = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-    return middle

@@ -26,6 +26,7 @@ from gpuscope.record.cupti.library import (
     STREAM_POLL,
     WAIT,
     demangled,
+    is_apart,
     is_capture,
     role_of,
     text_at,
@@ -34,7 +35,7 @@ from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.cupti.waits import Waits
-from gpuscope.record.rows import keep, together
+from gpuscope.record.rows import Rows, keep, together
 from gpuscope.record.source import Completeness
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
@@ -359,6 +360,15 @@ class Records:
             apis = self._until(until, apis, self.apis)
             work = self._until(until, work, self.work)
         return self._own(work, apis), self._own(apis, apis)
+
+    def without_late(self, apis: Columns, rows: Rows) -> Columns:
+        """Leave for later the API calls of which a call of ours may have no row yet."""
+        since_ns = np.where(is_apart(apis), rows.own_since_ns, rows.open_since_ns)
+        since_ns = np.maximum(np.minimum(since_ns, rows.open_since_ns), rows.wait_since_ns)
+        late = (apis["start"].astype(np.int64) >= since_ns) & (not rows.over)
+        if late.any():
+            self.apis.append(tables.select(apis, late))
+        return tables.select(apis, ~late) if late.any() else apis
 
     def _until(self, first: int, columns: Columns | None, later: list[Columns]) -> Columns | None:
         """Leave for later what came from a correlation on."""

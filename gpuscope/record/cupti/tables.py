@@ -91,6 +91,12 @@ def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
     return join_columns(parts) if parts else None
 
 
+def middle(apis: Columns) -> Ints:
+    """Return the middle of each API call, ns."""
+    middle: Ints = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+    return middle
+
+
 def no_apis() -> Columns:
     """Return no API calls."""
     names = (*layout.FIELDS[layout.NOTED_RUNTIME], "runtime", "role")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from gpuscope._types import Bools, Ints
+from gpuscope.device.calls import Call
 from gpuscope.record.cupti import order
 from gpuscope.record.cupti.library import EVENT_POLL, ORDER, STREAM_POLL
-from gpuscope.record.cupti.tables import Columns, select
-from gpuscope.record.rows import is_own_work, keep
-from gpuscope.trace import arrow, joins, waits
+from gpuscope.record.cupti.tables import Columns, middle, select
+from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
+from gpuscope.trace import arrow, joins, schema, waits
 from gpuscope.trace.arrow import NONE
 
 Edges = tuple[Ints, Ints, str]
@@ -95,6 +96,31 @@ class Waits:
         self._records = [_held(records, lasting, until, nothing)]
         self._work = [_held(work, work["number"] >= 0, until, waits.is_last(work["key"]))]
         return waits.by_kind(what[new], source[new], target[new])
+
+
+def in_ours(
+    apis: Columns, ended: list[Row], launches: list[Call], ending: tuple[int, int] | None
+) -> tuple[Ints, Ints]:
+    """Return which of our calls each API call was made in, or NONE, and the rows of these.
+
+    Parameters
+    ----------
+    ended
+        Rows of calls of ours.
+    launches
+        Other calls of ours.
+    ending
+        As in :class:`~gpuscope.record.rows.Rows`.
+    """
+    ours = [
+        (row["thread"], row["start_ns"], row["end_ns"] or row["start_ns"], row["id"])
+        for row in ended
+        if row["kind"] != "handle" and row["thread"] is not None and is_call_row(row)
+    ]
+    ours += [(call.thread, call.start_ns, call.end_ns or call.start_ns, NONE) for call in launches]
+    ours += [(*ending, schema.LATEST_NS, NONE)] if ending is not None else []
+    *lasting, ids = np.array(ours, np.int64).reshape(-1, 4).T
+    return joins.innermost(apis["thread"], middle(apis), *lasting), ids
 
 
 def _polls(calls: Columns, records: Columns) -> Columns:

@@ -32,14 +32,14 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
     uint64_t start, end;
     uint32_t process, thread, correlation, returned;
     uint32_t site, reserved; /* these CUPTI does not tell */
-    uint64_t handle;         /* of an event; of a stream context and number; 0: not asked for */
+    uint64_t handle;         /* of an event; else context and number of the stream; 0: not asked */
 } Launch;
 
 enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
 
-/* What is noted of a call besides: by domain and number. */
-enum { HAS_EVENT = 1, HAS_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8 };
+/* What a call is about, by domain and number. */
+enum { OF_EVENT = 1, OF_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8 };
 enum { CALLBACKS = 2048, NOT_READY = 600 };
 static uint8_t roles[DOMAINS][CALLBACKS];
 typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
@@ -126,21 +126,23 @@ new_writer(void)
     return writer;
 }
 
-/* What the first argument of a call is: an event, or a stream, whose number is asked for. */
+/* What a call is about: an event or a stream, its first argument, or the current context. */
 static uint64_t
 handle_of(uint8_t role, const CallbackData *data)
 {
-    void *first;
-    uint32_t number;
-    if (!(role & (HAS_EVENT | HAS_STREAM)) || data->arguments == NULL)
-        return 0;
-    memcpy(&first, data->arguments, sizeof(first));
-    if (role & HAS_EVENT)
-        return (uintptr_t)first;
+    void *first = NULL;
+    uint32_t number = UINT32_MAX;
     GetStreamId get = __atomic_load_n(&get_stream_id, __ATOMIC_RELAXED);
-    if (get == NULL || get(data->context, first, (role & PER_THREAD) != 0, &number) != 0)
+    if ((role & (OF_EVENT | OF_STREAM)) && data->arguments == NULL)
         return 0;
-    return (uint64_t)data->context_id << 32 | number;
+    if (role & (OF_EVENT | OF_STREAM))
+        memcpy(&first, data->arguments, sizeof(first));
+    if (role & OF_EVENT)
+        return (uintptr_t)first;
+    if ((role & OF_STREAM) && get(NULL, first, (role & PER_THREAD) != 0, &number) != 0)
+        return 0;
+    uint64_t perhaps = (uintptr_t)first > 2; /* the stream may be of another context: a created one */
+    return perhaps << 62 | (uint64_t)data->context_id << 32 | number;
 }
 
 /* CUpti_CallbackFunc: any thread, with the GIL or without. */
@@ -330,8 +332,8 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
     void *at = PyLong_AsVoidPtr(clock), *stream_at = PyLong_AsVoidPtr(streams);
     if (PyErr_Occurred())
         return NULL;
-    if (at == NULL) {
-        PyErr_SetString(PyExc_ValueError, "launches need the address of a clock");
+    if (at == NULL || stream_at == NULL) {
+        PyErr_SetString(PyExc_ValueError, "launches need the addresses of CUPTI's functions");
         return NULL;
     }
     pthread_once(&key_once, make_key);

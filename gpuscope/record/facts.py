@@ -99,17 +99,19 @@ def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
     Of threads that are none of Python's, such as PyTorch's ``pt_autograd_0``, the system's names,
     unless they are the process's own.
     """
-    names: dict[str, str] = {}
-    if alive:
-        for path in Path("/proc/self/task").glob("*/comm"):
-            with contextlib.suppress(OSError):  # it has ended
-                names[path.parent.name] = path.read_text("utf-8", "replace").strip()
-        own = names.get(str(os.getpid()))
-        names = {number: name for number, name in names.items() if name != own}
-        names |= {str(number_of(thread)): thread.name for thread in threading.enumerate()}
-    names |= {str(number): name for number, name in known.items()}
-    pins = (number for number, name in names.items() if "_pin_memory_loop" in name)
-    return names | dict.fromkeys(pins, "pin-memory thread")
+    system: dict[str, str] = {}
+    for path in Path("/proc/self/task").glob("*/comm") if alive else ():
+        with contextlib.suppress(OSError):  # it has ended
+            system[path.parent.name] = path.read_text("utf-8", "replace").strip()
+    of_process = system.get(str(os.getpid()))
+    names = {number: name for number, name in system.items() if name != of_process}
+    of_python = threading.enumerate() if alive else []
+    python = {str(number_of(thread)): thread.name for thread in of_python}
+    python |= {str(number): name for number, name in known.items()}
+    for number, name in python.items():
+        if not (name.startswith("Dummy-") and number in names):  # Python made that name up
+            names[number] = "pin-memory thread" if "_pin_memory_loop" in name else name
+    return names
 
 
 def process_name() -> str:

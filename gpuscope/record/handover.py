@@ -6,7 +6,7 @@ blocked: who gets from a queue, or waits for an event or a future, waits in ``Co
 
 from __future__ import annotations
 
-import concurrent.futures._base
+import concurrent.futures
 import functools
 import multiprocessing.queues
 import os
@@ -25,7 +25,8 @@ from gpuscope.record.ranges import Moment, RangeLog
 Method = Callable[..., Any]
 _SHORT_NS = 10_000
 """A call that took less waited for nobody."""
-_FILES = {module.__file__ for module in (queue, threading, concurrent.futures._base)}
+_CALLERS = (queue.Queue.get, threading.Event.wait, concurrent.futures.Future.result)
+_FILES = {function.__code__.co_filename for function in _CALLERS}
 _START = threading.Thread.start.__code__
 _lock = free_in_children(threading.Lock())
 _logs: tuple[RangeLog, ...] = ()
@@ -97,7 +98,8 @@ def _caller(otherwise: str) -> str:
 
 
 def _note(name: str, since_ns: int, by: Moment | None = None) -> None:
-    if name and not threading.current_thread().name.startswith("gpuscope"):
+    thread = vars(threading)["_active"].get(threading.get_ident())  # current_thread() adds others
+    if name and not (thread and thread.name.startswith("gpuscope")):
         now = _now(name)
         for log in _logs:
             log.moments.append(("hand-over", by, now, since_ns))

@@ -8,6 +8,7 @@ launched; here the two callbacks are C functions that keep a pointer and a lengt
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -39,19 +40,21 @@ _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-LAUNCH, BLOCKING, WAIT, EVENT_POLL, STREAM_POLL, ORDER, OTHER = range(7)
-"""What an API call does: it queues work; a copy for which the host waits, by its name; the host
-waits; it asks whether an event, or a stream, is done; it records an event or lets a stream wait."""
+LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, ORDER, OTHER = range(7)
+"""What an API call does: it queues work; it copies, and its name says that the host waits; the host
+waits for an event, a stream, a context, or asks whether it is done; it records an event, or lets a
+stream wait for one."""
 _ROLES = {
-    re.compile(r"_*(cuda|cu)Memcpy(?!.*(Async|Peer))"): BLOCKING,
-    re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)"): LAUNCH,
-    re.compile(r"_*(cuda|cu)(Thread|Device|Ctx|Stream|Event)Synchronize"): WAIT,
-    re.compile(r"_*(cuda|cu)EventQuery"): EVENT_POLL,
-    re.compile(r"_*(cuda|cu)StreamQuery"): STREAM_POLL,
-    re.compile(r"_*(cuda|cu)(EventRecord|StreamWaitEvent)"): ORDER,
+    "Memcpy(?!.*(Async|Peer))": BLOCKING,
+    "(Launch|GraphLaunch|Memcpy|Memset)": LAUNCH,
+    "Event(Query|Synchronize)": OF_EVENT,
+    "Stream(Query|Synchronize)": OF_STREAM,
+    "(Thread|Device|Ctx)Synchronize": OF_CONTEXT,
+    "(EventRecord|StreamWaitEvent)": ORDER,
 }
-_EVENT, _STREAM, _PER_THREAD, _QUERY = 1, 2, 4, 8
-"""What ``_launches.c`` notes of a call besides."""
+_SUBJECTS = {OF_EVENT: 1, OF_STREAM: 2, OF_CONTEXT: 16}
+_PER_THREAD, _QUERY = 4, 8
+"""What ``_launches.c`` knows of the subject of a call."""
 
 
 class _Subscription(ctypes.Structure):
@@ -85,14 +88,9 @@ class Library:
         if fastpath is not None:
             served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
             at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
-            roles = b"".join(map(self._roles, (DRIVER_API, RUNTIME_API)))
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, roles))
-
-    def _roles(self, domain: int) -> bytes:
-        """Return what is noted of each call besides, by its number."""
-        return bytes(
-            _noted_with(self.callback_name(domain, number)) for number in range(_CALLBACKS)
-        )
+            calls = itertools.product((DRIVER_API, RUNTIME_API), range(_CALLBACKS))
+            subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, subjects))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -260,7 +258,8 @@ def is_wait(apis: Mapping[str, Array]) -> Bools:
 @cache
 def role_of(name: str) -> int:
     """Return what an API call of this name does."""
-    return next((role for names, role in _ROLES.items() if names.match(name)), OTHER)
+    names = (begin for begin in _ROLES if re.match(f"_*(cuda|cu){begin}", name))
+    return _ROLES.get(next(names, ""), OTHER)
 
 
 def is_capture(name: str) -> bool:
@@ -273,16 +272,15 @@ def _is_noted(name: str) -> bool:
 
 
 def _is_other(name: str) -> bool:
-    return role_of(name) in (EVENT_POLL, STREAM_POLL, OTHER)  # of each poll it would tell
+    return role_of(name) == OTHER or "Query" in name  # of each poll it would tell
 
 
-def _noted_with(name: str) -> int:
-    """Return what is noted of a call besides."""
-    if role_of(name) == STREAM_POLL:
-        return _QUERY | _STREAM | (_PER_THREAD if "_ptsz" in name else 0)
-    if role_of(name) == EVENT_POLL:
-        return _QUERY | _EVENT
-    return _EVENT if role_of(name) == ORDER and "EventRecord" in name else 0
+def _subject(name: str) -> int:
+    """Return what a call is about, as ``_launches.c`` knows it."""
+    subject = _SUBJECTS.get(OF_EVENT if "EventRecord" in name else role_of(name), 0)
+    if role_of(name) in (LAUNCH, BLOCKING, OTHER):
+        return 0
+    return subject | _PER_THREAD * ("_ptsz" in name) | _QUERY * ("Query" in name)
 
 
 def text_at(address: int) -> str:

@@ -20,14 +20,12 @@ from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import (
     BLOCKING,
     DRIVER_API,
-    EVENT_POLL,
     OTHER,
     RUNTIME_API,
-    STREAM_POLL,
-    WAIT,
     demangled,
     is_apart,
     is_capture,
+    is_wait,
     role_of,
     text_at,
 )
@@ -158,7 +156,7 @@ class Flights:
                         threads = joins.match(numbers, apis["correlation"])
                         same = apis["thread"] == apis["thread"][at[0]]
                         within &= same[np.maximum(threads, 0)] | (threads == NONE)
-                        waits = same & (apis["role"] == WAIT) & (apis["correlation"] > flight[-1])
+                        waits = same & is_wait(apis) & (apis["correlation"] > flight[-1])
                         within |= numbers == apis["correlation"][waits].min(initial=NO_NUMBER)
                 drop |= within
         return tables.select(columns, ~drop) if drop.any() else columns
@@ -301,11 +299,10 @@ class Records:
         if self.which == "all":
             return apis
         self.captures |= any(is_capture(name) for _, name in names)
-        unwanted = {OTHER} if self.noted else {OTHER, EVENT_POLL, STREAM_POLL}
-        told = {"launches": (True, False), "runtime": (True,)}.get(self.which, ())
+        domains = {"launches": (True, False), "runtime": (True,)}.get(self.which, ())
         wanted = [
-            runtime in told and role not in unwanted
-            for role, (runtime, _) in zip(roles.tolist(), names, strict=True)
+            runtime in domains and role != OTHER and (self.noted or "Query" not in name)
+            for role, (runtime, name) in zip(roles.tolist(), names, strict=True)
         ]
         chosen = np.array(wanted, bool)[codes]
         return apis if chosen.all() else tables.select(apis, chosen)

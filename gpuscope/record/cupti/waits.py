@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope._types import Bools, Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import order
-from gpuscope.record.cupti.library import EVENT_POLL, ORDER, STREAM_POLL
+from gpuscope.record.cupti.library import OF_CONTEXT, OF_EVENT, OF_STREAM, ORDER
 from gpuscope.record.cupti.tables import Columns, middle, select
 from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
 from gpuscope.trace import arrow, joins, schema, waits
@@ -18,6 +18,9 @@ from gpuscope.trace.arrow import NONE
 Edges = tuple[Ints, Ints, str]
 LATE = 1 << 15
 """So many of the newest events, waits of streams and pieces of work are held for later readings."""
+_LOW, _UNSURE = (1 << 32) - 1, 1 << 62
+"""Of what was noted of a stream: its number, and whether it may be of another context than the
+current one: then of the only one that has such a stream with work."""
 _CALLS = ("number", "row", "role", "handle", "own")
 _RECORDS = ("number", "what", "key", "sync", "of_key", "of_number", "is_done")
 _WORK = ("number", "launch", "key", "device", "first", "start", "last", "end")
@@ -81,12 +84,12 @@ class Waits:
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
         _resolve(records)
-        every = _polls(calls, records)
+        every = _of_calls(calls, records, work)
         every = {name: np.r_[values, every[name]] for name, values in records.items()}
         call = joins.match(every["number"], calls["number"])
         every["row"], own = arrow.picked(calls["row"], call), arrow.picked(calls["own"], call) > 0
         wait, source, target = waits.wait_edges(work, every, until, green)
-        what = every["what"][wait]
+        what = np.where(every["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
         new = ~(own[wait] & is_own_work(source) & ours)  # our calls tell of the others
         records["is_done"] = every["is_done"][: len(records["what"])]
@@ -95,7 +98,8 @@ class Waits:
         self._calls = [_held(calls, calls["role"] == ORDER, until, nothing)]
         self._records = [_held(records, lasting, until, nothing)]
         self._work = [_held(work, work["number"] >= 0, until, waits.is_last(work["key"]))]
-        return waits.by_kind(what[new], source[new], target[new])
+        what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
+        return waits.by_kind(what, source, target)
 
 
 def in_ours(
@@ -123,26 +127,37 @@ def in_ours(
     return joins.innermost(apis["thread"], middle(apis), *lasting), ids
 
 
-def _polls(calls: Columns, records: Columns) -> Columns:
-    """Return the polls that were the first to see an event, or a stream, done, as records."""
-    polls = np.flatnonzero(calls["role"] == EVENT_POLL)
-    polls = polls[np.argsort(calls["number"][polls])]
-    events = np.flatnonzero((calls["role"] == ORDER) & (calls["handle"] > 0))
-    _, handle = np.unique(calls["handle"], return_inverse=True)
+def _of_calls(calls: Columns, records: Columns, work: Columns) -> Columns:
+    """Return waits as records, by what was noted of their calls."""
+    subject, role = calls["handle"].copy(), calls["role"]
+    events = np.flatnonzero((role == ORDER) & (subject > 0))
+    handle = np.unique(subject, return_inverse=True)[1]
     places = handle << 32 | calls["number"]
     events = events[np.argsort(places[events])]
-    event = arrow.picked(events, np.searchsorted(places[events], places[polls]) - 1)
-    same = (event != NONE) & (handle[event] == handle[polls])
-    event, first = np.unique(event[same], return_index=True)
+    event = arrow.picked(events, np.searchsorted(places[events], places) - 1)
+    event[(handle[event] != handle) | (event == NONE) | (role != OF_EVENT)] = NONE
     recorded = np.flatnonzero(records["what"] == waits.RECORD)
-    at = arrow.picked(recorded, joins.match(calls["number"][event], records["number"][recorded]))
-    of_streams = np.flatnonzero((calls["role"] == STREAM_POLL) & (calls["handle"] > 0))
-    number = calls["number"][np.r_[polls[same][first], of_streams]]
-    of_number = np.r_[arrow.picked(records["number"], at), calls["number"][of_streams]]
-    of_key = np.r_[arrow.picked(records["key"], at), calls["handle"][of_streams]]
-    none = np.zeros(len(number), np.int64)
-    known = {"number": number, "of_key": of_key, "of_number": of_number, "key": of_key}
-    return {**known, "what": none + waits.EVENT_SYNC, "sync": none, "is_done": none}
+    number = np.where(event == NONE, NONE, calls["number"][event])
+    at = arrow.picked(recorded, joins.match(number, records["number"][recorded]))
+    is_stream = (role == OF_STREAM) & (subject > 0)
+    is_unsure = is_stream & (subject >= _UNSURE)
+    subject[is_unsure] -= _UNSURE
+    keys = np.unique(work["key"])
+    low, at_key, count = np.unique(keys & _LOW, return_index=True, return_counts=True)
+    alike = arrow.picked(keys[at_key[count == 1]], joins.match(subject & _LOW, low[count == 1]))
+    moved = is_unsure & ~np.isin(subject, keys) & (alike != NONE)
+    subject[moved] = alike[moved]
+    of = {
+        "number": calls["number"],
+        "what": np.where(role == OF_CONTEXT, waits.CONTEXT_SYNC, waits.EVENT_SYNC),
+        "key": subject,
+        "of_key": np.where(is_stream, subject, arrow.picked(records["key"], at)),
+        "of_number": np.where(is_stream, calls["number"], arrow.picked(records["number"], at)),
+    }
+    chosen = np.isin(role, (OF_EVENT, OF_STREAM, OF_CONTEXT)) & (subject > 0)
+    return {name: values[chosen] for name, values in of.items()} | dict.fromkeys(
+        ("sync", "is_done"), np.zeros(chosen.sum(), np.int64)
+    )
 
 
 def _resolve(records: Columns) -> None:

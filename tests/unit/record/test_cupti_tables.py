@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuscope.record.cupti import layout, tables
+from gpuscope.record.cupti import layout, library, tables
 from gpuscope.record.cupti.library import (
     BLOCKING,
-    EVENT_POLL,
     LAUNCH,
+    OF_CONTEXT,
+    OF_EVENT,
+    OF_STREAM,
     ORDER,
     OTHER,
-    STREAM_POLL,
-    WAIT,
     demangled,
     role_of,
     text_at,
@@ -319,9 +319,9 @@ def test_a_record_without_a_name_has_an_empty_one():
         ("cudaMemset_v3020", LAUNCH), ("__cudaLaunch_v3020", LAUNCH), ("cuMemsetD8_v2", LAUNCH),
         ("cudaMemcpy_v3020", BLOCKING), ("cuMemcpyDtoH_v2_ptds", BLOCKING),
         ("cudaMemcpy2DToArray_v3020", BLOCKING), ("cudaMemcpyToSymbolAsync_v3020", LAUNCH),
-        ("cudaStreamSynchronize_ptsz_v7000", WAIT), ("cuCtxSynchronize_v2", WAIT),
-        ("cudaDeviceSynchronize_v3020", WAIT), ("cuEventSynchronize", WAIT),
-        ("cudaEventQuery_v3020", EVENT_POLL), ("cuStreamQuery_ptsz", STREAM_POLL),
+        ("cudaStreamSynchronize_ptsz_v7000", OF_STREAM), ("cuCtxSynchronize_v2", OF_CONTEXT),
+        ("cudaDeviceSynchronize_v3020", OF_CONTEXT), ("cuEventSynchronize", OF_EVENT),
+        ("cudaEventQuery_v3020", OF_EVENT), ("cuStreamQuery_ptsz", OF_STREAM),
         ("cudaEventRecordWithFlags_ptsz_v11010", ORDER), ("cuEventRecord", ORDER),
         ("cuStreamWaitEvent_ptsz", ORDER),
         ("cudaGetDevice_v3020", OTHER), ("cudaGraphAddEventRecordNode_v11010", OTHER),
@@ -331,6 +331,20 @@ def test_a_record_without_a_name_has_an_empty_one():
 )  # fmt: skip
 def test_what_calls_do_is_told_by_their_names(name, role):
     assert role_of(name) == role
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("cudaEventQuery_v3020", 8 | 1), ("cuStreamQuery_ptsz", 8 | 4 | 2),
+        ("cudaStreamSynchronize_v3020", 2), ("cudaDeviceSynchronize_v3020", 16),
+        ("cudaEventRecordWithFlags_v11010", 1), ("cuEventSynchronize", 1),
+        ("cudaStreamWaitEvent_v3020", 0), ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
+        ("cuGraphAddEventRecordNode", 0), ("cudaLaunchKernel_ptsz_v7000", 0),
+    ],
+)  # fmt: skip
+def test_what_is_noted_of_a_call_follows_from_its_name(name, subject):
+    assert library._subject(name) == subject
 
 
 # -- NVTX and synchronisations ---------------------------------------------------------------

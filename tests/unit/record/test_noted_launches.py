@@ -22,13 +22,15 @@ pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why
 ENTER, EXIT = 0, 1
 PAGE = 1600
 """Launches of one thread that lie together."""
-RECORD, EVENT_POLL, STREAM_POLL = 135, 138, 440
+RECORD, EVENT_POLL, STREAM_POLL, DEVICE_SYNC = 135, 138, 440, 165
 ROLES = {
     (RUNTIME_API, RECORD): 1,
     (RUNTIME_API, EVENT_POLL): 8 | 1,
     (DRIVER_API, STREAM_POLL): 8 | 2 | 4,
+    (RUNTIME_API, DEVICE_SYNC): 16,
 }
-"""What is noted besides: of an event's record and polls of an event, and of a stream of a thread."""
+"""What is noted besides: of an event's record, of polls of an event and of a stream of a thread,
+and of a wait for the device."""
 CONTEXT, NOT_READY = 6, 600
 
 
@@ -59,7 +61,7 @@ class Noting:
         def stream_id(context, stream, per_thread, into):
             self.asked.append((context, stream, per_thread))
             into[0] = 17
-            return 0 if stream == 0xA0 else 5
+            return 5 if stream == 0xBAD else 0
 
         pointer = ctypes.POINTER(ctypes.c_uint32)
         types = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint8, pointer)
@@ -240,11 +242,16 @@ def test_of_events_their_handles_are_noted_and_of_polls_those_that_saw_it_done(n
     noting.launch(6, domain=DRIVER_API, callback=STREAM_POLL, argument=0xA0, returned=NOT_READY)
     noting.launch(7, domain=DRIVER_API, callback=STREAM_POLL, argument=0xA0)
     noting.launch(8, domain=DRIVER_API, callback=STREAM_POLL, argument=0xBAD)
+    noting.launch(9, domain=DRIVER_API, callback=STREAM_POLL, argument=0)
+    noting.launch(10, callback=DEVICE_SYNC)
     _, records = noting.take()
     handles = {
         number: handle
         for columns in records.values()
         for number, handle in zip(columns["correlation"], columns["handle"], strict=True)
     }
-    assert handles == {1: 0xE0, 3: 0xE0, 4: 0, 5: 0, 7: CONTEXT << 32 | 17, 8: 0}
-    assert noting.asked == [(0xC0, 0xA0, 1), (0xC0, 0xBAD, 1)]
+    created, default = 1 << 62 | CONTEXT << 32 | 17, CONTEXT << 32 | 17
+    assert handles == {
+        1: 0xE0, 3: 0xE0, 4: 0, 5: 0, 7: created, 8: 0, 9: default, 10: CONTEXT << 32 | 0xFFFFFFFF,
+    }  # fmt: skip
+    assert noting.asked == [(None, 0xA0, 1), (None, 0xBAD, 1), (None, None, 1)]

@@ -117,7 +117,7 @@ def test_a_wait_for_the_device_is_for_its_green_contexts_too(world):
     assert ("ours", "DeviceSynchronize") in found
 
 
-def test_the_poll_that_saw_it_done_is_a_wait_and_later_ones_are_not(noted):
+def test_polls_that_saw_it_done_are_waits(noted):
     with noted.profile() as recording:
         kernel(noted, "before", A)
         noted.gpu.record(5, A, handle=0xE0)
@@ -131,12 +131,47 @@ def test_the_poll_that_saw_it_done_is_a_wait_and_later_ones_are_not(noted):
     trace = recording.trace
     assert edges(trace, "host wait") == [
         ("before", "EventQuery"),
+        ("before", "EventQuery"),
         ("behind", "EventQuery"),
         ("behind", "StreamQuery"),
     ]
     polls = sorted(rows(trace, "sync"), key=lambda row: row["start_ns"])
     seen = {edge["to"] for edge in trace.edges.to_pylist() if edge["kind"] == "host wait"}
-    assert [row["id"] in seen for row in polls] == [True, False, False, True, True]
+    assert [row["id"] in seen for row in polls] == [True, True, False, True, True]
+
+
+UNSURE = 1 << 62
+"""A stream that may be of another context than the current one."""
+
+
+def test_waits_are_told_by_what_was_noted_of_their_calls_alone(noted):
+    context, other = noted.gpu.context, noted.gpu.context + 7
+    with noted.profile() as recording:
+        kernel(noted, "one", A)
+        noted.gpu.record(5, A, handle=0xE0)
+        kernel(noted, "two", A)
+        kernel(noted, "green", B, context=other)
+        noted.gpu.call(EVENT_SYNC, handle=0xE0)
+        noted.gpu.call(STREAM_SYNC, handle=context << 32 | A)
+        noted.gpu.call(STREAM_SYNC, handle=UNSURE | context << 32 | B)
+        noted.gpu.call(STREAM_SYNC, handle=context << 32 | B)
+        noted.gpu.call(DEVICE_SYNC, handle=context << 32 | 0xFFFFFFFF)
+    trace = recording.trace
+    assert edges(trace, "host wait") == [
+        ("green", "StreamSynchronize"),
+        ("one", "EventSynchronize"),
+        ("two", "DeviceSynchronize"),
+        ("two", "StreamSynchronize"),
+    ]
+
+
+def test_of_two_streams_of_a_number_none_is_guessed(noted):
+    with noted.profile() as recording:
+        for context in (50, 60):
+            kernel(noted, f"in {context}", B, context=context)
+        noted.gpu.call(STREAM_SYNC, handle=UNSURE | 70 << 32 | B)
+        noted.gpu.call(STREAM_SYNC, handle=UNSURE | 60 << 32 | B)
+    assert edges(recording.trace, "host wait") == [("in 60", "StreamSynchronize")]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import order
 from gpuscope.record.cupti.library import OF_CONTEXT, OF_EVENT, OF_STREAM, ORDER
@@ -17,7 +17,7 @@ from gpuscope.trace.arrow import NONE
 
 Edges = tuple[Ints, Ints, str]
 LATE = 1 << 15
-"""So many of the newest events, waits of streams and pieces of work are held for later readings."""
+"""What came in so many of the latest calls is held for waits that a later reading brings."""
 _LOW, _UNSURE = (1 << 32) - 1, 1 << 62
 """Of what was noted of a stream: its number, and whether it may be of another context than the
 current one: then of the only one that has such a stream with work."""
@@ -93,11 +93,11 @@ class Waits:
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
         new = ~(own[wait] & is_own_work(source) & ours)  # our calls tell of the others
         records["is_done"] = every["is_done"][: len(records["what"])]
-        lasting = np.isin(records["what"], (waits.RECORD, waits.STREAM_WAIT))
-        nothing = np.zeros(1, bool)
-        self._calls = [_held(calls, calls["role"] == ORDER, until, nothing)]
-        self._records = [_held(records, lasting, until, nothing)]
-        self._work = [_held(work, work["number"] >= 0, until, waits.is_last(work["key"]))]
+        since = until - LATE
+        since_call = np.where(calls["role"] == ORDER, since, until)  # of the others all is told
+        self._calls = [select(calls, calls["number"] >= since_call)]
+        self._records = [select(records, records["number"] >= since)]
+        self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
         return waits.by_kind(what, source, target)
 
@@ -171,14 +171,6 @@ def _resolve(records: Columns) -> None:
         records["key"][at],
         records["number"][at],
     )
-
-
-def _held(columns: Columns, newest: Bools, until: int, always: Bools) -> Columns:
-    """Return what is not due yet, and the newest of what a later reading may ask for."""
-    number, at = columns["number"], np.flatnonzero(newest)
-    held = (number >= until) | always
-    held[at[np.argsort(number[at])[-LATE:]]] = True
-    return select(columns, held)
 
 
 def _key(columns: Columns) -> Ints:

@@ -313,7 +313,7 @@ def program(world, step):
         world.gpu.wait(DEVICE_SYNC)
 
 
-@pytest.mark.parametrize("late", [waits.LATE, 4])
+@pytest.mark.parametrize("late", [waits.LATE, 100])
 def test_edges_are_the_same_however_often_it_is_read(monkeypatch, noted, late):
     monkeypatch.setattr(waits, "LATE", late)
     with noted.profile() as recording, noted.profile() as read_often:
@@ -328,7 +328,7 @@ def test_edges_are_the_same_however_often_it_is_read(monkeypatch, noted, late):
 
 
 def test_edges_come_while_it_goes_on_and_little_is_held(monkeypatch, noted):
-    monkeypatch.setattr(waits, "LATE", 4)
+    monkeypatch.setattr(waits, "LATE", 20)
     with noted.profile() as recording:
         for step in range(50):
             program(noted, step)
@@ -337,7 +337,7 @@ def test_edges_come_while_it_goes_on_and_little_is_held(monkeypatch, noted):
         held = recording.sources[0]._records.waits
         sizes = [len(part["number"]) for part in (*held._calls, *held._records, *held._work)]
     assert len(edges(so_far, "event wait")) >= 48
-    assert max(sizes) < 30
+    assert 0 < max(sizes) < 40
 
 
 def test_work_that_is_still_to_come_keeps_edges_waiting(noted):

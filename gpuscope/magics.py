@@ -22,7 +22,6 @@ from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
 from gpuscope.analyses import findings, known_analyses
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
@@ -30,6 +29,7 @@ from gpuscope.experiments.profiling import profile
 from gpuscope.formats.writing import export, writable
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import GPU_WORK
 
 LAST = "_gpuscope"
 """The user's variable that holds the last trace, as ``_`` holds the last result."""

@@ -14,9 +14,11 @@ from gpuscope._types import Array
 from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.rates import done
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, row_of
+from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import NotFound
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named
 
 MOST = 50
 """Groups whose pairs are listed, those that were busy longest."""
@@ -307,13 +309,24 @@ class SummaryResult(Result):
     """One row per partition and stream."""
 
     streams: tuple[SummaryRow, ...]
+    is_steady: bool = False
     entries = "streams"
     weight = "busy (ms)"
 
+    @property
+    def definition(self) -> str:
+        """What is left out."""
+        return "start-up and warm-up are left out" * self.is_steady
 
-@door(trace=Trace)
-def summary(trace: Trace) -> SummaryResult:
+
+@door(trace=Trace, whole=bool)
+def summary(trace: Trace, *, whole: bool = False) -> SummaryResult:
     """Summarise kernels per partition and stream.
+
+    Parameters
+    ----------
+    whole
+        Whether start-up and warm-up of a recorded program count (see :func:`steps`).
 
     Raises
     ------
@@ -331,9 +344,10 @@ def summary(trace: Trace) -> SummaryResult:
     >>> [(row.stream, row.kernels, row.busy_ns) for row in gs.analysis.summary(trace).streams]
     [('stream 7', 1, 100), ('stream 8', 1, 100)]
     """
-    finished = kernels(trace)
+    part = named(trace) if whole else steady_part(named(trace))
+    finished = kernels(part)
     starts, ends = finished.array("start_ns"), finished.array("end_ns")
-    groups, did = _by_both(finished), done(trace, _by_both)
+    groups, did = _by_both(finished), done(part, _by_both)
     busy = Busy.of(groups, starts, ends).ns.tolist()
     quantiles = groups.quantiles(ends - starts, (0.5, 0.99)).tolist()
     columns = zip(groups.labels, groups.counts.tolist(), busy, quantiles, strict=True)
@@ -342,7 +356,7 @@ def summary(trace: Trace) -> SummaryResult:
         rates = did[label].calls_per_s, did[label].tflop_per_s, did[label].gb_per_s
         known_p99 = p99 if count >= P99_NEEDS else None
         rows.append(SummaryRow(*label, count, busy_ns, median, known_p99, *rates))
-    return SummaryResult(tuple(rows), **about(trace))
+    return SummaryResult(tuple(rows), len(part) < len(trace), **about(trace))
 
 
 def _by_both(spans: Trace) -> Groups[tuple[str, str]]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 
 from gpuscope._checks import door, given
+from gpuscope._text import percent
 from gpuscope._types import Ints
 from gpuscope.analysis.causes import NEVER_NS, Causes, find_causes
 from gpuscope.analysis.path_columns import LASTING, last_node, path_columns
 from gpuscope.analysis.result import Result, Row, about, row_of
-from gpuscope.analysis.span_rows import OPEN
+from gpuscope.analysis.span_rows import OPEN, WORK
+from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
+from gpuscope.trace.columns import once, rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name
 
 _OF_PARTS = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
 _BY = ("kind", "line", "range", "kernel", "stream", "thread", "rank")
@@ -101,6 +105,23 @@ class CriticalPathResult(Result):
             }
             for part in self.parts
         ]
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return a row a kind of part, the one that has most of the path first."""
+        kind, kinds = self.columns["kind"]
+        took_ns = np.diff(self.starts_ns, append=self.end_ns)
+        rows: list[Row] = []
+        for name, kind_ns in self.by("kind").items():
+            row: Row = {"part": name, "ms": kind_ns / 1e6}
+            row["share"] = percent(kind_ns / max(self.end_ns - self.start_ns, 1))
+            of_kind = np.where(kind == kinds.index(name), took_ns, 0)
+            for by, title in (("line", "most of it at"), ("name", "most of it in")):
+                number, values = self.columns[by]
+                sums = np.bincount(number, of_kind, len(values))
+                row[title] = values[int(np.argmax(sums))] or None
+            row["most of it in"] = kernel_name(row["most of it in"] or "") or None
+            rows.append(row)
+        return rows, ""
 
     @cached_property
     def parts(self) -> tuple[PathPart, ...]:
@@ -227,3 +248,24 @@ def _end(causes: Causes, to: Any) -> tuple[int, int, int, str]:
     # Of several at one instant any will do: nothing lies between them.
     node = int(np.argmax(np.where(there, times[:-1], -1)))
     return node, to.start_ns, to.end_ns, f"the end of {getattr(to, 'name', 'a stretch')}"
+
+
+@once
+def steady_path(trace: Trace) -> CriticalPathResult:
+    """Return the critical path to the last work of the steady time, since that began."""
+    low, high = steps(trace).steady_ns
+    work = rows_of(trace, *WORK)
+    ends = trace.array("end_ns", fill=OPEN)[work]
+    work, ends = work[ends <= high], ends[ends <= high]
+    if not len(work):
+        return critical_path(trace)
+    path = critical_path(trace, int(trace.array("id")[work[np.argmax(ends)]]))
+    if not len(path.starts_ns):
+        return path
+    first = max(int(np.searchsorted(path.starts_ns, low, "right")) - 1, 0)
+    starts_ns = np.maximum(path.starts_ns[first:], low)
+    columns = {name: (code[first:], values) for name, (code, values) in path.columns.items()}
+    begin = int(starts_ns[0])
+    return replace(
+        path, start_ns=begin, to="the end of the steady time", starts_ns=starts_ns, columns=columns
+    )

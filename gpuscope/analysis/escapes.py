@@ -16,6 +16,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named
 
 Way: TypeAlias = Literal["partition", "outside", "sms"]
 """Where work escaped to: another partition or green context, none, or SMs of others."""
@@ -297,14 +298,9 @@ def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[tuple[Way, str]]]:
         name, number = partitions[partition[row]], contexts[context[row]]
         if name is None and number is not None:
             name = owners.get(number, f"green context {number}")
-        outside = f"outside any partition ({_stream(trace, streams[stream[row]])})"
+        outside = f"outside any partition ({named(trace).stream_name(streams[stream[row]])})"
         places.append(("partition", name) if name else ("outside", outside))
     return code, places
-
-
-def _stream(trace: Trace, number: int | None) -> str:
-    name = trace.stream_name(number)
-    return name if number is None or name == f"stream {number}" else f"stream {number}, {name}"
 
 
 def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[tuple[Way, str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -11,13 +10,15 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, merged, stretch_sums, union
-from gpuscope.analysis.result import Result, Row, about, named, row_of
+from gpuscope.analysis.result import Result, Row, about, row_of
+from gpuscope.analysis.result import named as item_named
+from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, named
+from gpuscope.trace.schema import GPU_WORK
 
-GPU_WORK = ("kernel", "memcpy", "memset", "graph")
-"""The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 LONGEST = 5
 """Gaps of each track that are told one by one."""
 
@@ -37,7 +38,7 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
     first, code = combined(device[rows], value_code[rows])
     keys = [(devices[device[rows[row]]], values[value_code[rows[row]]]) for row in first]
     where = {number: _device_name(trace, number) for number, _ in keys}
-    labels = []
+    labels, trace = [], named(trace)
     for number, value in keys:
         if by == "device":
             label = where[number]
@@ -45,11 +46,6 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
             label = trace.stream_name(value) if by == "stream" else str(value or "whole GPU")
             label += f" on {where[number]}" if len(where) > 1 else ""
         labels.append(label)
-    shared = Counter(labels)
-    labels = [
-        f"{label} (stream {value})" if shared[label] > 1 else label
-        for label, (_, value) in zip(labels, keys, strict=True)
-    ]
     sortable = [[(part is not None, 0 if part is None else part) for part in key] for key in keys]
     order = sorted(range(len(keys)), key=sortable.__getitem__)
     position = np.empty(len(keys), np.int64)
@@ -129,10 +125,11 @@ class GapsResult(Result):
     by: str
     min_ns: int
     tracks: tuple[TrackGaps, ...]
+    is_steady: bool = False
     weight = "total (ms)"
 
     def __getitem__(self, name: str) -> TrackGaps:
-        return named(self.tracks, name, self.by)
+        return item_named(self.tracks, name, self.by)
 
     def _rows(self) -> list[Row]:
         """One row per track."""
@@ -148,12 +145,12 @@ class GapsResult(Result):
         least = f" of at least {self.min_ns} ns" if self.min_ns else ""
         return (
             f"gap{least}: idle time of a {self.by} between two spans of GPU work, inside one "
-            "recording window"
+            "recording window" + self.is_steady * "; start-up and warm-up are left out"
         )
 
 
-@door(trace=Trace, by=str, min_ns=int)
-def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
+@door(trace=Trace, by=str, min_ns=int, whole=bool)
+def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0, whole: bool = False) -> GapsResult:
     """Find the idle time of each track between its kernels, copies and memsets.
 
     A gap lies inside one recording window. Idle time before a track's first span, after its last,
@@ -166,6 +163,8 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
         What forms a track: ``"stream"``, ``"partition"`` or ``"device"``.
     min_ns
         Gaps shorter than this are not counted.
+    whole
+        Whether start-up and warm-up of a recorded program count (see :func:`steps`).
 
     Raises
     ------
@@ -187,9 +186,9 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     """
     if min_ns < 0:
         raise InvalidArgument(f"min_ns is at least 0, not {min_ns}")
-    work = _Work.of(trace, by)
-    tracks = _tracks(trace, work, min_ns)
-    return GapsResult(by, min_ns, tracks, **about(trace))
+    part = trace if whole else steady_part(trace)
+    tracks = _tracks(part, _Work.of(part, by), min_ns)
+    return GapsResult(by, min_ns, tracks, part is not trace, **about(trace))
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _tracks(trace: Trace, work: _Work, min_ns: int) -> tuple[TrackGaps, ...]:
 
     def gap_of(gap: int) -> Gap:
         ends = before[gap], after[gap]
-        first_name, second_name = (str(names[name[row]]) for row in ends)
+        first_name, second_name = (kernel_name(str(names[name[row]])) for row in ends)
         spans = int(ids[ends[0]]), int(ids[ends[1]])
         return Gap(int(low[gap]), int(high[gap]), first_name, second_name, spans)
 

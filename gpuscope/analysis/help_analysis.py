@@ -9,13 +9,18 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
+from gpuscope._text import percent
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import ENDING, last_node
-from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.sm_schedule import SmSchedule
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
+WORTH = 0.01
+"""Share of the time from which on a gain is worth telling."""
 _OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0013, 0.00135), (0.0003, 0.0011), (0.04, 0.04)
 """By which share of the whole the truth is below and above a gain at most, of nine in ten
 (``benchmarks/results/why.json``): where hosts on the path look now and then whether work is done;
@@ -36,7 +41,8 @@ class Change:
     about
         The kernel, line, range, streams or rank that it is about.
     gain_ns, low_ns, high_ns
-        How much sooner, and between what bounds.
+        How much sooner, as nothing else changes, and between what bounds: at most what it takes of
+        the critical path, if nothing takes its place.
     basis
         ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
         more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
@@ -71,6 +77,25 @@ class HelpResult(Result):
     changes: tuple[Change, ...]
     entries = "changes"
     weight = "gain (ms)"
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return the changes that gain something, or what gains most; the others in words."""
+        least_ns = WORTH * self.span_ns
+        worth = [each for each in self.changes if each.gain_ns >= least_ns] or self.changes[:3]
+        rows: list[Row] = [
+            {
+                "change": f"{each.change}: {each.about}",
+                "gain (ms)": each.gain_ns / 1e6,
+                "share": percent(each.gain_ns / self.span_ns),
+                "at most (ms)": each.high_ns / 1e6,
+                "to try it": each.code,
+                "basis": each.basis,
+            }
+            for each in worth
+        ]
+        gained = {each.change for each in worth}
+        none = dict.fromkeys(each.change for each in self.changes if each.change not in gained)
+        return rows, f"gains below {percent(WORTH)}: {', '.join(none)}" if none else ""
 
     @property
     def definition(self) -> str:
@@ -124,7 +149,10 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
-    is_end[causes.target[view.kept]] = True
+    launching = np.unique(view.rows.threads[causes.launches.call])
+    ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
+    owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
+    is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
     is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
     end_ns = int(causes.times[node])
     scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
@@ -143,7 +171,8 @@ def _changes(view: View, node: int) -> Iterator[Change]:
                 gain_ns = int(scheduled_ns - schedule.forward(lag, kept)[is_end].max())
             else:
                 gain_ns = int(end_ns - causes.forward(lag, kept)[is_end].max())
-        gain_ns = high_ns = max(0, gain_ns)
+        gain_ns = max(0, gain_ns)
+        high_ns = max(gain_ns, promise_ns)
         if case.basis == "recording":
             off = np.multiply(_OFF_POLLED, view.polls)
             if view.competes:
@@ -157,3 +186,9 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             f"{view.lasts[saved_ns > 0].sum() / 1e6:,.3g} ms"
         )
         yield Change(case.change, case.about, gain_ns, low_ns, high_ns, case.basis, why, case.code)
+
+
+@once
+def help_in_steps(trace: Trace) -> HelpResult:
+    """Rank changes by what the steady time of a program would gain."""
+    return what_would_help(trace, steps(trace).steady_ns)

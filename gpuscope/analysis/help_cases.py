@@ -11,9 +11,11 @@ import numpy as np
 
 from gpuscope._types import Bools, Floats, Ints
 from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording", "forecast"]
@@ -26,14 +28,22 @@ _SLOWER = 1.05
 _CALL_NS, _NODE_NS = 10_000, 1_000
 """About what a call takes that launches a graph, queues a copy or finds work done; and what a node
 of a graph costs the host."""
-_BETWEEN_NS = 200_000
-"""How far apart launches of one graph are at most."""
+_PAUSE_NS = 50_000
+"""Between two calls: what takes longer is the program, not the libraries that it calls."""
+_SWITCH_NS, _SWITCHES = 5_000_000, 0.1
+"""``sys.getswitchinterval()``, after which a thread gets the interpreter that another one computes
+in; and how much later it has it, as a share."""
+_RUN = 16
+"""Launches of a graph at least, without a pause or a wait for the GPU between them."""
+_LONG_NS = 20_000
+"""Kernels that are shorter gain less from another stream than it costs."""
 _PINNED_BYTES_PER_US = 50_000
 """About what copies of pinned memory reach over PCIe 5."""
 
 
 _CODE = {
     "make the kernel twice as fast": "gs.what_if(trace, faster={{{0!r}: 2}})",
+    "give it a larger partition": "gpu.carve({{{0!r}: …}})",
     "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
     "copy beside kernels": "copy ahead, on a stream of its own",
     "use another stream": "launch what needs no data of the others on another stream",
@@ -42,6 +52,7 @@ _CODE = {
     "let the rank keep up": "gs.analysis.collectives(trace)",
     "do not wait for the GPU": "wait less often, or look at results a step later",
     "have input ready": "more workers, or more batches ahead",
+    "keep the memory": "reuse buffers; no torch.cuda.empty_cache() in a loop",
     "record as one graph": "gs.what_if(trace, graphs=[{0!r}])",
     "record as graphs": 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
     "shorten the Python before": "profile the Python there",
@@ -53,7 +64,13 @@ _CODE = {
 
 @dataclass(frozen=True)
 class Case:
-    """A change: edges that last no longer than ``lag``, and edges that are gone."""
+    """A change: edges that last no longer than ``lag``, and edges that are gone.
+
+    Attributes
+    ----------
+    name
+        What code calls that which it is about, where people call it otherwise.
+    """
 
     change: str
     about: str
@@ -61,11 +78,12 @@ class Case:
     lag: Ints | Floats | int = 0
     gone: Bools | bool = False
     basis: Basis = "bound"
+    name: str = ""
 
     @property
     def code(self) -> str:
         """How to try it."""
-        return _CODE[self.change].format(self.about)
+        return _CODE[self.change].format(self.name or self.about)
 
 
 class View:
@@ -141,6 +159,21 @@ class View:
         """Lines of the program, and names of calls whose lines are not known."""
         return list(dict.fromkeys(self._words))
 
+    @cached_property
+    def pauses(self) -> Bools:
+        """Edge → whether it is a thread's time between two calls that is the program's own."""
+        return self.is_code & (self.causes.lag > _PAUSE_NS)
+
+    @cached_property
+    def switches(self) -> Bools:
+        """Edge → whether its thread waited for the interpreter, if most of its pauses are such."""
+        lag = self.causes.lag
+        count = np.round(lag / _SWITCH_NS)
+        late_ns = lag - count * _SWITCH_NS
+        held: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
+        is_most = held.sum() >= _ALIKE and 2 * lag[held].sum() > lag[self.pauses].sum()
+        return held if is_most else np.zeros(len(lag), bool)
+
     def each(
         self, which: Bools, keys: Ints, label: Callable[[int], str]
     ) -> Iterator[tuple[str, Bools]]:
@@ -171,7 +204,8 @@ class View:
 
 def cases(view: View) -> Iterator[Case]:
     """Yield what might help."""
-    for sort in (_of_work, _of_orders, _of_waits, _graphs, _of_hosts, _own_process):
+    sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _of_hosts)
+    for sort in (*sorts, _own_process):
         yield from sort(view)
 
 
@@ -184,7 +218,8 @@ def _of_work(view: View) -> Iterator[Case]:
     kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
         held = holds & rows.having("name", (about,))[view.before]
-        yield Case("make the kernel twice as fast", about, which | held, half, basis="recording")
+        words = "make the kernel twice as fast", kernel_name(about), which | held, half
+        yield Case(*words, basis="recording", name=about)
     copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():
@@ -197,6 +232,22 @@ def _of_work(view: View) -> Iterator[Case]:
         yield Case("copy beside kernels", "copies", copies)
 
 
+def _larger_partitions(view: View) -> Iterator[Case]:
+    """More SMs for the kernels of a partition, where what is outside it does nothing."""
+    rows, facts = view.rows, view.trace.metadata
+    code, names = rows.coded("partition")
+    which = view.kept & view.causes.of("running") & rows.having("kind", ("kernel",))[view.row]
+    used = {names[number] for number in np.unique(code[view.row[which]]).tolist()}
+    if len(used) != 1 or used == {None}:
+        return
+    (name,) = used
+    device = int(rows.devices[view.row[which]][0])
+    own, whole = facts.partition(name).sm_count, facts.device(device).sm_count
+    if name and own and whole and own < whole:
+        about, lag = f"{name}, {own} of {whole} SMs", view.causes.lag * own // whole
+        yield Case("give it a larger partition", about, which, lag, name=name)
+
+
 def _of_orders(view: View) -> Iterator[Case]:
     """Other streams, more SMs, no waits between streams, no rank that is late."""
     causes, rows = view.causes, view.rows
@@ -206,7 +257,10 @@ def _of_orders(view: View) -> Iterator[Case]:
     apart = np.zeros(len(view.kept), bool)
     for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
         apart |= of[view.before] != of[view.row]
-    name, both = view.trace.stream_name, (rows.streams[view.row], rows.streams[view.before])
+    is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
+    apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
+    name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
+    both = rows.streams[view.row], rows.streams[view.before]
     for about, which in view.each(causes.of("stream order") & apart, both[0], name):
         yield Case("use another stream", about, gone=which)
     for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
@@ -230,6 +284,15 @@ def _of_waits(view: View) -> Iterator[Case]:
             yield Case(change, about, view.inside(view.row[which]), _CALL_NS, which)
 
 
+def _memory(view: View) -> Iterator[Case]:
+    """No memory that is allocated or freed, but what is kept and used again."""
+    name, names = view.rows.coded("name")
+    gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
+    which = view.inside(np.flatnonzero(gets & view.rows.having("kind", ("api",))))
+    if which.any():
+        yield Case("keep the memory", f"{len(np.unique(view.call[which])):,} calls", which)
+
+
 def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (name, names) = view.causes, view.rows.coded("name")
@@ -243,28 +306,53 @@ def _graphs(view: View) -> Iterator[Case]:
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         total = np.bincount(within[inside], causes.lag[inside], len(ends))
         calls = np.count_nonzero(np.bincount(within[inside]))
-        if np.count_nonzero(which & launches) >= 2 * calls:
+        if np.count_nonzero(which & launches) >= 2 * calls and "::" not in about:  # a library's
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
             yield Case("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
-    short = view.is_host & (view.range < 0) & (causes.lag <= _BETWEEN_NS)
+    short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     for about, which in view.each(short, view.rows.processes[view.row], "process {}".format):
         yield Case("record as graphs", about, which, _NODE_NS // 2)
 
 
+def _in_runs(view: View) -> Bools:
+    """Edge of a thread → whether it lies in a run of launches without a pause or a wait."""
+    causes = view.causes
+    waits = np.zeros(len(causes.times), bool)
+    waits[causes.target[causes.of("host wait")]] = True
+    host = np.flatnonzero(view.is_host)
+    host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
+    thread, row = view.rows.threads[view.row[host]], view.row[host]
+    breaks = waits[causes.target[host]] | view.pauses[host]
+    breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
+    run = np.cumsum(breaks)
+    launching = np.isin(row, causes.launches.call) & (view.call[host] >= 0)
+    inside = np.zeros(len(view.kept), bool)
+    inside[host] = np.bincount(run, launching)[run] >= _RUN
+    return inside
+
+
 def _of_hosts(view: View) -> Iterator[Case]:
     """Less Python before the calls of a line, and outside of all ranges."""
-    for about, which in view.each(view.is_code, view.line, view.lines.__getitem__):
+    pauses = view.pauses & ~view.switches
+    for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         yield Case("shorten the Python before", about, which)
     if (view.range[view.is_host] >= 0).any():
-        yield Case("do not pause", "outside any range", view.is_code & (view.range < 0))
+        yield Case("do not pause", "outside any range", pauses & (view.range < 0))
 
 
 def _own_process(view: View) -> Iterator[Case]:
-    """Each thread without what it takes longer between calls while another is there."""
+    """Each thread without what it takes longer between calls while another is there.
+
+    Where the other one never calls CUDA it shows by when the interpreter goes from one to the
+    other: a pause lasts one switch interval, or a few.
+    """
     causes, who = view.causes, view.rows.threads[view.row]
+    if view.switches.any():
+        about = "another thread computes in Python and holds the interpreter lock"
+        yield Case("give it a process of its own", about, view.switches)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)

@@ -5,7 +5,6 @@ All of it takes time and memory in proportion to the rows, however many groups t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace import joins
 from gpuscope.trace.columns import codes, combined, is_open
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named
 
 Intervals: TypeAlias = Ints
 union = joins.union
@@ -25,7 +25,7 @@ union = joins.union
 
 def ended_kernels(trace: Trace) -> Trace:
     """Return the finished kernels of a trace, if there are any."""
-    every = trace.where(kind="kernel")
+    every = named(trace).where(kind="kernel")
     return every.where(~is_open(every))
 
 
@@ -156,16 +156,9 @@ def by_workload(trace: Trace) -> Groups[str]:
 
 
 def by_stream(trace: Trace) -> Groups[str]:
-    """Group rows by stream: its name, with its number where several streams share a name."""
+    """Group rows by the names of their streams."""
     code, streams = codes(trace.spans.column("stream"))
-    there = np.bincount(code, minlength=len(streams)).tolist()
-    names = [trace.stream_name(stream) for stream in streams]
-    shared = Counter(name for name, count in zip(names, there, strict=True) if count)
-    labels = [
-        name if shared[name] < 2 else f"{name} (stream {stream})"
-        for name, stream in zip(names, streams, strict=True)
-    ]
-    return Groups.of(code, labels)
+    return Groups.of(code, [trace.stream_name(stream) for stream in streams])
 
 
 def merged(groups: Groups[Label], starts: Intervals, ends: Intervals) -> tuple[Array, Array]:

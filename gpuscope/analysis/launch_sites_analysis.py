@@ -10,13 +10,14 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.gaps_analysis import GPU_WORK, ended_gaps
+from gpuscope.analysis.gaps_analysis import ended_gaps
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, is_open, linked_rows, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import GPU_WORK
 from gpuscope.trace.sites import Line, lines_of
 
 UNKNOWN = "no line of Python"

@@ -11,15 +11,18 @@ import pyarrow as pa
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.analysis.latency_analysis import launched
 from gpuscope.analysis.result import Result, Row, about, named, row_of, sentences
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.joins import enclosing, union
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import range_label
+from gpuscope.trace.schema import GPU_WORK
 
 _PAIRS_AT_ONCE = 4_000_000
+_SUMS = ("launches", "kernels", "copies", "graphs", "host_ns", "projected_ns", "busy_ns", "idle_ns")
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -71,12 +74,14 @@ def pairs(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
 
 @dataclass(frozen=True)
 class NamedProjection:
-    """All ranges of one name and domain, ns.
+    """All ranges of one name and domain, or of one path, ns.
 
     Attributes
     ----------
     n
         Finished and unfinished ranges.
+    launches
+        Calls inside that queued work.
     launched
         Those that launched work whose end was seen; the GPU's times are of these.
     graphs
@@ -88,20 +93,25 @@ class NamedProjection:
         ``None`` where nothing was launched.
     busy_ns
         Sum of each range's union of spans.
+    idle_ns
+        Sum of how long the range's GPU, that of its first work, did nothing at all between the
+        first start and the last end of the range's work.
     """
 
     name: Annotated[str, "range"]
     domain: Annotated[str | None, "domain"]
-    n: Annotated[int, "n"]
+    n: Annotated[int, "calls"]
+    host_ns: Annotated[int, "host (ms)"]
+    busy_ns: Annotated[int, "GPU busy (ms)"]
+    launches: Annotated[int, "launches"]
+    idle_ns: Annotated[int, "idle inside (ms)"]
     launched: Annotated[int, "with GPU work"]
     kernels: Annotated[int, "kernels"]
     copies: Annotated[int, "copies"]
     graphs: Annotated[int, "graphs"]
-    host_ns: Annotated[int, "host (ms)"]
     host_median_ns: Annotated[float | None, "host median (µs)"]
     projected_ns: Annotated[int, "on GPU (ms)"]
     projected_median_ns: Annotated[float | None, "on GPU median (µs)"]
-    busy_ns: Annotated[int, "GPU busy (ms)"]
 
 
 @dataclass(frozen=True)
@@ -112,10 +122,13 @@ class ProjectionResult(Result):
     ----------
     names
         One a name and domain.
+    paths
+        One a path and domain: the names of the ranges around it and its own, without numbers at
+        their ends, as ``"step › forward"``. The rows are these.
     ranges
-        One row a range: id, name, domain, thread, start_ns, end_ns and host_ns of the host;
-        gpu_start_ns, gpu_end_ns, projected_ns, busy_ns (null where it launched nothing whose
-        end was seen), kernels, copies, graphs.
+        One row a range: id, name, domain, thread, start_ns, end_ns, host_ns and launches of the
+        host; path; gpu_start_ns, gpu_end_ns, projected_ns, busy_ns, idle_ns (null where it
+        launched nothing whose end was seen), kernels, copies, graphs.
     left_out
         Launches of graphs that ``whole_graphs=False`` left out.
     unmatched
@@ -123,21 +136,22 @@ class ProjectionResult(Result):
     """
 
     names: tuple[NamedProjection, ...]
+    paths: tuple[NamedProjection, ...]
     ranges: pa.Table = field(repr=False)
     unmatched: int
     left_out: int
     weight = "on GPU (ms)"
 
     def __getitem__(self, name: str) -> NamedProjection:
-        return named(self.names, name, "range")
+        return named((*self.names, *self.paths), name, "range")
 
     def _rows(self) -> list[Row]:
-        """One row per name and domain."""
-        nothing = {"on GPU (ms)": None, "GPU busy (ms)": None}
+        """One row per path and domain."""
+        nothing = {"on GPU (ms)": None, "GPU busy (ms)": None, "idle inside (ms)": None}
         return [
             row_of(projection)
             | {"graphs": projection.graphs or None, **({} if projection.launched else nothing)}
-            for projection in self.names
+            for projection in self.paths
         ]
 
     @property
@@ -146,7 +160,8 @@ class ProjectionResult(Result):
         lost, graphs = self.unmatched, self.left_out
         return sentences(
             "on GPU: first start to last end of the kernels, copies and memsets that the range's "
-            "thread launched inside it; busy: union of their spans",
+            "thread launched inside it; busy: union of their spans; idle inside: of that time, "
+            "when their GPU ran nothing at all",
             f"{lost:,} rows of GPU work without a known launch call are in no range"
             if lost
             else "",
@@ -208,7 +223,8 @@ def range_projection(
         )
     work, calls = launched(trace, rows)
     order, low, high = launched_inside(trace, ranges, calls)
-    work = work[order]
+    work, calls = work[order], calls[order]
+    launches = np.r_[0, np.cumsum(np.r_[True, calls[1:] != calls[:-1]])]
     kernels, in_graphs = (
         np.r_[0, np.cumsum(np.isin(work, these))] for these in (rows_of(trace, "kernel"), graphs)
     )
@@ -216,6 +232,8 @@ def range_projection(
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     first, last, busy = _extents(starts[work], ends[work], low, high)
     nothing = low == high
+    of = work[np.minimum(low, len(work) - 1)]
+    idle = last - first - _busy_inside(trace, rows, of, first, last)
     host = ends[ranges] - starts[ranges]
     spans = trace.spans.select(["id", "name", "domain", "thread", "start_ns", "end_ns"])
     table = spans.take(ranges)
@@ -225,13 +243,17 @@ def range_projection(
         ("gpu_end_ns", last, nothing),
         ("projected_ns", last - first, nothing),
         ("busy_ns", busy, nothing),
+        ("idle_ns", idle, nothing),
+        ("launches", launches[high] - launches[low], None),
         ("kernels", kernels, None),
         ("copies", high - low - kernels - in_graphs, None),
         ("graphs", in_graphs, None),
     ):
         table = table.append_column(label, pa.array(values, mask=missing))
+    table = table.append_column("path", _paths(trace, ranges))
     unmatched, left_out = len(rows) - len(work), 0 if whole_graphs else len(graphs)
-    return ProjectionResult(_by_name(table), table, unmatched, left_out, **about(trace))
+    names, paths = _by(table, "name"), _by(table, "path")
+    return ProjectionResult(names, paths, table, unmatched, left_out, **about(trace))
 
 
 def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
@@ -262,14 +284,53 @@ def _extents(starts: Array, ends: Array, low: Array, high: Array) -> tuple[Array
     return first, last, busy_ns
 
 
-def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
-    name, names = codes(table.column("name"))
+def _busy_inside(trace: Trace, rows: Array, of: Array, first: Array, last: Array) -> Array:
+    """Return for how long of each stretch the GPU was busy that one of its works ran on."""
+    device = trace.array("device", fill=-1)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    inside = np.zeros(len(of), np.int64)
+    for number in np.unique(device[of]):
+        on_it, here = rows[device[rows] == number], device[of] == number
+        busy = union(starts[on_it], ends[on_it])
+        before_ns = np.r_[0, np.cumsum(busy[:, 1] - busy[:, 0])]
+        for sign, times in ((1, last[here]), (-1, first[here])):
+            at = np.searchsorted(busy[:, 1], times)
+            begun = np.r_[busy[:, 0], _NEVER][at]
+            inside[here] += sign * (before_ns[at] + np.maximum(0, times - begun))
+    return inside
+
+
+def _paths(trace: Trace, ranges: Array) -> pa.Array:
+    """Return the names of the ranges around each, and its own, without numbers at their ends."""
+    name, names = codes(trace.spans.column("name"))
+    name = name[ranges]
+    thread, start = (trace.array(key, fill=-1)[ranges] for key in ("thread", "start_ns"))
+    above = enclosing(thread, start, trace.array("end_ns", fill=_NEVER)[ranges])
+    path, level = np.zeros(len(name), np.int64), np.flatnonzero(above < 0)
+    texts = [""]
+    while len(level):
+        outer = np.where(above[level] >= 0, path[above[level]], 0)
+        first, code = combined(outer, name[level])
+        path[level] = code + len(texts)
+        texts += [
+            " › ".join(filter(None, (texts[outer[at]], range_label(str(names[name[level[at]]])))))
+            for at in first
+        ]
+        is_level = np.zeros(len(name), bool)
+        is_level[level] = True
+        level = np.flatnonzero((above >= 0) & is_level[above])
+    return pa.DictionaryArray.from_arrays(path, texts)
+
+
+def _by(table: pa.Table, column: str) -> tuple[NamedProjection, ...]:
+    """Sum ranges by name or by path, and by domain."""
+    name, names = codes(table.column(column))
     domain, domains = codes(table.column("domain"))
     first, code = combined(domain, name)
     groups = Groups(code, first.tolist())
     counts = {
         column: groups.sums(np.asarray(table.column(column).fill_null(0))).tolist()
-        for column in ("kernels", "copies", "graphs", "host_ns", "projected_ns", "busy_ns")
+        for column in _SUMS
     }
     known = {
         column: np.asarray(table.column(column).is_valid(), dtype=bool)

@@ -15,6 +15,7 @@ from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, linked_rows
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, named
 
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
 OPEN = np.iinfo(np.int64).max
@@ -42,7 +43,7 @@ class SpanRows:
     """The columns of a trace as arrays, and rows found by them. Keeps no trace alive."""
 
     def __init__(self, trace: Trace) -> None:
-        self.spans, self.edges, self.metadata = trace.spans, trace.edges, trace.metadata
+        self.spans, self.edges, self.metadata = trace.spans, trace.edges, named(trace).metadata
         self.is_simulated, self.provenance = trace.is_simulated, trace.provenance
         self.ids = trace.array("id")
         self.starts = trace.array("start_ns")
@@ -142,6 +143,13 @@ class SpanRows:
     def kind(self, row: int) -> str:
         """Return a row's kind, such as ``"kernel"``."""
         return str(self.text("kind", row))
+
+    def called(self, row: int) -> str:
+        """Return a row's name for people: its workload's where it has one."""
+        name = self.text("category", row)
+        if name or self.kind(row) == "range":
+            return name or str(self.text("name", row))
+        return kernel_name(str(self.text("name", row)))
 
     def place(self, row: int) -> str:
         """Return the name of a row's stream."""

@@ -145,9 +145,7 @@ def try_delay(
     chosen = [share * usual_ns / 1e3 for share in _SHARES] if delays_us is None else delays_us
     delays = (0, *(round(float(us) * 1e3) for us in chosen))
     if not chosen or not 1 <= min(delays[1:]) <= max(delays) < _LONGEST_NS:
-        raise InvalidArgument(
-            f"delays_us is {given(delays_us)}: 0.001 to below 10 s is needed"
-        )
+        raise InvalidArgument(f"delays_us is {given(delays_us)}: 0.001 to below 10 s is needed")
     spins = [None if behind is None else Spin(device, duration_ns=max(1, ns)) for ns in delays]
     steps: list[list[int]] = [[] for _ in delays]
     centred = np.array(delays) - np.mean(delays)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import multiprocessing
 import os
 import platform
 import sys
@@ -92,10 +94,33 @@ def versions() -> Mapping[str, str]:
 
 
 def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
-    """Return the names of threads: known ones, and Python's that are ``alive`` if they count."""
+    """Return the names of threads: known ones, and those that are ``alive`` if they count.
+
+    Of threads that are none of Python's, such as PyTorch's ``pt_autograd_0``, the system's names,
+    unless they are the process's own.
+    """
+    system: dict[str, str] = {}
+    for path in Path("/proc/self/task").glob("*/comm") if alive else ():
+        with contextlib.suppress(OSError):  # it has ended
+            system[path.parent.name] = path.read_text("utf-8", "replace").strip()
+    of_process = system.get(str(os.getpid()))
+    names = {number: name for number, name in system.items() if name != of_process}
     of_python = threading.enumerate() if alive else []
-    names = {str(number_of(thread)): thread.name for thread in of_python}
-    return {**names, **{str(number): name for number, name in known.items()}}
+    python = {str(number_of(thread)): thread.name for thread in of_python}
+    python |= {str(number): name for number, name in known.items()}
+    for number, name in python.items():
+        if not (name.startswith("Dummy-") and number in names):  # Python made that name up
+            names[number] = "pin-memory thread" if "_pin_memory_loop" in name else name
+    return names
+
+
+def process_name() -> str:
+    """Return what this process is called: DataLoader's worker, or as multiprocessing has it."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    if info := getattr(worker, "_worker_info", None):
+        return f"DataLoader worker {info.id}"
+    name = multiprocessing.current_process().name
+    return "python" if name == "MainProcess" else name
 
 
 def rank_facts(process: int, devices: Sequence[str]) -> RankFacts | None:

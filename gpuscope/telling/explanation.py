@@ -207,12 +207,12 @@ def explain(trace: Trace, span: int) -> Explanation:
 
 
 def _name(rows: SpanRows, row: int, kind: str) -> str:
-    text = rows.text("category", row) or rows.text("name", row)
     if kind == "request":
         return f"{rows.text('name', row)} of {rows.text('category', row)}"
     if kind == "sync":
         return f"host wait {rows.text('name', row)}"
-    return f"{kind} {text}" + (f", {stream_label(rows.place(row))}" if kind in WORK else "")
+    where = f", {stream_label(rows.place(row))}" if kind in WORK else ""
+    return f"{kind} {rows.called(row)}{where}"
 
 
 def _interval(rows: SpanRows, row: int, kind: str, parts: Sequence[Part]) -> str:
@@ -257,7 +257,7 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
 
 def _label(rows: SpanRows, row: int) -> str:
     """Return a row's name for people: its workload's where it has one."""
-    name = str(rows.text("category", row) or rows.text("name", row))
+    name = rows.called(row)
     return f"host function {name}" if rows.kind(row) == "host function" else name
 
 

@@ -21,6 +21,7 @@ from gpuscope.timeline.waits import Waits
 from gpuscope.trace.columns import combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named, plain_names
 from gpuscope.trace.tracks import Group, TrackKey
 
 MOST_STREAMS = 16
@@ -112,7 +113,7 @@ class Tracks:
             {},
             None,
         )
-        tracks = empty.extended(trace.spans, trace.edges, trace.metadata)
+        tracks = empty.extended(trace.spans, trace.edges, named(trace).metadata)
         return replace(tracks, calls=Calls(trace, tracks.track))
 
     def __len__(self) -> int:
@@ -245,7 +246,8 @@ class Tracks:
         """
         count = len(self)
         knew_process = len(self.coded["process"].values) > 1
-        coded = {name: column.extended(spans.column(name)) for name, column in self.coded.items()}
+        plain = spans.set_column(spans.schema.get_field_index("name"), "name", plain_names(spans))
+        coded = {name: column.extended(plain.column(name)) for name, column in self.coded.items()}
         columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
         fresh = {name: code for name, (code, _) in columns_of.items()}
         group = LAYOUT.grouped(columns_of)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +15,22 @@ from gpuscope._types import Bools, Ints
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
+_Result = TypeVar("_Result")
 _FEW = 1 << 20
 """Combinations that are counted one by one: to sort 10⁶ rows takes ten times as long."""
+
+
+def once(function: Callable[[Trace], _Result]) -> Callable[[Trace], _Result]:
+    """Make a function of a trace remember its result for as long as the trace lives."""
+    known: WeakKeyDictionary[Trace, _Result] = WeakKeyDictionary()
+
+    @wraps(function)
+    def remembered(trace: Trace) -> _Result:
+        if trace not in known:
+            known[trace] = function(trace)
+        return known[trace]
+
+    return remembered
 
 
 def rows_of(trace: Trace, *kinds: str) -> Ints:

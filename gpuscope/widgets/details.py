@@ -30,6 +30,7 @@ from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass, classed
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named, plain_names
 from gpuscope.trace.sites import Line, lines_of
 from gpuscope.widgets.base import script, static
 
@@ -111,7 +112,7 @@ def describe(trace: Trace, row: int) -> Facts:
         if span["intended_partition"] not in (None, span["partition"]):
             where.append(f"intended for {clean(span['intended_partition'], 40)}")
         if span["stream"] is not None:
-            where.append(stream_label(trace.stream_name(span["stream"]), 60))
+            where.append(stream_label(named(trace).stream_name(span["stream"]), 60))
         heads.append(", ".join(where))
     values = {
         name: _text(name, value)
@@ -119,7 +120,7 @@ def describe(trace: Trace, row: int) -> Facts:
         if value is not None and name != "site"
     }
     return {
-        "title": clean(span["name"], 200),
+        "title": clean(plain_names(trace.spans.slice(row, 1))[0].as_py(), 200),
         "subtitle": " · ".join(heads),
         "why": "",
         "parts": [],

@@ -8,14 +8,16 @@ launched; here the two callbacks are C functions that keep a pointer and a lengt
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from gpuscope._compiled import fastpath
 from gpuscope._libcupti import library_path
 from gpuscope._optional import require
+from gpuscope._types import Array, Bools
 from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
@@ -31,13 +33,30 @@ DRIVER_API, RUNTIME_API = 1, 2
 """Numbers of ``CUpti_CallbackDomain``."""
 LAST_CALLBACK = 2000
 """The numbers of API calls are below, in each domain."""
+_CALLBACKS = 2048
 _MULTIPLE_SUBSCRIBERS = 39
 _NOT_COMPATIBLE = 12
 _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-_LAUNCHES = re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)")
+LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, ORDER, MEMORY, OTHER = range(8)
+"""What an API call does: it queues work; it copies, and its name says that the host waits; the host
+waits for an event, a stream, a context, or asks whether it is done; it records an event, or lets a
+stream wait for one; it allocates or frees memory, not in a stream's order."""
+_ROLES = {
+    "Memcpy(?!.*(Async|Peer))": BLOCKING,
+    "(Launch|GraphLaunch|Memcpy|Memset)": LAUNCH,
+    "Event(Query|Synchronize)": OF_EVENT,
+    "Stream(Query|Synchronize)": OF_STREAM,
+    "(Thread|Device|Ctx)Synchronize": OF_CONTEXT,
+    "(EventRecord|StreamWaitEvent)": ORDER,
+    "(Malloc|Free|HostAlloc|HostRegister)(?!.*Async)": MEMORY,
+    "Mem(Host)?(Alloc|Free|Create|Map|Unmap|Register)(?!.*Async)": MEMORY,
+}
+_SUBJECTS = {OF_EVENT: 1, OF_STREAM: 2, OF_CONTEXT: 16}
+_PER_THREAD, _QUERY = 4, 8
+"""What ``_launches.c`` knows of the subject of a call."""
 
 
 class _Subscription(ctypes.Structure):
@@ -69,8 +88,11 @@ class Library:
         """Whether launches can be noted without CUPTI's own records of API calls."""
         self._callback: Any = _CALLBACK(lambda *_: None)
         if fastpath is not None:
-            clock = ctypes.cast(self._c.cuptiGetTimestamp, ctypes.c_void_p).value
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(clock))
+            served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
+            at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
+            calls = itertools.product((DRIVER_API, RUNTIME_API), range(_CALLBACKS))
+            subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, subjects))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -149,7 +171,7 @@ class Library:
         self._call("activity_disable", kind)
 
     def only_launches(self, kind: int) -> None:
-        """Of a kind of API record keep those of launches, copies, memsets and graphs.
+        """Of a kind of API record keep those of launches, copies, memsets, graphs and waits.
 
         Call it behind :meth:`enable`: enabling a kind collects all of its calls. Enabling
         single calls without their kind collects nothing (libcupti 13.0).
@@ -165,7 +187,10 @@ class Library:
         return tuple(number for number, name in names.items() if name and wanted(name))
 
     def note_launches(self, subscription: Any, *domains: int) -> None:
-        """Note launches, and that a capture begins, of these domains from now on, no others'."""
+        """Note launches and waits, and that a capture begins, of these domains, no others'.
+
+        Of polls only the one is noted that saw the work done.
+        """
         for domain in (RUNTIME_API, DRIVER_API):
             for callback in self._calls(domain, _is_noted):
                 self._c_call(
@@ -220,9 +245,23 @@ class Library:
         return int(self._call("get_stream_id_ex", context, stream, int(per_thread)))
 
 
-def is_launch(name: str) -> bool:
-    """Whether an API call of this name launches, copies or sets."""
-    return bool(_LAUNCHES.match(name))
+def is_apart(apis: Mapping[str, Array]) -> Bools:
+    """Whether each API call queues nothing, but orders work, waits for it, or gets memory."""
+    apart: Bools = (apis["role"] > BLOCKING) & (apis["role"] < OTHER)
+    return apart
+
+
+def is_wait(apis: Mapping[str, Array]) -> Bools:
+    """Whether the host waits in each API call, or sees that work is done."""
+    waits: Bools = is_apart(apis) & (apis["role"] < ORDER)
+    return waits
+
+
+@cache
+def role_of(name: str) -> int:
+    """Return what an API call of this name does."""
+    names = (begin for begin in _ROLES if re.match(f"_*(cuda|cu){begin}", name))
+    return _ROLES.get(next(names, ""), OTHER)
 
 
 def is_capture(name: str) -> bool:
@@ -231,11 +270,19 @@ def is_capture(name: str) -> bool:
 
 
 def _is_noted(name: str) -> bool:
-    return is_launch(name) or is_capture(name)
+    return role_of(name) != OTHER or is_capture(name)
 
 
 def _is_other(name: str) -> bool:
-    return not is_launch(name)
+    return role_of(name) == OTHER or "Query" in name  # of each poll it would tell
+
+
+def _subject(name: str) -> int:
+    """Return what a call is about, as ``_launches.c`` knows it."""
+    subject = _SUBJECTS.get(OF_EVENT if "EventRecord" in name else role_of(name), 0)
+    if role_of(name) in (LAUNCH, BLOCKING, OTHER):
+        return 0
+    return subject | _PER_THREAD * ("_ptsz" in name) | _QUERY * ("Query" in name)
 
 
 def text_at(address: int) -> str:

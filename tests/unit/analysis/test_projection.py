@@ -245,3 +245,54 @@ def test_a_million_rows_take_about_a_second():
     assert time.process_time() - began_s < 10  # about 0.6 s; machines of CI are slow
     assert result["range"].kernels == 3 * count
     assert result["range"].busy_ns == 3 * 80 * count
+
+
+def test_ranges_of_one_path_are_told_together():
+    # Two steps with a forward and an inner layer each; the second "forward" stands alone.
+    ranges = [
+        annotated("step 1", 0, 50), annotated("forward", 5, 30), annotated("layer.0", 10, 20),
+        annotated("step 2", 100, 150), annotated("forward", 105, 130),
+        annotated("forward", 200, 230), annotated("forward", 210, 220, thread=2),
+    ]  # fmt: skip
+    trace = launches((12, 60, 70), (110, 160, 165), (112, 170, 180), (205, 240, 250), ranges=ranges)
+    result = analysis.range_projection(trace)
+    counts = {
+        path.name: (path.n, path.launches, path.busy_ns, path.idle_ns) for path in result.paths
+    }
+    assert counts == {
+        "step": (2, 3, 25, 5), "step › forward": (2, 3, 25, 5), "step › forward › layer": (1, 1, 10, 0),
+        "forward": (2, 1, 10, 0),
+    }  # fmt: skip
+    assert result.ranges["path"].to_pylist()[:3] == [
+        "step",
+        "step › forward",
+        "step › forward › layer",
+    ]
+    assert result["step › forward"].host_ns == 50
+    assert result["step 1"].n == 1
+    assert [row["range"] for row in result.rows()] == list(counts)
+
+
+def test_idle_inside_is_when_the_gpu_of_the_range_ran_nothing_at_all():
+    rows = [
+        annotated("r", 0, 10), {"kind": "api", "start_ns": 1, "end_ns": 2, "thread": 1},
+        {"kind": "api", "start_ns": 3, "end_ns": 4, "thread": 1},
+        {"kind": "kernel", "start_ns": 20, "end_ns": 30, "device": 0},
+        {"kind": "kernel", "start_ns": 60, "end_ns": 70, "device": 0},
+        {"kind": "kernel", "start_ns": 25, "end_ns": 45, "device": 0},  # of somebody else
+        {"kind": "memcpy", "start_ns": 55, "end_ns": 90, "device": 0},
+        {"kind": "kernel", "start_ns": 0, "end_ns": 99, "device": 1},
+    ]  # fmt: skip
+    (row,) = projected(build(rows, [(1, 3), (2, 4)]))
+    assert (row["projected_ns"], row["busy_ns"], row["idle_ns"]) == (50, 20, 10)
+    assert row["launches"] == 2
+
+
+def test_a_graph_is_one_launch_of_many_works():
+    rows = [
+        annotated("r", 0, 10), {"kind": "api", "start_ns": 1, "end_ns": 2, "thread": 1},
+        {"kind": "kernel", "start_ns": 20, "end_ns": 30},
+        {"kind": "kernel", "start_ns": 30, "end_ns": 40},
+    ]  # fmt: skip
+    (row,) = projected(build(rows, [(1, 2), (1, 3)]))
+    assert (row["kernels"], row["launches"]) == (2, 1)

@@ -162,7 +162,8 @@ def test_each_thread_and_process_has_rows_of_its_own():
         host=True,
     )
     assert labels(figure) == [
-        "ranges · MainThread", "API calls · thread 2", "whole GPU · stream 1", "ranges · thread 3",
+        "ranges · main thread", "API calls · thread 2 of 2", "whole GPU · stream 1",
+        "ranges · thread 1 of 1",
     ]  # fmt: skip
     assert "process 1" in words(figure)
     assert "process worker" in words(figure)

@@ -158,6 +158,7 @@ ANALYSES = {
     "critical_path": lambda run, trace: analysis.critical_path(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
     "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
+    "idle_causes": lambda run, trace: analysis.idle_causes(trace),
     "launch_sites": lambda run, trace: analysis.launch_sites(trace),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"
@@ -169,6 +170,7 @@ ANALYSES = {
     "queue_depths": lambda run, trace: analysis.queue_depths(beside_a_load(trace)),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
     "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
+    "steps": lambda run, trace: analysis.steps(trace),
     "summary": lambda run, trace: analysis.summary(trace),
     "what_would_help": lambda run, trace: analysis.what_would_help(trace),
 }

@@ -11,6 +11,7 @@ import gpuscope as gs
 from gpuscope.timeline import stretch
 from gpuscope.timeline.stretch import stretch_of
 from gpuscope.timeline.tracks import Tracks, default_window_ns
+from gpuscope.trace.naming import kernel_name
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -67,7 +68,7 @@ def test_a_range_tells_what_its_rows_say(trace, begin, end):
     latency, sums = {}, Counter()
     for call in inside:
         row = rows[calls.row[call]]
-        name = row["category"] or row["name"]
+        name = row["category"] or kernel_name(row["name"])
         latency.setdefault(name, []).append(int(calls.end_ns[call] - calls.start_ns[call]))
         for part in gs.analysis.parts(trace, row["id"]):
             sums[part.kind] += part.duration_ns

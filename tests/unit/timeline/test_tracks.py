@@ -18,6 +18,7 @@ from gpuscope.timeline.waits import Waits
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import named
 
 KINDS = (
     "kernel", "memcpy", "api", "handle", "range", "mark", "event", "sync", "block", "counter"
@@ -104,7 +105,7 @@ def test_batches_one_by_one_are_drawn_as_the_trace(data):
     tracks = Tracks.of(Trace.from_columns({}, metadata=TraceMetadata()))
     for number, (low, high) in enumerate(itertools.pairwise([0, *cuts, len(found)])):
         share = edges if number == with_edges else edges.slice(0, 0)
-        tracks = tracks.extended(spans.slice(low, high - low), share, metadata)
+        tracks = tracks.extended(spans.slice(low, high - low), share, named(whole).metadata)
     at_once = Tracks.of(whole)
     assert len(tracks) == len(whole) == len(at_once)
     assert tracks.elsewhere() == at_once.elsewhere()

@@ -560,6 +560,21 @@ def test_details_say_when_a_span_starts_on_the_timelines_axis_to_a_tenth_of_a_us
     assert "starts at 1,417,023.4 µs" in describe(trace, 1)["subtitle"]
 
 
+def test_details_have_the_recorded_name_below_the_one_that_a_person_knows():
+    recorded = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int)"
+    )
+    trace = Trace.from_columns(
+        {"id": [1], "kind": ["kernel"], "name": [recorded], "source": ["cupti"], "stream": [9],
+         "start_ns": [5], "end_ns": [9]},
+        None, TraceMetadata(streams={"9": {"name": "stream 7 of context 1"}}),
+    )  # fmt: skip
+    facts = describe(trace, 0)
+    assert facts["title"] == "vectorized fill (float32)"
+    assert "PyTorch's default stream" in facts["subtitle"]
+    assert ["name", recorded] in facts["columns"]
+
+
 def test_what_a_selected_span_depends_on_is_highlighted(shown):
     shown.select(KERNELS[5])
     settle(shown)

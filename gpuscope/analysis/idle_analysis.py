@@ -1,0 +1,322 @@
+"""What a GPU waited for: every idle ns by cause, thread, range and line of the program."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope._text import duration
+from gpuscope._types import Ints
+from gpuscope.analysis.intervals import Groups, merged
+from gpuscope.analysis.latency_analysis import launch_calls
+from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
+from gpuscope.trace.joins import innermost, union
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, range_label, ranges_around, ranges_in, thread_names
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS
+from gpuscope.trace.sites import lines_of
+
+LAUNCH, COPY, OTHER = "in the launch call", "in a copy call", "in another call"
+ON_ITS_WAY, EVENT = "launch on its way to the GPU", "waiting for an event"
+NEXT = "between two works on the GPU"
+BETWEEN, OUTSIDE = "between two CUDA calls", "outside CUDA and any range"
+START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call unknown"
+HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
+THREAD = "waiting for another thread"
+_FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
+MEMORY_CALL = re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister")
+"""Name of a call that allocates or frees memory."""
+_CALLS = (
+    (re.compile("queue get"), DATA),
+    (
+        re.compile("(event|condition|barrier|semaphore) (wait|acquire)|future result|thread join"),
+        THREAD,
+    ),
+    (MEMORY_CALL, MEMORY),
+    (re.compile("(?i)memcpy|^copy"), COPY),
+    (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),
+)
+"""What the time in a call is by its name, where it launched nothing."""
+_Texts: TypeAlias = tuple[list[str], list[str], list[str]]
+_SHOWN = 4
+"""Spans that show one cause, at most."""
+
+
+@dataclass(frozen=True)
+class IdleCause:
+    """Idle time of GPUs of one cause, thread, range and line.
+
+    Attributes
+    ----------
+    cause
+        In words; a host wait or another call with the call's name.
+    thread
+        What the thread is called that launched the work which ended the gaps; ``None`` where no
+        launch is known.
+    range
+        The innermost range that the thread was in, without a number at its end.
+    line
+        The line that launched this work, or that waits, copies or allocates.
+    gaps
+        How many gaps it is part of.
+    spans
+        Ids of the work that ended the longest parts.
+    """
+
+    cause: Annotated[str, "cause"]
+    thread: Annotated[str | None, "thread"]
+    range: Annotated[str | None, "range"]
+    line: Annotated[str | None, "line"]
+    idle_ns: Annotated[int, "idle (ms)"]
+    gaps: Annotated[int, "gaps"]
+    spans: tuple[int, ...] = field(repr=False, default=())
+
+
+@dataclass(frozen=True)
+class IdleResult(Result):
+    """What GPUs waited for; the idle time of several GPUs is added up.
+
+    Attributes
+    ----------
+    window_ns
+        Begin and end of the time that was looked at.
+    idle_ns
+        How long no kernel, copy or memset ran on a GPU, of all GPUs: the sum of the causes.
+    devices
+        How many GPUs these are.
+    """
+
+    window_ns: tuple[int, int]
+    idle_ns: int
+    devices: int
+    causes: tuple[IdleCause, ...]
+    entries = "causes"
+    weight = "idle (ms)"
+
+    @property
+    def definition(self) -> str:
+        """To whom a gap belongs, and where it is cut."""
+        several = f" of {self.devices} GPUs" if self.devices > 1 else ""
+        return (
+            f"idle time{several}: {duration(self.idle_ns)} of "
+            f"{duration(self.window_ns[1] - self.window_ns[0])}, without start-up and warm-up "
+            "unless a window was given; a gap belongs to the thread that launched the work which "
+            "ended it, and is cut where that thread entered or left a call or a range"
+        )
+
+
+@door(trace=Trace, window_ns=(tuple, None))
+def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleResult:
+    """Say of every ns in which a GPU did nothing what it waited for.
+
+    A gap of a GPU belongs to the thread that launched the work which ended it. Until that launch
+    began, the thread was in another call, or between calls, in a range or in none; then in the
+    launch call; then the launch was on its way, unless an event held it. Work that was
+    launched before the gap began just followed other work. Time before all rows of the thread and
+    all launches is the start of the program.
+
+    Parameters
+    ----------
+    window_ns
+        Begin and end; the steady time of :func:`steps` if not given. Only what was recorded of it
+        counts.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no kernel, copy or memset.
+    InvalidArgument
+        The window is not two times in order.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     for _ in range(4):
+    ...         stream.launch(kernel, 50_000, grid=1, block=32)
+    ...         stream.synchronize()
+    >>> idle = gs.analysis.idle_causes(recording.trace)
+    >>> idle.idle_ns == sum(cause.idle_ns for cause in idle.causes)
+    True
+    """
+    if not len(rows_of(trace, *GPU_WORK)):
+        raise MissingEvidence(
+            "the trace holds no kernel, copy or memset: record with profile() while the GPU works"
+        )
+    window = steps(trace).steady_ns if window_ns is None else window_ns
+    if [*map(type, window)] != [int, int] or window[0] > window[1]:
+        raise InvalidArgument(f"window_ns is a begin and an end in ns, not {window!r}")
+    low, high = window
+    begins, ends, work, devices = _gaps(trace, low, high)
+    causes = _causes(trace, begins, ends, work)
+    return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))
+
+
+def _gaps(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
+    """Return begin and end of each GPU's gaps, the row that ended each or −1, and how many GPUs."""
+    rows = rows_of(trace, *GPU_WORK)
+    starts = trace.array("start_ns")[rows]
+    ends = np.where(is_open(trace)[rows], LATEST_NS, trace.array("end_ns", fill=0)[rows])
+    first, device = combined(trace.array("device", fill=-1)[rows] + 1)
+    windows = np.array(trace.metadata.windows_ns or ((low, high),), np.int64)
+    windows = union(windows[:, 0], windows[:, 1])
+    # What was not recorded is as busy, the window's edges too.
+    off = np.clip(np.stack([np.r_[low, windows[:, 1]], np.r_[windows[:, 0], high]]), low, high)
+    inside = (ends >= low) & (starts <= high)
+    code = np.r_[device[inside], np.repeat(np.arange(len(first)), len(off[0]))]
+    begins = np.r_[np.clip(starts[inside], low, high), np.tile(off[0], len(first))]
+    finish = np.r_[np.clip(ends[inside], low, high), np.tile(off[1], len(first))]
+    work = np.r_[rows[inside], np.full(len(code) - int(inside.sum()), -1)]
+    opened, closed = merged(Groups(code, list(range(len(first)))), begins, finish)
+    gap = code[opened][1:] == code[opened][:-1]
+    opened, closed = opened[1:][gap], closed[:-1][gap]
+    order = np.lexsort((starts, device))
+    bounds = np.searchsorted(device[order], np.arange(len(first) + 1))
+    ordered = starts[order]
+    for at in opened[work[opened] < 0].tolist():  # cut by an edge: it belongs to what came then
+        since, until = bounds[code[at]], bounds[code[at] + 1]
+        later = since + np.searchsorted(ordered[since:until], begins[at])
+        work[at] = rows[order[later]] if later < until else -1
+    return finish[closed], begins[opened], work[opened], len(first)
+
+
+def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tuple[Ints, ...]:
+    """Cut stretches of time of threads where these enter or leave a call or a range.
+
+    Returns
+    -------
+    tuple
+        Of each part its stretch, begin, end, call and range, −1 for none; whether it comes before
+        all rows of its thread.
+    """
+    owners, starts = trace.array("thread", fill=-1), trace.array("start_ns")
+    ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
+    calls = calls[(owners[calls] > 0) & (ends[calls] > starts[calls])]
+    _, owner, begin, end = ranges_in(trace)
+    who = np.r_[owners[calls], owners[calls], owner, owner]
+    when = np.r_[starts[calls], ends[calls], begin, end]
+    number = np.unique(np.r_[who, thread], return_inverse=True)[1]
+    times, rank = np.unique(np.r_[when, low, high], return_inverse=True)
+    edges = np.sort(number[: len(who)] * len(times) + rank[: len(who)])
+    of_thread = number[len(who) :] * len(times)
+    since, till = of_thread + rank[len(who) :].reshape(2, -1)
+    after, until = np.searchsorted(edges, since, "right"), np.searchsorted(edges, till)
+    count = np.maximum(until - after, 0) + 1
+    stretch = np.repeat(np.arange(len(low)), count)
+    step = np.arange(len(stretch)) - np.repeat(np.cumsum(count) - count, count)
+    edge = np.r_[times[edges % len(times)], 0][after[stretch] + step]  # what ends the part
+    end = np.where(step < count[stretch] - 1, edge, high[stretch])
+    begin = np.where(step > 0, np.r_[0, end[:-1]], low[stretch])
+    inside = innermost(thread[stretch], begin, owners[calls], starts[calls], ends[calls] - 1)
+    inside = np.where(inside >= 0, np.r_[calls, -1][inside], -1)
+    around = ranges_around(trace, thread[stretch], begin)
+    unborn = (step == 0) & (after == np.searchsorted(edges, of_thread))[stretch]
+    return stretch, begin, end, inside, around, unborn
+
+
+def _cause_of_calls(trace: Trace, launches: Ints) -> tuple[list[str], Ints, Ints]:
+    """Return causes in words; row → which of them the time in that call is; and the calls."""
+    every = np.union1d(rows_of(trace, "api", "sync", "event"), launches)
+    is_sync = np.isin(every, rows_of(trace, "sync"))
+    name, names = codes(trace.spans.column("name"))
+    first, code = combined(name[every], is_sync.astype(np.int64))
+    number = {text: at for at, text in enumerate(_FIXED)}
+    of_code = []
+    for row in first.tolist():
+        text = str(names[name[every[row]]])
+        cause = next((cause for pattern, cause in _CALLS if pattern.search(text)), OTHER)
+        cause = HOST_WAIT if is_sync[row] and cause == OTHER else cause
+        cause += f" ({kernel_name(text)})" if cause in (HOST_WAIT, OTHER) else ""
+        of_code.append(number.setdefault(cause, len(number)))
+    of_row = np.zeros(len(trace), np.int64)
+    of_row[every] = np.array(of_code, np.int64)[code]
+    of_row[launches[of_row[launches] != number[COPY]]] = number[LAUNCH]
+    return list(number), of_row, every
+
+
+def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints, ...], _Texts]:
+    """Cut gaps by what the thread did that launched the work which ended each.
+
+    Returns
+    -------
+    tuple
+        Gap and length of each part, and the numbers of its cause, thread, range and line; the
+        texts of causes, ranges and lines.
+    """
+    starts, owner = trace.array("start_ns"), trace.array("thread", fill=-1)
+    returned = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
+    launches, _ = linked_rows(trace.edges, trace.array("id"), "launch")
+    event_ns = np.zeros(len(trace), np.int64)
+    source, target = linked_rows(trace.edges, trace.array("id"), "event wait")
+    np.maximum.at(event_ns, target, returned[source])
+    call = np.where(work >= 0, launch_calls(trace)[work], -1)
+    known = call >= 0
+    thread = np.where(known, owner[call], -1)
+    back = np.where(known, np.clip(returned[call], low, high), low)
+    texts, of_call, every = _cause_of_calls(trace, launches)
+    gap, since, until, inside, around, unborn = _cut(trace, every, thread, low, back)
+    number = {text: at for at, text in enumerate(_FIXED)}
+    has_ranges = np.isin(thread, ranges_in(trace)[1])[gap] & (around < 0)
+    during = np.where(has_ranges, number[OUTSIDE], number[BETWEEN])
+    during[unborn & (until <= starts[launches].min(initial=LATEST_NS))] = number[START]
+    during = np.where(inside >= 0, of_call[inside], during)
+    after = np.where(returned[call] > low, number[ON_ITS_WAY], number[NEXT])
+    after[event_ns[work] > np.maximum(returned[call], low)] = number[EVENT]
+    after = np.where(known, after, np.where(work < 0, number[AFTER], number[UNKNOWN]))
+
+    site, sites = codes(trace.spans.column("site"))
+    line, lines = _numbered([str((lines_of(text) or ("",))[0]) for text in sites])
+    launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
+    at_line = np.where(inside >= 0, site[inside], 0)
+    at_line = np.where(at_line > 0, at_line, launched_at[gap])
+    name, names = codes(trace.spans.column("name"))
+    label, labels = _numbered([range_label(str(text)) for text in names])
+    rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
+    every_gap = np.arange(len(low))
+    columns = (
+        np.r_[gap, every_gap],
+        np.r_[until - since, high - back],
+        np.r_[during, after],
+        np.r_[thread[gap], thread],
+        np.where(rows >= 0, label[name[rows]], 0),
+        line[np.r_[at_line, launched_at]],
+    )
+    kept = columns[1] > 0
+    return tuple(column[kept] for column in columns), (texts, labels, lines)
+
+
+def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause, ...]:
+    """Sum the parts of gaps by cause, thread, range and line."""
+    (gap, ns, cause, thread, label, line), (texts, labels, lines) = _parts(trace, low, high, work)
+    number = np.unique(thread, return_inverse=True)[1]
+    first, group = combined(cause, number, label, line)
+    groups = Groups(group, list(range(len(first))))
+    idle_ns = groups.sums(ns)
+    gaps = np.bincount(group[combined(group, gap)[0]], minlength=len(first))
+    longest = np.lexsort((-ns, group))
+    ids, called = trace.array("id"), thread_names(trace)
+    causes = []
+    for at in np.argsort(-idle_ns, kind="stable").tolist():
+        ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
+        spans = tuple(dict.fromkeys(ids[ended_by[ended_by >= 0]].tolist()))
+        part = first[at]
+        where = labels[label[part]] or None, lines[line[part]] or None
+        who = called.get(int(thread[part]))
+        sums = int(idle_ns[at]), int(gaps[at])
+        causes.append(IdleCause(texts[cause[part]], who, *where, *sums, spans))
+    return tuple(causes)
+
+
+def _numbered(texts: list[str]) -> tuple[Ints, list[str]]:
+    """Return text → number among the different ones, of which the first is empty; and these."""
+    number = {text: at for at, text in enumerate(dict.fromkeys(["", *texts]))}
+    return np.array([number[text] for text in texts], np.int64), list(number)

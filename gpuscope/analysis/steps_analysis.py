@@ -1,0 +1,278 @@
+"""Steps: what a program does again and again, and what of its time is start-up and warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope._text import duration
+from gpuscope._types import Ints
+from gpuscope.analysis.intervals import Groups
+from gpuscope.analysis.result import Result, Row, about
+from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS
+from gpuscope.trace.sites import lines_of
+
+_SAMPLE, _MOST_TOKENS = 50_000, 64
+"""Launches from the middle of a run, and kinds of launches, by which a period is looked for."""
+_REGULAR, _WHOLE = 0.9, 0.7
+"""Share of launches in steps of usual length, and of their kinds in most steps, at least."""
+_NOISE, _TOLERANCE = 3.0, 0.1
+"""Deviations of the steps, and share of their median, that are no warm-up."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on the clock of the host.
+
+    Attributes
+    ----------
+    name
+        Of its range, without a number at the end; ``"step"`` where launches tell the steps.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    process: int
+    thread: int
+
+    @property
+    def length_ns(self) -> int:
+        """How long it took, ns."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class StepsResult(Result):
+    """Steps of each process, in the order of their starts.
+
+    Attributes
+    ----------
+    basis
+        What tells the steps, in words; that there are none.
+    start_up_ns
+        From the beginning of the trace to the first launch.
+    warm_up_ns
+        From there to the first steady step: setting up, and the first steps.
+    steady_ns
+        Begin and end of what rates and idle shares count.
+    """
+
+    basis: str
+    start_up_ns: int
+    warm_up_ns: int
+    steady_ns: tuple[int, int]
+    steps: tuple[Step, ...] = field(repr=False)
+
+    @property
+    def typical(self) -> Step | None:
+        """The steady step of median length; ``None`` without steps."""
+        steady = [step for step in self.steps if step.start_ns >= self.steady_ns[0]] or self.steps
+        ordered = sorted(steady, key=lambda step: step.length_ns)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    def _rows(self) -> list[Row]:
+        """One row per process."""
+        rows = []
+        for process in dict.fromkeys(step.process for step in self.steps):
+            of_process = [step for step in self.steps if step.process == process]
+            steady = [step.length_ns for step in of_process if step.start_ns >= self.steady_ns[0]]
+            median, p90, longest = (np.quantile(steady or [0], (0.5, 0.9, 1)) / 1e6).tolist()
+            row: Row = {"step": of_process[0].name, "process": process, "steady": len(steady)}
+            row |= {"median (ms)": median, "p90 (ms)": p90, "longest (ms)": longest}
+            rows.append({**row, "warm-up": len(of_process) - len(steady)})
+        return rows
+
+    @property
+    def definition(self) -> str:
+        """By what steps are told, and what is start-up and warm-up."""
+        length = self.steady_ns[1] - self.steady_ns[0]
+        return (
+            f"{'steps by ' if self.steps else ''}{self.basis}; start-up of "
+            f"{duration(self.start_up_ns)} and warm-up of {duration(self.warm_up_ns)} count in no "
+            f"rate and no idle share, the steady {duration(length)} do"
+        )
+
+
+@door(trace=Trace)
+def steps(trace: Trace) -> StepsResult:
+    """Find what a program repeats, and tell start-up and warm-up from its steady time.
+
+    Steps of a process are its ranges of one name (but for a number at its end), at least three on
+    one thread: those that hold most launches, of these the longest. Without such ranges, they
+    begin where the thread that launches most comes to the same launch again: at the line of the
+    program, or of the kernel's name, that splits its launches most finely into stretches of like
+    length that hold most kinds of its launches. Stretches of less than half or more than twice
+    the median number of launches are no steps.
+
+    Warm-up ends before the first two steps in a row that are no longer than usual: than the median
+    of all steps and three of their standard deviations, by the median deviation, or a tenth of the
+    median if that is more. The steady time ends with the last step and the work that it launched.
+    Without steps, it is from the first launch to the end of the last GPU work.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     for number in range(4):
+    ...         with gs.annotate(f"step {number}"):
+    ...             stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> steps = gs.analysis.steps(recording.trace)
+    >>> len(steps.steps), steps.basis, steps.typical.name
+    (4, "ranges 'step'", 'step')
+    """
+    return _steps(trace)
+
+
+@once
+def _steps(trace: Trace) -> StepsResult:
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    begins = [low for low, _ in trace.metadata.windows_ns[:1]]
+    begin = min([int(starts.min(initial=LATEST_NS)), *begins])
+    work = rows_of(trace, *GPU_WORK)
+    calls, launched = linked_rows(trace.edges, trace.array("id"), "launch")
+    calls, at, works = np.unique(calls, return_index=True, return_counts=True)
+    launched, process = launched[at], trace.array("process", fill=-1)[calls]
+    several: list[Step] = []
+    bases, low, high = [], [], []
+    for number in np.unique(process).tolist():
+        chosen = process == number
+        basis, name, thread, bounds = _of_process(
+            trace, calls[chosen], launched[chosen], works[chosen]
+        )
+        if len(bounds):
+            bases.append(basis)
+            several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
+            low.append(int(bounds[_warm_up(bounds[:, 1] - bounds[:, 0]), 0]))
+            before = launched[chosen & (starts[calls] < bounds[-1, 1])]
+            high.append(max(int(bounds[-1, 1]), int(ends[before].max(initial=0))))
+    several.sort(key=lambda step: step.start_ns)
+    begun = starts[np.r_[work, calls]]
+    first_ns = int(begun.min()) if len(begun) else begin
+    steady = max(low, default=first_ns), max(high, default=int(ends[work].max(initial=first_ns)))
+    basis = " and ".join(dict.fromkeys(bases)) or "nothing is repeated: no steps"
+    times = first_ns - begin, steady[0] - first_ns
+    return StepsResult(basis, *times, steady, tuple(several), **about(trace))
+
+
+def steady_part(trace: Trace) -> Trace:
+    """Return what began in the steady time of a recorded program; of any other trace, all."""
+    if trace.metadata.experiment is not None or not steps(trace).steps:
+        return trace
+    low, high = steps(trace).steady_ns
+    starts = trace.array("start_ns")
+    return trace.where((starts >= low) & (starts < high))
+
+
+_Found: TypeAlias = tuple[str, str, int, Ints]
+"""By what steps are told, their name and thread, and where they begin and end."""
+
+
+def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Found:
+    """Find the steps of one process by its ranges, else by its launches and their first works."""
+    thread, starts = (trace.array(name, fill=-1)[calls] for name in ("thread", "start_ns"))
+    times_of = {number: np.sort(starts[thread == number]) for number in np.unique(thread).tolist()}
+    rows, owner, low, high = ranges_in(trace)
+    inside = np.isin(owner, thread)
+    rows, owner, low, high = (values[inside] for values in (rows, owner, low, high))
+    name, names = codes(trace.spans.column("name"))
+    labels = np.array([range_label(str(text)) for text in names], object)[name[rows]]
+    groups = Groups.of(np.arange(len(rows)), list(zip(labels, owner.tolist(), strict=True)))
+    most, steps_of = (len(calls) // 2, 0), None
+    for index, (label, number) in enumerate(groups.labels):
+        some = groups.rows(index)
+        some = some[np.argsort(low[some], kind="stable")]
+        some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
+        if len(some) < REPEATED:
+            continue
+        times = times_of[number]
+        held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
+        if (key := (int(held.sum()), int((high[some] - low[some]).sum()))) > most:
+            bounds = np.stack([low[some], high[some]], axis=1)
+            most, steps_of = key, (f"ranges {label!r}", label, number, bounds)
+    return steps_of or _of_launches(trace, calls, launched, works)
+
+
+def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Found:
+    """Find the steps of one process by the launches of the thread of the program with most."""
+    thread = trace.array("thread", fill=-1)[calls]
+    line, sites = codes(trace.spans.column("site"))
+    lines = [str((lines_of(text) or [""])[-1]) for text in sites]
+    has_line = np.array([bool(text) for text in lines])[line[calls]]
+    threads, count = np.unique(thread[has_line | ~has_line.any()], return_counts=True)
+    number = int(threads[count.argmax()])
+    order = np.flatnonzero(thread == number)
+    order = order[np.argsort(trace.array("start_ns")[calls[order]], kind="stable")]
+    calls, launched, works = calls[order], launched[order], works[order]
+    name, names = codes(trace.spans.column("name"))
+    kind = combined(name[launched])[1]
+    starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
+    waits = rows_of(trace, "api", "sync", "event")
+    waits = waits[trace.array("thread", fill=-1)[waits] == number]
+    left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
+    pause = starts - left[np.searchsorted(left, starts, "right") - 1]  # since it left a call
+    low = max(0, len(calls) // 2 - _SAMPLE // 2)
+    sample = slice(low, low + _SAMPLE)
+    periods = []
+    for token in (kind, combined(name[launched], line[calls])[1]):
+        begins = np.r_[True, token[1:] != token[:-1]] | (works > 1)  # each launch of a graph
+        for value in _tokens(token[sample][begins[sample]], pause[sample][begins[sample]]):
+            at = np.flatnonzero(begins & (token == value))
+            if period := _period(at[(at >= low) & (at < low + _SAMPLE)] - low, kind[sample]):
+                periods.append((period, at))
+    if not periods:
+        return "", "", number, np.zeros((0, 2), np.int64)
+    least = min(period for period, _ in periods) * (1 + _TOLERANCE)
+    fine = [(period, at) for period, at in periods if period <= least]
+    period, at = max(fine, key=lambda each: len(each[1]))
+    until = np.r_[at[1:], min(at[-1] + period, len(calls))]
+    like = (2 * (until - at) >= period) & (until - at <= 2 * period)
+    after = np.r_[starts, max(ends[-1], starts[-1])]
+    bounds = np.stack([after[at], after[until]], axis=1)[like]
+    what = kernel_name(str(names[name[launched[at[0]]]]))
+    where = f" at {lines[line[calls[at[0]]]]}" if lines[line[calls[at[0]]]] else ""
+    return f"launches that begin anew with {what}{where}", "step", number, bounds
+
+
+def _tokens(token: Ints, pause: Ints) -> list[int]:
+    """Return of each number of occurrences the launch that the host makes after most delay."""
+    groups = Groups.of(token, range(int(token.max(initial=0)) + 1))
+    best: dict[int, int] = {}
+    delay = groups.quantiles(pause, (0.5,))[:, 0]
+    for index in np.lexsort((-np.arange(len(delay)), delay)).tolist():  # of equal ones the first
+        best[int(groups.counts[index])] = groups.labels[index]
+    return [best[count] for count in sorted(best, reverse=True)[:_MOST_TOKENS] if count >= REPEATED]
+
+
+def _period(at: Ints, kind: Ints) -> int:
+    """Return how many launches come between two of some, if these split them evenly; else 0."""
+    gaps = np.diff(at)
+    period = int(np.median(gaps))
+    regular = gaps[np.abs(gaps - period) <= period / 4].sum()
+    inside = kind[at[0] : at[-1]]
+    segment = np.repeat(np.arange(len(gaps)), gaps)
+    total = np.bincount(inside)
+    held = np.bincount(inside[combined(segment, inside)[0]], minlength=len(total))
+    often = total >= REPEATED
+    is_whole = (held >= len(gaps) / 2)[often].sum() >= _WHOLE * often.sum()
+    return period if is_whole and regular + period >= _REGULAR * len(kind) else 0
+
+
+def _warm_up(lengths: Ints) -> int:
+    """Return how many of the first steps are warm-up.
+
+    The factor makes of the median absolute deviation the standard deviation of normal noise.
+    """
+    median = np.sort(lengths)[(len(lengths) - 1) // 2]
+    noise = 1.4826 * np.median(np.abs(lengths - median))
+    usual = lengths <= median + max(_NOISE * noise, _TOLERANCE * median)
+    settled = np.flatnonzero(usual[:-1] & usual[1:])
+    return int(settled[0]) if len(settled) else 0

@@ -14,7 +14,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.result import Result, about
-from gpuscope.analysis.steps_analysis import steps
+from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
 from gpuscope.trace.joins import innermost, union
@@ -33,10 +33,7 @@ THREAD = "waiting for another thread"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
 _CALLS = (
     (re.compile("queue get"), DATA),
-    (
-        re.compile("(event|condition|barrier|semaphore) (wait|acquire)|future result|thread join"),
-        THREAD,
-    ),
+    (HAND_OVER, THREAD),
     (re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister"), MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
     (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +19,10 @@ from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
+HAND_OVER = re.compile(
+    "queue |future result|thread join|(event|condition|barrier|semaphore) (wait|acquire)"
+)
+"""What waits for other threads or processes are called."""
 _SAMPLE, _MOST_TOKENS = 50_000, 64
 """Launches from the middle of a run, and kinds of launches, by which a period is looked for."""
 _REGULAR, _WHOLE = 0.9, 0.7
@@ -216,7 +221,8 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     kind = combined(name[launched])[1]
     starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
     waits = rows_of(trace, "api", "sync", "event")
-    waits = waits[trace.array("thread", fill=-1)[waits] == number]
+    of_cuda = ~np.array([bool(HAND_OVER.search(str(text))) for text in names])[name[waits]]
+    waits = waits[of_cuda & (trace.array("thread", fill=-1)[waits] == number)]
     left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
     pause = starts - left[np.searchsorted(left, starts, "right") - 1]  # since it left a call
     low = max(0, len(calls) // 2 - _SAMPLE // 2)

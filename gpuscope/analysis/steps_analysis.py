@@ -15,7 +15,7 @@ from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
+from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
@@ -188,11 +188,11 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
     rows, owner, low, high = ranges_in(trace)
     inside = np.isin(owner, thread)
     rows, owner, low, high = (values[inside] for values in (rows, owner, low, high))
-    name, names = codes(trace.spans.column("name"))
-    labels = np.array([range_label(str(text)) for text in names], object)[name[rows]]
-    groups = Groups.of(np.arange(len(rows)), list(zip(labels, owner.tolist(), strict=True)))
+    label, labels = range_labels(trace)
+    first, code = combined(label[rows], np.unique(owner, return_inverse=True)[1])
+    groups = Groups(code, [(labels[label[rows[at]]], int(owner[at])) for at in first])
     most, steps_of = (len(calls) // 2, 0), None
-    for index, (label, number) in enumerate(groups.labels):
+    for index, (text, number) in enumerate(groups.labels):
         some = groups.rows(index)
         some = some[np.argsort(low[some], kind="stable")]
         some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
@@ -202,7 +202,7 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
         held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
         if (key := (int(held.sum()), int((high[some] - low[some]).sum()))) > most:
             bounds = np.stack([low[some], high[some]], axis=1)
-            most, steps_of = key, (f"ranges {label!r}", label, number, bounds)
+            most, steps_of = key, (f"ranges {text!r}", text, number, bounds)
     return steps_of or _of_launches(trace, calls, launched, works)
 
 

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from gpuscope import widgets as widgets
     from gpuscope import workloads as workloads
     from gpuscope.analyses.comparing import compare as compare
+    from gpuscope.analyses.registry import findings as findings
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
     from gpuscope.experiments.execution import run as run
     from gpuscope.experiments.profiling import profile as profile
+    from gpuscope.experiments.trying import try_delay as try_delay
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
     from gpuscope.races.confirming import confirm as confirm

@@ -1,5 +1,5 @@
-/* Launches: noted as CUPTI would record them. CUPTI calls note_launch around each launch, and the
- * library of record/cupti/library.py takes what was noted.
+/* Launches, and waits and what they wait for: noted as CUPTI would record them. CUPTI calls
+ * note_launch around each such call, and the library of record/cupti/library.py takes what was noted.
  *
  * All of it is the process's, as CUPTI and the threads are that it calls on, which may belong to any
  * interpreter or to none. Nothing here is Python's but what Python calls. */
@@ -32,10 +32,18 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
     uint64_t start, end;
     uint32_t process, thread, correlation, returned;
     uint32_t site, reserved; /* these CUPTI does not tell */
+    uint64_t handle;         /* of an event; of a stream context and number; 0: not asked for */
 } Launch;
 
 enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
+
+/* What is noted of a call besides: by domain and number. */
+enum { HAS_EVENT = 1, HAS_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8 };
+enum { CALLBACKS = 2048, NOT_READY = 600 };
+static uint8_t roles[DOMAINS][CALLBACKS];
+typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
+static GetStreamId get_stream_id;
 
 #define LAUNCHES 1600
 typedef struct Page {
@@ -118,6 +126,23 @@ new_writer(void)
     return writer;
 }
 
+/* What the first argument of a call is: an event, or a stream, whose number is asked for. */
+static uint64_t
+handle_of(uint8_t role, const CallbackData *data)
+{
+    void *first;
+    uint32_t number;
+    if (!(role & (HAS_EVENT | HAS_STREAM)) || data->arguments == NULL)
+        return 0;
+    memcpy(&first, data->arguments, sizeof(first));
+    if (role & HAS_EVENT)
+        return (uintptr_t)first;
+    GetStreamId get = __atomic_load_n(&get_stream_id, __ATOMIC_RELAXED);
+    if (get == NULL || get(data->context, first, (role & PER_THREAD) != 0, &number) != 0)
+        return 0;
+    return (uint64_t)data->context_id << 32 | number;
+}
+
 /* CUpti_CallbackFunc: any thread, with the GIL or without. */
 static void
 note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const CallbackData *data)
@@ -138,6 +163,10 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     if (writer->correlations[which] != data->correlation)
         return;
     writer->correlations[which] = 0;
+    uint32_t returned = data->returned == NULL ? 0 : *data->returned;
+    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
+    if ((role & IS_QUERY) && returned == NOT_READY)
+        return; /* what polls, polls often */
     Page *page = writer->last;
     if (page->used == LAUNCHES) {
         Page *next = new_page();
@@ -154,9 +183,10 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->process = writer->process;
     launch->thread = writer->thread;
     launch->correlation = data->correlation;
-    launch->returned = data->returned == NULL ? 0 : *data->returned;
+    launch->returned = returned;
     launch->site = writer->sites[which];
     launch->reserved = 0;
+    launch->handle = role == 0 ? 0 : handle_of(role, data);
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
 }
 
@@ -286,11 +316,18 @@ make_key(void)
     has_key = pthread_key_create(&writer_key, end_writer) == 0;
 }
 
-/* serve_launches(address of cuptiGetTimestamp) -> address of note_launch */
+/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx, role of each call of an API by
+ * domain and number) -> address of note_launch */
 static PyObject *
-serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
+serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    void *at = PyLong_AsVoidPtr(address);
+    PyObject *clock, *streams;
+    Py_buffer given;
+    if (!PyArg_ParseTuple(args, "OOy*:serve_launches", &clock, &streams, &given))
+        return NULL;
+    memcpy(roles, given.buf, given.len < (Py_ssize_t)sizeof(roles) ? given.len : sizeof(roles));
+    PyBuffer_Release(&given);
+    void *at = PyLong_AsVoidPtr(clock), *stream_at = PyLong_AsVoidPtr(streams);
     if (PyErr_Occurred())
         return NULL;
     if (at == NULL) {
@@ -301,11 +338,12 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
     if (!has_key)
         return PyErr_NoMemory();
     __atomic_store_n(&get_timestamp, (GetTimestamp)(uintptr_t)at, __ATOMIC_RELAXED);
+    __atomic_store_n(&get_stream_id, (GetStreamId)(uintptr_t)stream_at, __ATOMIC_RELAXED);
     return PyLong_FromVoidPtr((void *)(uintptr_t)note_launch);
 }
 
 static PyMethodDef functions[] = {
-    {"serve_launches", serve_launches, METH_O, NULL},
+    {"serve_launches", serve_launches, METH_VARARGS, NULL},
     {"limit_launches", limit_launches, METH_O, NULL},
     {"take_launches", take_launches, METH_VARARGS, NULL},
     {NULL},

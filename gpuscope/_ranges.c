@@ -178,7 +178,7 @@ static PyType_Slot range_slots[] = {
 
 static PyType_Spec range_spec = TYPE_SPEC("Range", Range, range_slots, Py_TPFLAGS_BASETYPE);
 
-/* serve_ranges(namespaces of record/nvtx.py, record/recorder.py and record/annotate.py) */
+/* serve_ranges(namespaces of record/nvtx.py, record/ranges.py and record/annotate.py) */
 static PyObject *
 serve_ranges(PyObject *module, PyObject *args)
 {

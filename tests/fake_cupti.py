@@ -28,7 +28,13 @@ from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import CapabilityError
 from gpuscope.record import annotate, nvtx
 from gpuscope.record.cupti import collector, layout, source
-from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, Refused
+from gpuscope.record.cupti.library import (
+    DRIVER_API,
+    RUNTIME_API,
+    Refused,
+    _is_noted,
+    _is_other,
+)
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
 
@@ -40,11 +46,17 @@ NAMES = {
     RUNTIME_API: {
         211: "cudaLaunchKernel_v7000", 41: "cudaMemcpyAsync_v3020", 51: "cudaMemsetAsync_v3020",
         311: "cudaGraphLaunch_v10000", 16: "cudaGetDevice_v3020",
-        317: "cudaStreamBeginCapture_v10000",
+        317: "cudaStreamBeginCapture_v10000", 31: "cudaMemcpy_v3020",
+        131: "cudaStreamSynchronize_v3020", 132: "cudaStreamQuery_v3020",
+        135: "cudaEventRecord_v3020", 137: "cudaEventSynchronize_v3020",
+        138: "cudaEventQuery_v3020", 147: "cudaStreamWaitEvent_v3020",
+        165: "cudaDeviceSynchronize_v3020",
     },
     DRIVER_API: {307: "cuLaunchKernel", 279: "cuMemcpyDtoH_v2", 126: "cuStreamSynchronize"},
 }  # fmt: skip
 LAUNCH, COPY, SET, GRAPH, OTHER, CAPTURE = 211, 41, 51, 311, 16, 317
+STREAM_SYNC, STREAM_POLL, RECORD, EVENT_SYNC = 131, 132, 135, 137
+EVENT_POLL, STREAM_WAIT, DEVICE_SYNC, BLOCKING_COPY = 138, 147, 165, 31
 """Numbers of the runtime's calls above."""
 DRIVER_LAUNCH, DRIVER_COPY, DRIVER_SYNC = 307, 279, 126
 DEFAULT_STREAM = 7
@@ -140,10 +152,11 @@ class FakeCupti:
         """Record something, if its kind is enabled."""
         with self._lock:
             self._note(kind, fields)
+            fields.pop("handle", None)  # CUPTI does not tell
             level = self.enabled.get(kind)
             if level is None or self.mute or self.callbacks is None:
                 return
-            if level == "launches" and not _launches(kind, fields["callback"]):
+            if level == "launches" and _is_other(_name(kind, fields["callback"])):
                 return
             data = record(kind, self.sizes, **fields)
             if self._at is None or self._used + len(data) > self._size:
@@ -160,8 +173,7 @@ class FakeCupti:
 
     def _note(self, kind, fields):
         domain = {layout.RUNTIME: RUNTIME_API, layout.DRIVER: DRIVER_API}.get(kind)
-        callback = fields.get("callback")
-        if domain in self.noting and (_launches(kind, callback) or callback == CAPTURE):
+        if domain in self.noting and _is_noted(_name(kind, fields["callback"])):
             data = record(0x1000 + kind, self.sizes, **fields)
             if sum(map(len, self.noted)) + len(data) > self.room:
                 self.untold += 1
@@ -222,9 +234,8 @@ class FakeCupti:
         return (self.holder, self.collects, self.zeroed, self.thread_ids) == (None, {}, False, 0)
 
 
-def _launches(kind, callback):
-    names = NAMES[RUNTIME_API if kind == layout.RUNTIME else DRIVER_API]
-    return any(word in names.get(callback, "") for word in ("Launch", "Memcpy", "Memset"))
+def _name(kind, callback):
+    return NAMES[RUNTIME_API if kind == layout.RUNTIME else DRIVER_API].get(callback, "")
 
 
 class FakeLibrary:
@@ -412,16 +423,32 @@ class FakeGpu:
             self.cupti.write(kind, **fields)
         return fields
 
-    def call(self, callback, *, driver=False, thread=None, correlation=None):
+    def call(self, callback, *, driver=False, thread=None, correlation=None, handle=0):
         """Make an API call; returns its correlation."""
         number = correlation or self.cupti.next_correlation()
         start = self.now_ns()
         self.cupti.write(
             layout.DRIVER if driver else layout.RUNTIME,
             callback=callback, start=start, end=self.now_ns(), process=os.getpid(),
-            thread=thread or threading.get_native_id(), correlation=number,
+            thread=thread or threading.get_native_id(), correlation=number, handle=handle,
         )  # fmt: skip
         return number
+
+    def record(self, event, stream=DEFAULT_STREAM, *, handle=0, sync=None):
+        """Record an event in a stream; ``sync`` is what a wait names."""
+        self.cupti.write(
+            layout.CUDA_EVENT, correlation=self.call(RECORD, handle=handle or event),
+            context=self.context, stream=stream, sync=sync or event,
+        )  # fmt: skip
+
+    def wait(self, callback, *, stream=0xFFFFFFFF, sync=0, context=None):
+        """Wait for a stream, an event, or all; or let a stream wait for an event."""
+        kinds = {EVENT_SYNC: 1, STREAM_WAIT: 2, STREAM_SYNC: 3, DEVICE_SYNC: 4}
+        number, start = self.call(callback), self.now_ns()
+        self.cupti.write(
+            layout.SYNCHRONIZATION, type=kinds[callback], start=start, end=self.now_ns(),
+            correlation=number, context=context or self.context, stream=stream, sync=sync,
+        )  # fmt: skip
 
     def kernel(self, name, correlation, *, context=None, stream=DEFAULT_STREAM, grid=1, **fields):
         """Run a kernel that a call launched."""

@@ -67,6 +67,9 @@ def small_json():
         {"ph": "f", "cat": "event wait", "id": 9, "pid": 0, "tid": 7, "ts": 15, "bp": "e"},
         {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "pid": 0,
          "tid": 7, "ts": 30, "dur": 1, "args": {"bytes": 5, "stream": 7}},
+        {"ph": "X", "cat": "cuda_sync", "name": "Event Sync", "pid": 0, "tid": 7, "ts": 40,
+         "dur": 1, "args": {"stream": -1, "correlation": 9, "wait_on_stream": 7, "device": 0,
+                            "wait_on_cuda_event_record_corr_id": 8}},
     ]  # fmt: skip
     return {
         "baseTimeNanoseconds": 1_795_257_927_753_519_961,

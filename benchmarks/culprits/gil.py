@@ -1,4 +1,4 @@
-"""A thread that computes in Python takes the interpreter from the one that launches; mended: a process."""
+"""A thread that computes holds the interpreter lock that another needs; mended: a process."""
 
 import multiprocessing
 import threading

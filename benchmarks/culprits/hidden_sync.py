@@ -4,18 +4,16 @@ import torch
 from _common import MENDED, timed
 
 model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda().half()
-data = torch.randn(2048, 1024, device="cuda", dtype=torch.half)
+data = torch.randn(4096, 1024, device="cuda", dtype=torch.half)
 
 
 @torch.no_grad()
 def step(_number):
     hidden = model(data)
     for _ in range(6):
-        if MENDED:
-            kept = torch.where(hidden > 0, hidden, 0).sum()
-        else:
-            kept = hidden[hidden > 0].sum()
-        hidden = hidden + kept * 1e-9
+        is_kept = hidden > 0
+        kept = torch.where(is_kept, hidden, 0) if MENDED else hidden[is_kept]
+        hidden = hidden + kept.sum() * 1e-9
 
 
 timed(step, 500)

@@ -1,8 +1,9 @@
 """A model gets 16 SMs while the rest of the GPU has nothing to do; mended: 96 SMs."""
 
-import gpuscope as gs
 import torch
 from _common import MENDED, timed
+
+import gpuscope as gs
 
 gpu = gs.open_device("cuda:0")
 partitions = gpu.carve({"model": 96 if MENDED else 16, "rest": "rest"})

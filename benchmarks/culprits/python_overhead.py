@@ -16,10 +16,10 @@ def render(count):
 
 
 @torch.no_grad()
-def step(number):
-    global state
+def step(_number):
+    hidden = state
     for layer in layers:
-        state = torch.tanh(layer(state))
+        hidden = torch.tanh(layer(hidden))
     if not MENDED:
         render(300)
 

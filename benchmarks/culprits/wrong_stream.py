@@ -3,7 +3,7 @@
 import torch
 from _common import MENDED, timed
 
-columns = [torch.randn(60_000, 16, device="cuda") for _ in range(3)]
+columns = [torch.randn(6_000, 16, device="cuda") for _ in range(3)]
 streams = [torch.cuda.Stream() if MENDED else torch.cuda.default_stream() for _ in range(3)]
 
 

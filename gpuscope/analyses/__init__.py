@@ -1,5 +1,6 @@
 """Analyses as they are declared: reports, the command line and findings are made of these."""
 
+from gpuscope.analyses.builtin import FIRST as FIRST
 from gpuscope.analyses.declared import Analysis as Analysis
 from gpuscope.analyses.registry import cards as cards
 from gpuscope.analyses.registry import findings as findings

@@ -7,11 +7,16 @@ Plotly is imported when a figure is asked for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpuscope import analysis
 from gpuscope.analyses.declared import Analysis, Figures
+from gpuscope.analysis.critical_path_analysis import steady_path
+from gpuscope.analysis.help_analysis import help_in_steps
+from gpuscope.analysis.queue_analysis import described_workloads
+from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_program import of_program
 from gpuscope.telling.of_trace import of_confinement, of_hazards, of_idle_tracks, of_unloaded_calls
 from gpuscope.trace.model import Trace
 
@@ -69,7 +74,36 @@ def repeated(trace: Trace) -> analysis.StepsResult:
     return result
 
 
+def of_programs(judge: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+    """Return an analysis that an experiment, which says what its workloads are, does without."""
+
+    def judged(trace: Trace) -> Result:
+        if described_workloads(trace)[0]:
+            raise MissingEvidence("an experiment says what its workloads are")
+        return judge(trace)
+
+    return judged
+
+
+_A_PROGRAM = "the launches of a program"
+FIRST = (
+    Analysis(
+        "idle",
+        "What the GPU waited for",
+        of_programs(analysis.idle_causes),
+        _A_PROGRAM,
+        findings=of_program,
+    ),
+    Analysis("help", "What would help", of_programs(help_in_steps), _A_PROGRAM),
+    Analysis("path", "Critical path", of_programs(steady_path), _A_PROGRAM),
+    Analysis("ranks", "Ranks", of_programs(analysis.ranks), "collectives of several ranks"),
+    Analysis("steps", "Steps", of_programs(repeated), _A_PROGRAM),
+    Analysis("ranges", "Ranges", of_programs(analysis.range_projection), "ranges that launched"),
+    Analysis("kernels", "Kernels and copies", of_programs(analysis.top_kernels), _A_PROGRAM),
+)
+"""Those whose results are the first page of a program."""
 BUILT_IN = (
+    *FIRST,
     Analysis("hazards", "Hazards", analysis.hazards, "a search for hazards", findings=of_hazards),
     Analysis("collectives", "Collectives", analysis.collectives, "collectives of several ranks"),
     Analysis(
@@ -82,9 +116,6 @@ BUILT_IN = (
     ),
     Analysis("streams", "Partitions and streams", analysis.summary),
     Analysis("overlap", "Overlap of streams", analysis.overlap),
-    Analysis("steps", "Steps", repeated, "steps that repeat"),
-    Analysis("ranges", "Ranges", analysis.range_projection, "ranges that launch GPU work"),
-    Analysis("idle", "What the GPU waited for", analysis.idle_causes, "kernels or copies"),
     Analysis("sites", "Launch sites", analysis.launch_sites, "the lines that launched its work"),
     Analysis("gaps", "Gaps", analysis.gaps, "kernels or copies", findings=of_idle_tracks),
     Analysis("latency", "Latency", analysis.latency, figures=latencies),

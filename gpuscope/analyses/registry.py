@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from gpuscope._checks import MappingOf, door, given
 from gpuscope._plugins import Plugins
-from gpuscope.analyses.builtin import BUILT_IN
+from gpuscope.analyses.builtin import BUILT_IN, FIRST
 from gpuscope.analyses.declared import Analysis
+from gpuscope.analysis.result import Result
 from gpuscope.telling.finding import Finding, FindingsResult
 from gpuscope.telling.of_trace import by_setting, of_missing_rows, ranked
 from gpuscope.trace.model import Trace
@@ -70,7 +71,8 @@ def findings(trace: Trace) -> FindingsResult:
     """Say what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
 
     Each analysis declares what it finds. In the trace of an experiment only partitions with
-    background workloads are to be busy all the time. Of any other trace the devices are judged.
+    background workloads are to be busy all the time. Of any other trace it is said why the program
+    is slow and what would help, with the first page that shows it.
 
     Examples
     --------
@@ -80,7 +82,20 @@ def findings(trace: Trace) -> FindingsResult:
     'escape'
     """
     found = (finding for known in known_analyses() for finding in known.found_in(trace))
-    return ranked(trace, [*of_missing_rows(trace), *found])
+    result = ranked(trace, [*of_missing_rows(trace), *found])
+    sections = tuple(first_page(trace))
+    told = result.findings
+    if sections:  # nobody asks of an ordinary program whether it stayed on its SMs
+        told = tuple(finding for finding in told if finding.rule != "confined.uncarved")
+    return replace(result, findings=told, sections=sections)
+
+
+def first_page(trace: Trace) -> Iterator[tuple[str, Result]]:
+    """Yield title and result of what the first page of a program consists of."""
+    for known in FIRST:
+        result = known.ask(trace)
+        if isinstance(result, Result) and result.rows():
+            yield known.title, result
 
 
 @door(trace=Trace)

@@ -26,6 +26,8 @@ class Collective:
 
     Attributes
     ----------
+    last_ns
+        When the last rank's kernel began.
     time_ns
         The least of the ranks' kernel durations: the last to arrive waits for nobody.
     skew_ns
@@ -36,6 +38,7 @@ class Collective:
 
     group: str
     sequence: int
+    last_ns: int
     time_ns: int
     skew_ns: int
     waits_ns: Mapping[int, int]
@@ -193,6 +196,7 @@ def _collective(group: str, ranks_parts: Parts) -> Collective:
     return Collective(
         group,
         ranks_parts[min(ranks_parts)].facts.sequence,
+        last_ns,
         min(part.end_ns - part.start_ns for part in ranks_parts.values()),
         last_ns - min(part.start_ns for part in ranks_parts.values()),
         {rank: last_ns - part.start_ns for rank, part in sorted(ranks_parts.items())},

@@ -31,10 +31,12 @@ START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call 
 HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
 THREAD = "waiting for another thread"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
+MEMORY_CALL = re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister")
+"""Name of a call that allocates or frees memory."""
 _CALLS = (
     (re.compile("queue get"), DATA),
     (HAND_OVER, THREAD),
-    (re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister"), MEMORY),
+    (MEMORY_CALL, MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
     (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),
 )

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.span_rows import SpanRows
-from gpuscope.trace.columns import ORDERING
+from gpuscope.analysis.work_orders import WorkOrders
+from gpuscope.trace.columns import combined
 
 _USUAL = 0.9
 """Quantile of the launch latencies seen on an idle device that still counts as usual."""
 
 
 class LaunchTimes:
-    """When the work of a trace was ready to run."""
+    """When the work of a trace was ready to run.
 
-    def __init__(self, rows: SpanRows) -> None:
-        self._rows = rows
-        self._usual: dict[tuple[str, int], tuple[int, int]] = {}
+    Attributes
+    ----------
+    latency_ns, gap_ns
+        Row → how long launches of its kind take from their call until the GPU has them, and from
+        the end of what they follow: what a simulated device tells, where copies and host functions
+        take no time and a graph takes it as a whole. Else what others took elsewhere in the trace:
+        the least of them on a simulated device, whose latency is a constant, and what 9 of 10 took
+        while nothing else ran on others.
+    is_known
+        Row → whether a simulated device told them.
+    free_ns
+        Row → when the last work that it had to follow ended; −1 where there is none.
+    """
 
-    def constants(self, row: int) -> tuple[int, int] | None:
-        """Return how long launches take, where that is known: a simulated device tells.
+    def __init__(self, rows: SpanRows, orders: WorkOrders) -> None:
+        self._rows, works = rows, np.flatnonzero(rows.is_work)
+        count = len(rows.ids)
+        self.latency_ns, self.gap_ns = np.zeros((2, count), np.int64)
+        self.is_known, self.free_ns = np.zeros(count, bool), np.full(count, -1, np.int64)
+        for before, after in orders.pairs.values():
+            over = rows.ends[before] <= rows.starts[after]
+            np.maximum.at(self.free_ns, after[over], rows.ends[before[over]])
+        features = (rows.coded("kind")[0], rows.coded("source")[0], rows.devices + 1)
+        graphs = rows.graphs >= 0, orders.is_first
+        _, code = combined(*(each[works].astype(np.int64) for each in (*features, *graphs)))
+        for number in range(int(code.max(initial=-1)) + 1):
+            alike = works[code == number]
+            of_graph, is_first = (bool(each[alike[0]]) for each in graphs)
+            constants = self._constants(int(alike[0]), of_graph=of_graph, is_first=is_first)
+            self.is_known[alike] = constants is not None
+            constants = constants or self._usual(int(alike[0]))
+            self.latency_ns[alike], self.gap_ns[alike] = constants
 
-        From the call until the GPU has it, and from the end of what it follows. Copies and host
-        functions take no time; a graph takes it as a whole.
-        """
+    def _constants(self, row: int, *, of_graph: bool, is_first: bool) -> tuple[int, int] | None:
         rows = self._rows
         index = rows.number("device", row)
         devices = [facts for facts in rows.metadata.devices.values() if facts.index == index]
@@ -35,8 +58,7 @@ class LaunchTimes:
         latency, gap = devices[0].launch_latency_ns, devices[0].kernel_gap_ns
         if latency is None or gap is None:
             return None
-        of_graph = rows.graphs[row] >= 0
-        if of_graph and not rows.inside(row):
+        if of_graph and is_first:
             return latency, gap
         if rows.kind(row) != "kernel":
             return 0, 0
@@ -46,38 +68,30 @@ class LaunchTimes:
         """Return when a row's work was ready to run: its launch had reached the GPU.
 
         ``since`` is when the last work that it had to follow had ended, and it was launched.
-
-        As soon as launches of its kind did elsewhere in the trace, after their call or after what
-        they had to follow: the least of them on a simulated device, whose latency is a constant;
-        on others what 9 of 10 took while nothing else ran.
         """
         queued = int(self._rows.queued[row])
-        after_call, after_work = self._usual_of(row)
-        ready = queued + after_call
+        ready = queued + int(self.latency_ns[row])
         if since > queued:
-            if after_call:  # a launch that is there already takes no longer than a fresh one
-                after_work = min(after_work, after_call)
-            ready = max(ready if queued >= 0 else 0, since + after_work)
+            ready = max(ready if queued >= 0 else 0, since + int(self.gap_ns[row]))
         return min(ready, int(self._rows.starts[row]))
 
-    def _usual_of(self, row: int) -> tuple[int, int]:
+    def _usual(self, row: int) -> tuple[int, int]:
         """Return what launches of a row's kind take, after their call and after other work."""
-        rows = self._rows
-        key = rows.kind(row), int(rows.devices[row])
-        if key not in self._usual:
-            alike = rows.having("kind", key[:1]) & (rows.devices == key[1])
-            free = self._free_ns
-            behind = free > rows.queued
-            chosen = alike
-            if not rows.is_simulated:
-                chosen = alike & (self._busy_until_ns <= np.maximum(free, rows.queued))
-            self._usual[key] = (
-                self._latency_ns(chosen & ~behind, alike & ~behind, rows.queued),
-                self._latency_ns(chosen & behind, alike & behind, free),
-            )
-        return self._usual[key]
+        rows, free = self._rows, self.free_ns
+        alike = rows.having("kind", (rows.kind(row),)) & (rows.devices == rows.devices[row])
+        behind = free > rows.queued
+        chosen = alike
+        if not rows.is_simulated:
+            order = np.argsort(rows.starts, kind="stable")
+            latest = np.maximum.accumulate(np.where(rows.is_work, rows.ends, 0)[order])
+            earlier = np.searchsorted(rows.starts[order], rows.starts, "left")
+            chosen = alike & (np.r_[0, latest][earlier] <= np.maximum(free, rows.queued))
+        after_call = self._least_ns(chosen & ~behind, alike & ~behind, rows.queued)
+        after_work = self._least_ns(chosen & behind, alike & behind, free)
+        # A launch that is there already takes no longer than a fresh one.
+        return after_call, min(after_work, after_call or after_work)
 
-    def _latency_ns(self, chosen: Bools, fallback: Bools, since: Ints) -> int:
+    def _least_ns(self, chosen: Bools, fallback: Bools, since: Ints) -> int:
         took = self._rows.starts - since
         known = (since >= 0) & (took >= 0)
         rows = chosen & known if (chosen & known).any() else fallback & known
@@ -85,28 +99,3 @@ class LaunchTimes:
             return 0
         share = 0.0 if self._rows.is_simulated else _USUAL
         return int(np.quantile(took[rows], share, method="higher"))
-
-    @cached_property
-    def _busy_until_ns(self) -> Ints:
-        """Row → when the last of all the work that began before it ended."""
-        rows = self._rows
-        order = np.argsort(rows.starts, kind="stable")
-        latest = np.maximum.accumulate(np.where(rows.is_work, rows.ends, 0)[order])
-        earlier = np.searchsorted(rows.starts[order], rows.starts, "left")
-        until: Ints = np.r_[0, latest][earlier]
-        return until
-
-    @cached_property
-    def _free_ns(self) -> Ints:
-        """Row → when the last work that it had to follow ended; −1 where there is none."""
-        rows = self._rows
-        free = np.full(len(rows.ids), -1, np.int64)
-        order, first = rows.queues
-        places = np.flatnonzero(first != np.arange(len(order)))
-        before, after = order[places - 1], order[places]
-        over = rows.ends[before] <= rows.starts[after]
-        free[after[over]] = rows.ends[before[over]]
-        before, after = rows.edges_of(*ORDERING)
-        over = rows.ends[before] <= rows.starts[after]
-        np.maximum.at(free, after[over], rows.ends[before[over]])
-        return free

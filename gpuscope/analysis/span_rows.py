@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, linked_rows
@@ -17,6 +20,10 @@ from gpuscope.trace.naming import kernel_name, named
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
 OPEN = np.iinfo(np.int64).max
 """End of a row whose end was not seen."""
+
+
+_GRID = re.compile(r'"grid": ?\[(\d{1,10}), ?(\d{1,10}), ?(\d{1,10})')
+_MANY = 1 << 40
 
 
 class _Sorted:
@@ -47,24 +54,23 @@ class SpanRows:
         self.graphs = trace.array("graph", fill=-1)
         self.threads = trace.array("thread", fill=-1)
         self.processes = trace.array("process", fill=-1)
-        self._columns = {
+        self.numbers = {
             name: trace.array(name, fill=-1)
             for name in ("parent", "correlation", "external_correlation")
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
-        self._by_end: dict[tuple[bool, int], tuple[Ints, Ints]] = {}
         self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
         facts = self.metadata.streams
-        self._legacy = [int(key) for key, stream in facts.items() if stream.legacy_default]
-        self._blocking = [int(key) for key, stream in facts.items() if stream.blocking]
+        self.legacy_streams = [int(key) for key, stream in facts.items() if stream.legacy_default]
+        self.blocking_streams = [int(key) for key, stream in facts.items() if stream.blocking]
         self._per_thread = [int(key) for key, stream in facts.items() if stream.per_thread]
         # However often it was wrapped, it is one stream.
-        if len(self._legacy) > 1:
-            several = np.isin(self.streams, self._legacy)
-            self.streams = np.where(several, self._legacy[0], self.streams)
+        if len(self.legacy_streams) > 1:
+            several = np.isin(self.streams, self.legacy_streams)
+            self.streams = np.where(several, self.legacy_streams[0], self.streams)
         windows = self.metadata.windows_ns
         self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=OPEN))
 
@@ -73,19 +79,19 @@ class SpanRows:
         """Return the place of the row with an id."""
         places = self.same("id", span)
         if not len(places):
-            raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
+            raise MissingEvidence(f"the trace has no row {given(span)}: rows are named by their id")
         return int(places[0])
 
     def same(self, name: str, value: int) -> Ints:
         """Return the rows with a value of a column of numbers."""
         if name not in self._sorted:
-            self._sorted[name] = _Sorted(self.ids if name == "id" else self._columns[name])
+            self._sorted[name] = _Sorted(self.ids if name == "id" else self.numbers[name])
         return self._sorted[name].of(value)
 
     @property
     def parents(self) -> Ints:
         """Row → id of its parent, −1 for none."""
-        return self._columns["parent"]
+        return self.numbers["parent"]
 
     def places(self, ids: Ints) -> Ints:
         """Return the rows with these ids, −1 where there is none."""
@@ -98,12 +104,12 @@ class SpanRows:
 
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
-        code, known = self._codes(name)
+        code, known = self.coded(name)
         return np.array([value in values for value in known])[code]
 
     def text(self, name: str, row: int) -> str | None:
         """Return a row's value in a text column."""
-        code, known = self._codes(name)
+        code, known = self.coded(name)
         return known[int(code[row])]
 
     def number(self, name: str, row: int) -> int | None:
@@ -111,10 +117,28 @@ class SpanRows:
         value: int | None = self.spans.column(name)[row].as_py()
         return value
 
-    def _codes(self, name: str) -> tuple[Ints, list[str | None]]:
+    def coded(self, name: str) -> tuple[Ints, list[str | None]]:
+        """Return row → code and code → value of a text column."""
         if name not in self._coded:
             self._coded[name] = codes(self.spans.column(name))
         return self._coded[name]
+
+    @cached_property
+    def blocks_and_sms(self) -> tuple[Ints, Ints]:
+        """Row → thread blocks of its launch, and SMs of its device: many and 0 where unknown."""
+        code, texts = self.coded("launch_config")
+        grids = [_GRID.search(text or "") for text in texts]
+        blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
+        devices, device = np.unique(self.devices, return_inverse=True)
+        sms = [self.metadata.device(index).sm_count or 0 for index in devices.tolist()]
+        whole = self.coded("partition")[0] == 0
+        return np.array(blocks, np.int64)[code], np.where(whole, np.array(sms, np.int64)[device], 0)
+
+    def may_fill(self, rows: Ints, others: Ints) -> Bools:
+        """Return whether rows may have held SMs that others needed: both have blocks for all."""
+        blocks, sms = self.blocks_and_sms
+        fills: Bools = blocks[rows] + blocks[others] > np.minimum(sms[rows], sms[others])
+        return fills
 
     def kind(self, row: int) -> str:
         """Return a row's kind, such as ``"kernel"``."""
@@ -174,42 +198,6 @@ class SpanRows:
         return max(calls, key=lambda call: int(self.starts[call])) if calls else None
 
     # -- order --------------------------------------------------------------------------------
-    def launch_of(self, row: int) -> Ints:
-        """Return the rows of the same launch of a graph; of other work, only itself."""
-        correlation = int(self._columns["correlation"][row])
-        if self.graphs[row] < 0 or correlation < 0 or not self.is_work[row]:
-            return np.array([row])
-        same = self.same("correlation", correlation)
-        launch: Ints = same[self.is_work[same] & (self.graphs[same] == self.graphs[row])]
-        return launch
-
-    def followed(self, row: int, kind: str) -> list[int]:
-        """Return the work that edges of a kind say must end before a row starts.
-
-        What is linked to any node of a graph's launch holds for all of it: the launch waited, and
-        was waited for until its last node had ended.
-        """
-        launch = self.launch_of(row).tolist()
-        launch_rows = set(launch)
-        before = [row for node in launch for row in self.linked(node, kind)]
-        return [self._last_of(row) for row in before if row not in launch_rows]
-
-    def _last_of(self, row: int) -> int:
-        """Return the last of what a call queued to end: of a graph's nodes, of several kernels."""
-        queued = self.launch_of(row)
-        call = int(self._columns["external_correlation"][row])
-        if call >= 0 and self.is_work[row]:
-            same = self.same("external_correlation", call)
-            same = same[self.is_work[same] & (self.streams[same] == self.streams[row])]
-            queued = np.union1d(queued, same)
-        return int(queued[np.argmax(self.ends[queued])])
-
-    def inside(self, row: int) -> list[int]:
-        """Return the nodes of its own launch that a graph's node follows."""
-        before = self.linked(row, "graph")
-        launch = set(self.launch_of(row).tolist()) if before else ()
-        return [node for node in before if node in launch]
-
     @cached_property
     def queues(self) -> tuple[Ints, Ints]:
         """Work by stream in order of its start, and of each place where its stream begins.
@@ -227,7 +215,7 @@ class SpanRows:
         return work[order], first
 
     @cached_property
-    def _latest(self) -> tuple[Ints, Ints]:
+    def latest(self) -> tuple[Ints, Ints]:
         """Row → its place in the queues; place → row that ended last of those up to it."""
         order, first = self.queues
         positions = np.full(len(self.ids), -1)
@@ -238,41 +226,3 @@ class SpanRows:
             is_latest = ends == np.maximum.accumulate(ends)
             latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
         return positions, latest
-
-    def in_order(self, row: int) -> list[int]:
-        """Return the last work before a row in its stream, if there is any."""
-        (order, first), (places, latest) = self.queues, self._latest
-        position = int(places[row])
-        if position < 0 or position == first[position]:
-            return []
-        last, launch = int(order[latest[position - 1]]), self.launch_of(row)
-        if last in launch:
-            before = order[first[position] : position]
-            before = before[~np.isin(before, launch)]
-            return [int(before[np.argmax(self.ends[before])])] if len(before) else []
-        return [last]
-
-    def legacy(self, row: int) -> list[int]:
-        """Return the last work that the legacy default stream put before a row, if any.
-
-        Its work follows that of blocking streams, and theirs follows its.
-        """
-        stream = int(self.streams[row])
-        others: list[int] = []
-        if stream in self._legacy:
-            others = self._blocking
-        elif stream in self._blocking:
-            others = self._legacy
-        if not others:
-            return []
-        key = others is self._legacy, int(self.devices[row])
-        if key not in self._by_end:
-            before = self.is_work & np.isin(self.streams, others) & (self.queued >= 0)
-            places = np.flatnonzero(before & (self.devices == self.devices[row]))
-            places = places[np.lexsort((-places, self.ends[places]))]
-            self._by_end[key] = places, self.ends[places]
-        places, ends = self._by_end[key]
-        at = int(ends.searchsorted(self.starts[row], "right"))
-        while at and self.queued[places[at - 1]] > self.queued[row]:
-            at -= 1
-        return [int(places[at - 1])] if at else []

@@ -8,6 +8,7 @@ from gpuscope._types import Bools, Ints
 from gpuscope.analysis.launch_times import LaunchTimes
 from gpuscope.analysis.part import ORDER, Part, PartKind, cut
 from gpuscope.analysis.span_rows import OPEN, SpanRows
+from gpuscope.analysis.work_orders import WorkOrders
 from gpuscope.trace.model import Trace
 
 
@@ -22,7 +23,8 @@ class WorkParts:
 
     def __init__(self, trace: Trace) -> None:
         self.rows = SpanRows(trace)
-        self.times = LaunchTimes(self.rows)
+        self.orders = WorkOrders(self.rows)
+        self.times = LaunchTimes(self.rows, self.orders)
         self._rivals: dict[tuple[str | int | None, ...], tuple[Ints, Ints, Ints]] = {}
 
     def parts(self, row: int) -> list[Part]:
@@ -44,12 +46,12 @@ class WorkParts:
 
     def is_told(self, row: int) -> bool:
         """Whether the trace tells when work was launched or what came before it."""
-        return bool(self.rows.queued[row] >= 0 or self._waits(row))
+        return bool(self.rows.queued[row] >= 0 or self.orders.before(row))
 
     def _until_start(self, row: int) -> list[Part]:
         rows = self.rows
         start, queued = int(rows.starts[row]), int(rows.queued[row])
-        waits = self._waits(row)
+        waits = self.orders.before(row)
         parts: list[Part] = []
         cause = None
         if queued >= 0:
@@ -64,9 +66,9 @@ class WorkParts:
             at, cause = min(int(rows.ends[last]), start), int(rows.ids[last])
         else:
             return []
-        constants = self.times.constants(row)
-        if constants is not None and queued >= 0:
-            latency, gap = constants
+        times, is_known = self.times, bool(self.times.is_known[row])
+        if is_known and queued >= 0:
+            latency, gap = int(times.latency_ns[row]), int(times.gap_ns[row])
             free = max((int(rows.ends[work]) for work in waits), default=start - gap)
             if queued + latency > free + gap:
                 waits = {}  # all of that was over before the launch had reached the GPU
@@ -76,40 +78,17 @@ class WorkParts:
                 cause = int(rows.ids[work])
                 parts.append(Part(kind, at, end, cause))
                 at = end
-        return parts + self._from_ready(row, at, cause, constants)
+        return parts + self._from_ready(row, at, cause)
 
-    def _waits(self, row: int) -> dict[int, PartKind]:
-        """Return the work that had to end before, and by which rule."""
-        rows = self.rows
-        legacy: PartKind = "legacy default stream"
-        waits: dict[int, PartKind] = {}
-        rules: tuple[tuple[PartKind, list[int]], ...] = (
-            ("event wait", rows.followed(row, "event wait")),
-            ("graph order", rows.inside(row) + rows.followed(row, "graph")),
-            ("stream order", rows.in_order(row)),
-            (legacy, rows.followed(row, legacy) + rows.legacy(row)),
-        )
-        for kind, works in rules:
-            for work in works:
-                waits.setdefault(work, kind)
-        return waits
-
-    def _from_ready(
-        self, row: int, since: int, cause: int | None, constants: tuple[int, int] | None
-    ) -> list[Part]:
+    def _from_ready(self, row: int, since: int, cause: int | None) -> list[Part]:
         """Say what held work back once all that it had to follow had ended."""
         rows = self.rows
-        start, queued = int(rows.starts[row]), int(rows.queued[row])
+        start = int(rows.starts[row])
         if since >= start:
             return []
-        if constants is None:
-            ready = self.times.ready_ns(row, since)
-        else:
-            latency, gap = constants
-            ready = max(queued + latency, since + gap if since > queued else 0)
-        ready = min(max(since, ready), start)
+        ready = max(since, self.times.ready_ns(row, since))
         way = [Part("on the way", since, ready, cause)] if ready > since else []
-        if constants is not None and rows.kind(row) == "kernel":
+        if self.times.is_known[row] and rows.kind(row) == "kernel":
             return way + self._released(row, ready, start)
         return way + self._held(row, ready, start)
 
@@ -160,7 +139,7 @@ class WorkParts:
         needed = tuple(rows.text(name, row) for name in ("kind", "partition", "copy_kind"))
         key = (*needed, int(rows.devices[row]))
         if key not in self._rivals:
-            places = np.flatnonzero(self._may_rival(row))
+            places = np.flatnonzero(self.may_rival(row))
             places = places[np.argsort(rows.starts[places], kind="stable")]
             latest_end = np.maximum.accumulate(rows.ends[places])
             self._rivals[key] = places, rows.starts[places], latest_end
@@ -169,9 +148,9 @@ class WorkParts:
         if needed[0] == "memcpy":
             begun = begun[rows.ends[begun] <= start]
         others: Ints = begun[begun != row]
-        return others
+        return others[rows.may_fill(others, np.array([row]))]
 
-    def _may_rival(self, row: int) -> Bools:
+    def may_rival(self, row: int) -> Bools:
         """Row → whether it needs a copy engine, or SMs, that a row needs too."""
         rows, kind = self.rows, self.rows.kind(row)
         alike: Bools = rows.having("kind", (kind,)) & (rows.devices == rows.devices[row])

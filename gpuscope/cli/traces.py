@@ -1,4 +1,4 @@
-"""``view``, ``export``, ``merge`` and ``summary``: trace files, whoever made them."""
+"""``view``, ``export``, ``merge``, ``why`` and ``summary``: trace files, whoever made them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.progress import Progress
 from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
-from gpuscope.analyses import findings, known_analyses, problems
+from gpuscope.analyses import FIRST, findings, known_analyses, problems
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.screen import Screen
-from gpuscope.errors import GpuscopeError, InvalidArgument
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
@@ -169,6 +169,37 @@ def _traces_of(path: Path) -> list[Path]:
     ]
 
 
+@app.command("why")
+def why_command(
+    file: _File,
+    every: All = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
+    """Say why a recorded program is slow: what the GPU waited for, and what would help.
+
+    Example: gpuscope why out/train/train-1234.parquet
+    """
+    trace = load_trace(file)
+    found = findings(trace)
+    verdict = [
+        finding for finding in found.findings if finding.is_problem or finding.family == "program"
+    ]
+    if not found.sections:
+        raise MissingEvidence(
+            "the trace holds no GPU work of a program: of an experiment, gpuscope summary says "
+            "what was found"
+        )
+    if as_json:
+        sections = {title: result.rows() for title, result in found.sections}
+        terminal.say_json({"verdict": list(map(telling.to_json, verdict)), **sections})
+        return
+    screen = Screen(every=every)
+    screen.findings(("", finding) for finding in verdict)
+    for title, result in found.sections:
+        screen.result(title, result)
+    screen.show(f"{trace.origin}; {_spans(trace)}")
+
+
 @app.command("summary")
 def summary_command(
     file: _File,
@@ -200,7 +231,12 @@ def summary_command(
         return
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in to_act_on)
+    page = {known.name for known in FIRST} & answers.keys()
+    if page and not every:
+        screen.note("gpuscope why says what the GPU waited for, and what would help")
     for name, answer in answers.items():
+        if name in page and not every:
+            continue
         if isinstance(answer, str):
             screen.note(f"{name}: {answer}")
         else:

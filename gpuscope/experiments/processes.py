@@ -225,7 +225,7 @@ class _Recorder:
         number = self._next
         self._next, self._recordings[number] = number + 1, recording
         try:
-            recording.start()
+            recording.start(threads=True)
             path = self._folder / f"{self._key}-{number}{JOURNAL}"  # where others find what comes
             with self._noting("what there is so far is only in memory"):
                 if journal := recording.journal(path):
@@ -304,6 +304,8 @@ class _Recorder:
                 self._finish()
 
     def _finish(self) -> None:
+        for recording in self._recordings.values():
+            recording.ends_now()
         self._meet_gpus()
         self._over.set()
         if self._thread is not None:

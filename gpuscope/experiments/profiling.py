@@ -109,7 +109,7 @@ def profile(
     view = _open_view(live)
     watching = started = False
     try:
-        recording.start()
+        recording.start(threads=True)
         started = True
         if view is not None:
             watching = True

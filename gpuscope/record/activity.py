@@ -26,6 +26,7 @@ class ActivitySource(DeviceSource):
         self.name = "simulated" if device.is_simulated else "host"
         if device.is_simulated:  # which tells of host functions, too
             self.timed_kinds |= {"host_call"}
+            self.edges += ("SMs", "priority")
         self._calls: dict[int, Call] = {}
         self._first: int | None = None  # number of the first call that was seen
         self._raised: set[int] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeAlias, T
 
 from gpuscope._checks import require_kind
 from gpuscope._compiled import fastpath as _fastpath
-from gpuscope.record import nvtx, recorder
+from gpuscope.record import nvtx, ranges
 from gpuscope.record.ranges import RangeLog
 
 _P = ParamSpec("_P")
@@ -51,7 +51,7 @@ class _PythonRange:
         if nvtx.heard:
             self._range.push(self._range.attributes)
             self._pushed += 1
-        if recorder.running:
+        if ranges.running:
             self._begin_rows()
         return self
 
@@ -74,7 +74,7 @@ class _PythonRange:
 
 _Base = _PythonRange
 if not TYPE_CHECKING and _fastpath is not None:
-    _fastpath.serve_ranges(vars(nvtx), vars(recorder), globals())
+    _fastpath.serve_ranges(vars(nvtx), vars(ranges), globals())
     _Base = _fastpath.Range
 
 
@@ -106,7 +106,7 @@ class annotate(_Base):  # noqa: N801 - used like a function, as nvtx.annotate is
 
     def _begin_rows(self) -> None:
         """Open a row in each recording that is on."""
-        opened = [(log, log.begin(self._range.text)) for log in recorder.running]
+        opened = [(log, log.begin(self._range.text)) for log in ranges.running]
         self._open = [*(self._open or ()), opened]
 
     def _end_rows(self) -> None:

@@ -273,6 +273,7 @@ class CallLog:
         still_open = [call for number, call in self._open.copy().items() if number not in read]
         open_since = (call.start_ns for call in still_open if self._is_timed(call))
         rows.open_since_ns = min([rows.open_since_ns, *open_since])
+        rows.own_since_ns = min([rows.own_since_ns, *(call.start_ns for call in still_open)])
         if rows.over:
             handles, done = self._open_handles.copy().items(), {*read, *self._forgetting}
             for call in still_open:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import multiprocessing
 import os
 import platform
 import sys
@@ -92,10 +94,31 @@ def versions() -> Mapping[str, str]:
 
 
 def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
-    """Return the names of threads: known ones, and Python's that are ``alive`` if they count."""
-    of_python = threading.enumerate() if alive else []
-    names = {str(number_of(thread)): thread.name for thread in of_python}
-    return {**names, **{str(number): name for number, name in known.items()}}
+    """Return the names of threads: known ones, and those that are ``alive`` if they count.
+
+    Of threads that are none of Python's, such as PyTorch's ``pt_autograd_0``, the system's names,
+    unless they are the process's own.
+    """
+    names: dict[str, str] = {}
+    if alive:
+        for path in Path("/proc/self/task").glob("*/comm"):
+            with contextlib.suppress(OSError):  # it has ended
+                names[path.parent.name] = path.read_text("utf-8", "replace").strip()
+        own = names.get(str(os.getpid()))
+        names = {number: name for number, name in names.items() if name != own}
+        names |= {str(number_of(thread)): thread.name for thread in threading.enumerate()}
+    names |= {str(number): name for number, name in known.items()}
+    pins = (number for number, name in names.items() if "_pin_memory_loop" in name)
+    return names | dict.fromkeys(pins, "pin-memory thread")
+
+
+def process_name() -> str:
+    """Return what this process is called: DataLoader's worker, or as multiprocessing has it."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    if info := getattr(worker, "_worker_info", None):
+        return f"DataLoader worker {info.id}"
+    name = multiprocessing.current_process().name
+    return "python" if name == "MainProcess" else name
 
 
 def rank_facts(process: int, devices: Sequence[str]) -> RankFacts | None:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
+from gpuscope._fork import free_in_children
+from gpuscope._sites import site_text
 from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
+
+
+class Moment(NamedTuple):
+    """What a thread did when, and the number of the site."""
+
+    name: str
+    thread: int
+    at_ns: int
+    site: int
+
+
+HandOver = tuple[str, Moment | None, Moment, int | None]
+"""Kind of an edge, what it leads from, if that is known, to what, and since when that waited."""
 
 
 class RangeLog:
@@ -30,6 +47,8 @@ class RangeLog:
         Thread → its name, of every thread that was seen.
     used
         Whether any range has begun.
+    moments
+        Gets what threads handed over to each other.
     """
 
     def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
@@ -43,6 +62,8 @@ class RangeLog:
         self._open: dict[int, Row] = {}
         self._ended: deque[tuple[int, Row]] = deque()
         self._taken: list[tuple[int, Row]] = []
+        self.moments: deque[HandOver] = deque()
+        self._handed: list[HandOver] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
         self._full = sys.maxsize
@@ -126,7 +147,8 @@ class RangeLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        return keep(self, "_taken", "_read")
+        move(self.moments, self._handed)
+        return keep(self, "_taken", "_handed", "_read")
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -137,6 +159,11 @@ class RangeLog:
     def drain(self, rows: Rows) -> None:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
+        handed, self._handed = self._handed, []
+        thread, since_ns = rows.ending or (NO_THREAD, 0)
+        for entry in handed:
+            if entry[2].thread != thread or entry[2].at_ns < since_ns:
+                self._add_moments(*entry, rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
@@ -144,3 +171,42 @@ class RangeLog:
             rows.cut()
             rows.spans.append(row)
             self._read.append(number)
+
+    def _add_moments(
+        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None, rows: Rows
+    ) -> None:
+        numbers = noted_row(next(self._numbers)), noted_row(next(self._numbers))
+        for number, moment in zip(numbers, (before, after), strict=True):
+            if moment is None:
+                continue
+            row = self._row(number, None, moment.name, moment.at_ns, moment.thread)
+            row |= {"kind": "mark", "end_ns": moment.at_ns, "site": site_text(moment.site) or None}
+            row |= {"domain": None, "range_style": None, "source": "host"}
+            rows.spans.append(row)
+        if since_ns is not None:
+            row |= {"kind": "sync", "start_ns": since_ns}
+        if before:
+            rows.edges.append((*numbers, edge))
+
+
+running: tuple[RangeLog, ...] = ()
+"""Of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
+_running_lock = free_in_children(threading.Lock())
+
+
+def hear(log: RangeLog, *, on: bool) -> None:
+    """Let a log hear of ranges, or no more."""
+    global running  # noqa: PLW0603 - the one place that knows what is on
+    with _running_lock:
+        others = tuple(other for other in running if other is not log)
+        running = (*others, log) if on else others
+
+
+def _forget_running() -> None:
+    """In a forked child: it records nothing, and its ranges are not its parent's."""
+    global running  # noqa: PLW0603 - the one place that knows what is on
+    running = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_running)

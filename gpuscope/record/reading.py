@@ -32,6 +32,8 @@ class Reading:
         Gets what is missing.
     kept
         The batches.
+    ending
+        The thread that ends the recording, and since when; ``None`` before.
     waited
         Whether the recording's end waited for all work.
     lost
@@ -49,6 +51,7 @@ class Reading:
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=lambda: free_in_children(threading.Lock()))
     kept: Kept = field(default_factory=Kept)
+    ending: tuple[int, int] | None = None
     waited: bool = True
     lost: dict[str, int] = field(default_factory=lambda: {"dropped": 0, "unmatched": 0})
     _drained: int = 0
@@ -107,7 +110,8 @@ class Reading:
     def _read(self, *, over: bool, since_ns: int) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
         at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
-        rows = Rows(at_once=at_once, over=over, open_since_ns=self.span.clock(), since_ns=since_ns)
+        now_ns = self.span.clock()
+        rows = Rows([], [], [], at_once, over, now_ns, since_ns=since_ns, ending=self.ending)
         self._all_read = over
         self.ranges.drain(rows)
         self.calls.drain(rows)

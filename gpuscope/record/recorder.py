@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import warnings
 from collections import Counter
@@ -16,17 +15,17 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope import _interrupts, _sites
-from gpuscope._fork import free_in_children
 from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
-from gpuscope.record import nvtx
+from gpuscope.record import nvtx, ranges
 from gpuscope.record.calls import CallLog
 from gpuscope.record.facts import (
     clock_name,
     device_facts,
     one_clock,
     partition_facts,
+    process_name,
     rank_facts,
     thread_names,
     versions,
@@ -39,26 +38,13 @@ from gpuscope.record.source import Calibration, Ended, Journal, Options, Source,
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
+from gpuscope.trace.combining import in_all
 from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
-
-running: tuple[RangeLog, ...] = ()
-"""Range logs of the recordings that are on, for :func:`~gpuscope.record.annotate.annotate`."""
-_running_lock = free_in_children(threading.Lock())
-
-
-def _forget_running() -> None:
-    """In a forked child: it records nothing, and its ranges are not its parent's."""
-    global running  # noqa: PLW0603 - the one place that knows what is on
-    running = ()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_running)
 
 
 class Recording:
@@ -120,8 +106,13 @@ class Recording:
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
         self._clocks: dict[int, Mapping[str, Calibration]] = {}  # of the sources that are closed
 
-    def start(self) -> None:
+    def start(self, *, threads: bool = False) -> None:
         """Begin to watch.
+
+        Parameters
+        ----------
+        threads
+            Whether to note what Python's threads wait for from each other.
 
         Raises
         ------
@@ -130,7 +121,6 @@ class Recording:
         MissingDependency, CapabilityError
             CUPTI was asked for and is not there.
         """
-        global running  # noqa: PLW0603 - the one place that knows what is on
         _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
         self._ask_for_sites(asks=self._options.stacks)
@@ -140,9 +130,12 @@ class Recording:
         for observer in self.observers if self._on_gpu else ():
             self._libraries.enter_context(observer.watching())
         self._span.begin()
+        if threads and not self._simulated:
+            from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
+
+            self._libraries.callback(handover.watch(self.ranges))
         if not any(source.sees_ranges for source in self.sources):
-            with _running_lock:
-                running = (*running, self.ranges)
+            ranges.hear(self.ranges, on=True)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
         if (keep_ns := self._options.keep_ns) is None:
@@ -176,23 +169,26 @@ class Recording:
             Whether to wait for the work launched. Otherwise work that is still running has no end
             in the trace.
         """
-        global running  # noqa: PLW0603 - the one place that knows what is on
         if self._trace is not None:
             return self._trace
         if os.getpid() != self._made_in:
             raise GpuscopeError(
                 "a recording ends in the process that began it: this one was forked from it"
             )
-        with _running_lock:
-            running = tuple(log for log in running if log is not self.ranges)
+        ranges.hear(self.ranges, on=False)
         try:
             if wait:
+                self.ends_now()
                 self._wait()
         except BaseException:
             self._end(waited=False)
             raise
         self._end(waited=wait)
         return self.trace
+
+    def ends_now(self) -> None:
+        """Take what this thread waits for from now on for the recording's own."""
+        self._reading.ending = self._reading.ending or (thread_number(), self._span.clock())
 
     def _wait(self) -> None:
         """Wait for what anybody launched on streams of ours, or that guards selected."""
@@ -381,13 +377,14 @@ class Recording:
             simulated=self._simulated,
             devices=devices,
             driver=next((facts.driver for facts in devices.values()), None),
-            process_names={str(self._process): "python"},
+            process_names={str(self._process): process_name()},
             thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
             ranks=() if self._rank is None else (self._rank,),
+            edges=in_all([source.edges for source in self.sources]),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._sites import site_text
-from gpuscope._types import Ints
+from gpuscope._types import Bools, Ints
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
 from gpuscope.device.views import GraphView, StreamView
@@ -39,6 +39,17 @@ def call_row(correlation: _Number) -> _Number:
 def work_row(correlation: _Number) -> _Number:
     """Id of the row of the work that a call queued."""
     return correlation * _KINDS_OF_ROW + 1
+
+
+def is_call_row(row: Row) -> bool:
+    """Whether it is of a call of ours, by its number."""
+    return isinstance(number := row["id"], int) and number % _KINDS_OF_ROW == 0
+
+
+def is_own_work(rows: Ints) -> Bools:
+    """Row → whether it is of work that a call of ours queued."""
+    own: Bools = rows % _KINDS_OF_ROW == work_row(0)
+    return own
 
 
 def outside_row(number: _Number) -> _Number:
@@ -144,9 +155,13 @@ class Rows:
     over
         The recording has ended: also what is not complete becomes rows.
     open_since_ns
-        Calls that began since then may not have returned.
+        Launches of ours that began since then may not have returned.
+    own_since_ns
+        Calls of ours of any kind that began since then may have no row yet.
     since_ns
         What ended before is left out; 0 where everything is kept.
+    ending
+        A thread, and since when what it waits for is the recording's own.
     """
 
     spans: list[Row] = field(default_factory=list)
@@ -155,7 +170,9 @@ class Rows:
     at_once: int = ROWS_AT_ONCE
     over: bool = False
     open_since_ns: int = 0
+    own_since_ns: int = schema.LATEST_NS
     since_ns: int = 0
+    ending: tuple[int, int] | None = None
 
     @property
     def wait_since_ns(self) -> int:

@@ -210,12 +210,15 @@ class Source:
         Whether the column ``correlation`` holds its numbers instead of ours.
     may_lack_work
         Whether work of ours may leave no record, so that edges may lead nowhere.
+    edges
+        The kinds of edges of which none is missing between the rows that it makes.
     """
 
     name: str
     timed_kinds = frozenset({"launch", "copy"})
     rows_at_once = ROWS_AT_ONCE
     compares_clocks = numbers_calls = may_lack_work = False
+    edges: tuple[str, ...] = ("launch", "event wait", "graph", "legacy default stream")
 
     @property
     def sees_ranges(self) -> bool:

@@ -157,6 +157,12 @@ def section(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
     return [f"<h2>{safe(known.title)}</h2>", *table, *remarks]
 
 
+def paired(sections: Sequence[Sequence[str]]) -> list[str]:
+    """Return sections beside each other, two a line where there is room."""
+    shown = [f"<section>{''.join(parts)}</section>" for parts in sections if parts]
+    return ['<div class="pairs">', *shown, "</div>"] if shown else []
+
+
 def figures_of(known: Analysis, traces: Mapping[str, Trace]) -> list[str]:
     """Return the figures of an analysis, and why others are not there."""
     if known.figures is None:

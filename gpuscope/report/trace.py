@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuscope._checks import door
-from gpuscope._text import counted
-from gpuscope.analyses import findings, known_analyses
+from gpuscope._text import counted, safe
+from gpuscope.analyses import FIRST, findings, known_analyses
+from gpuscope.analysis.critical_path_analysis import steady_path
+from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
 from gpuscope.timeline.canvas.file import timeline_html
+from gpuscope.timeline.path_lane import with_path
 from gpuscope.trace.model import Trace
 
 
@@ -59,14 +62,40 @@ def trace_report(
     """
     heading = title or trace.metadata.setting or "gpuscope trace"
     traces = {heading: trace}
+    found = findings(trace)
+    drawn, step = trace, list[str]()
+    if found.sections:  # a program's
+        known_steps = steps(trace)
+        drawn = with_path(trace, steady_path(trace))
+        window_ns = window_ns or known_steps.steady_ns
+        step = _typical(drawn, known_steps.typical)
     sections = [
-        to_html(findings(trace).findings),
+        to_html(found.findings),
         *page.broken(),
         "<h2>Timeline</h2>",
         page.paragraph(note or ""),
-        timeline_html(trace, window_ns=window_ns, selected=selected),
-        *(part for known in known_analyses() for part in page.section(known, traces)),
+        timeline_html(drawn, window_ns=window_ns, selected=selected),
+        *page.paired([page.section(known, traces) for known in FIRST]),
+        *step,
+        *(
+            part
+            for known in known_analyses()
+            if known not in FIRST
+            for part in page.section(known, traces)
+        ),
         *page.ending(traces),
     ]
     about = f"{len(trace):,} spans: {counted(trace.kind_counts()) or 'none'}"
     return page.write(path, heading, traces, sections, about)
+
+
+def _typical(trace: Trace, step: Step | None) -> list[str]:
+    """Return a timeline of the step of median length, and little around it."""
+    if step is None:
+        return []
+    low, high = step.start_ns, step.end_ns
+    margin = (high - low) // 20
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    shown = trace.where((starts < high + margin) & (ends > low - margin))
+    title = f"<h2>One typical step: {safe(step.name)}</h2>"
+    return [title, timeline_html(shown, window_ns=(low - margin, high + margin))]

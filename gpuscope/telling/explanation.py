@@ -186,7 +186,7 @@ def explain(trace: Trace, span: int) -> Explanation:
     ]
     if kind in WORK or (kind == "handle" and works):
         work = row if kind in WORK else works[-1]
-        is_timed = known.work.times.constants(work) is not None
+        is_timed = bool(known.work.times.is_known[work])
         doubts += _doubts(rows, work, parts, is_timed=is_timed)
     if kind == "sync" and not rows.linked(row, "host wait"):
         doubts.append("What it waited for is not in the trace, or was nothing.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gpuscope._text import UNITS_NS, duration, format_value, percent
+from gpuscope._text import UNITS_NS, duration, format_value, percent, shown
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import NotFound
 from gpuscope.telling.rules import RULES, fill, names_listed
@@ -110,8 +110,9 @@ class Finding:
     rule
         A stable id. What is in front of its dot is its family: ``"escape"``: work ran outside its
         partition. ``"hazard"``: work shares bytes, and nothing orders it. ``"incomplete"``: rows
-        are missing. ``"dry-queue"``: the GPU waited for launches. ``"gap"``: it stood still though
-        work had been launched. ``"confined"``: no escape, or none that can be judged.
+        are missing. ``"program"``: why a program is slow. ``"dry-queue"``: a background that
+        should keep the GPU busy did not. ``"gap"``: it stood still though work had been launched.
+        ``"confined"``: no escape, or none that can be judged.
         ``"ordered"``: no hazard. ``"change"``: how two runs or settings compare.
         :data:`gpuscope.telling.RULES` has all, with their words.
     subject
@@ -187,9 +188,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class FindingsResult(Result):
-    """Findings, the most urgent first; some of them are the verdict on confinement."""
+    """Findings, the most urgent first; some of them are the verdict on confinement.
+
+    Attributes
+    ----------
+    sections
+        Of a program: title and result of what they rest on, as its first page shows them.
+    """
 
     findings: tuple[Finding, ...]
+    sections: tuple[tuple[str, Result], ...] = ()
 
     @property
     def confinement(self) -> tuple[Finding, ...]:
@@ -204,6 +212,14 @@ class FindingsResult(Result):
             {"rule": finding.rule, "found": finding.text, "what to do": finding.advice}
             for finding in self.findings
         ]
+
+    def __str__(self) -> str:
+        pages = [f"{title}\n{result}" for title, result in self.sections]
+        return "\n\n".join([super().__str__(), *pages])
+
+    def _repr_html_(self) -> str:
+        pages = [f"<h4>{shown(title)}</h4>{page._repr_html_()}" for title, page in self.sections]
+        return "".join([super()._repr_html_(), *pages])
 
 
 def urgency(finding: Finding) -> tuple[int, int]:

@@ -13,20 +13,17 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.launch_sites_analysis import UNKNOWN, launch_sites
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
-from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
-from gpuscope.trace.columns import codes
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
 IDLE = 0.05
-"""Idle share of the time of a background's partition, or of a device, that is a finding."""
+"""Idle share of the time of a background's partition that is a finding."""
 _NAMED = 3
 """Escapes of a partition, and hazards, that are findings of their own."""
 _SPANS = 8
@@ -212,12 +209,12 @@ def _more_queued(load: str, queued: int) -> Mend:
 
 
 def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
-    """Find what should be busy all the time, and is not."""
+    """Find partitions whose background should keep them busy all the time, and does not."""
     described, background = described_workloads(trace)
-    if described and not background:
+    if not background:
         return  # calls that are waited for, or arrive at given times
     try:
-        idle = gaps(trace, by="partition" if described else "device")
+        tracks = gaps(trace, by="partition").tracks
     except MissingEvidence:
         return
     loads: dict[str, list[str]] = {}
@@ -225,23 +222,16 @@ def of_idle_tracks(trace: Trace) -> Iterator[Finding]:
         kernels = trace.where(kind="kernel", category=name)
         for partition in kernels.spans.column("partition").unique().to_pylist():
             loads.setdefault(partition or "whole GPU", []).append(name)
-    since = {"since": "after warm-up"} if idle.is_steady else {}
-    for track in idle.tracks:
-        is_idle = track.longest and 1 - track.busy_fraction >= IDLE
-        if is_idle and (not described or track.name in loads):
-            yield _of_track(trace, track, described, loads.get(track.name, []), since)
+    for track in tracks:
+        if track.name in loads and track.longest and 1 - track.busy_fraction >= IDLE:
+            yield _of_track(trace, track, described, loads[track.name])
 
 
 def _of_track(
-    trace: Trace,
-    track: TrackGaps,
-    described: dict[str, Description],
-    loads: list[str],
-    since: dict[str, str],
+    trace: Trace, track: TrackGaps, described: dict[str, Description], loads: list[str]
 ) -> Finding:
     longest = track.longest[0]
-    subject: dict[str, str | list[str]] = {"track": track.name, **since}
-    subject |= {"load": loads} if loads else {"device": "The GPU"}
+    subject: dict[str, str | list[str]] = {"track": track.name, "load": loads}
     if longest.before == longest.after:
         subject["both"] = longest.after
     else:
@@ -253,11 +243,6 @@ def _of_track(
     )
     spans = shown(trace, longest.spans)
     if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
-        if not loads:
-            late = _late_line(trace)
-            subject |= {"site": late[0]} if late else {}
-            values += (Quantity("of_it", late[1], "%"),) if late else ()
-            return Finding("dry-queue.device", "warning", subject, values, spans)
         queued = described[loads[0]].get("max_queued", 1)
         values += counts(queued=queued)
         mend = _more_queued(loads[0], queued)
@@ -265,21 +250,3 @@ def _of_track(
     rule = "gap" if track.unlaunched_ns is None else "gap.launched"
     mend = Mend(f"telling.explain(trace, {longest.spans[1]})", "analysis")
     return Finding(rule, "warning", subject, values, spans, mend)
-
-
-def _late_line(trace: Trace) -> tuple[str, float] | None:
-    """Return the line whose launches ended most of the idle time, and how much of it.
-
-    Of several GPUs a line's share would be of all their idle time, and a finding is of one.
-    """
-    _, devices = codes(trace.spans.column("device"))
-    if len(devices) > 2:  # and none, as calls have it
-        return None
-    try:
-        sites = launch_sites(steady_part(trace)).sites
-    except MissingEvidence:
-        return None
-    latest = max(sites, key=lambda site: site.idle_ns)
-    idle_ns = sum(site.idle_ns for site in sites)
-    is_one = idle_ns > 0 and latest.name != UNKNOWN and latest.idle_ns >= idle_ns / 2
-    return (latest.name, latest.idle_ns / idle_ns) if is_one else None

@@ -68,10 +68,10 @@ _STREAM = (
     "give it a stream of {partition}. A library takes the one that get_caller_stream() returns "
     "as an argument, or as its current stream."
 )
-_WHO = "[{load}][{device}] ({track})"
+_WHO = "{load} ({track})"
 _EXPLAIN = "Click {after}{both} in the timeline, or call {mend}: it says what that waited for."
 _IDLE = (
-    "idle for {idle} of the time from its first work[ {since}] to its last ({gaps} gaps; the "
+    "idle for {idle} of the time from its first work to its last ({gaps} gaps; the "
     "longest {longest}[, between {before} and {after}][, between two of {both}])"
 )
 _UNUSED = "[. Nothing was given to {unused}]"
@@ -175,6 +175,31 @@ RULES = {
     "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
+    "program.compiles": Rule(
+        "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
+        "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
+        "(torch.export, a cache of inductor's).",
+    ),
+    "program.idle": Rule(
+        "Nothing ran on the GPU for {idle} of {time}, for {of_it} of that: {cause}"
+        "[ in {range}][ at {line}][ ({thread})]"
+    ),
+    "program.busy": Rule(
+        "Something ran on the GPU for {busy} of the time[; {share} of the critical path is "
+        "{kernel}][, launched at {line}]"
+    ),
+    "program.straggler": Rule(
+        "Rank {rank} came last to {last} collectives, and others waited {waited} for it"
+        "[: it spends more time at {line}]"
+    ),
+    "program.help": Rule(
+        "What would help most: {change}[, {about}]: {gain} sooner, {share} of the time ({basis})"
+    ),
+    "program.warm-up": Rule(
+        "Warm-up takes {warm_up}, all that follows {time}",
+        "Compile, load or allocate less, or once for many runs: no other figure counts it.",
+    ),
+    "program.no-help": Rule("Not worth it: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "
         "running",
@@ -184,12 +209,6 @@ RULES = {
         f"{_WHO} waited for launches: {_IDLE}, mostly since the host had not "
         "launched the next work yet",
         "Raise max_queued (it is {queued}): {mend}; or make the kernels longer.",
-    ),
-    "dry-queue.device": Rule(
-        f"{_WHO} waited for launches: {_IDLE}, mostly since the host had not "
-        "launched the next work yet[. {of_it} of it ended with a launch at {site}]",
-        "Launch ahead and wait less often, record the launches as a graph, or launch larger "
-        "kernels.",
     ),
     "gap": Rule(f"{_WHO} stood still: {_IDLE}", _EXPLAIN),
     "gap.launched": Rule(

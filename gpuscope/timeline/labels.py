@@ -13,7 +13,7 @@ from gpuscope.timeline import style
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
-from gpuscope.trace.tracks import Group, Layout, TrackKey
+from gpuscope.trace.tracks import ON_PATH, Group, Layout, TrackKey
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
@@ -38,6 +38,7 @@ LAYOUT = Layout(
         Group.CALLS: _ON_HOST,
         Group.SYNC: _ON_HOST,
         Group.STREAM: ("process", "device", "partition", "stream"),
+        Group.PATH: (),
     },
 )
 """The tracks of a timeline; other kinds, such as thread blocks, have none."""
@@ -45,6 +46,7 @@ _HOST_LABELS = {
     Group.RANGES: "ranges",
     Group.CALLS: "API calls",
     Group.SYNC: "synchronisation",
+    Group.PATH: ON_PATH,
 }
 
 
@@ -107,7 +109,7 @@ class Track:
     @property
     def is_host(self) -> bool:
         """Whether it shows what the host did."""
-        return self.group != Group.STREAM
+        return self.group not in (Group.STREAM, Group.PATH)
 
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
@@ -140,13 +142,13 @@ def labelled(
     ranks = {rank.process: at for at, rank in enumerate(metadata.ranks)}
     keys = sorted(numbers, key=lambda key: (ranks.get(key.process, -1), _sort_key(places, key)))
     processes = {key.process for key in keys}
-    threads = {key.thread for key in keys if key.group != Group.STREAM}
+    threads = {key.thread for key in keys if key.group not in (Group.STREAM, Group.PATH)}
     devices = {key.device for key in keys if key.group == Group.STREAM}
     tracks: list[Track] = []
     seen: set[tuple[str | None, str]] = set()
     for key in keys:
         owner = None
-        if len(processes) > 1:
+        if len(processes) > 1 and key.group != Group.PATH:
             number = sole_process if key.process is None else key.process
             owner = owner_label(names, number)
         if key.group == Group.STREAM:
@@ -161,7 +163,8 @@ def labelled(
             handle = key.category or key.name
             what = _HOST_LABELS.get(key.group) or f"handle {clean(handle, 18)}"
             where = _named(metadata.thread_names, key.thread, "thread")
-            label = f"{what} · {where}" if len(threads) > 1 else what
+            is_one = len(threads) < 2 or key.group == Group.PATH
+            label = what if is_one else f"{what} · {where}"
         seen.add((owner, label))
         tracks.append(Track(numbers[key], label, key.group, key.partition, owner))
     return tuple(tracks)

@@ -57,6 +57,11 @@ def summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
+def in_all(kinds: Sequence[Sequence[_V]]) -> tuple[_V, ...]:
+    """Return what all have, in the order of the first."""
+    return tuple(kind for kind in next(iter(kinds), ()) if all(kind in one for one in kinds))
+
+
 def _later(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
     """Return all of them; of what several have, the last."""
     return reduce(or_, map(dict, mappings))
@@ -68,6 +73,7 @@ ONE_CLOCK: Rules = {
     "kept": lambda _: None,  # the notes say it of each
     "counts": summed,
     "simulated": any,
+    "edges": in_all,
     "complete": all,
     "notes": lambda notes: tuple(dict.fromkeys(chain.from_iterable(notes))),
 }
@@ -77,6 +83,7 @@ RANKS: Rules = {
     **dict.fromkeys(("device_max_connections", "experiment", "setting"), common),
     "clock": lambda clocks: common(clocks) or "",
     "simulated": any,
+    "edges": in_all,
     "complete": all,
     "forecast": joined,
     "driver": lambda drivers: joined(drivers) or None,

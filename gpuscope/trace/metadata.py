@@ -64,6 +64,9 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ranks
         :class:`RankFacts` of each rank whose rows are here: one of a recording, all of a merged
         trace; none where the processes have no ranks.
+    edges
+        The kinds of edges that are all told, of the work and calls whose rows are here. What is of
+        another kind may be missing.
     solo
         Workload → :class:`SoloFacts`.
     clocks
@@ -113,6 +116,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     windows_ns: tuple[tuple[Time, Time], ...] = ()
     kept: KeptFacts | None = None
     ranks: tuple[RankFacts, ...] = ()
+    edges: tuple[str, ...] = ()
     solo: Mapping[str, SoloFacts] = {}
     clocks: Mapping[str, ClockFacts] = {}
     hazards: HazardFacts | None = None

@@ -103,13 +103,18 @@ EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kin
 
 EDGE_KINDS = (
     "launch", "event wait", "host wait", "graph", "range", "legacy default stream", "SMs",
-    "priority", "collective",
+    "priority", "collective", "thread start", "hand-over",
 )  # fmt: skip
-"""``graph``: a node of a graph's launch to one that follows it, or the last launch of a graph to
-its next. ``legacy default stream``: by its barrier. ``SMs``: from the kernel that released the SMs
-that one got which waited for them; ``priority`` where only its stream's priority had let it go
-first. Only simulated devices tell of these two. ``collective``: from the rank that began a
-collective last to the others, which waited for it."""
+"""``launch``: a call to the work that it queued. ``event wait``: the last work before the record of
+an event to the first behind a wait for it. ``host wait``: work to the call that waited for it, that
+saw it done, or that copied and returned when it was. ``graph``: a node of a graph's launch to one
+that follows it, or the last launch of a graph to its next. ``legacy default stream``: by its
+barrier. ``SMs``: from the kernel that released the SMs that one got which waited for them;
+``priority`` where only its stream's priority had let it go first. Only simulated devices tell of
+these two. ``collective``: from the rank that began a collective last to the others, which waited
+for it. ``thread start``: what a thread did last before it started another to the first that this
+did. ``hand-over``: the call that put something into a queue, or set an event, to the one that
+waited for it."""
 
 
 def table(columns: Mapping[str, Values], types: dict[str, pa.DataType]) -> pa.Table:

@@ -35,6 +35,12 @@ class Group(IntEnum):
     SM = 6
     """Thread blocks."""
     COUNTER = 7
+    PATH = 8
+    """The parts of a critical path."""
+
+
+ON_PATH = "critical path"
+"""The category of ranges that are parts of a critical path."""
 
 
 class TrackKey(NamedTuple):
@@ -90,7 +96,12 @@ class Layout:
         group = np.array([self.groups.get(name, others) for name in kinds], np.int64)[kind]
         # An event that a thread recorded is a call.
         is_event = np.array([name == "event" for name in kinds])[kind]
-        return np.where(is_event & (columns["thread"][0] > 0), self.groups["api"], group)
+        group = np.where(is_event & (columns["thread"][0] > 0), self.groups["api"], group)
+        category, categories = columns["category"]
+        if Group.PATH not in self.columns or ON_PATH not in categories:
+            return group
+        is_range = np.array([name == "range" for name in kinds])[kind]
+        return np.where(is_range & (category == categories.index(ON_PATH)), Group.PATH, group)
 
     def assigned(
         self, group: Ints, columns: Columns, numbers: dict[TrackKey, int], sole_process: int | None

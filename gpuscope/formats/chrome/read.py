@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from gpuscope._types import Array
 from gpuscope.formats.chrome import events as raw
 from gpuscope.formats.chrome import own
-from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, Spans, fact, flows
+from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, WORK, Spans, fact, flows
+from gpuscope.formats.chrome.waits import LOW, Edges, waited
 from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
@@ -28,7 +29,6 @@ from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
-_WORK = ("kernel", "memcpy", "memset")
 _MOST_NAMED = 200
 _ARGUMENTS = {
     **{name: name for name in ("device", "context", "stream", "correlation")},
@@ -38,6 +38,8 @@ _ARGUMENTS = {
     "nbytes": "bytes",
 }
 """Column → Kineto's name of the argument."""
+_WAITS = {"of_key": "wait_on_stream", "of_number": "wait_on_cuda_event_record_corr_id"}
+"""Column of a wait → Kineto's name of the argument."""
 _CONFIG = {
     "grid": "grid",
     "block": "block",
@@ -47,7 +49,7 @@ _CONFIG = {
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _FOREIGN = 1_000_000_000
 """A stream whose number another device has, too, is numbered from here."""
-_WANTED = (*_ARGUMENTS.values(), *_CONFIG.values())
+_WANTED = (*_ARGUMENTS.values(), *_WAITS.values(), *_CONFIG.values())
 """Names of the arguments that are read."""
 _AT_ONCE = 4096
 """Launch configurations that are Python's at the same time."""
@@ -91,8 +93,10 @@ def _trace(
         spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
     columns, streams = _places(spans, called, on_gpu, arguments, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
-    edges, columns = _launches(spans, columns, on_gpu, ids)
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")
+    waits = waited(spans, columns, names, ids)
+    parts, columns = _launches(spans, columns, on_gpu, ids)
+    edges = arrow.edges(parts + waits)
     ranges = spans.is_("range", "mark")
     where = np.where(ranges, spans.category[rows], NONE)
     styles = np.where(spans.is_("range"), spans.of("b", "S")[rows], NONE)
@@ -115,12 +119,16 @@ def _trace(
     spans.left.update(left)
     table = table if keep_private else scrub(table)
     metadata = _metadata(spans, top, table, devices, keep_private=keep_private)
-    return Trace(table, edges, replace(metadata, streams=streams))
+    works = int(spans.is_(*WORK).sum())
+    kinds = ["launch"] * (len(parts[0][0]) == works) + ["event wait"] * bool(
+        spans.is_("sync").any()
+    )
+    return Trace(table, edges, replace(metadata, streams=streams, edges=tuple(kinds)))
 
 
 def _launches(
     spans: Spans, columns: Columns, on_gpu: Array, ids: Array
-) -> tuple[pa.Table, Columns]:
+) -> tuple[list[Edges], Columns]:
     """Join GPU work to its calls, and return edges and finished columns."""
     rows = spans.rows
     process, thread = spans.process[rows], spans.thread[rows]
@@ -132,7 +140,7 @@ def _launches(
     process = np.where(on_gpu, arrow.picked(process, call), process)
     thread = np.where(on_gpu, arrow.picked(thread, call), thread)
     queued = np.where(known & ~spans.open[rows[call]], spans.ends[rows[call]], NONE)
-    work = known & spans.is_(*_WORK)
+    work = known & spans.is_(*WORK)
     launches = (ids[call[work]], ids[work], "launch")
     arrows = [part for part in flows(spans, ids) if part[2] != "launch" or not len(launches[0])]
     columns |= {"process": process, "thread": thread}
@@ -141,7 +149,7 @@ def _launches(
         for name, values in columns.items()
     }
     queued_ns = arrow.nullable(queued + spans.base_ns, ~work | (queued == NONE))
-    return arrow.edges([launches, *arrows]), {**finished, "queued_ns": queued_ns}
+    return [launches, *arrows], {**finished, "queued_ns": queued_ns}
 
 
 def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
@@ -279,7 +287,7 @@ def _places(
     """
     count = len(spans.rows)
     columns: Columns = {"launch_config": _launch_configs(count, called, arguments)}
-    for name, argument in _ARGUMENTS.items():
+    for name, argument in {**_ARGUMENTS, **_WAITS}.items():
         values = raw.whole(arguments.pop(argument))
         known = np.asarray(values.is_valid(), dtype=bool)
         numbers = np.full(count, NONE, np.int64)
@@ -295,6 +303,10 @@ def _places(
     columns["device"] = np.where(small, columns["device"], NONE)
     streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
     streams = np.where(on_gpu & (streams >= 0), streams, NONE)
+    of_device = columns["device"] << 32
+    columns["key"] = of_device | streams & LOW
+    of_key = columns["of_key"]
+    columns["of_key"] = np.where(of_key >= 0, of_device | of_key & LOW, NONE)
     columns["stream"], facts = _streams(columns["device"], streams, limits)
     return columns, facts
 

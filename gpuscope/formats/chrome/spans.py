@@ -29,6 +29,7 @@ _KINDS = {
 """Kineto's categories → kinds; anything else that lasts is a range."""
 KINDS = ("kernel", "memcpy", "memset", "api", "sync", "event", "range", "mark")
 """Kinds by number."""
+WORK = ("kernel", "memcpy", "memset")
 _DERIVED = "gpu_user_annotation"
 """Kineto's projection of ranges: ours is made from the ranges, range_projection()."""
 _UNIX_NS = 1_000_000_000_000_000_000

@@ -23,7 +23,7 @@ from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.nsight import ranges as nvtx
 from gpuscope.formats.nsight import work as cuda
 from gpuscope.formats.nsight.capture import Capture, Part
-from gpuscope.formats.nsight.schema import EDGES, KERNEL, METADATA, NVTX, REST, RUNTIME, SYNC
+from gpuscope.formats.nsight.schema import EDGES, EVENT, KERNEL, METADATA, NVTX, REST, RUNTIME, SYNC
 from gpuscope.formats.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
@@ -81,14 +81,18 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), _own_edges(database), own_metadata)
     spans = _joined([part.spans() for part in parts])
-    edges = arrow.edges([*cuda.launch_edges(work), *cuda.wait_edges(capture, work, syncs)])
+    waits = cuda.read_wait_edges(capture, work, syncs)
+    edges = arrow.edges([*cuda.launch_edges(work), *waits])
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
     if not keep_private:
         spans = scrub(spans)
     elif (host := capture.host_name()) is not None:
         spans = schema.with_column(spans, "host", arrow.constant(host, spans.num_rows))
-    return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
+    metadata = _metadata(capture, spans, keep_private=keep_private)
+    kinds = ["launch"] * all((part.joins["call"] != NONE).all() for part in work)
+    kinds += ["event wait"] * (SYNC in database and EVENT in database)
+    return Trace(spans, edges, replace(metadata, edges=tuple(kinds)))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

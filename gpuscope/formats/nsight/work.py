@@ -14,11 +14,16 @@ from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.schema import SYNC_KINDS
+from gpuscope.trace.waits import (
+    STREAM_SYNC,
+    by_kind,
+    by_stream,
+    wait_edges,
+)
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
 _NAMES = ("demangledName", "shortName", "mangledName")
-_WAIT = 2
 _PROCESS = ~nsys.ID
 
 _Columns = dict[str, Array]
@@ -89,10 +94,9 @@ def _work(
     }
     keys = {
         "call": arrow.picked(calls.rows, at),
-        "process": process,
-        "stream": capture.stream_numbers(values),
-        "correlation": values["correlationId"],
+        **_place(capture, values),
         "start": values["start"],
+        "end": values["end"],
     }
     return Part(table, columns, capture.rows(len(node)), keys)
 
@@ -196,16 +200,23 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
         "thread": capture.thread_columns(threads)["thread"],
         **{name: places[name] for name in ("device", "device_uuid", "context", "stream")},
     }
-    is_wait = table["syncType"] == _WAIT
     keys = {
-        "process": process,
-        "stream": capture.stream_numbers(table),
-        "correlation": table["correlationId"],
+        **_place(capture, table),
         "event": table["eventId"],
         "moment": table["eventSyncId"],
+        "what": table["syncType"],
     }
-    joined = {name: values[is_wait] for name, values in keys.items()}
-    return Part(nsys.SYNC, columns, capture.rows(len(process)), joined)
+    return Part(nsys.SYNC, columns, capture.rows(len(process)), keys)
+
+
+def _place(capture: Capture, table: _Columns) -> _Columns:
+    """Return what tells a stream and a call from others."""
+    return {
+        "process": table["globalPid"] & _PROCESS,
+        "context": table["contextId"],
+        "stream": capture.stream_numbers(table),
+        "correlation": table["correlationId"],
+    }
 
 
 def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
@@ -217,49 +228,45 @@ def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
     return edges
 
 
-def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> list[tuple[Array, Array, str]]:
-    """Return (work, work): what an event was recorded after, and what first waited for it.
+def read_wait_edges(
+    capture: Capture, work: list[Part], syncs: Part
+) -> list[tuple[Array, Array, str]]:
+    """Return edges to what waited for events, streams and contexts.
 
     CUPTI numbers API calls in their order, and each moment at which an event was recorded.
     """
     wanted = ("correlationId", "eventId", "eventSyncId", *_PLACE)
     recorded = capture.database.integers(nsys.EVENT, wanted)
-    waits = syncs.joins
+    waits, events = syncs.joins, _place(capture, recorded)
     count = len(recorded["eventId"])
     moments = arrow.coded_rows(
-        np.r_[recorded["globalPid"] & _PROCESS, waits["process"]],
+        np.r_[events["process"], waits["process"]],
         np.r_[recorded["eventId"], waits["event"]],
         np.r_[recorded["eventSyncId"], waits["moment"]],
     )[0]
     record = joins.match(moments[count:], moments[:count])
-    wait = np.flatnonzero(record >= 0)
-    record = record[wait]
-    rows = np.concatenate([np.zeros(0, np.int64), *(part.rows for part in work)])
-    if not len(wait) or not len(rows):
-        return []
-
-    def joined(name: str, of_records: Array) -> list[Array]:
-        parts = [part.joins[name] for part in work]
-        return [np.concatenate(parts), of_records[record], waits[name][wait]]
-
-    places = [
-        joined("process", recorded["globalPid"] & _PROCESS),
-        joined("stream", capture.stream_numbers(recorded)),
-    ]
-    home = arrow.coded_rows(*(np.concatenate(arrays) for arrays in places))[0].astype(np.int64)
-    number = np.concatenate(joined("correlation", recorded["correlationId"]))
-    key = home << _HOME | number & ((1 << _HOME) - 1)
-    order = np.lexsort((np.concatenate([part.joins["start"] for part in work]), key[: len(rows)]))
-    done = key[: len(rows)][order]
-    recording, waiting = np.split(key[len(rows) :], 2)
-    before = np.asarray(np.searchsorted(done, recording)) - 1
-    after = np.minimum(np.searchsorted(done, waiting, "right"), len(done) - 1)
-    good = (before >= 0) & (done[before] >> _HOME == recording >> _HOME)
-    good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
-    pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])
-    before_each, after_each = np.unique(pairs, axis=1)
-    return [(before_each, after_each, "event wait")]
+    parts = [waits, events, *(part.joins for part in work)]
+    process, context, stream, number = (
+        np.concatenate([part[name] for part in parts])
+        for name in ("process", "context", "stream", "correlation")
+    )
+    number &= _LOW
+    key = arrow.coded_rows(process, context)[0].astype(np.int64) << 32 | stream & _LOW
+    launch = arrow.coded_rows(process)[0].astype(np.int64) << 32 | number
+    of_waits, of_events, of_work = np.split(np.arange(len(key)), np.cumsum([len(record), count]))
+    empty = [np.zeros(0, np.int64)]
+    rows = np.concatenate([*empty, *(part.rows for part in work)])
+    table = {"first": rows, "last": rows, "device": rows * 0, "launch": launch[of_work]}
+    for name in ("start", "end"):
+        table[name] = np.concatenate([*empty, *(part.joins[name] for part in work)])
+    table |= {"key": key[of_work], "number": number[of_work]}
+    at = np.where(waits["what"] == STREAM_SYNC, of_waits, arrow.picked(of_events, record))
+    of = {"of_key": arrow.picked(key, at), "of_number": arrow.picked(number, at)}
+    of |= {"key": key[of_waits], "number": number[of_waits], "what": waits["what"]}
+    of |= {"row": syncs.rows, "is_done": np.zeros(len(record), np.int64)}
+    wait, source, target = wait_edges(by_stream(table), of)
+    return by_kind(waits["what"][wait], source, target)
 
 
-_HOME = 32
-"""Bits of a correlation id, below the number of a stream."""
+_LOW = (1 << 32) - 1
+"""Bits of a correlation id, and of a stream's number."""

@@ -24,7 +24,7 @@ KERNEL, MARKER, MARKER_DATA, OVERHEAD, PEER_COPY = 10, 12, 13, 17, 22
 CUDA_EVENT, STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 36, 37, 38, 39, 51
 """Numbers of ``CUpti_ActivityKind``; KERNEL is CONCURRENT_KERNEL, which serialises nothing."""
 NOTED_DRIVER, NOTED_RUNTIME = 0x1000 + DRIVER, 0x1000 + RUNTIME
-"""Launches that were noted by ``_launches.c`` in CUPTI's place."""
+"""API calls that were noted by ``_launches.c`` in CUPTI's place."""
 
 OLDEST = 28
 """``CUPTI_API_VERSION`` of CUDA 12.9; from 13.0 on it reads 130000 and more."""
@@ -37,7 +37,7 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     CONTEXT: ((OLDEST, 32), (130100, 40)),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
     **dict.fromkeys((DRIVER, RUNTIME), ((OLDEST, 40),)),
-    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 48),)),
+    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 56),)),
     **dict.fromkeys((MARKER, OVERHEAD, CUDA_EVENT, SYNCHRONIZATION, GRAPH), ((OLDEST, 56),)),
     **dict.fromkeys((STREAM, EXTERNAL), ((OLDEST, 24),)),
 }
@@ -62,7 +62,7 @@ def _fields(*runs: tuple[int, str, str]) -> dict[str, tuple[int, str]]:
 _API = _fields(
     (4, "u4", "callback"), (8, "u8", "start end"), (24, "u4", "process thread correlation returned")
 )
-_NOTED = {**_API, **_fields((40, "u4", "site"))}
+_NOTED = {**_API, **_fields((40, "u4", "site"), (48, "u8", "handle"))}
 
 FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     KERNEL: _fields(

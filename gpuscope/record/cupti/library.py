@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from gpuscope._compiled import fastpath
 from gpuscope._libcupti import library_path
 from gpuscope._optional import require
+from gpuscope._types import Array, Bools
 from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
@@ -31,13 +32,31 @@ DRIVER_API, RUNTIME_API = 1, 2
 """Numbers of ``CUpti_CallbackDomain``."""
 LAST_CALLBACK = 2000
 """The numbers of API calls are below, in each domain."""
+_CALLBACKS = 2048
 _MULTIPLE_SUBSCRIBERS = 39
 _NOT_COMPATIBLE = 12
 _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-_LAUNCHES = re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)")
+LAUNCH, BLOCKING, WAIT, EVENT_POLL, STREAM_POLL, ORDER, MEMORY, OTHER = range(8)
+"""What an API call does: it queues work; a copy for which the host waits, by its name; the host
+waits; it asks whether an event, or a stream, is done; it records an event or lets a stream wait; it
+allocates or frees memory, not in a stream's order."""
+_ROLES = {
+    re.compile(r"_*(cuda|cu)Memcpy(?!.*(Async|Peer))"): BLOCKING,
+    re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)"): LAUNCH,
+    re.compile(r"_*(cuda|cu)(Thread|Device|Ctx|Stream|Event)Synchronize"): WAIT,
+    re.compile(r"_*(cuda|cu)EventQuery"): EVENT_POLL,
+    re.compile(r"_*(cuda|cu)StreamQuery"): STREAM_POLL,
+    re.compile(r"_*(cuda|cu)(EventRecord|StreamWaitEvent)"): ORDER,
+    re.compile(
+        r"_*(cuda|cu)(Malloc|Free|Host(Alloc|Register)|Mem(Host)?(Alloc|Free|Create|Map|Unmap|Register))"
+        r"(?!.*Async)"
+    ): MEMORY,
+}
+_EVENT, _STREAM, _PER_THREAD, _QUERY = 1, 2, 4, 8
+"""What ``_launches.c`` notes of a call besides."""
 
 
 class _Subscription(ctypes.Structure):
@@ -69,8 +88,16 @@ class Library:
         """Whether launches can be noted without CUPTI's own records of API calls."""
         self._callback: Any = _CALLBACK(lambda *_: None)
         if fastpath is not None:
-            clock = ctypes.cast(self._c.cuptiGetTimestamp, ctypes.c_void_p).value
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(clock))
+            served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
+            at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
+            roles = b"".join(map(self._roles, (DRIVER_API, RUNTIME_API)))
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, roles))
+
+    def _roles(self, domain: int) -> bytes:
+        """Return what is noted of each call besides, by its number."""
+        return bytes(
+            _noted_with(self.callback_name(domain, number)) for number in range(_CALLBACKS)
+        )
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -149,7 +176,7 @@ class Library:
         self._call("activity_disable", kind)
 
     def only_launches(self, kind: int) -> None:
-        """Of a kind of API record keep those of launches, copies, memsets and graphs.
+        """Of a kind of API record keep those of launches, copies, memsets, graphs and waits.
 
         Call it behind :meth:`enable`: enabling a kind collects all of its calls. Enabling
         single calls without their kind collects nothing (libcupti 13.0).
@@ -165,7 +192,10 @@ class Library:
         return tuple(number for number, name in names.items() if name and wanted(name))
 
     def note_launches(self, subscription: Any, *domains: int) -> None:
-        """Note launches, and that a capture begins, of these domains from now on, no others'."""
+        """Note launches and waits, and that a capture begins, of these domains, no others'.
+
+        Of polls only the one is noted that saw the work done.
+        """
         for domain in (RUNTIME_API, DRIVER_API):
             for callback in self._calls(domain, _is_noted):
                 self._c_call(
@@ -220,9 +250,22 @@ class Library:
         return int(self._call("get_stream_id_ex", context, stream, int(per_thread)))
 
 
-def is_launch(name: str) -> bool:
-    """Whether an API call of this name launches, copies or sets."""
-    return bool(_LAUNCHES.match(name))
+def is_apart(apis: Mapping[str, Array]) -> Bools:
+    """Whether each API call queues nothing, but orders work, waits for it, or gets memory."""
+    apart: Bools = (apis["role"] > BLOCKING) & (apis["role"] < OTHER)
+    return apart
+
+
+def is_wait(apis: Mapping[str, Array]) -> Bools:
+    """Whether the host waits in each API call, or sees that work is done."""
+    waits: Bools = is_apart(apis) & (apis["role"] < ORDER)
+    return waits
+
+
+@cache
+def role_of(name: str) -> int:
+    """Return what an API call of this name does."""
+    return next((role for names, role in _ROLES.items() if names.match(name)), OTHER)
 
 
 def is_capture(name: str) -> bool:
@@ -231,11 +274,20 @@ def is_capture(name: str) -> bool:
 
 
 def _is_noted(name: str) -> bool:
-    return is_launch(name) or is_capture(name)
+    return role_of(name) != OTHER or is_capture(name)
 
 
 def _is_other(name: str) -> bool:
-    return not is_launch(name)
+    return role_of(name) in (EVENT_POLL, STREAM_POLL, OTHER)  # of each poll it would tell
+
+
+def _noted_with(name: str) -> int:
+    """Return what is noted of a call besides."""
+    if role_of(name) == STREAM_POLL:
+        return _QUERY | _STREAM | (_PER_THREAD if "_ptsz" in name else 0)
+    if role_of(name) == EVENT_POLL:
+        return _QUERY | _EVENT
+    return _EVENT if role_of(name) == ORDER and "EventRecord" in name else 0
 
 
 def text_at(address: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +11,14 @@ import pyarrow as pa
 from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
+from gpuscope.record.cupti.library import is_apart
 from gpuscope.record.cupti.places import Known
-from gpuscope.record.cupti.records import Records
+from gpuscope.record.cupti.records import NO_NUMBER, Records
 from gpuscope.record.cupti.tables import Column, Columns
+from gpuscope.record.cupti.waits import in_ours
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import (
+    GRACE_NS,
     Batch,
     Row,
     Rows,
@@ -27,12 +31,12 @@ from gpuscope.record.rows import (
     work_row,
 )
 from gpuscope.record.source import Completeness
-from gpuscope.trace import arrow, joins
+from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_ADDED = ("selected", "awaited", "site")
+_ADDED = ("selected", "awaited", "site", "role")
 _KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", *_ADDED)
 """Columns of API calls that later work may need."""
 LATE = 1 << 15
@@ -127,6 +131,7 @@ class Links:
         """Add what is complete; at the end everything, also what has no partner."""
         ranges = self._records.ranges.rows(over=rows.over)
         self._name_parents(rows.spans)
+        ended = rows.spans
         rows.freeze()
         if ranges is not None:
             rows.batches.append(Batch(ranges))
@@ -139,19 +144,40 @@ class Links:
             if work is not None and len(work["start"]):
                 rows.batches.append(self._work_batch(work))
         else:
-            self._drain_linked(rows, held, work, tables.no_apis() if apis is None else apis)
-        if rows.over or rows.since_ns:
-            self._drain_syncs(rows)
+            apis = self._records.without_late(tables.no_apis() if apis is None else apis, rows)
+            self.told += len(apis["start"])
+            if (apart := is_apart(apis)).any():
+                self._add_waits(rows, tables.select(apis, apart), ended, held)
+            self._drain_linked(rows, held, work, tables.select(apis, ~apart))
+        if self._records.tells_waits and (rows.batches or rows.over):
+            self._add_edges(rows)
+
+    def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
+        """Add rows of API calls that order work, and of waits; of those in calls of ours, none."""
+        inside, ids = in_ours(calls, ended, [call for call, _ in held], rows.ending)
+        calls["own"] = inside != NONE
+        calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
+        if not calls["own"].all():
+            rows.batches.append(self._api_batch(tables.select(calls, ~calls["own"])))
+        self._records.waits.add_calls(calls)
+
+    def _add_edges(self, rows: Rows) -> None:
+        """Add the edges of waits to the last batch."""
+        latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
+        waiting = (
+            tables.select(part, part["awaited"] & (part["start"] + GRACE_NS > latest_ns))
+            for part in self._known
+        )
+        late = (part["correlation"].min(initial=NO_NUMBER) for part in waiting)
+        until = min((*late, *(part["correlation"].min() for part in self._records.apis), NO_NUMBER))
+        edges = self._records.waits.edges(int(until), self._places.green, over=rows.over)
+        last = rows.batches.pop() if rows.batches else freeze([], [])
+        every = schema.concat([last.edges, arrow.edges(edges)], schema.EDGE_TYPES)
+        rows.batches.append(replace(last, edges=every))
 
     def _drain_linked(
         self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
     ) -> None:
-        if not rows.over:
-            late = apis["start"].astype(np.int64) >= max(rows.open_since_ns, rows.wait_since_ns)
-            if late.any():
-                self._records.apis.append(tables.select(apis, late))
-                apis = tables.select(apis, ~late)
-        self.told += len(apis["start"])
         linked = self._link(apis, held)
         apis["row"] = self._rows_of_apis(apis["call"])
         apis["selected"] = self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
@@ -193,33 +219,6 @@ class Links:
         for row, parent in zip(alone, ranges.around(*moments.T).tolist(), strict=True):
             row["parent"] = None if parent == NONE else parent
 
-    def _drain_syncs(self, rows: Rows) -> None:
-        """Add synchronisations, at the end; only ``detail="full"`` records them.
-
-        Where only the latest rows are kept, those whose API call is there, or that are too old.
-        """
-        parts, self._records.syncs = self._records.syncs, []
-        if not parts:
-            return
-        syncs = tables.join_columns(parts)
-        if not rows.over:
-            numbers = [part["correlation"] for part in self._known]
-            there = np.isin(syncs["correlation"], np.concatenate(numbers)) if numbers else False
-            now = there | (syncs["end"].astype(np.int64) < rows.wait_since_ns)
-            self._records.syncs = [tables.select(syncs, ~now)]
-            syncs = tables.select(syncs, now)
-        count = len(syncs["start"])
-        if not count:
-            return
-        self.told += count
-        columns = {**tables.sync_columns(syncs), "id": self._fresh(count)}
-        if self._known:
-            known = tables.join_columns(self._known)
-            at = joins.match(syncs["correlation"], known["correlation"])
-            for name in ("process", "thread"):
-                columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
-        rows.batches.append(Batch(arrow.table(columns, count)))
-
     def _without_work(self) -> list[Call]:
         """Return our calls whose launches were noted, but whose work left no record."""
         records = self._records  # CUPTI's own records of a launch and of its work come together
@@ -250,7 +249,7 @@ class Links:
         apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
         if not candidates:
             return set()
-        middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+        middle = tables.middle(apis)
         lasting = [
             (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
         ]
@@ -300,8 +299,7 @@ class Links:
             if matched.any():
                 of_launches = work if matched.all() else tables.select(work, matched)
                 batches.append(self._work_batch(of_launches, calls, at[matched]))
-                whole = of_launches["graph"] == 0  # a graph's comes in parts
-                calls["awaited"][at[matched][whole]] = False
+                calls["awaited"][at[matched]] = False
                 work = tables.select(work, ~matched)
             if not len(work["start"]):
                 return batches
@@ -346,6 +344,10 @@ class Links:
             calls, selected = apis["call"][places], apis["selected"][places]
             columns.update(self._from_calls(work, rows, calls, selected))
             edges.append((apis["row"][places], rows, "launch"))
+            blocked = tables.blocking(work, tables.select(apis, places))
+            edges.append((rows[blocked], apis["row"][places[blocked]], "host wait"))
+        if self._records.tells_waits:
+            self._records.waits.add_work(work, rows)
         columns["id"] = rows
         # What CUPTI could not time began at its launch or later.
         columns["start_ns"] = np.where(start == 0, launch_start, start)

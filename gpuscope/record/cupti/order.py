@@ -10,12 +10,24 @@ from gpuscope._types import Array, Ints
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.source import Ordered
+from gpuscope.trace.waits import CONTEXT_SYNC, EVENT_SYNC, RECORD, STREAM_SYNC, STREAM_WAIT
 
 KINDS = (layout.SYNCHRONIZATION, layout.CUDA_EVENT)
 """Kinds of records that it needs."""
-_RECORD, _EVENT_SYNC, _STREAM_WAIT, _STREAM_SYNC, _CONTEXT_SYNC = 0, 1, 2, 3, 4
 _NEVER = 0
 """What a wait names as its record if there was none since CUPTI tells of them."""
+
+
+def waits_of(records: Mapping[int, Columns]) -> list[Columns]:
+    """Return what a buffer tells of events and waits, ``what`` each record is of beside it."""
+    parts = []
+    for kind in KINDS:
+        columns = records.get(kind)
+        if columns is not None:
+            what = columns.get("type", np.full(len(columns["sync"]), RECORD, np.uint32))
+            names = ("correlation", "context", "stream", "sync")
+            parts.append({"what": what, **{name: columns[name] for name in names}})
+    return parts
 
 
 class Order:
@@ -30,12 +42,7 @@ class Order:
 
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take what a buffer holds of them."""
-        for kind in KINDS:
-            columns = records.get(kind)
-            if columns is not None:
-                what = columns.get("type", np.full(len(columns["sync"]), _RECORD, np.uint32))
-                names = ("correlation", "context", "stream", "sync")
-                self._parts.append({"what": what, **{name: columns[name] for name in names}})
+        self._parts += waits_of(records)
 
     def between(self, streams_of: Callable[[Columns], Ints]) -> Ordered:
         """Return what says whether a wait orders two pieces of work, by correlation and stream.
@@ -53,7 +60,7 @@ class Order:
             named = (columns["correlation"], columns["what"], streams_of(columns), columns["sync"])
             calls = np.stack([column.astype(np.int64) for column in named], axis=1)
             calls = calls[np.argsort(calls[:, 0], kind="stable")]
-        recorded = {_NEVER, *calls[calls[:, 1] == _RECORD, 3].tolist()}
+        recorded = {_NEVER, *calls[calls[:, 1] == RECORD, 3].tolist()}
 
         def unknown(event: int) -> bool:
             return event not in recorded
@@ -80,13 +87,13 @@ def _reached(
     """
     behind, events = {first}, set()  # what comes after it
     for what, stream, event in calls:
-        if what == _RECORD:
+        if what == RECORD:
             if stream in behind:
                 events.add(event)
-        elif what == _CONTEXT_SYNC or (what == _STREAM_SYNC and stream in behind):
+        elif what == CONTEXT_SYNC or (what == STREAM_SYNC and stream in behind):
             return True
-        elif what in (_EVENT_SYNC, _STREAM_WAIT) and (event in events or unknown(event)):
-            if what == _EVENT_SYNC:
+        elif what in (EVENT_SYNC, STREAM_WAIT) and (event in events or unknown(event)):
+            if what == EVENT_SYNC:
                 return True
             behind.add(stream)
     return second in behind

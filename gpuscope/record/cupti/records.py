@@ -18,21 +18,30 @@ from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import (
+    BLOCKING,
     DRIVER_API,
+    EVENT_POLL,
+    OTHER,
     RUNTIME_API,
+    STREAM_POLL,
+    WAIT,
     demangled,
+    is_apart,
     is_capture,
-    is_launch,
+    role_of,
     text_at,
 )
 from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
-from gpuscope.record.rows import keep, together
+from gpuscope.record.cupti.waits import Waits
+from gpuscope.record.rows import Rows, keep, together
 from gpuscope.record.source import Completeness
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
 
+NO_NUMBER = (1 << 32) - 1
+"""No call of CUDA has it."""
 CANARY = "gpuscope_canary"
 _CANARY_SOURCE = r"""
 extern "C" __global__ void gpuscope_canary(unsigned long long* out) {
@@ -129,7 +138,7 @@ class Flights:
         return min((sorted(flight)[-(len(flight) % FLIGHT)] for flight in begun), default=None)
 
     def without(self, columns: Columns, apis: Columns | None) -> Columns:
-        """Leave out what recordings did themselves: from a flight's first canary to its last.
+        """Leave out what recordings did: from a flight's first canary to the wait for its last.
 
         Parameters
         ----------
@@ -143,14 +152,14 @@ class Flights:
             for first in range(0, len(ordered), FLIGHT):
                 flight = ordered[first : first + FLIGHT]
                 within = (numbers >= flight[0]) & (numbers <= flight[-1])
-                if not within.any():
-                    continue
                 if apis is not None and len(apis["correlation"]):
                     at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
                         threads = joins.match(numbers, apis["correlation"])
-                        same = apis["thread"][np.maximum(threads, 0)] == apis["thread"][at[0]]
-                        within &= same | (threads == NONE)
+                        same = apis["thread"] == apis["thread"][at[0]]
+                        within &= same[np.maximum(threads, 0)] | (threads == NONE)
+                        waits = same & (apis["role"] == WAIT) & (apis["correlation"] > flight[-1])
+                        within |= numbers == apis["correlation"][waits].min(initial=NO_NUMBER)
                 drop |= within
         return tables.select(columns, ~drop) if drop.any() else columns
 
@@ -180,17 +189,19 @@ class Records:
 
     Attributes
     ----------
-    work, apis, syncs
+    work, apis
         What was read and is not rows yet, a part of each buffer.
     canaries
         The recording's own, of each device.
     count, left_out
-        Records of work, calls and synchronisations: how many were read, and how many of these
+        Records of work and calls: how many were read, and how many of these
         were not the recording's own.
     kernel_name
         Address in a record → kernel's name.
     site_text
         Number of a site → its text.
+    waits
+        Of the host, and of streams.
     first
         Correlation of the last call before the recording.
     noted
@@ -213,8 +224,10 @@ class Records:
         self._found = found
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
-        self.syncs: list[Columns] = []
         self.order = order
+        self.waits = Waits()
+        self.tells_waits = which in ("launches", "all")
+        """Whether there are calls enough to tell of what waits were for."""
         self.ranges = Ranges(text)
         self.canaries: list[Canaries] = []
         self._flights = Flights()
@@ -225,9 +238,10 @@ class Records:
 
     def keep(self) -> Callable[[], None]:
         """Return what undoes all that reading changes next."""
-        restore = keep(self, "work", "apis", "syncs", "count", "left_out")
+        restore = keep(self, "work", "apis", "count", "left_out")
         of_canaries = (canaries.keep() for canaries in self.canaries)
-        return together(restore, self.ranges.keep(), self._flights.keep(), *of_canaries)
+        parts = (self.ranges.keep(), self.waits.keep(), self._flights.keep())
+        return together(restore, *parts, *of_canaries)
 
     # -- from bytes -------------------------------------------------------------------
     def read(self, raw: Array) -> set[int]:
@@ -247,10 +261,10 @@ class Records:
             self._add(self.work, self._without_canaries(work))
         if apis is not None:
             self._add(self.apis, self._wanted(apis))
-        if self.which == "all" and layout.SYNCHRONIZATION in records:
-            self._add(self.syncs, records[layout.SYNCHRONIZATION])
         if self.order is not None:
             self.order.take(records)
+        if self.tells_waits:
+            self.waits.take(records)
         self.ranges.take(records)
         contexts = records.get(layout.CONTEXT)
         return set(contexts["context"][contexts["is_green"] != 0].tolist()) if contexts else set()
@@ -271,7 +285,7 @@ class Records:
 
     def launches(self, apis: Columns) -> Bools:
         """Whether each API call queued work, as far as its name tells."""
-        launch: Bools = self._named(apis, is_launch) & (apis["returned"] == 0)
+        launch: Bools = (apis["role"] <= BLOCKING) & (apis["returned"] == 0)
         return launch
 
     def _named(self, apis: Columns, wanted: Callable[[str], bool]) -> Bools:
@@ -280,14 +294,18 @@ class Records:
         return named
 
     def _wanted(self, apis: Columns) -> Columns:
-        """Leave out API calls that another recording asked for."""
+        """Leave out API calls that another recording asked for; tell what each does."""
+        codes, names = self.names_of(apis)
+        roles = np.array([role_of(name) for _, name in names], np.int64)
+        apis["role"] = roles[codes]
         if self.which == "all":
             return apis
-        codes, names = self.names_of(apis)
         self.captures |= any(is_capture(name) for _, name in names)
+        unwanted = {OTHER} if self.noted else {OTHER, EVENT_POLL, STREAM_POLL}
+        told = {"launches": (True, False), "runtime": (True,)}.get(self.which, ())
         wanted = [
-            is_launch(name) and (self.which == "launches" or (self.which == "runtime" and runtime))
-            for runtime, name in names
+            runtime in told and role not in unwanted
+            for role, (runtime, _) in zip(roles.tolist(), names, strict=True)
         ]
         chosen = np.array(wanted, bool)[codes]
         return apis if chosen.all() else tables.select(apis, chosen)
@@ -316,8 +334,9 @@ class Records:
             numbers = [part["correlation"] for part in (*self.work, *self.apis)]
             self.first = max((int(part.max()) for part in numbers if len(part)), default=0)
         self.ranges.arrive = self.ranges.drop_canaries()
-        for parts in (self.work, self.apis, self.syncs):
+        for parts in (self.work, self.apis):
             parts.clear()
+        self.waits.forget()
         self.count = 0
         self._found.counts["received"] = 0
 
@@ -341,6 +360,15 @@ class Records:
             apis = self._until(until, apis, self.apis)
             work = self._until(until, work, self.work)
         return self._own(work, apis), self._own(apis, apis)
+
+    def without_late(self, apis: Columns, rows: Rows) -> Columns:
+        """Leave for later the API calls of which a call of ours may have no row yet."""
+        since_ns = np.where(is_apart(apis), rows.own_since_ns, rows.open_since_ns)
+        since_ns = np.maximum(np.minimum(since_ns, rows.open_since_ns), rows.wait_since_ns)
+        late = (apis["start"].astype(np.int64) >= since_ns) & (not rows.over)
+        if late.any():
+            self.apis.append(tables.select(apis, late))
+        return tables.select(apis, ~late) if late.any() else apis
 
     def _until(self, first: int, columns: Columns | None, later: list[Columns]) -> Columns | None:
         """Leave for later what came from a correlation on."""

@@ -19,7 +19,7 @@ from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
-from gpuscope.record.cupti import layout, order
+from gpuscope.record.cupti import order
 from gpuscope.record.cupti.afar import BufferTap, Facts
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.journal import Journal, Stored
@@ -57,6 +57,7 @@ class CuptiSource(Source):
     timed_kinds = frozenset({"launch", "copy", "setup"})
     rows_at_once = sys.maxsize  # all of them get the NVTX range around them
     compares_clocks = numbers_calls = may_lack_work = True
+    edges = ()
 
     def __init__(self, devices: tuple[Device, ...], options: Options) -> None:
         self._cuda = [device for device in devices if device.info.kind == "cuda"]
@@ -109,12 +110,10 @@ class CuptiSource(Source):
     def _begin(self) -> None:
         self._collector.begin(id(self), self._receive, apis=self._which, limit=self._limit)
         self._records.noted = self._collector.notes_launches and self._which != "all"
+        if self._records.tells_waits:
+            polls = ("host wait",) if self._records.noted else ()
+            self.edges = ("launch", "event wait", *polls)
         self._before = (self._collector.dropped, self._collector.refused)
-        if self._which == "all":
-            self._collector.library.enable(layout.SYNCHRONIZATION)
-        if self._order is not None:
-            for kind in order.KINDS:
-                self._collector.library.enable(kind)
         if self._collector.note:
             self._found.notes.append(self._collector.note)
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
@@ -128,6 +127,8 @@ class CuptiSource(Source):
                 "another tool has taken its buffers. End that tool first, or record with "
                 "profile(source='events')"
             )
+        for kind in order.KINDS if self._order is not None or self._records.tells_waits else ():
+            self._collector.library.enable(kind)
         self._records.begin_here()
         self._selections.open()
         self._watch = ClockWatch({"cupti": self._collector.library.now_ns})

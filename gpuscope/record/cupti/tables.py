@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.record.cupti import layout
+from gpuscope.record.cupti.library import BLOCKING, is_wait
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.schema import COPY_KINDS, MEMORY_KINDS, SYNC_KINDS
+from gpuscope.trace.schema import COPY_KINDS, MEMORY_KINDS
 
 Columns: TypeAlias = "dict[str, Array]"
 """Fields of records → their values."""
@@ -75,7 +76,8 @@ def work_of(records: Mapping[int, Columns]) -> Columns | None:
 def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
     """Return the API calls of a buffer, CUPTI's records of them or those that were ``noted``.
 
-    ``runtime`` tells the runtime's from the driver's; ``site`` is 0 where it was not noted.
+    ``runtime`` tells the runtime's from the driver's; ``site`` and ``handle`` are 0 where they were
+    not noted.
     """
     runtime = layout.NOTED_RUNTIME if noted else layout.RUNTIME
     parts = []
@@ -83,14 +85,21 @@ def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
         if kind in records:
             part = dict(records[kind])
             part["runtime"] = np.full(len(part["start"]), kind == runtime)
-            part.setdefault("site", np.zeros(len(part["start"]), np.uint32))
+            for name in ("site", "handle"):
+                part.setdefault(name, np.zeros(len(part["start"]), np.int64))
             parts.append(part)
     return join_columns(parts) if parts else None
 
 
+def middle(apis: Columns) -> Ints:
+    """Return the middle of each API call, ns."""
+    middle: Ints = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+    return middle
+
+
 def no_apis() -> Columns:
     """Return no API calls."""
-    names = (*layout.FIELDS[layout.NOTED_RUNTIME], "runtime")
+    names = (*layout.FIELDS[layout.NOTED_RUNTIME], "runtime", "role")
     return {name: np.zeros(0, np.int64) for name in names}
 
 
@@ -106,7 +115,7 @@ def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Colum
     failed = apis["returned"] != 0
     return {
         "id": apis["row"],
-        "kind": arrow.constant("api", count),
+        "kind": arrow.text_column(is_wait(apis).astype(np.int64), ["api", "sync"]),
         "name": arrow.text_column(codes, names),
         "start_ns": apis["start"].astype(np.int64),
         "end_ns": apis["end"].astype(np.int64),
@@ -213,6 +222,23 @@ def stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
     return np.where(is_first | (is_stated == NONE), is_stated, 0)
 
 
+_TO_OR_FROM_HOST = np.array(["H" in kind for kind in COPY_KINDS])
+_PAGEABLE = MEMORY_KINDS.index("pageable")
+
+
+def blocking(work: Columns, calls: Columns) -> Bools:
+    """Whether the host waited for each piece of work in the call that queued it.
+
+    It does in copies from or to its memory by calls that are not asynchronous, or where that memory
+    is pageable (CUDA Runtime API, "API synchronization behavior"), which returned when it was done.
+    """
+    copies = (work["work"] == COPY) & _TO_OR_FROM_HOST[_known(work["copy_kind"], COPY_KINDS)]
+    pageable = (work["src_kind"] == _PAGEABLE) | (work["dst_kind"] == _PAGEABLE)
+    waits = copies & ((calls["role"] == BLOCKING) | pageable)
+    done: Bools = waits & (work["end"] > 0) & (calls["end"] >= work["end"])
+    return done
+
+
 # -- NVTX ----------------------------------------------------------------------------------
 SIGNED = 4
 _PAYLOADS = {0: "f8", 1: "u8", SIGNED: "i8"}
@@ -224,15 +250,3 @@ def payload_text(kind: int, raw: int) -> str | None:
     if kind not in _PAYLOADS or (raw == 0 and kind != SIGNED):
         return None  # without a payload the record says: unsigned, 0
     return repr(np.array([raw], np.uint64).view(_PAYLOADS[kind])[0].item())
-
-
-def sync_columns(syncs: Columns) -> dict[str, Column]:
-    """Return the columns of synchronisations that their records alone tell."""
-    return {
-        "kind": arrow.constant("sync", len(syncs["start"])),
-        "name": arrow.text_column(_known(syncs["type"], SYNC_KINDS), SYNC_KINDS),
-        "start_ns": syncs["start"].astype(np.int64),
-        "end_ns": syncs["end"].astype(np.int64),
-        "correlation": syncs["correlation"].astype(np.int64),
-        "source": arrow.constant("cupti", len(syncs["start"])),
-    }

@@ -30,7 +30,7 @@ _CLOSE = 1e-4
 
 
 @door(
-    *("trace", "move", "scale", "second", "recorded_sms", "gpu_profile"),
+    *("trace", "move", "scale", "faster", "second", "recorded_sms", "gpu_profile"),
     streams=(Mapping, None),
     add_waits=SeveralOf(SeveralOf(int, 2)),
     drop_waits=(str, SeveralOf(SeveralOf(int, 2))),
@@ -46,6 +46,7 @@ def what_if(
     add_waits: Waits = (),
     drop_waits: Waits | Literal["all"] = (),
     scale: Mapping[str, float] | None = None,
+    faster: Mapping[str, float] | None = None,
     graphs: Iterable[str] = (),
     second: Trace | None = None,
     recorded_sms: Mapping[str, int] | None = None,
@@ -75,7 +76,10 @@ def what_if(
         Pairs of span ids: the second waits for the first. ``"all"`` drops all waits between
         streams.
     scale
-        Kernel → factor: that many times the work, by patterns as in ``move``.
+        Kernel → factor: that many times the work, in as many more blocks, by patterns as in
+        ``move``.
+    faster
+        Kernel → factor: that many times as fast, in as many blocks, by patterns as in ``move``.
     graphs
         Names of ranges or handles, or patterns of them: what is launched inside each becomes one
         graph.
@@ -120,7 +124,7 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     program = read_program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, program, sm_counts)
-    others = bool(move or add_waits or drop_waits or scale or graphs)
+    others = bool(move or add_waits or drop_waits or scale or faster or graphs)
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
@@ -134,7 +138,11 @@ def what_if(
     sent = _moved(program, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
-    _scale(program, scale or {})
+    for work, factor in _factors(program, scale or {}, "scale").items():
+        if work.kernel is not None:
+            work.kernel = work.kernel.scaled(factor)
+    for work, factor in _factors(program, faster or {}, "faster").items():
+        factors[work] = factors.get(work, 1.0) / factor
     change_waits(program, trace, add_waits, drop_waits)
     grouped = _graphs(program, trace, graphs)
     kept = before.untouched(after, program) if not others else frozenset()
@@ -146,6 +154,7 @@ def what_if(
         "add_waits": add_waits,
         "drop_waits": drop_waits,
         "scale": scale,
+        "faster": faster,
         "graphs": list(graphs),
     }
     changes = {
@@ -238,13 +247,13 @@ def _moved(program: Program, move: Mapping[str, str], carving: Carving) -> dict[
     return sent
 
 
-def _scale(program: Program, scale: Mapping[str, float]) -> None:
-    for work, pattern in _matching(program, scale, "scale").items():
-        factor = scale[pattern]
+def _factors(program: Program, given_factors: Mapping[str, float], what: str) -> dict[Work, float]:
+    """Return the factor of each kernel that a pattern means."""
+    for pattern, factor in given_factors.items():
         if not 0 < factor < 1e6:
-            raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
-        if work.kernel is not None:
-            work.kernel = work.kernel.scaled(float(factor))
+            raise InvalidArgument(f"{what}[{pattern!r}] is {given(factor)}: a factor above 0")
+    matching = _matching(program, given_factors, what)
+    return {work: float(given_factors[pattern]) for work, pattern in matching.items()}
 
 
 def _graphs(program: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:

@@ -5,7 +5,8 @@ const SHARES_PX = 72;
 const GUTTER = [0.3, 190]; // for the labels of tracks: share of the width, and px at most
 const WHEEL = 1.0015;
 
-async function showTimeline(root) {
+// The page's address tells the view of the one that is linked.
+async function showTimeline(root, isLinked) {
   const spans = JSON.parse(root.querySelector("script").textContent);
   const { first, dark } = spans;
   const groups = readGroups(spans, await unpacked(spans.data));
@@ -73,7 +74,7 @@ async function showTimeline(root) {
     });
   };
   const [least, most] = painted.extent;
-  const linked = new URLSearchParams(location.hash.slice(1));
+  const linked = new URLSearchParams(isLinked ? location.hash.slice(1) : "");
   let [low, high] = (linked.get("t") ?? "").split("-").map(Number);
   if (!(high > low && low >= least && high <= most)) [low, high] = first;
 
@@ -147,7 +148,7 @@ async function showTimeline(root) {
   };
   const remember = () => {
     const of = selected === null ? "" : `&s=${selected}`;
-    history.replaceState(null, "", `#t=${low}-${high}${of}`);
+    if (isLinked) history.replaceState(null, "", `#t=${low}-${high}${of}`);
   };
   const reveal = (row) => {
     if (row === null) return;
@@ -280,5 +281,5 @@ async function showTimeline(root) {
 }
 
 // The page's other figures wait for this.
-globalThis.timelinesDrawn = Promise.all([...document.querySelectorAll("[data-timeline]")].map((root) =>
-  showTimeline(root).catch((error) => (root.textContent = `This browser cannot draw the timeline: ${error}`))));
+globalThis.timelinesDrawn = Promise.all([...document.querySelectorAll("[data-timeline]")].map((root, n) =>
+  showTimeline(root, n === 0).catch((error) => (root.textContent = `This browser cannot draw the timeline: ${error}`))));

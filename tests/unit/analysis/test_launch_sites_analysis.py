@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-import pyarrow as pa
 import pytest
 
 import gpuscope as gs
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.telling.explanation import explain
-from gpuscope.telling.of_trace import of_idle_tracks
-from gpuscope.trace import schema
 from gpuscope.trace.facts import HazardFact, HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -124,20 +121,13 @@ LATE = [
 
 
 def test_the_finding_of_an_idle_gpu_names_the_line_that_was_late():
-    def idle(devices):
-        trace = trace_of(rows=LATE)
-        column = pa.array(devices, pa.int16())
-        spans = schema.with_column(trace.spans, "device", column)
-        findings = of_idle_tracks(Trace(spans, trace.edges, trace.metadata))
-        return [finding for finding in findings if finding.rule == "dry-queue.device"]
-
-    (finding,) = idle([None, 0] * 3)
-    assert finding.subject["site"] == "train.py:4 in step"
-    (share,) = (value.value for value in finding.values if value.name == "of_it")
-    assert share == pytest.approx(8_900 / 8_930)
-    assert "train.py:4 in step" in finding.text
-    # Of two GPUs a share of both would be told of one.
-    assert all("site" not in finding.subject for finding in idle([None, 0, None, 0, None, 1]))
+    (idle,) = (
+        each for each in gs.findings(trace_of(rows=LATE)).findings if each.rule == "program.idle"
+    )
+    assert idle.subject["line"] == "train.py:4 in step"
+    (share,) = (value.value for value in idle.values if value.name == "of_it")
+    assert 0.9 < share < 1
+    assert "train.py:4 in step" in idle.text
 
 
 def test_an_explanation_names_the_lines():

@@ -14,7 +14,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device import select
-from gpuscope.record import recorder
+from gpuscope.record import ranges
 from gpuscope.record.recorder import Recording
 from gpuscope.timeline.style import OKABE_ITO, partition_colours
 
@@ -42,7 +42,7 @@ def assert_clean(gpu):
     assert gpu.registry.held_parts() == {}
     assert gpu.calls.observers == ()
     assert not gpu.registry.streams
-    assert recorder.running == ()
+    assert ranges.running == ()
     assert gc.isenabled()
 
 
@@ -672,7 +672,7 @@ def test_profile_asks_which_of_two_clocks():
     one, two = (gs.open_device("sim:h200", quiet=True) for _ in range(2))
     with pytest.raises(gs.errors.GpuscopeError, match=r"profile\(device\)"), gs.profile():
         pass
-    assert one.calls.observers == two.calls.observers == recorder.running == ()
+    assert one.calls.observers == two.calls.observers == ranges.running == ()
     with gs.profile(two) as recording:
         pass
     assert recording.devices == (two,)

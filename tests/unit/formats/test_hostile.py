@@ -196,7 +196,8 @@ JSON = st.recursive(
 KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "id2", "args", "bp", "s", "cname")
 ARGUMENTS = ("device", "stream", "correlation", "grid", "block", "bytes", "graph id", "name",
              "registers per thread", "shared memory", "External id", "from", "to", "id",
-             "launch_config", "payload", "value", "queued_ns", "target_stream")  # fmt: skip
+             "launch_config", "payload", "value", "queued_ns", "target_stream",
+             "wait_on_stream", "wait_on_cuda_event_record_corr_id")  # fmt: skip
 
 
 @pytest.mark.no_cover

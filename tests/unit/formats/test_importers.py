@@ -617,7 +617,10 @@ def test_kineto_work_calls_and_ranges(tmp_path):
     assert json.loads(mark["payload"]) == {"Bytes": -512}
     edges = trace.edges.to_pylist()
     assert {"from": call["id"], "to": kernel["id"], "kind": "launch"} in edges
-    assert len(edges) == 4  # three kernels and the copy, each once, arrows or not
+    assert len(edges) == 5  # three kernels and the copy, each once, arrows or not, and a wait
+    (wait,) = rows(trace, kind="sync")
+    assert {"from": kernel["id"], "to": wait["id"], "kind": "host wait"} in edges
+    assert trace.metadata.edges == ("launch", "event wait")
     facts = trace.metadata
     assert facts.devices == {"cuda:0": DeviceFacts(0, name="NVIDIA H200", sm_count=132)}
     assert facts.process_names == {"458": "python"}

@@ -187,6 +187,10 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
             gs.device.WorkloadContext(gpu, stream).scratch, {"nbytes": 16, "stream": None}
         ),
         "Scratch.view": (gpu.scratch(64).view, {"shape": 4, "dtype": "float32"}),
+        "try_delay": (gs.try_delay, {
+            "run": lambda plant: plant(), "device": gpu, "behind": stream, "delays_us": [1.0],
+            "turns": 3,
+        }),
         "confirm": (gs.confirm, {
             "hazard": HazardFact("read after write"), "program": int, "device": gpu,
         }),
@@ -288,7 +292,8 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "what_if": (gs.what_if, {
             "trace": trace, "partitions": {"a": 8, "b": 8}, "rounding": "exact",
             "streams": {"s": {"partition": "a", "priority": 0}}, "move": {"w": "t"},
-            "add_waits": [kernels], "drop_waits": [], "scale": {"w": 2.0}, "graphs": ["w"],
+            "add_waits": [kernels], "drop_waits": [], "scale": {"w": 2.0}, "faster": {"w": 2.0},
+            "graphs": ["w"],
             "second": None, "recorded_sms": None, "gpu_profile": "h200",
         }),
         "what_if without partitions": (gs.what_if, {
@@ -310,6 +315,12 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "tune_report": (report.tune_report, {"result": tuned, "path": "r.html"}),
         "analysis.collectives": (analysis.collectives, {"trace": trace}),
         "analysis.hazards": (analysis.hazards, {"trace": trace}),
+        "analysis.critical_path": (analysis.critical_path, {"trace": trace, "to": None}),
+        "CriticalPathResult.by": (analysis.critical_path(trace).by, {"by": "kind"}),
+        "CriticalPathResult.slack": (analysis.critical_path(trace).slack, {"span": kernels[0]}),
+        "analysis.what_would_help": (
+            analysis.what_would_help, {"trace": trace, "window_ns": None}
+        ),
         "analysis.launch_sites": (analysis.launch_sites, {"trace": trace, "by": "line"}),
         "analysis.requests": (analysis.requests, {"trace": trace, "slo": {"ttft_ms": 1}}),
         "telling.findings": (telling.findings, {"trace": trace}),
@@ -511,7 +522,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
     }  # fmt: skip
 
 
-DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard", "workload")
+DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard", "try_delay", "workload")
 """Whose docstring says TypeError; of a guard, contract A6 does."""
 
 

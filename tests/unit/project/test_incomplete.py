@@ -155,6 +155,7 @@ ANALYSES = {
     "collectives": lambda run, trace: analysis.collectives(of_two_ranks(trace)),
     "confinement": lambda run, trace: analysis.confinement(trace),
     "findings": lambda run, trace: telling.findings(trace),
+    "critical_path": lambda run, trace: analysis.critical_path(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
     "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
     "idle_causes": lambda run, trace: analysis.idle_causes(trace),
@@ -171,6 +172,7 @@ ANALYSES = {
     "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
     "steps": lambda run, trace: analysis.steps(trace),
     "summary": lambda run, trace: analysis.summary(trace),
+    "what_would_help": lambda run, trace: analysis.what_would_help(trace),
 }
 """Public function → what it says; one that is new belongs here."""
 SERIES = {

@@ -32,6 +32,8 @@ WITHOUT_EXAMPLE = {
     "analysis.IdleCause": "part of what idle_causes() returns",
     "analysis.LaunchLatency": "part of what launch_latency() returns",
     "analysis.NamedProjection": "part of what range_projection() returns",
+    "analysis.Change": "part of what what_would_help() returns",
+    "analysis.PathPart": "part of what critical_path() returns",
     "analysis.PairOverlap": "part of what overlap() returns",
     "analysis.Served": "part of what requests() returns",
     "analysis.PartitionConfinement": "part of what confinement() returns",

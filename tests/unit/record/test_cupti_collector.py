@@ -27,6 +27,8 @@ WITH = {
 }
 
 
+WAITS = {layout.SYNCHRONIZATION: "all", layout.CUDA_EVENT: "all"}
+
 NOTED = pytest.mark.parametrize("world", [True], indirect=True, ids=["noted"])
 BY_CUPTI = pytest.mark.parametrize("world", [False], indirect=True, ids=["by CUPTI"])
 
@@ -82,7 +84,7 @@ def test_everything_of_cupti_is_put_back(world):
     with world.profile():
         assert (world.cupti.thread_ids, world.cupti.zeroed) == (1, True)
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.collects == WITH["launches"]
+        assert world.cupti.collects == WITH["launches"] | WAITS
     assert world.cupti.thread_ids == before
     world.cupti.thread_ids = 0
     assert world.cupti.at_rest
@@ -559,7 +561,7 @@ def test_one_subscription_serves_all_and_goes_with_the_last(world):
         with world.profile():
             pass
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.collects == WITH["launches"]
+        assert world.cupti.collects == WITH["launches"] | WAITS
     assert world.library.done.count(("subscribe",)) == 1
     assert world.library.done.count(("unsubscribe",)) == 1
     assert world.library.done.count(("register",)) == 1
@@ -578,8 +580,8 @@ def test_api_calls_are_recorded_as_far_as_asked(world, launch_ids, detail, apis)
     recording = world.recording(launch_ids=launch_ids, detail=detail)
     recording.start()
     enabled = dict(world.cupti.collects)
-    assert (enabled.pop(layout.SYNCHRONIZATION, None) is not None) == (detail == "full")
-    assert enabled == WITH[apis]
+    waits = WAITS if apis in ("launches", "all") else {}
+    assert enabled == WITH[apis] | waits
     recording.stop()
     assert world.cupti.at_rest
 
@@ -604,10 +606,7 @@ def test_a_recording_of_launches_has_no_other_calls_though_another_wants_all(wor
         world.gpu.foreign("one")
         with world.profile(detail="full") as inner:
             world.gpu.call(OTHER)
-            world.cupti.write(layout.SYNCHRONIZATION, type=3, start=1, end=2)
-        world.cupti.write(layout.SYNCHRONIZATION, type=3, start=1, end=2)
     assert "cudaGetDevice_v3020" in names(inner.trace, "api")
-    assert len(rows(inner.trace, "sync", source="cupti")) == 1
     assert names(outer.trace, "api") == ["cudaLaunchKernel_v7000"]
     assert rows(outer.trace, "sync") == []
 
@@ -920,7 +919,7 @@ def test_where_the_subscription_is_held_cupti_records_the_calls(world, monkeypat
     world.cupti.holder = UNNAMED
     with world.profile() as recording:
         assert world.cupti.noting == ()
-        assert world.cupti.enabled == WITH["launches"]
+        assert world.cupti.enabled == WITH["launches"] | WAITS
         world.gpu.foreign("during")
     assert names(recording.trace) == ["during"]
     assert len(rows(recording.trace, "api")) == 1

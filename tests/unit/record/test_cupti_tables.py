@@ -12,7 +12,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuscope.record.cupti import layout, tables
-from gpuscope.record.cupti.library import demangled, is_launch, text_at
+from gpuscope.record.cupti.library import (
+    BLOCKING,
+    EVENT_POLL,
+    LAUNCH,
+    MEMORY,
+    ORDER,
+    OTHER,
+    STREAM_POLL,
+    WAIT,
+    demangled,
+    role_of,
+    text_at,
+)
 from gpuscope.record.cupti.tables import NONE
 from gpuscope.trace import arrow, joins, schema
 
@@ -242,7 +254,6 @@ def test_kinds_that_are_newer_than_this_are_unknown():
     (row,) = work([(layout.MEMCPY, {"copy_kind": 200, "src_kind": 99, "dst_kind": 99})])
     assert (row["copy_kind"], row["name"]) == ("unknown", "unknown copy")
     assert (row["src_kind"], row["dst_kind"]) == ("unknown", "unknown")
-    assert sync_names(99) == ["unknown"]
 
 
 def test_work_that_has_not_finished_is_open_and_says_so():
@@ -300,19 +311,29 @@ def test_a_record_without_a_name_has_an_empty_one():
 
 
 @pytest.mark.parametrize(
-    ("name", "launches"),
+    ("name", "role"),
     [
-        ("cudaLaunchKernel_v7000", True), ("cudaLaunchKernelExC_v11060", True),
-        ("cuLaunchKernelEx_ptsz", True), ("cudaGraphLaunch_v10000", True),
-        ("cudaMemcpyAsync_v3020", True), ("cuMemcpyHtoDAsync_v2", True),
-        ("cudaMemset_v3020", True), ("__cudaLaunch_v3020", True), ("cuMemsetD8_v2", True),
-        ("cudaGetDevice_v3020", False), ("cudaStreamSynchronize_v3020", False),
-        ("cudaGraphInstantiate_v10000", False), ("cudaMalloc_v3020", False), ("", False),
-        ("cuGraphAddMemcpyNode", False),
+        ("cudaLaunchKernel_v7000", LAUNCH), ("cudaLaunchKernelExC_v11060", LAUNCH),
+        ("cuLaunchKernelEx_ptsz", LAUNCH), ("cudaGraphLaunch_v10000", LAUNCH),
+        ("cudaMemcpyAsync_v3020", LAUNCH), ("cuMemcpyHtoDAsync_v2", LAUNCH),
+        ("cudaMemcpyPeer_v4000", LAUNCH), ("cudaMemcpyBatchAsync_v12080", LAUNCH),
+        ("cudaMemset_v3020", LAUNCH), ("__cudaLaunch_v3020", LAUNCH), ("cuMemsetD8_v2", LAUNCH),
+        ("cudaMemcpy_v3020", BLOCKING), ("cuMemcpyDtoH_v2_ptds", BLOCKING),
+        ("cudaMemcpy2DToArray_v3020", BLOCKING), ("cudaMemcpyToSymbolAsync_v3020", LAUNCH),
+        ("cudaStreamSynchronize_ptsz_v7000", WAIT), ("cuCtxSynchronize_v2", WAIT),
+        ("cudaDeviceSynchronize_v3020", WAIT), ("cuEventSynchronize", WAIT),
+        ("cudaEventQuery_v3020", EVENT_POLL), ("cuStreamQuery_ptsz", STREAM_POLL),
+        ("cudaEventRecordWithFlags_ptsz_v11010", ORDER), ("cuEventRecord", ORDER),
+        ("cuStreamWaitEvent_ptsz", ORDER),
+        ("cudaGetDevice_v3020", OTHER), ("cudaGraphAddEventRecordNode_v11010", OTHER),
+        ("cudaGraphInstantiate_v10000", OTHER), ("", OTHER), ("cudaMallocAsync_v11020", OTHER),
+        ("cudaMalloc_v3020", MEMORY), ("cuMemFree_v2", MEMORY), ("cudaHostAlloc_v3020", MEMORY),
+        ("cudaFreeHost_v3020", MEMORY), ("cuMemHostRegister_v2", MEMORY), ("cuMemMap", MEMORY),
+        ("cuGraphAddMemcpyNode", OTHER), ("cuEventCreate", OTHER),
     ],
 )  # fmt: skip
-def test_calls_that_launch_copy_or_set_are_told_by_their_names(name, launches):
-    assert is_launch(name) == launches
+def test_what_calls_do_is_told_by_their_names(name, role):
+    assert role_of(name) == role
 
 
 # -- NVTX and synchronisations ---------------------------------------------------------------
@@ -329,17 +350,6 @@ def test_payloads_are_told_as_json_by_their_kind(kind, value, text):
     assert tables.payload_text(kind, raw) == text
     if text is not None:
         assert json.loads(text) == value
-
-
-def sync_names(*types):
-    fields = layout.FIELDS[layout.SYNCHRONIZATION]
-    syncs = {name: np.array(types, np.uint32) for name in fields}
-    return tables.sync_columns(syncs)["name"].to_pylist()
-
-
-def test_synchronisations_have_names():
-    names = sync_names(1, 3, 4)
-    assert names == ["event synchronize", "stream synchronize", "context synchronize"]
 
 
 def test_the_real_recording_as_work():

@@ -22,6 +22,14 @@ pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why
 ENTER, EXIT = 0, 1
 PAGE = 1600
 """Launches of one thread that lie together."""
+RECORD, EVENT_POLL, STREAM_POLL = 135, 138, 440
+ROLES = {
+    (RUNTIME_API, RECORD): 1,
+    (RUNTIME_API, EVENT_POLL): 8 | 1,
+    (DRIVER_API, STREAM_POLL): 8 | 2 | 4,
+}
+"""What is noted besides: of an event's record and polls of an event, and of a stream of a thread."""
+CONTEXT, NOT_READY = 6, 600
 
 
 class Data(ctypes.Structure):
@@ -46,7 +54,21 @@ class Noting:
             return 0
 
         self._now = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))(now)
-        address = module.serve_launches(ctypes.cast(self._now, ctypes.c_void_p).value)
+        self.asked = []
+
+        def stream_id(context, stream, per_thread, into):
+            self.asked.append((context, stream, per_thread))
+            into[0] = 17
+            return 0 if stream == 0xA0 else 5
+
+        pointer = ctypes.POINTER(ctypes.c_uint32)
+        types = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint8, pointer)
+        self._stream_id = ctypes.CFUNCTYPE(*types)(stream_id)
+        served = (self._now, self._stream_id)
+        at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
+        domains = (DRIVER_API, RUNTIME_API)
+        roles = bytes(ROLES.get((domain, at), 0) for domain in domains for at in range(2048))
+        address = module.serve_launches(*at, roles)
         types = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(Data))
         self._note = ctypes.CFUNCTYPE(None, *types)(address)
         self._module, self._next = module, itertools.count(1).__next__
@@ -55,9 +77,15 @@ class Noting:
     def limit(self, nbytes):
         self._module.limit_launches(nbytes)
 
-    def __call__(self, site, correlation, domain=RUNTIME_API, callback=211, returned=0):
+    def __call__(
+        self, site, correlation, domain=RUNTIME_API, callback=211, returned=0, argument=None
+    ):
         status = ctypes.c_uint32(returned)
         data = Data(site=site, returned=ctypes.pointer(status), correlation=correlation)
+        if argument is not None:
+            arguments = ctypes.c_uint64(argument)
+            data.arguments = ctypes.addressof(arguments)
+        data.context, data.context_id = 0xC0, CONTEXT
         self._note(None, domain, callback, ctypes.byref(data))
 
     def launch(self, correlation, **facts):
@@ -103,7 +131,7 @@ def test_a_launch_is_noted_as_cupti_records_it(noting):
     dropped, records = noting.take()
     assert dropped == 0
     thread = threading.get_native_id()
-    common = {"process": [os.getpid()], "thread": [thread], "site": [0]}  # nobody asks for them
+    common = {"process": [os.getpid()], "thread": [thread], "site": [0], "handle": [0]}
     told = {
         kind: {name: values.tolist() for name, values in columns.items()}
         for kind, columns in records.items()
@@ -201,3 +229,22 @@ def test_nothing_is_taken_where_it_cannot_be_kept(noting):
         with pytest.raises((KeyboardInterrupt, TypeError)):
             noting._module.take_launches(into, number)
     assert noting.correlations() == [5]
+
+
+def test_of_events_their_handles_are_noted_and_of_polls_those_that_saw_it_done(noting):
+    noting.launch(1, callback=RECORD, argument=0xE0)
+    noting.launch(2, callback=EVENT_POLL, argument=0xE0, returned=NOT_READY)
+    noting.launch(3, callback=EVENT_POLL, argument=0xE0)
+    noting.launch(4, argument=0xE0)
+    noting.launch(5, callback=EVENT_POLL)
+    noting.launch(6, domain=DRIVER_API, callback=STREAM_POLL, argument=0xA0, returned=NOT_READY)
+    noting.launch(7, domain=DRIVER_API, callback=STREAM_POLL, argument=0xA0)
+    noting.launch(8, domain=DRIVER_API, callback=STREAM_POLL, argument=0xBAD)
+    _, records = noting.take()
+    handles = {
+        number: handle
+        for columns in records.values()
+        for number, handle in zip(columns["correlation"], columns["handle"], strict=True)
+    }
+    assert handles == {1: 0xE0, 3: 0xE0, 4: 0, 5: 0, 7: CONTEXT << 32 | 17, 8: 0}
+    assert noting.asked == [(0xC0, 0xA0, 1), (0xC0, 0xBAD, 1)]

@@ -16,7 +16,7 @@ from gpuscope import _libcupti
 from gpuscope._libcupti import NVTX_INJECTION, arrange_nvtx, arranged
 from gpuscope.errors import CapabilityError
 from gpuscope.record import annotate as annotate_module
-from gpuscope.record import nvtx, recorder
+from gpuscope.record import nvtx, ranges
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def deaf(monkeypatch):
     world = World(monkeypatch, ranges=False)
     yield world
     assert world.nvtx.depth == 0, "a range was left open"
-    assert recorder.running == ()
+    assert ranges.running == ()
 
 
 def named(trace):
@@ -64,7 +64,7 @@ def test_ranges_are_made_only_while_somebody_hears_them(world):
     assert [name for name in world.nvtx.pushed if name != CANARY] == ["one", "two"]
     assert named(outer.trace) == ["one", "two"]
     assert named(inner.trace) == ["two"]
-    assert recorder.running == (), "its rows come from NVTX"
+    assert ranges.running == (), "its rows come from NVTX"
 
 
 def test_a_tool_that_was_there_before_hears_everything(world, monkeypatch):

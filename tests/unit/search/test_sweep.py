@@ -26,7 +26,7 @@ from gpuscope import figures
 from gpuscope.analysis.choice import choices
 from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
-from gpuscope.record import recorder
+from gpuscope.record import ranges
 from gpuscope.search.points import Points
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.telling.of_series import swept as told
@@ -42,7 +42,7 @@ def gpu():
     assert device.registry.held_parts() == {}
     assert device.calls.observers == ()
     assert not device.registry.streams
-    assert recorder.running == ()
+    assert ranges.running == ()
     assert gc.isenabled()
 
 

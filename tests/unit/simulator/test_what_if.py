@@ -151,6 +151,16 @@ def test_a_scaled_kernel_takes_as_many_times_as_long():
     assert small[1] == pytest.approx(small[0], rel=0.2)  # beside more traffic
 
 
+def test_a_faster_kernel_takes_a_share_of_its_time_in_as_many_blocks():
+    trace = record(syncs=False)
+    faster = gs.what_if(trace, faster={"gemm 4096*": 4})["forecast"]
+    took = [np.subtract(*times(one.where(category=LARGE))[::-1]).sum() for one in (trace, faster)]
+    assert took[1] == pytest.approx(took[0] / 4, rel=0.05)
+    for wrong in (0, -1.0, 1e7):
+        with pytest.raises(InvalidArgument, match="faster"):
+            gs.what_if(trace, faster={"gemm 4096*": wrong})
+
+
 def test_launches_made_a_graph_cost_one_call():
     trace = record((8, 124), waits=False, syncs=False)
     graphed = gs.what_if(trace, graphs=["step"])["forecast"]

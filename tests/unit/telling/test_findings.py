@@ -46,7 +46,8 @@ def of_experiment(rows):
 
 
 def rules(trace):
-    return [finding.rule for finding in telling.findings(trace).findings]
+    found = telling.findings(trace).findings
+    return [finding.rule for finding in found if finding.family != "program"]
 
 
 def values(finding):
@@ -224,23 +225,25 @@ def test_a_timed_workload_may_pause():
     assert rules(of_experiment(rows)) == ["confined.uncarved"]
 
 
-def test_of_a_program_without_an_experiment_devices_are_judged():
+def test_of_a_program_it_is_said_what_its_gpu_waited_for():
     rows = [
         span(0, 100, queued_ns=0, device=0),
         span(50, 120, queued_ns=0, stream=2, device=0),
         span(400, 500, queued_ns=390, device=0),
     ]
-    (queue, _) = telling.findings(build(rows)).findings
-    assert (queue.rule, queue.subject["track"]) == ("dry-queue.device", "device 0")
-    assert values(queue)["idle"] == pytest.approx(0.56)
-    assert shown(queue) == [1, 2]
-    assert "record the launches as a graph" in queue.advice
+    found = telling.findings(build(rows))
+    idle = next(finding for finding in found.findings if finding.rule == "program.idle")
+    assert values(idle)["idle"] == pytest.approx(0.56)
+    assert values(idle)["time"] == 500
+    (title, causes), *_ = found.sections
+    assert title == "What the GPU waited for"
+    assert causes.idle_ns == sum(cause.idle_ns for cause in causes.causes) == 280
 
 
 def test_an_escape_comes_before_all_else():
     rows = [given_to("a", "b", queued_ns=0), given_to("a", "b", 900, 950, queued_ns=890)]
     trace = build(rows, partitions=TWO, counts={"dropped": 1}, complete=False)
-    assert rules(trace) == ["escape.partition", "incomplete", "dry-queue.device"]
+    assert rules(trace) == ["escape.partition", "incomplete"]
 
 
 # -- several settings ----------------------------------------------------------------------
@@ -248,10 +251,10 @@ def test_what_several_settings_share_is_said_once_with_their_names():
     escaped = [given_to("a", "b", name="norm")]
     traces = {name: build(escaped, partitions=TWO, setting=name) for name in ("one", "two")}
     traces["plain"] = build([span(0, 9)])
-    ((about, finding),) = telling.findings_by_setting(traces)
+    (about, finding), *rest = telling.findings_by_setting(traces)
+    assert {finding.family for _, finding in rest} == {"program"}
     assert (about, finding.rule) == ("“one” and “two”", "escape.partition")
-    ((about, finding),) = telling.findings_by_setting({"plain": traces["plain"]})
-    assert (about, finding.rule) == ("", "confined.uncarved")
+    assert all(not about for about, _ in telling.findings_by_setting({"plain": traces["plain"]}))
 
 
 # -- words and media -----------------------------------------------------------------------

@@ -1,0 +1,360 @@
+"""Causes: for each start and end of the rows of a trace what it had to follow, and what bound it.
+
+A graph of times. Each row has two nodes, its start and its end; one more is the beginning of the
+trace. An edge says that its target comes at least so long after its source. The edge that bound a
+node lasts as long as it did; the others, as long as such things take at least. So a pass over the
+edges gives every recorded time again, and with other edges what would have been (the critical path
+method of J. E. Kelley and M. R. Walker, 1959).
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.call_parts import HOST
+from gpuscope.analysis.span_rows import OPEN, SpanRows
+from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, Launches, add_work
+from gpuscope.trace.columns import combined
+from gpuscope.trace.model import Trace
+
+NEVER_NS = 1 << 62
+"""Slack of what leads nowhere."""
+_WAIT = re.compile("synchronize|synchronise", re.IGNORECASE)
+_OF_STREAM = re.compile("(stream|event).?synchroni", re.IGNORECASE)
+_POLL = re.compile("query|is_done", re.IGNORECASE)
+_CALLS_A_TURN = 10
+"""Starts and ends of calls that threads which take turns make in each, on average."""
+_SEEN_NS, _DONE_NS = 5_892, 3_630
+"""How long after its work a wait returns, and what waits for a stream or an event take that find it
+done, where no wait of a trace tells: medians on an H200."""
+_DEEPEST = 64
+"""Levels of calls in a handle's call."""
+_ROUNDS = 1000
+"""Rows of no length at one instant that follow each other are ordered, up to so many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """What bound each start and each end.
+
+    Attributes
+    ----------
+    rows
+        The columns of the trace.
+    times
+        Node → ns. Node 2 r is the start of row r, 2 r + 1 its end, the last one the beginning.
+        Ends that were not seen are that of the trace.
+    source, target, kind, lag
+        Of each edge: nodes, number of its kind, ns. Each comes after all that lead to its source.
+    cause
+        Node → the edge that bound it, or −1.
+    launches
+        How work came to the GPU.
+    threads
+        Node → number of its thread, −1 of work.
+    inferred
+        Kinds of edges that are worked out of times and names, as the trace does not tell them.
+    """
+
+    rows: SpanRows
+    times: Ints
+    source: Ints
+    target: Ints
+    kind: Ints
+    lag: Ints
+    cause: Ints
+    launches: Launches
+    threads: Ints
+    inferred: tuple[str, ...]
+
+    def of(self, *kinds: str) -> Bools:
+        """Edge → whether it is of one of these kinds."""
+        return np.isin(self.kind, [NUMBER[kind] for kind in kinds])
+
+    @cached_property
+    def owners(self) -> Ints:
+        """Row → number of its process and thread."""
+        both = (self.rows.processes, self.rows.threads)
+        return combined(*(np.unique(each, return_inverse=True)[1] for each in both))[1]
+
+    @cached_property
+    def _nodes(self) -> tuple[list[int], list[int]]:
+        return self.source.tolist(), self.target.tolist()
+
+    def forward(self, lag: Ints, kept: Bools) -> Ints:
+        """Return node → when it would be if edges lasted so long, and only some were there."""
+        started = np.array(self.times)
+        started[self.target[kept]] = NEVER
+        then_ns: list[int] = started.tolist()
+        lags: list[int] = np.where(kept, lag, -ALWAYS).tolist()
+        for before, after, lasts in zip(*self._nodes, lags, strict=True):
+            at_ns = then_ns[before] + lasts
+            if at_ns > then_ns[after]:  # noqa: PLR1730 - max() takes three times as long
+                then_ns[after] = at_ns
+        return np.array(then_ns, np.int64)
+
+    def slack(self, node: int | None = None) -> Ints:
+        """Return node → how much later it can be without moving another, ns.
+
+        Without a node, without moving the end of the trace. What never moves it has ``NEVER_NS``.
+        """
+        latest = np.full(len(self.times), NEVER_NS if node is not None else self.times.max())
+        if node is not None:
+            latest[node] = self.times[node]
+        latest_ns: list[int] = latest.tolist()
+        edges = zip(*(reversed(each) for each in (*self._nodes, self.lag.tolist())), strict=True)
+        for before, after, lasts in edges:
+            at_ns = latest_ns[after] - lasts
+            if at_ns < latest_ns[before]:  # noqa: PLR1730 - as above
+                latest_ns[before] = at_ns
+        latest = np.array(latest_ns, np.int64)
+        return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
+
+    def back_from(self, node: int) -> Iterator[int]:
+        """Yield the edges that bound a node, from it back to the beginning."""
+        while (edge := int(self.cause[node])) >= 0:
+            yield edge
+            node = int(self.source[edge])
+
+
+_known: weakref.WeakKeyDictionary[Trace, Causes] = weakref.WeakKeyDictionary()
+
+
+def find_causes(trace: Trace) -> Causes:
+    """Return what bound the rows of a trace, kept as long as the trace is."""
+    known = _known.get(trace)
+    if known is None:
+        known = _known[trace] = _causes(trace)
+    return known
+
+
+def _causes(trace: Trace) -> Causes:
+    work = trace_parts(trace).work
+    rows, edges = work.rows, Edges()
+    seen = rows.ends[rows.ends != OPEN]
+    last_ns = max(int(seen.max(initial=0)), int(rows.starts.max(initial=0)))
+    ends = np.where(rows.ends == OPEN, last_ns, rows.ends)
+    begin_ns = min(rows.zero_ns, int(rows.starts.min(initial=OPEN)))
+    times = np.r_[np.stack([rows.starts, ends], axis=1).ravel(), begin_ns]
+    launches = add_work(work, ends, edges)
+    threads = _add_hosts(trace, rows, times, launches, edges)
+    kind, source, target, lag, key = (
+        np.concatenate(columns) for columns in zip(*edges.columns, strict=True)
+    )
+    took = times[target] - times[source]
+    at_once = (took == 0) & (source != target)
+    rank = _ranks(times, source[at_once], target[at_once])
+    order = np.lexsort((kind, key, rank[target]))
+    order = order[rank[source[order]] < rank[target[order]]]
+    source, target, kind, took = (each[order] for each in (source, target, kind, took))
+    lag = np.minimum(lag[order], took)
+    last = np.flatnonzero(np.r_[target[1:] != target[:-1], True][: len(target)])
+    lag[last] = took[last]
+    cause = np.full(len(times), -1)
+    cause[target[last]] = last
+    inferred = tuple(sorted(edges.inferred))
+    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred)
+
+
+def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
+    """Return node → its place in an order of time in which edges at one instant go up."""
+    level = np.zeros(len(times), np.int64)
+    for _ in range(_ROUNDS):
+        before = level[target]
+        np.maximum.at(level, target, level[source] + 1)
+        if (level[target] == before).all():
+            break
+    rank = np.empty(len(times), np.int64)
+    rank[np.lexsort((level, times))] = np.arange(len(times))
+    return rank
+
+
+# -- the host ---------------------------------------------------------------------------------
+def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
+    """Add what starts and ends of the host's rows had to follow; returns node → thread."""
+    threads, nodes = _threads(trace, rows, times)
+    begin = len(times) - 1
+    previous = np.r_[begin, nodes[:-1]][: len(nodes)]
+    is_first = np.r_[-1, threads[nodes][:-1]][: len(nodes)] != threads[nodes]
+    previous[is_first] = begin
+    before = np.full(len(times), begin)
+    before[nodes] = previous
+    is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
+    if not trace.is_simulated:
+        is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
+    for kind in ("thread start", "hand-over"):
+        giver, taker = rows.edges_of(kind)
+        source = 2 * giver + (times[2 * giver + 1] <= times[2 * taker + 1])
+        target = 2 * taker + (kind == "hand-over")
+        # Of a thread that was started, the first row was there because of it.
+        since = times[before[target]] if kind == "thread start" else times[2 * taker]
+        binds = times[source] > since
+        is_wait[target[binds]] = True
+        edges.add(kind, source, target, 0, np.where(binds, ALWAYS, NEVER))
+    took = times[nodes] - times[previous]
+    least = np.where(is_wait[nodes], np.minimum(took, at_least[nodes]), took)
+    for kind, which in (("start-up", is_first), ("host", ~is_first)):
+        edges.add(kind, previous[which], nodes[which], least[which], times[previous[which]])
+    return threads
+
+
+def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
+    """Return node → number of its thread, −1 of work, and the nodes of threads in their order.
+
+    At one instant: what ends, the innermost first; then what begins, the outermost first.
+    """
+    host = np.flatnonzero(rows.having("kind", HOST))
+    end_threads = trace.array("end_thread", fill=-1)
+    end_threads = np.where(end_threads < 0, rows.threads, end_threads)
+    who = np.r_[rows.threads[host], end_threads[host]]
+    if trace.is_simulated and not trace.metadata.ranks:
+        who[:] = 0  # one virtual clock, which all threads move
+    nodes = np.r_[2 * host, 2 * host + 1]
+    _, thread = combined(
+        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
+    )
+    length = times[2 * host + 1] - times[2 * host]
+    is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
+    depth = np.r_[-length, np.where(length > 0, length, 0)]
+    order = np.lexsort((depth, is_end, times[nodes], thread))
+    threads = np.full(len(times), -1)
+    threads[nodes] = thread
+    return threads, nodes[order]
+
+
+def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: Edges) -> Ints:
+    """Let threads that take turns go on when the other's calls were over; returns whose turn began.
+
+    Two threads of a process take turns if they seldom call between two calls of the other: one
+    waits for the other, such as PyTorch's main thread for autograd's, or both for the interpreter.
+    """
+    process = rows.processes[nodes // 2]
+    order = np.lexsort((times[nodes], process))
+    nodes, process = nodes[order], process[order]
+    after = np.flatnonzero(
+        (process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]])
+    )
+    pair = np.sort(np.stack([threads[nodes[after]], threads[nodes[after + 1]]]), axis=0)
+    count = int(threads.max(initial=0)) + 1
+    calls = np.bincount(threads[nodes], minlength=count)
+    known, code, turns = np.unique(
+        pair[0] * count + pair[1], return_inverse=True, return_counts=True
+    )
+    seldom = turns * _CALLS_A_TURN <= np.minimum(calls[known // count], calls[known % count])
+    source, target = nodes[after], nodes[after + 1]
+    given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
+    if given.any():
+        edges.inferred.add("turn")
+    edges.add("turn", source[given], target[given], 0, ALWAYS)
+    begun: Ints = target[given]
+    return begun
+
+
+def _add_waits(
+    trace: Trace, rows: SpanRows, launches: Launches, before: Ints, times: Ints, edges: Edges
+) -> tuple[Bools, Ints]:
+    """Add which work the host's calls waited for.
+
+    Returns node → whether work bound it, and how long it takes without work to wait for: as long
+    as the shortest call of its name, and no longer than it takes to see work done.
+
+    Parameters
+    ----------
+    before
+        Node → the one before it on its thread.
+    """
+    work, call = rows.edges_of("host wait")
+    work = launches.last[work]  # who waits for a node, waits for its graph
+    in_time = times[2 * work + 1] <= times[2 * call + 1]
+    pairs = [(work[in_time], call[in_time])]
+    is_complete = trace.is_simulated or "host wait" in getattr(trace.metadata, "edges", ())
+    if not is_complete:
+        waited = np.zeros(len(rows.ids), bool)
+        waited[call] = True
+        pairs += _inferred_waits(rows, launches, waited, times)
+        if any(len(calls) for _, calls in pairs[1:]):
+            edges.inferred.add("host wait")
+    pairs.append(_done_handles(rows, launches, times))
+    work, call = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    since = 2 * call
+    polls = rows.having("kind", ("handle",))[call]
+    since[polls] = before[2 * call[polls] + 1]
+    code, names = rows.coded("name")
+    polls = np.array([bool(_POLL.search(name or "")) for name in names])[code[call]]
+    since[polls] = before[2 * call[polls]]
+    done_ns = times[2 * work + 1]
+    binds = done_ns > times[since]
+    seen_ns = times[2 * call + 1] - done_ns
+    least = np.full(len(names), seen_ns[binds].min(initial=_SEEN_NS))
+    named = code[call[binds]]
+    least[named] = NEVER_NS
+    np.minimum.at(least, named, seen_ns[binds])
+    is_quick = np.array([bool(_OF_STREAM.search(name or "")) for name in names])
+    took_ns, shortest = times[2 * call + 1] - times[2 * call], least.copy()
+    shortest[is_quick] = np.minimum(least[is_quick], _DONE_NS)
+    np.minimum.at(shortest, code[call], took_ns)
+    binds |= (seen_ns <= least[code[call]]) & (took_ns > shortest[code[call]])
+    lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
+    edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
+    bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
+    ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]
+    bound[ended] = bound[begun] = True
+    calls = ended[~rows.having("kind", ("handle",))[ended // 2]]
+    at_least[calls] = shortest[code[calls // 2]]
+    return bound, at_least
+
+
+def _done_handles(rows: SpanRows, launches: Launches, times: Ints) -> tuple[Ints, Ints]:
+    """Return the last work to end of each handle's call, and that."""
+    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
+    if not is_handle.any():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    above = rows.places(rows.parents)
+    works = np.flatnonzero(launches.call >= 0)
+    handle = launches.call[works]
+    for _ in range(_DEEPEST):
+        inside = (handle >= 0) & ~is_handle[handle]
+        if not inside.any():
+            break
+        handle[inside] = above[handle[inside]]
+    seen = (handle >= 0) & is_handle[handle] & (times[2 * works + 1] <= times[2 * handle + 1])
+    works, handle = works[seen], handle[seen]
+    order = np.lexsort((times[2 * works + 1], handle))
+    is_last = np.r_[handle[order][1:] != handle[order][:-1], True][: len(order)]
+    return works[order][is_last], handle[order][is_last]
+
+
+def _inferred_waits(
+    rows: SpanRows, launches: Launches, waited: Bools, times: Ints
+) -> list[tuple[Ints, Ints]]:
+    """Return which work calls waited for where no edge tells: by their names and times.
+
+    A call that synchronises: the last work that ended before it returned, of its stream if it has
+    one. A call that copies: its copies, if it did not return before they had ended.
+    """
+    code, names = rows.coded("name")
+    is_wait = np.array([bool(_WAIT.search(name or "")) for name in names])[code]
+    is_wait &= rows.having("kind", ("api", "sync")) & ~waited & (rows.ends != OPEN)
+    works = np.flatnonzero(rows.is_work & (rows.ends != OPEN))
+    pairs = []
+    of_stream = rows.streams >= 0
+    for owner, which in ((rows.streams, of_stream), (rows.processes, ~of_stream)):
+        for number in np.unique(owner[is_wait & which]).tolist():
+            calls = np.flatnonzero(is_wait & which & (owner == number))
+            before = works[np.isin(owner[works], (number, -1))]
+            before = before[np.argsort(rows.ends[before], kind="stable")]
+            at = rows.ends[before].searchsorted(rows.ends[calls], "right") - 1
+            pairs.append((before[at[at >= 0]], calls[at >= 0]))
+    copies = np.flatnonzero(rows.having("kind", ("memcpy",)) & (launches.call >= 0))
+    caller = launches.call[copies]
+    blocked = (times[2 * caller + 1] >= times[2 * copies + 1]) & ~waited[caller]
+    pairs.append((copies[blocked], caller[blocked]))
+    return pairs

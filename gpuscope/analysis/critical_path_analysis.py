@@ -1,0 +1,271 @@
+"""The critical path: the chain of causes that ends with a trace, a range, a call or work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from gpuscope._checks import door, given
+from gpuscope._text import percent
+from gpuscope._types import Ints
+from gpuscope.analysis.causes import NEVER_NS, Causes, find_causes
+from gpuscope.analysis.path_columns import LASTING, last_node, path_columns
+from gpuscope.analysis.result import Result, Row, about, row_of
+from gpuscope.analysis.span_rows import OPEN, WORK
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
+from gpuscope.trace.columns import once, rows_of
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name
+
+_OF_PARTS = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
+_BY = ("kind", "line", "range", "kernel", "stream", "thread", "rank")
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A part of a critical path: what the end waited for then.
+
+    Attributes
+    ----------
+    kind
+        ``"running"``, ``"copy"``: a kernel, a copy or memset. ``"launch call"``: until the call
+        had launched what is next. ``"on the way"``: until the GPU began it. ``"unexplained"``:
+        it began even later. ``"collective"``: from when the last rank had begun one. ``"host"``:
+        the host's program between calls. ``"call"``: in a call that launches nothing, or
+        waits for nothing. ``"not looking"``: work was done, and the host had not seen it.
+        ``"start-up"``: before the first call of a thread. ``"thread start"``, ``"hand-over"``:
+        from one thread to another.
+    start_ns, end_ns
+        On the trace's clock.
+    span
+        Id of the row; ``None`` for the host's program.
+    name
+        Of the row.
+    line
+        That made the call; of the host's program, that of its next call.
+    range
+        The innermost one of the thread, or of the thread that launched it.
+    """
+
+    kind: Annotated[str, "kind"]
+    start_ns: int
+    end_ns: int
+    span: Annotated[int | None, "span"]
+    name: Annotated[str, "name"]
+    thread: Annotated[int | None, "thread"]
+    stream: Annotated[int | None, "stream"]
+    line: Annotated[str | None, "line"]
+    range: Annotated[str | None, "range"]
+    rank: Annotated[int | None, "rank"]
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it lasted."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class CriticalPathResult(Result):
+    """The critical path to an end.
+
+    Attributes
+    ----------
+    to
+        What ends with it, in words.
+    slack_ns
+        Row → how much longer it can take without moving that end; ``NEVER_NS``: however long.
+    inferred
+        Kinds of causes that are worked out of times and names, as the trace does not tell them.
+    columns
+        Name → number of each part's value, and the values.
+    """
+
+    start_ns: int
+    end_ns: int
+    to: str
+    inferred: tuple[str, ...]
+    ids: Ints = field(repr=False, compare=False)
+    slack_ns: Ints = field(repr=False, compare=False)
+    starts_ns: Ints = field(repr=False, compare=False)
+    columns: Mapping[str, tuple[Ints, list[Any]]] = field(repr=False, compare=False)
+    weight = "duration (µs)"
+
+    def _rows(self) -> list[Row]:
+        """One row per part; its time is that since the path began."""
+        return [
+            {
+                "since (ms)": (part.start_ns - self.start_ns) / 1e6,
+                "duration (µs)": part.duration_ns / 1e3,
+                **row_of(part),
+            }
+            for part in self.parts
+        ]
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return a row a kind of part, the one that has most of the path first."""
+        kind, kinds = self.columns["kind"]
+        took_ns = np.diff(self.starts_ns, append=self.end_ns)
+        rows: list[Row] = []
+        for name, kind_ns in self.by("kind").items():
+            row: Row = {"part": name, "ms": kind_ns / 1e6}
+            row["share"] = percent(kind_ns / max(self.end_ns - self.start_ns, 1))
+            of_kind = np.where(kind == kinds.index(name), took_ns, 0)
+            for by, title in (("line", "most of it at"), ("name", "most of it in")):
+                number, values = self.columns[by]
+                sums = np.bincount(number, of_kind, len(values))
+                row[title] = values[int(np.argmax(sums))] or None
+            row["most of it in"] = kernel_name(row["most of it in"] or "") or None
+            rows.append(row)
+        return rows, ""
+
+    @cached_property
+    def parts(self) -> tuple[PathPart, ...]:
+        """The parts in order, each of which begins where the one before it ends."""
+        columns = (
+            [values[code] for code in number.tolist()]
+            for number, values in (self.columns[name] for name in _OF_PARTS)
+        )
+        kinds, *others = columns
+        starts = self.starts_ns.tolist()
+        return tuple(map(PathPart, kinds, starts, [*starts[1:], self.end_ns], *others))
+
+    @door(by=str)
+    def by(self, by: str) -> dict[Any, int]:
+        """Return how much of the path each kind, line, range… has, ns, the most first.
+
+        Parameters
+        ----------
+        by
+            ``"kind"``, ``"line"``, ``"range"``, ``"kernel"``, ``"stream"``, ``"thread"`` or
+            ``"rank"``. What has none has the key ``None``.
+        """
+        if by not in _BY:
+            raise InvalidArgument(f"by is one of {', '.join(_BY)}, not {by!r}")
+        number, values = self.columns[by]
+        sums = np.zeros(len(values), np.int64)
+        np.add.at(sums, number, np.diff(self.starts_ns, append=self.end_ns))
+        order = np.argsort(-sums, kind="stable").tolist()
+        return {values[code]: int(sums[code]) for code in order if sums[code]}
+
+    @door(span=int)
+    def slack(self, span: int) -> int | None:
+        """Return how much longer a row can take without moving the end, ns.
+
+        ``None``: however long. A row that is not there raises :class:`MissingEvidence`.
+        """
+        rows = np.flatnonzero(self.ids == span)
+        if not len(rows):
+            raise MissingEvidence(f"the trace has no row {given(span)}: rows are named by their id")
+        slack_ns = int(self.slack_ns[rows[0]])
+        return None if slack_ns == NEVER_NS else slack_ns
+
+    @property
+    def definition(self) -> str:
+        """What a path is."""
+        inferred = ", ".join(self.inferred)
+        return f"critical path to {self.to}: what it waited for, back from cause to cause" + (
+            f"; worked out of times and names: {inferred}" if inferred else ""
+        )
+
+
+@door(trace=Trace)
+def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
+    """Find what an end waited for, back from cause to cause.
+
+    Parameters
+    ----------
+    to
+        The end: of the trace's last work or call; of the row with an id; of the last range or
+        handle's call of a name; of a step. The path to a range, a handle's call or a step begins
+        with it, that to others with the trace.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace is empty, or has no such row.
+    NotFound
+        The trace has no range of that name.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 500_000, grid=1, block=32)
+    ...     stream.synchronize()
+    >>> path = gs.analysis.critical_path(recording.trace)
+    >>> [part.kind for part in path.parts]
+    ['launch call', 'on the way', 'running', 'not looking']
+    >>> path.by("kernel")["spin"]
+    500000
+    """
+    causes = find_causes(trace)
+    node, since_ns, until_ns, words = _end(causes, to)
+    starts_ns, columns = path_columns(trace, causes, node, since_ns, until_ns)
+    slack_ns = causes.slack(None if to is None else node)[1:-1:2]
+    return CriticalPathResult(
+        start_ns=since_ns,
+        end_ns=until_ns,
+        to=words,
+        inferred=causes.inferred,
+        ids=causes.rows.ids,
+        slack_ns=slack_ns,
+        starts_ns=starts_ns,
+        columns=columns,
+        **about(trace),
+    )
+
+
+def _end(causes: Causes, to: Any) -> tuple[int, int, int, str]:
+    """Return the node that a path leads to, from when until when it goes, and what ends with it."""
+    rows, times = causes.rows, causes.times
+    if to is None:
+        node = last_node(causes)
+        return node, int(times[-1]), int(times[node]), "the end"
+    if isinstance(to, str):
+        named = rows.having("kind", LASTING) & rows.having("name", (to,)) & (rows.ends != OPEN)
+        if not named.any():
+            raise NotFound(f"the trace has no finished range and no handle's call {given(to)}")
+        to = int(rows.ids[np.argmax(np.where(named, rows.ends, -1))])
+    if isinstance(to, int) and not isinstance(to, bool):
+        row = rows.position(to)
+        since_ns = int(rows.starts[row]) if rows.kind(row) in LASTING else int(times[-1])
+        return 2 * row + 1, since_ns, rows.end_ns(row), f"the end of {rows.text('name', row)}"
+    if not hasattr(to, "end_ns") or not hasattr(to, "thread"):
+        raise InvalidArgument(f"to is {given(to)}; a row's id, a range's name or a step is needed")
+    thread, process = (-1 if each is None else each for each in (to.thread, to.process))
+    rows_of = np.arange(len(times) - 1) // 2
+    there = (causes.threads[:-1] >= 0) & (times[:-1] <= to.end_ns)
+    there &= (rows.threads[rows_of] == thread) & (rows.processes[rows_of] == process)
+    if not there.any():
+        raise MissingEvidence(f"thread {thread} did nothing before {to.end_ns} ns")
+    # Of several at one instant any will do: nothing lies between them.
+    node = int(np.argmax(np.where(there, times[:-1], -1)))
+    return node, to.start_ns, to.end_ns, f"the end of {getattr(to, 'name', 'a stretch')}"
+
+
+@once
+def steady_path(trace: Trace) -> CriticalPathResult:
+    """Return the critical path to the last work of the steady time, since that began."""
+    low, high = steps(trace).steady_ns
+    work = rows_of(trace, *WORK)
+    ends = trace.array("end_ns", fill=OPEN)[work]
+    work, ends = work[ends <= high], ends[ends <= high]
+    if not len(work):
+        return critical_path(trace)
+    path = critical_path(trace, int(trace.array("id")[work[np.argmax(ends)]]))
+    if not len(path.starts_ns):
+        return path
+    first = max(int(np.searchsorted(path.starts_ns, low, "right")) - 1, 0)
+    starts_ns = np.maximum(path.starts_ns[first:], low)
+    columns = {name: (code[first:], values) for name, (code, values) in path.columns.items()}
+    begin = int(starts_ns[0])
+    return replace(
+        path, start_ns=begin, to="the end of the steady time", starts_ns=starts_ns, columns=columns
+    )

@@ -1,0 +1,192 @@
+"""What would help: changes of a program, what its end would gain, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from gpuscope._checks import SeveralOf, door
+from gpuscope._text import percent
+from gpuscope.analysis.causes import find_causes
+from gpuscope.analysis.help_cases import Basis, View, cases
+from gpuscope.analysis.path_columns import ENDING, last_node
+from gpuscope.analysis.result import Result, Row, about
+from gpuscope.analysis.sm_schedule import SmSchedule
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.trace.columns import once
+from gpuscope.trace.model import Trace
+
+WORTH = 0.01
+"""Share of the time from which on a gain is worth telling."""
+_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0012, 0.01, 0.04
+"""By which share of the whole nine of ten gains are off at most (``benchmarks/results/why.json``):
+where hosts look now and then whether work is done, and of kernels that compete for SMs, those of a
+simulated GPU and others. All others are exact."""
+_PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
+"""Changes whose gain is counted, of those that touch the path those about most of it: as many as
+that number of edges allows, but no fewer."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change, and how much sooner the end would come.
+
+    Attributes
+    ----------
+    change
+        What to change.
+    about
+        The kernel, line, range, streams or rank that it is about.
+    gain_ns, low_ns, high_ns
+        How much sooner, as nothing else changes, and between what bounds: at most what it takes of
+        the critical path, if nothing takes its place.
+    basis
+        ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
+        more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
+        a simulated GPU replayed the recording.
+    why
+        What the figure rests on.
+    code
+        How to try it.
+    """
+
+    change: Annotated[str, "change"]
+    about: Annotated[str, "about"]
+    gain_ns: Annotated[int, "gain (ms)"]
+    low_ns: Annotated[int, "at least (ms)"]
+    high_ns: Annotated[int, "at most (ms)"]
+    basis: Annotated[Basis, "basis"]
+    why: Annotated[str, "why"]
+    code: Annotated[str, "to try it"]
+
+
+@dataclass(frozen=True)
+class HelpResult(Result):
+    """Changes, the one with the greatest gain first; those without any gain are among them.
+
+    Attributes
+    ----------
+    span_ns
+        How long the program took in which the gains would be.
+    """
+
+    span_ns: int
+    changes: tuple[Change, ...]
+    entries = "changes"
+    weight = "gain (ms)"
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return the changes that gain something, or what gains most; the others in words."""
+        least_ns = WORTH * self.span_ns
+        worth = [each for each in self.changes if each.gain_ns >= least_ns] or self.changes[:3]
+        rows: list[Row] = [
+            {
+                "change": f"{each.change}: {each.about}",
+                "gain (ms)": each.gain_ns / 1e6,
+                "share": percent(each.gain_ns / self.span_ns),
+                "at most (ms)": each.high_ns / 1e6,
+                "to try it": each.code,
+                "basis": each.basis,
+            }
+            for each in worth
+        ]
+        gained = {each.change for each in worth}
+        none = dict.fromkeys(each.change for each in self.changes if each.change not in gained)
+        return rows, f"gains below {percent(WORTH)}: {', '.join(none)}" if none else ""
+
+    @property
+    def definition(self) -> str:
+        """What a gain is."""
+        return (
+            "gain: how much sooner the last work or call would end, all causes of this recording "
+            "but the changed ones being the same"
+        )
+
+
+@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
+def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> HelpResult:
+    """Rank changes of a program by how much sooner it would end.
+
+    Each gain is the difference between two passes over the causes of the recording
+    (:func:`critical_path`): one as it was, which gives every recorded time again, and one with the
+    change.
+
+    Parameters
+    ----------
+    window_ns
+        Start and end, on the trace's clock, of the time that is judged, such as that of its steady
+        steps; all of it if not given.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace, or the window, holds no finished work and no call.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> slow, fast = (gs.learn.spin_kernel(gpu, name) for name in ("slow", "fast"))
+    >>> with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+    ...     one.launch(slow, 2_000_000, grid=1, block=32)
+    ...     two.launch(fast, 500_000, grid=1, block=32)
+    >>> result = gs.analysis.what_would_help(recording.trace)
+    >>> [(change.about, change.gain_ns) for change in result.changes[:2]]
+    [('slow', 1000000), ('fast', 0)]
+    """
+    causes = find_causes(trace)
+    low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
+    node = last_node(causes, high_ns)
+    view = View(trace, causes, node, low_ns, high_ns)
+    changes = sorted(_changes(view, node), key=lambda change: (-change.gain_ns, -change.high_ns))
+    return HelpResult(int(causes.times[node]) - low_ns, tuple(changes), **about(trace))
+
+
+def _changes(view: View, node: int) -> Iterator[Change]:
+    """Yield what each change would gain: of those that touch the path, those about most of it."""
+    causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
+    is_end = np.zeros(len(causes.times), bool)
+    launching = np.unique(view.rows.threads[causes.launches.call])
+    ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
+    owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
+    is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
+    is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
+    most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
+    ranked = []
+    for case in cases(view):
+        gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
+        lag = np.where(case.shorter & view.kept, np.minimum(case.lag, causes.lag), causes.lag)
+        saved = np.where(gone, view.lasts + 1, causes.lag - lag)
+        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved))
+    for promise_ns, case, lag, gone, saved in sorted(ranked, key=lambda each: -each[0]):
+        gain_ns, kept, touched = 0, view.kept & ~gone, saved > 0
+        models_sms = schedule is not None and case.basis == "recording"
+        if promise_ns or models_sms:
+            passes += 1
+            if passes > most:
+                continue
+            then = (schedule if models_sms and schedule else causes).forward(lag, kept)
+            end_ns = schedule.end_ns if models_sms and schedule else int(causes.times[node])
+            gain_ns = max(0, end_ns - int(then[is_end].max()))
+        low_ns, high_ns = 0, max(gain_ns, promise_ns)
+        if case.basis == "recording":
+            off = _OFF_POLLED * view.polls
+            if view.competes:
+                off += _OFF_SCHEDULED if models_sms else _OFF_CONTENDED
+            off_ns = round(off * (causes.times[node] - view.low_ns))
+            low_ns, high_ns = max(0, gain_ns - off_ns), gain_ns + off_ns
+        on_path = touched & view.on_path
+        why = (
+            f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
+            f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
+        )
+        yield Change(case.change, case.about, gain_ns, low_ns, high_ns, case.basis, why, case.code)
+
+
+@once
+def help_in_steps(trace: Trace) -> HelpResult:
+    """Rank changes by what the steady time of a program would gain."""
+    return what_would_help(trace, steps(trace).steady_ns)

@@ -1,0 +1,402 @@
+"""Changes that might help a program, each as edges that would last less long or be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.idle_analysis import MEMORY_CALL
+from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
+from gpuscope.trace.columns import combined
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.sites import lines_of
+
+Basis: TypeAlias = Literal["bound", "recording", "forecast"]
+_MOST = 4
+"""Changes of each sort that are tried: those about what takes most of the path."""
+_ALIKE = 20
+"""Gaps between calls, beside another thread and without it, that a comparison needs."""
+_SLOWER = 1.05
+"""How many times as long they are beside it, at least, for that to be told."""
+_CALL_NS, _NODE_NS = 10_000, 1_000
+"""About what a call takes that launches a graph, queues a copy or finds work done; and what a node
+of a graph costs the host."""
+_PAUSE_NS = 50_000
+"""Between two calls: what takes longer is the program, not the libraries that it calls."""
+_SWITCH_NS, _SWITCHES = 5_000_000, 0.1
+"""``sys.getswitchinterval()``, after which a thread gets the interpreter that another one computes
+in; and how much later it has it, as a share."""
+_RUN = 16
+"""Launches of a graph at least, without a pause or a wait for the GPU between them."""
+_LONG_NS = 20_000
+"""Kernels that are shorter gain less from another stream than it costs."""
+_PINNED_BYTES_PER_US = 50_000
+"""About what copies of pinned memory reach over PCIe 5."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change: edges that last no longer than ``lag``, and edges that are gone."""
+
+    change: str
+    about: str
+    basis: Basis
+    code: str
+    shorter: Bools
+    lag: Ints | int = 0
+    gone: Bools | None = None
+
+
+class View:
+    """The edges of a window, as cases look at them.
+
+    Attributes
+    ----------
+    kept, on_path
+        Edge → whether it ends in the window; whether it is on the critical path, too.
+    row, before
+        Edge → row of its target and of its source.
+    lasts
+        Edge → how long it lasted, ns.
+    is_host, is_code
+        Edge → whether it is a thread's own time; whether between calls.
+    call, range
+        Edge of a thread → the call that it lies in, and the innermost range, −1 for none; of a
+        launch, the range of its call.
+    """
+
+    def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
+        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
+        source, target, times = causes.source, causes.target, causes.times
+        self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
+        self.on_path = np.zeros(len(target), bool)
+        self.on_path[np.fromiter(causes.back_from(node), np.int64)] = True
+        self.on_path &= self.kept
+        last = len(self.rows.ids) - 1
+        self.row, self.before = (np.minimum(nodes // 2, last) for nodes in (target, source))
+        self.lasts = times[target] - times[source]
+        self.is_host = self.kept & causes.of("host", "turn")
+        whose = np.where(self.is_host, self.row, -1)
+        since = times[source]
+        self.call = around(causes, spans_of(causes, *CALLS), whose, since)
+        self.call[causes.of("turn")] = -1
+        self.is_code = self.is_host & (self.call < 0)
+        launched = causes.of("launch") & (source < 2 * last + 2)
+        whose = np.where(launched, self.before, whose)
+        self.range = around(causes, spans_of(causes, "range"), whose, since)
+
+    @cached_property
+    def competes(self) -> bool:
+        """Whether work waited for what other work held."""
+        return bool((self.causes.of("SMs held", "priority", "copy engine") & self.kept).any())
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether hosts look now and then whether work is done."""
+        looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
+        return bool((looks & self.kept).any())
+
+    @cached_property
+    def line(self) -> Ints:
+        """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
+        rows, host = self.rows, np.flatnonzero(self.is_host)
+        order = host[np.lexsort((host, self.causes.threads[self.causes.target[host]]))]
+        call = np.array(self.row)
+        call[order] = next_call(self.row[order], rows.having("kind", CALLS))
+        call = np.where(self.call >= 0, self.call, call)
+        site, sites = rows.coded("site")
+        known = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
+        number = {line: at for at, line in enumerate(self.lines)}
+        numbers = np.array([number[line] for line in self._words])
+        return np.where(call >= 0, numbers[known[call]], -1)
+
+    @cached_property
+    def _words(self) -> list[str]:
+        sites, names = (self.rows.coded(name)[1] for name in ("site", "name"))
+        return [*(str((*lines_of(text), "")[0]) for text in sites), *map(str, names)]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines of the program, and names of calls whose lines are not known."""
+        return list(dict.fromkeys(self._words))
+
+    @cached_property
+    def pauses(self) -> Bools:
+        """Edge → whether it is a thread's time between two calls that is the program's own."""
+        return self.is_code & (self.causes.lag > _PAUSE_NS)
+
+    @cached_property
+    def switches(self) -> Bools:
+        """Edge → whether its thread waited for the interpreter, if most of its pauses are such."""
+        lag = self.causes.lag
+        count = np.round(lag / _SWITCH_NS)
+        late_ns = lag - count * _SWITCH_NS
+        held: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
+        is_most = held.sum() >= _ALIKE and 2 * lag[held].sum() > lag[self.pauses].sum()
+        return held if is_most else np.zeros(len(lag), bool)
+
+    def each(
+        self, which: Bools, keys: Ints, label: Callable[[int], str]
+    ) -> Iterator[tuple[str, Bools]]:
+        """Yield some edges by key, with what that is called: those that take most of the path."""
+        which = which & self.kept & (keys >= 0)
+        first, code = combined(keys[which])
+        known = keys[which][first]
+        lasts = self.lasts[which]
+        on_path, every = (
+            np.bincount(code, weights=ns, minlength=len(known))
+            for ns in (lasts * self.on_path[which], lasts)
+        )
+        for key in known[np.lexsort((-every, -on_path))][:_MOST].tolist():
+            yield label(key), which & (keys == key)
+
+    def inside(self, rows: Ints) -> Bools:
+        """Edge → whether it is in one of these calls."""
+        calls = np.zeros(len(self.rows.ids) + 1, bool)
+        calls[rows] = True
+        return self.is_host & (self.call >= 0) & calls[self.call]
+
+
+def cases(view: View) -> Iterator[Case]:
+    """Yield what might help."""
+    yield from _of_work(view)
+    yield from _of_waits(view)
+    yield from _memory(view)
+    yield from _graphs(view)
+    yield from _of_hosts(view)
+    yield from _own_process(view)
+
+
+def _of_work(view: View) -> Iterator[Case]:
+    """Faster kernels, copies, other streams, more SMs, no straggling rank."""
+    causes, rows = view.causes, view.rows
+    name, names = rows.coded("name")
+    runs, half = causes.of("running"), causes.lag // 2
+    is_kernel = rows.having("kind", ("kernel", "graph"))[view.row]
+    held = causes.of("SMs held", "priority")
+    for about, which in view.each(runs & is_kernel, name[view.row], lambda key: str(names[key])):
+        holds = held & (causes.source % 2 == 0) & rows.having("name", (about,))[view.before]
+        code = f"gs.what_if(trace, faster={{{about!r}: 2}})"
+        yield Case(
+            "make the kernel twice as fast",
+            kernel_name(about),
+            "recording",
+            code,
+            which | holds,
+            half,
+        )
+    yield from _larger_partitions(view)
+    copies = view.kept & runs & rows.having("kind", ("memcpy",))[view.row]
+    pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
+    if (which := copies & pageable[view.row]).any():
+        nbytes = view.trace.array("nbytes", fill=0)[view.row]
+        lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
+        which = which | view.inside(causes.launches.call[view.row[which]])
+        blocked = causes.of("host wait") & pageable[view.before]
+        code = "tensor.pin_memory(), then copy with non_blocking=True"
+        yield Case(
+            "pin the memory", "copies of pageable memory", "bound", code, which, lag, blocked
+        )
+    if copies.any():
+        code = "copy ahead, on a stream of its own"
+        yield Case("copy beside kernels", "copies", "bound", code, copies)
+    caller, launched_in = causes.launches.call, np.full(len(rows.ids), -1)
+    launched = causes.of("launch") & (view.range >= 0)
+    launched_in[view.row[launched]] = name[view.range[launched]]
+    apart = np.zeros(len(view.kept), bool)
+    for owner in (
+        launched_in,
+        rows.coded("category")[0],
+        np.where(caller < 0, -1, rows.threads[caller]),
+    ):
+        apart |= owner[view.before] != owner[view.row]
+    is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
+    apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
+    stream_name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
+    streams = rows.streams[view.row]
+    both = rows.streams[view.row], rows.streams[view.before]
+    first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
+    ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
+    none = np.zeros(len(view.kept), bool)
+    table: Iterable[tuple[str, Bools, Ints, Callable[[int], str], str]] = (
+        (
+            *("use another stream", causes.of("stream order") & apart, streams, stream_name),
+            "launch what needs no data of the others on another stream",
+        ),
+        (
+            *("give it priority or a partition", held, streams, stream_name),
+            "gs.what_if(trace, streams={…: {'priority': -1}})",
+        ),
+        (
+            *("drop the wait between streams", causes.of("event wait"), pair),
+            lambda key: " for ".join(stream_name(int(each[first[key]])) for each in both),
+            "gs.what_if(trace, drop_waits=…)",
+        ),
+        (
+            *("let the rank keep up", causes.of("collective"), rows.processes[view.before]),
+            lambda key: ranks.get(key, f"process {key}"),
+            "gs.analysis.collectives(trace)",
+        ),
+    )
+    for change, of, keys, label, code in table:
+        for about, which in view.each(of, keys, label):
+            yield Case(change, about, "bound", code, none, gone=which)
+
+
+def _larger_partitions(view: View) -> Iterator[Case]:
+    """More SMs for the kernels of a partition, where what is outside it does nothing."""
+    rows, facts = view.rows, view.trace.metadata
+    code, names = rows.coded("partition")
+    which = view.kept & view.causes.of("running") & rows.having("kind", ("kernel",))[view.row]
+    used = {names[number] for number in np.unique(code[view.row[which]]).tolist()}
+    if len(used) != 1 or used == {None}:
+        return
+    (name,) = used
+    device = int(rows.devices[view.row[which]][0])
+    own, whole = facts.partition(name).sm_count, facts.device(device).sm_count
+    if name and own and whole and own < whole:
+        lag = view.causes.lag * own // whole
+        change, about = "give it a larger partition", f"{name}, {own} of {whole} SMs"
+        yield Case(change, about, "bound", f"gpu.carve({{{name!r}: …}})", which, lag)
+
+
+def _of_waits(view: View) -> Iterator[Case]:
+    """No waits for the GPU, no waits for another thread."""
+    waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
+    for change, of, code in (
+        ("do not wait for the GPU", waits, "wait less often, or look at results a step later"),
+        ("have input ready", view.causes.of("hand-over"), "more workers, or more batches ahead"),
+    ):
+        for about, which in view.each(of, view.line, view.lines.__getitem__):
+            inside = view.inside(view.row[which])
+            yield Case(change, about, "bound", code, inside, _CALL_NS, which)
+
+
+def _memory(view: View) -> Iterator[Case]:
+    """No memory that is allocated or freed, but what is kept and used again."""
+    name, names = view.rows.coded("name")
+    gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
+    which = view.inside(np.flatnonzero(gets & view.rows.having("kind", ("api",))))
+    if which.any():
+        calls = np.unique(view.call[which])
+        code = "reuse buffers; no torch.cuda.empty_cache() in a loop"
+        yield Case("keep the memory", f"{len(calls):,} calls", "bound", code, which)
+
+
+def _graphs(view: View) -> Iterator[Case]:
+    """Record the launches of each range as one graph; without ranges, those close together."""
+    causes, (name, names) = view.causes, view.rows.coded("name")
+    ends = np.r_[causes.times[1::2], 0]
+    ranges = spans_of(causes, "range")
+    of_range = np.where(view.range >= 0, name[view.range], -1)
+    of = view.is_host | causes.of("launch")
+    for about, which in view.each(of, of_range, lambda key: str(names[key])):
+        if "::" in about:  # a library's own
+            continue
+        spans = ranges[view.rows.having("name", (about,))[ranges]]
+        within = around(
+            causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
+        )
+        inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
+        calls = np.count_nonzero(np.bincount(within[inside]))
+        if int((which & causes.of("launch")).sum()) < 2 * calls:
+            continue
+        total = np.zeros(len(ends))
+        np.add.at(total, within[inside], causes.lag[inside])
+        share = _CALL_NS / np.maximum(total[within], _CALL_NS)
+        code = f"gs.what_if(trace, graphs=[{about!r}])"
+        yield Case(
+            "record as one graph",
+            about,
+            "bound",
+            code,
+            inside,
+            (causes.lag * share).astype(np.int64),
+        )
+    launching = np.zeros(len(ends), bool)
+    launching[causes.launches.call] = True
+    short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
+    short &= launching[np.where(view.call >= 0, view.call, view.row)]
+    for about, which in view.each(
+        short, view.rows.processes[view.row], lambda key: f"process {key}"
+    ):
+        code = 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()'
+        yield Case("record as graphs", about, "bound", code, which, _NODE_NS // 2)
+
+
+def _in_runs(view: View) -> Bools:
+    """Edge of a thread → whether it lies in a run of launches without a pause or a wait."""
+    causes = view.causes
+    waits = np.zeros(len(causes.times), bool)
+    waits[causes.target[causes.of("host wait")]] = True
+    host = np.flatnonzero(view.is_host)
+    host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
+    thread, row = view.rows.threads[view.row[host]], view.row[host]
+    breaks = waits[causes.target[host]] | view.pauses[host]
+    breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
+    run = np.cumsum(breaks)
+    launching = np.isin(row, causes.launches.call) & (view.call[host] >= 0)
+    inside = np.zeros(len(view.kept), bool)
+    inside[host] = np.bincount(run, launching)[run] >= _RUN
+    return inside
+
+
+def _of_hosts(view: View) -> Iterator[Case]:
+    """Less Python before the calls of a line, and outside of all ranges."""
+    code = "profile the Python there"
+    pauses = view.pauses & ~view.switches
+    for about, which in view.each(pauses, view.line, view.lines.__getitem__):
+        yield Case("shorten the Python before", about, "bound", code, which)
+    if (view.range[view.is_host] >= 0).any():
+        which = pauses & (view.range < 0)
+        yield Case("do not pause", "outside any range", "bound", code, which)
+
+
+def _own_process(view: View) -> Iterator[Case]:
+    """Each thread without what it takes longer between calls while another is there.
+
+    Where the other one never calls CUDA it shows by when the interpreter goes from one to the
+    other: a pause lasts one switch interval, or a few.
+    """
+    causes, who = view.causes, view.rows.threads[view.row]
+    if view.switches.any():
+        about = "another thread computes in Python and holds the interpreter lock"
+        code = "multiprocessing"
+        yield Case("give it a process of its own", about, "bound", code, view.switches)
+    at = causes.times[causes.target]
+    for thread in np.unique(who[view.is_host]).tolist():
+        code = view.is_code & (who == thread)
+        for other in np.unique(who[view.is_host & (who != thread)]).tolist():
+            there = at[view.is_host & (who == other)]
+            beside = code & (at >= there.min()) & (at <= there.max())
+            ratio = _slower(view, beside, code & ~beside)
+            if len(there) >= _ALIKE and ratio >= _SLOWER:
+                about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
+                lag = (causes.lag / ratio).astype(np.int64)
+                yield Case(
+                    "give it a process of its own",
+                    about,
+                    "recording",
+                    "multiprocessing",
+                    beside,
+                    lag,
+                )
+
+
+def _slower(view: View, beside: Bools, alone: Bools) -> float:
+    """Return how many times as long gaps before the same lines are; 1 where too few tell."""
+    ratios, weights = [1.0], [1.0]
+    for _, which in view.each(beside, view.line, str):
+        number = view.line[which][0]
+        gaps = view.lasts[which], view.lasts[alone & (view.line == number)]
+        if min(map(len, gaps)) >= _ALIKE:
+            ratios.append(float(np.median(gaps[0]) / max(1.0, float(np.median(gaps[1])))))
+            weights.append(float(gaps[0].sum()))
+    return float(np.average(ratios, weights=weights))

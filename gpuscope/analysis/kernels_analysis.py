@@ -1,0 +1,100 @@
+"""Kernels and copies by name: how often each ran, and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope.analysis.intervals import Groups
+from gpuscope.analysis.result import Result, about, named
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.schema import GPU_WORK
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """What a kernel, copy or memset took on one stream.
+
+    Attributes
+    ----------
+    share
+        Of the time of all such work; of what runs at once, both count.
+    """
+
+    name: Annotated[str, "kernel or copy"]
+    stream: Annotated[str, "stream"]
+    n: Annotated[int, "n"]
+    median_ns: Annotated[float, "median (µs)"]
+    total_ns: Annotated[int, "total (ms)"]
+    share: Annotated[float, "share"]
+
+
+@dataclass(frozen=True)
+class KernelsResult(Result):
+    """Kernels and copies, those that took most first."""
+
+    kernels: tuple[KernelTime, ...]
+    entries = "kernels"
+    weight = "total (ms)"
+
+    def __getitem__(self, name: str) -> KernelTime:
+        return named(self.kernels, name, "kernel or copy")
+
+
+@door(trace=Trace)
+def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> KernelsResult:
+    """Sum the times of kernels, copies and memsets by name and stream.
+
+    Parameters
+    ----------
+    window_ns
+        Only work that starts in [begin, end) counts.
+
+    Raises
+    ------
+    MissingEvidence
+        No such work was seen to end.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+    >>> [(each.n, each.stream) for each in gs.analysis.top_kernels(recording.trace).kernels]
+    [(1, 's')]
+    """
+    rows = rows_of(trace, *GPU_WORK)
+    starts = trace.array("start_ns")
+    low, high = window_ns or (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    rows = rows[~is_open(trace)[rows] & (starts[rows] >= low) & (starts[rows] < high)]
+    if not len(rows):
+        raise MissingEvidence("no kernel and no copy was seen to end there")
+    name, names = codes(trace.spans.column("name"))
+    stream, streams = codes(trace.spans.column("stream"))
+    of_stream = stream_names(trace)
+    plain = [kernel_name(str(text)) for text in names]
+    short, labels = np.unique(np.array(plain), return_inverse=True)
+    first, combination = combined(labels[name[rows]], stream[rows])
+    titles = [
+        (str(short[labels[name[row]]]), of_stream.get(streams[stream[row]], "no stream"))
+        for row in rows[first].tolist()
+    ]
+    groups = Groups(combination, titles)
+    lasted_ns = trace.array("end_ns", fill=0)[rows] - starts[rows]
+    totals, medians = groups.sums(lasted_ns), groups.quantiles(lasted_ns, (0.5,))[:, 0]
+    all_ns = max(int(lasted_ns.sum()), 1)
+    kernels = [
+        KernelTime(*title, int(n), float(median_ns), int(total_ns), int(total_ns) / all_ns)
+        for title, n, median_ns, total_ns in zip(
+            titles, groups.counts, medians, totals, strict=True
+        )
+    ]
+    kernels.sort(key=lambda each: (-each.total_ns, each.name, each.stream))
+    return KernelsResult(tuple(kernels), **about(trace))

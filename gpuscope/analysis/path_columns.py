@@ -1,0 +1,164 @@
+"""The parts of a critical path as columns: what each was, on which thread, by which line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.span_rows import OPEN, WORK
+from gpuscope.analysis.work_causes import NUMBER
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.joins import innermost
+from gpuscope.trace.model import Trace
+from gpuscope.trace.sites import lines_of
+
+LASTING = ("range", "handle")
+"""Kinds of rows whose path begins with them."""
+PATH_KINDS = (
+    *("start-up", "host", "call", "launch call", "on the way", "unexplained", "running", "copy"),
+    *("not looking", "thread start", "hand-over"),
+)
+"""Kinds of parts of a path."""
+_PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
+CALLS = ("api", "sync", "event")
+ENDING = (*WORK, *CALLS, "handle")
+"""Kinds of rows one of which ends a trace."""
+_AS = {"turn": "host", "collective": "running", "host wait": "not looking", "launch": "unexplained"}
+_OF_HOST = ("start-up", "host", "turn", "host wait", "thread start", "hand-over")
+Column = tuple[Ints, list[Any]]
+"""Part → number of its value, and the values."""
+
+
+def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
+    """Return the end of the last work or call that ended by a time."""
+    rows = causes.rows
+    last = np.flatnonzero(rows.having("kind", ENDING) & (rows.ends <= until_ns))
+    if not len(last):
+        raise MissingEvidence("the trace holds no finished work and no call: no path leads to any")
+    return 2 * int(last[np.lexsort((~rows.is_work[last], rows.ends[last]))[-1]]) + 1
+
+
+def path_columns(
+    trace: Trace, causes: Causes, node: int, since_ns: int, until_ns: int
+) -> tuple[Ints, dict[str, Column]]:
+    """Return when each part of the path to a node begins, and its columns.
+
+    Its parts cover ``[since_ns, until_ns)``, each of 1 ns or more.
+    """
+    rows = causes.rows
+    starts, kind, row, host = _parts(causes, node, since_ns, until_ns)
+    is_host = row < 0
+    caller = np.where(rows.is_work[row] & ~is_host, causes.launches.call[row], host)
+    moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
+    thread = np.where(caller >= 0, rows.threads[caller], -1)
+    process = np.where(
+        caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
+    )
+    ranges = around(causes, spans_of(causes, "range"), caller, moment)
+    calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
+    site, sites = rows.coded("site")
+    name, names = rows.coded("name")
+    lines = [str(lines[0]) if (lines := lines_of(text)) else None for text in sites]
+    is_run = np.isin(kind, (_PART["running"], _PART["copy"]))
+    ranks = {facts.process: facts.rank for facts in trace.metadata.ranks}
+    return starts, {
+        "kind": (kind, list(PATH_KINDS)),
+        "span": _values(row, lambda number: int(rows.ids[number])),
+        "name": (np.where(is_host, len(names), name[row]), [*names, ""]),
+        "kernel": _values(np.where(is_run, name[row], -1), names.__getitem__),
+        "thread": _values(thread, int),
+        "stream": _values(np.where(is_host, -1, rows.streams[row]), int),
+        "line": _values(np.where(calls >= 0, site[calls], -1), lines.__getitem__),
+        "range": _values(np.where(ranges >= 0, name[ranges], -1), names.__getitem__),
+        "rank": _values(process, ranks.get),
+    }
+
+
+def _values(keys: Ints, value: Callable[[int], Any]) -> Column:
+    """Return a column from keys, −1 for none; keys of one value have one number."""
+    known, code = np.unique(keys, return_inverse=True)
+    values = [None if key < 0 else value(key) for key in known.tolist()]
+    number = {each: at for at, each in enumerate(dict.fromkeys(values))}
+    return np.array([number[each] for each in values], np.int64)[code], list(number)
+
+
+def next_call(rows: Ints, is_call: Bools) -> Ints:
+    """Return of each part the next row of calls, of the parts' rows; −1 where none follows."""
+    here = np.where((rows >= 0) & is_call[rows], np.arange(len(rows)), len(rows))
+    following = np.minimum.accumulate(here[::-1])[::-1]
+    calls: Ints = np.r_[rows, -1][following]
+    return calls
+
+
+def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
+    """Return the innermost of some rows on the threads of others, just after moments, or −1.
+
+    Parameters
+    ----------
+    spans
+        The rows that may be around.
+    rows, moments
+        Rows of the threads that are asked about, −1 for none, and when.
+    """
+    at = np.where(rows >= 0, 2 * moments + 1, -1)
+    since, until = 2 * causes.rows.starts[spans], 2 * causes.times[2 * spans + 1]
+    inside = innermost(causes.owners[rows], at, causes.owners[spans], since, until)
+    return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
+
+
+def spans_of(causes: Causes, *kinds: str) -> Ints:
+    """Return the rows of some kinds."""
+    return np.flatnonzero(causes.rows.having("kind", kinds))
+
+
+def _parts(
+    causes: Causes, node: int, since_ns: int, until_ns: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return of each part when it begins, its kind, its row or −1, and the row of the host's."""
+    rows, times = causes.rows, causes.times
+    edges = np.array(list(causes.back_from(node))[::-1], np.int64)
+    source, target, kind = causes.source[edges], causes.target[edges], causes.kind[edges]
+    begin, low, high = len(times) - 1, times[source], times[target]
+    launched = kind == NUMBER["launch"]
+    of_host = np.isin(kind, [NUMBER[each] for each in _OF_HOST])
+    # Who had the SMs, and went on.
+    beside = ~of_host & ~launched & (source % 2 == 0) & (target % 2 == 0) & (source != begin)
+    gap = ~of_host & (target % 2 == 0) & ~beside
+    row = np.where(beside, source, target) // 2
+    queued = np.where(launched, np.clip(rows.queued[row], low, high), low)
+    ready = np.where(gap, np.clip(causes.launches.ready_ns[row], queued, high), low)
+    last = np.array([_PART.get(_AS.get(each, each), _PART["unexplained"]) for each in NUMBER])[kind]
+    is_copy = rows.having("kind", ("memcpy", "memset"))[row]
+    last[(last == _PART["running"]) | beside] = _PART["running"]
+    last[(last == _PART["running"]) & is_copy] = _PART["copy"]
+    first = np.where(source == begin, _PART["host"], _PART["launch call"])
+    kinds = np.stack([first, np.full(len(edges), _PART["on the way"]), last], axis=1)
+    starts = np.stack([low, queued, ready], axis=1)
+    caller = causes.launches.call[row]
+    host = np.where(of_host, row, caller)
+    parts_rows = np.stack([np.where(caller >= 0, caller, -1), row, row], axis=1)
+    inside = around(
+        causes, spans_of(causes, *CALLS), np.where(kind == NUMBER["host"], row, -1), low
+    )
+    is_call = kind == NUMBER["host"]
+    launches = np.zeros(len(rows.ids), bool)
+    launches[causes.launches.call[causes.launches.call >= 0]] = True
+    kinds[is_call & (inside >= 0), 2] = _PART["call"]
+    kinds[is_call & (inside >= 0) & launches[inside], 2] = _PART["launch call"]
+    parts_rows[is_call, 2] = inside[is_call]
+    parts_rows[np.isin(kind, [NUMBER["start-up"], NUMBER["turn"]]), 2] = -1
+    starts = np.r_[since_ns, starts.ravel(), times[node]]
+    bounds = np.clip(np.r_[starts, until_ns], since_ns, until_ns)
+    kept = bounds[1:] > bounds[:-1]
+    columns = (
+        bounds[:-1],
+        np.r_[_PART["unexplained"], kinds.ravel(), _PART["host"]],
+        np.r_[-1, parts_rows.ravel(), -1],
+        np.r_[-1, np.repeat(host, 3), node // 2],
+    )
+    starts, kinds, parts_rows, host = (column[kept] for column in columns)
+    return starts, kinds, parts_rows, host

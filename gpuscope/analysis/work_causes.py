@@ -1,0 +1,175 @@
+"""What work had to follow, for all rows of a trace at once: edges between times.
+
+The rules are those of :mod:`gpuscope.analysis.work_parts` and
+:mod:`gpuscope.analysis.launch_times`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.span_rows import SpanRows
+from gpuscope.analysis.work_orders import Pairs
+from gpuscope.analysis.work_parts import WorkParts
+from gpuscope.trace.columns import combined
+
+KINDS = (
+    *("start-up", "host", "turn", "thread start", "hand-over", "launch", "running", "collective"),
+    *("legacy default stream", "stream order", "graph order", "event wait"),
+    *("SMs held", "priority", "copy engine", "host wait"),
+)
+"""Kinds of edges. Of two that bind as late, the later in this order is the cause."""
+NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+NEVER, ALWAYS = -1, 1 << 62
+"""Keys of edges that do not bind if another does, and that do."""
+_STEPS = 256
+"""Rows that are passed over in search of one that held what a row needs."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges that were added so far.
+
+    Attributes
+    ----------
+    columns
+        Kind, source, target, least lag in ns, and the key: of the edges to a node that with the
+        greatest bound it.
+    inferred
+        Kinds of edges that were worked out of times and names.
+    """
+
+    columns: list[tuple[Ints, Ints, Ints, Ints, Ints]] = field(default_factory=list)
+    inferred: set[str] = field(default_factory=set)
+
+    def add(self, kind: str, source: Ints, target: Ints, lag: Ints | int, key: Ints | int) -> None:
+        """Add edges of a kind."""
+        shape = source.shape
+        lags, keys = (np.broadcast_to(np.asarray(each, np.int64), shape) for each in (lag, key))
+        self.columns.append((np.full(shape, NUMBER[kind]), source, target, lags, keys))
+
+
+@dataclass(frozen=True)
+class Launches:
+    """How work came to the GPU, row by row.
+
+    Attributes
+    ----------
+    call
+        The row of the innermost call that launched it, or −1.
+    ready_ns
+        When it could have begun, as far as its launch and the order of work go.
+    last
+        The row that ended last of what was queued with it: of a graph, by one call of a library.
+    is_known
+        Whether a simulated device told how long launches take.
+    """
+
+    call: Ints
+    ready_ns: Ints
+    last: Ints
+    is_known: Bools
+
+
+def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
+    """Add what the start and the end of each piece of work had to follow.
+
+    Parameters
+    ----------
+    ends
+        Row → when it ended.
+    """
+    rows = work.rows
+    starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
+    latency, gap = work.times.latency_ns, work.times.gap_ns
+    free_ns, is_known = work.times.free_ns, work.times.is_known
+    waits = (free_ns > queued) & (~is_known | (free_ns + gap >= queued + latency))
+    by_launch = np.where((queued >= 0) & ~(waits & is_known), queued + latency, 0)
+    ready_ns = np.maximum(by_launch, np.where(waits, free_ns + gap, 0))
+    ready_ns = np.where(ready_ns > 0, np.minimum(ready_ns, starts), starts)
+    for kind, (before, after) in work.orders.pairs.items():
+        key = np.where(waits[after], ends[before], NEVER)
+        edges.add(kind, 2 * before + 1, 2 * after, gap[after], key)
+    untold = works[(queued[works] < 0) & (free_ns[works] < 0)]
+    begin = np.full(len(untold), 2 * len(starts))
+    edges.add("start-up", begin, 2 * untold, starts[untold] - rows.zero_ns, 0)
+    call = np.full(len(starts), -1)
+    calls, launched = rows.edges_of("launch")
+    order = np.argsort(starts[calls], kind="stable")
+    call[launched[order]] = calls[order]
+    works_launched = works[queued[works] >= 0]
+    caller = call[works_launched]
+    since_ns = np.where(caller >= 0, starts[caller], rows.zero_ns)
+    lag = np.maximum(queued[works_launched] - since_ns, 0) + latency[works_launched]
+    key = np.where(waits[works_launched], NEVER, 0)
+    source = np.where(caller >= 0, 2 * caller, 2 * len(starts))
+    edges.add("launch", source, 2 * works_launched, lag, key)
+    edges.add("running", 2 * works, 2 * works + 1, ends[works] - starts[works], starts[works])
+    before, after = rows.edges_of("collective")
+    key = np.where(starts[before] > starts[after], starts[before], NEVER)
+    edges.add("collective", 2 * before, 2 * after + 1, ends[after] - starts[before], key)
+    late = works[ready_ns[works] < starts[works]]
+    _add_holders(rows, late[is_known[late]], ends, edges)
+    known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]
+    _add_rivals(work, late[~known_kernels], ready_ns, ends, edges)
+    return Launches(call, ready_ns, work.orders.last, is_known)
+
+
+# -- SMs and copy engines ---------------------------------------------------------------------
+def _add_holders(rows: SpanRows, late: Ints, ends: Ints, edges: Edges) -> None:
+    """Add who released the SMs that kernels waited for, as edges tell: the first to have begun."""
+    is_late = np.zeros(len(rows.ids), bool)
+    is_late[late] = True
+    for kind, name in (("SMs held", "SMs"), ("priority", "priority")):
+        before, after = rows.edges_of(name)
+        before, after = before[is_late[after]], after[is_late[after]]
+        _add_held(rows, kind, (before, after), ends, edges, ALWAYS - rows.starts[before])
+
+
+def _add_held(
+    rows: SpanRows, kind: str, pairs: Pairs, ends: Ints, edges: Edges, key: Ints | int
+) -> None:
+    """Let rows start when others had ended, or so long after their start if they went on."""
+    before, after = pairs
+    over = ends[before] <= rows.starts[after]
+    source = 2 * before + over
+    since = np.where(over, ends[before], rows.starts[before])
+    edges.add(kind, source, 2 * after, rows.starts[after] - since, key)
+
+
+def _add_rivals(work: WorkParts, late: Ints, ready_ns: Ints, ends: Ints, edges: Edges) -> None:
+    """Add who may have had what rows that started late needed, judged by times."""
+    rows = work.rows
+    kinds = rows.having("kind", ("kernel", "memcpy"))
+    late = late[kinds[late]]
+    names = (rows.coded(name)[0][late] for name in ("kind", "partition", "copy_kind"))
+    _, code = combined(*names, rows.devices[late] + 1)
+    for number in range(int(code.max(initial=-1)) + 1):
+        after = late[code == number]
+        is_copy = rows.kind(int(after[0])) == "memcpy"
+        rivals = np.flatnonzero(work.may_rival(int(after[0])))
+        rivals = rivals[np.lexsort((rows.starts[rivals], ends[rivals]))]
+        first = ends[rivals].searchsorted(rows.starts[after])
+        at = first.copy()
+        for _ in range(_STEPS):
+            there = np.flatnonzero(at < len(rivals))
+            before, since = rivals[at[there]], rows.starts[after[there]]
+            good = (rows.starts[before] < since) & rows.may_fill(before, after[there])
+            if is_copy:
+                good &= ends[before] == since
+            if good.all():
+                break
+            at[there[~good]] += 1
+        else:
+            at[there[~good]] = len(rivals)
+        at = np.where(at < len(rivals), at, first - 1)  # nobody then: who had it last
+        before = rivals[at]
+        held = (at >= 0) & (ends[before] > ready_ns[after]) & (before != after)
+        held &= (rows.starts[before] < rows.starts[after]) & rows.may_fill(before, after)
+        kind = "copy engine" if is_copy else "SMs held"
+        _add_held(rows, kind, (before[held], after[held]), ends, edges, ALWAYS)
+        if not rows.is_simulated and held.any():
+            edges.inferred.add(kind)

@@ -1,0 +1,163 @@
+"""Why a program is slow, in three findings: what its GPU waited for, what would help, what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
+from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
+from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
+from gpuscope.analysis.queue_analysis import described_workloads
+from gpuscope.analysis.ranks_analysis import RankTimes, ranks
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import MissingEvidence
+from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
+from gpuscope.trace.columns import codes, linked_rows
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import kernel_name
+
+IDLE = 0.1
+"""Share of the time in which nothing ran from which on it is told first."""
+_COMPILES_NS = 50_000_000
+"""What takes less before the first launch of a kernel may be its loading."""
+_SPANS, _NOT_WORTH_IT = 8, 3
+
+
+@door(trace=Trace)
+def of_program(trace: Trace) -> Iterator[Finding]:
+    """Find why a program is slow; nothing in the trace of an experiment, which says what it wants.
+
+    The time that counts is the steady one: start-up and warm-up do not, but are told where they
+    take longer.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     for _ in range(20):
+    ...         stream.launch(kernel, 100_000, grid=1, block=32)
+    >>> [finding.rule for finding in gs.findings(recording.trace).findings][0]
+    'program.busy'
+    """
+    if described_workloads(trace)[0]:
+        return
+    try:
+        idle = idle_causes(trace)
+    except MissingEvidence:
+        return
+    known = steps(trace)
+    span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
+    compiled_ns = _compiled_ns(trace)
+    if compiled_ns >= max(_COMPILES_NS, WORTH * span_ns):
+        values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
+        severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
+        yield Finding("program.compiles", severity, {}, values)
+    if known.warm_up_ns > span_ns:
+        values = Quantity("warm_up", known.warm_up_ns, "ns"), Quantity("time", span_ns, "ns")
+        yield Finding("program.warm-up", "note", {"steps": known.basis}, values)
+    label = trace.metadata.setting or ""
+    share = idle.idle_ns / (span_ns * idle.devices)
+    if share >= IDLE:
+        yield _of_idle(idle, share, span_ns, label)
+    else:
+        yield _of_path(steady_path(trace), 1 - share)
+    if trace.metadata.ranks:
+        straggler = _straggler(trace)
+        if straggler is not None and straggler.held_up_ns >= WORTH * span_ns:
+            yield _of_straggler(straggler, span_ns)
+    changes = help_in_steps(trace).changes
+    if changes and changes[0].gain_ns >= WORTH * span_ns:
+        yield _of_change(changes[0], span_ns)
+    most_ns: dict[str, int] = {}
+    for each in changes:
+        most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
+    names = [change for change, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
+    if names:
+        names = names[:_NOT_WORTH_IT]
+        yield Finding("program.no-help", "note", {"changes": names})
+
+
+def _compiled_ns(trace: Trace) -> int:
+    """Return how long threads paused before the first launches of ``torch.compile``'s kernels.
+
+    A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
+    """
+    name, names = codes(trace.spans.column("name"))
+    is_triton = np.array([str(text).startswith("triton_") for text in names])[name]
+    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    if not is_triton[work].any():
+        return 0
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    order = np.argsort(starts[calls], kind="stable")
+    calls, work = calls[order], work[order]
+    news = np.unique(name[work], return_index=True)[1]
+    news = news[is_triton[work[news]]]
+    line, thread = codes(trace.spans.column("site"))[0][calls], trace.array("thread")[calls]
+    compiled_ns = 0
+    for number in np.unique(thread[line > 0]).tolist():
+        own = np.flatnonzero((thread == number) & (line > 0))
+        pause = starts[calls[own]] - np.r_[starts[calls[own[:1]]], ends[calls[own[:-1]]]]
+        paused = own[pause >= _COMPILES_NS]
+        after = np.searchsorted(news, paused)  # the next new kernel
+        leads = after < len(news)
+        paused, after = paused[leads], news[after[leads]]
+        same = (line[after] == line[paused]) & (thread[after] == number)
+        compiled_ns += int(pause[np.searchsorted(own, paused[same])].sum())
+    return compiled_ns
+
+
+def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:
+    most = idle.causes[0]
+    subject = {"cause": most.cause, "thread": most.thread or ""}
+    subject |= {"range": most.range or "", "line": most.line or ""}
+    values = (
+        Quantity("idle", share, "%"),
+        Quantity("time", span_ns, "ns"),
+        Quantity("of_it", most.idle_ns / idle.idle_ns, "%"),
+        *counts(gaps=most.gaps),
+    )
+    spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
+    return Finding("program.idle", "warning", subject, values, spans)
+
+
+def _of_path(path: CriticalPathResult, busy: float) -> Finding:
+    whole_ns = max(path.end_ns - path.start_ns, 1)
+    values: tuple[Quantity, ...] = (Quantity("busy", busy, "%"),)
+    subject = {}
+    times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
+    if times_ns:
+        name, took_ns = next(iter(times_ns.items()))
+        line = next((line for line in path.by("line") if line), "")
+        subject = {"kernel": kernel_name(name), "line": line}
+        values += (Quantity("share", took_ns / whole_ns, "%"),)
+    return Finding("program.busy", "note", subject, values)
+
+
+def _straggler(trace: Trace) -> RankTimes | None:
+    try:
+        return ranks(trace).straggler
+    except MissingEvidence:
+        return None
+
+
+def _of_straggler(straggler: RankTimes, span_ns: int) -> Finding:
+    values = (
+        *counts(rank=straggler.rank, last=straggler.last),
+        Quantity("waited", straggler.held_up_ns, "ns"),
+        Quantity("share", straggler.held_up_ns / span_ns, "%"),
+    )
+    return Finding("program.straggler", "warning", {"line": straggler.line}, values)
+
+
+def _of_change(change: Change, span_ns: int) -> Finding:
+    values = (
+        Quantity("gain", change.gain_ns, "ns", change.low_ns, change.high_ns),
+        Quantity("share", change.gain_ns / span_ns, "%"),
+    )
+    subject = {"change": change.change, "about": change.about, "basis": change.basis}
+    return Finding("program.help", "warning", subject, values)

@@ -1,0 +1,148 @@
+"""What would help: gains of changes, their bands, and that what helps nothing is told so."""
+
+from __future__ import annotations
+
+import pytest
+from test_critical_path import kernel, launch, rows, wait
+
+import gpuscope as gs
+from gpuscope.errors import MissingEvidence
+
+SITE = '[["train.py", {}, "step"]]'
+LINE = "train.py:{} in step"
+
+
+def gains(trace, window_ns=None):
+    """Return (change, about) → gain, of all changes that were tried."""
+    found = gs.analysis.what_would_help(trace, window_ns).changes
+    assert [change.gain_ns for change in found] == sorted(
+        (change.gain_ns for change in found), reverse=True
+    )
+    for change in found:
+        assert 0 <= change.low_ns <= change.gain_ns <= change.high_ns
+        assert change.basis != "bound" or (change.low_ns, change.high_ns) == (0, change.gain_ns)
+    return {(change.change, change.about): change.gain_ns for change in found}
+
+
+def test_a_kernel_gains_what_the_next_constraint_leaves():
+    trace = rows(
+        launch(1, 1, 0, 10), kernel(2, "slow", 20, 1_020, 10), launch(3, 1, 10, 20),
+        kernel(4, "other", 30, 830, 20, stream=8), launch(5, 1, 20, 30),
+        kernel(6, "hidden", 40, 240, 30, stream=9),
+        edges=[(1, 2, "launch"), (3, 4, "launch"), (5, 6, "launch")],
+    )  # fmt: skip
+    found = gains(trace)
+    fast = "make the kernel twice as fast"
+    assert found[fast, "slow"] == 1_020 - 830
+    assert found[fast, "other"] == found[fast, "hidden"] == 0
+
+
+def test_without_a_wait_the_host_runs_ahead():
+    spans, edges, at = [], [], 0
+    for number in range(10):
+        base = 10 * number
+        spans += [
+            launch(base + 1, 1, at, at + 10_000, SITE.format(3)),
+            kernel(base + 2, "k", at + 12_000, at + 212_000, at + 10_000),
+            wait(base + 3, "cudaStreamSynchronize", at + 10_000, at + 220_000, stream=7),
+        ]
+        spans[-1][-1]["site"] = SITE.format(4)
+        edges += [(base + 1, base + 2, "launch"), (base + 2, base + 3, "host wait")]
+        at += 300_000
+    found = gains(rows(*spans, edges=edges))
+    dropped = found["do not wait for the GPU", LINE.format(4)]
+    assert 8 * 90_000 < dropped < 10 * 100_000, "then kernels follow each other"
+    assert found["shorten the Python before", LINE.format(3)] == 9 * 80_000
+    assert found["make the kernel twice as fast", "k"] == 10 * 100_000
+
+
+def test_a_range_of_launches_as_one_graph_and_a_pause_outside():
+    spans, edges, at, number = [], [], 0, 1
+    for _ in range(5):
+        begin = at
+        for _ in range(10):
+            spans += [launch(number, 1, at, at + 10_000),
+                      kernel(number + 1, "k", at + 12_000, at + 15_000, at + 10_000)]  # fmt: skip
+            edges.append((number, number + 1, "launch"))
+            number, at = number + 2, at + 30_000
+        more = {"thread": 1, "process": 1}
+        spans.append((number, "range", "rank", begin, at, more))
+        number, at = number + 1, at + 500_000
+    found = gains(rows(*spans, edges=edges))
+    assert 5 * 270_000 <= found["record as one graph", "rank"] <= 5 * 300_000
+    assert found["do not pause", "outside any range"] == 4 * 500_000
+    window_ns = (0, 300_000)
+    assert gains(rows(*spans, edges=edges), window_ns)["do not pause", "outside any range"] == 0
+
+
+def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
+    spans, edges, at = [], [], 0
+    for number in range(1, 31, 3):
+        copy = {"stream": 7, "queued_ns": at + 1_000, "process": 1, "nbytes": 50_000_000,
+                "src_kind": "pageable", "dst_kind": "device"}  # fmt: skip
+        spans += [
+            wait(number, "cudaMemcpyAsync", at, at + 5_000_000),
+            (number + 1, "memcpy", "HtoD copy", at + 1_000, at + 4_900_000, copy),
+        ]
+        edges.append((number, number + 1, "launch"))
+        at += 6_000_000
+    found = gains(rows(*spans, edges=edges))
+    gain_ns = found["pin the memory", "copies of pageable memory"]
+    assert 9 * 4_900_000 < gain_ns < 10 * 5_000_000
+
+
+def test_who_shares_a_stream_waits_for_events_or_for_sms_is_told():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    spin = gs.learn.spin_kernel(gpu)
+    one, two = gpu.create_stream(name="one"), gpu.create_stream(name="two")
+    with gs.profile(gpu) as recording:
+        with gs.annotate("a"):
+            one.launch(spin, 2_000_000, grid=132, block=32)
+        with gs.annotate("b"):
+            one.launch(spin, 500_000, grid=1, block=32)
+        two.launch(spin, 500_000, grid=1, block=32)
+        two.wait(one.record())
+        two.launch(spin, 700_000, grid=1, block=32)
+    found = gains(recording.trace)
+    assert found["drop the wait between streams", "two for one"] > 0
+    assert found["use another stream", "one"] > 0
+    assert ("give it priority or a partition", "two") in found
+
+
+def test_a_rank_that_keeps_the_others_waiting():
+    spans, edges, at = [], [], 0
+    for number in range(5):
+        for process, late in ((0, 0), (1, 600_000)):
+            span, more = 10 * number + 4 * process, {"thread": 1, "process": process}
+            begin = at + late
+            spans += [
+                (span + 1, "api", "cudaLaunchKernel", begin, begin + 5_000, more),
+                (span + 2, "kernel", "ncclAllReduce", begin + 8_000, at + 700_000,
+                 {"stream": 7 + process, "queued_ns": begin + 5_000, "process": process}),
+                (span + 3, "sync", "stream synchronize", begin + 5_000, at + 710_000,
+                 {**more, "stream": 7 + process}),
+            ]  # fmt: skip
+            edges += [(span + 1, span + 2, "launch"), (span + 2, span + 3, "host wait")]
+        edges.append((10 * number + 6, 10 * number + 2, "collective"))
+        at += 710_000
+    ranks = tuple({"rank": rank, "world_size": 2, "process": rank} for rank in range(2))
+    found = gains(rows(*spans, edges=edges, ranks=ranks))
+    assert ("let the rank keep up", "rank 1") in found
+
+
+def test_a_thread_that_is_slower_beside_another():
+    spans, at = [], 0
+    for number in range(400):
+        spans.append(launch(number + 1, 1, at, at + 1_000))
+        if number < 200:
+            spans.append(launch(number + 1001, 2, at + 2_000, at + 3_000))
+        at += 20_000 if number < 200 else 10_000
+    found = gains(rows(*spans))
+    key = next(key for key in found if key[0] == "give it a process of its own")
+    assert key[1].startswith("thread 1, ")
+    assert found[key] == pytest.approx(200 * 10_000, rel=0.02)
+
+
+def test_nothing_can_be_said_of_nothing():
+    with pytest.raises(MissingEvidence):
+        gs.analysis.what_would_help(rows())

@@ -171,7 +171,8 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             then = (schedule if models_sms and schedule else causes).forward(lag, kept)
             end_ns = schedule.end_ns if models_sms and schedule else int(causes.times[node])
             gain_ns = max(0, end_ns - int(then[is_end].max()))
-        low_ns, high_ns = 0, max(gain_ns, promise_ns)
+        more = view.on_path & ~touched & (False if case.beside is None else case.beside)
+        low_ns, high_ns = 0, max(gain_ns, promise_ns + int(view.lasts[more].sum()))
         if case.basis == "recording":
             off = _OFF_POLLED * view.polls
             if view.competes:

@@ -43,7 +43,10 @@ _PINNED_BYTES_PER_US = 50_000
 
 @dataclass(frozen=True)
 class Case:
-    """A change: edges that last no longer than ``lag``, and edges that are gone."""
+    """A change: edges that last no longer than ``lag``, and edges that are gone.
+
+    ``beside``: edges that a mend may shorten besides, which only bounds its gain.
+    """
 
     change: str
     about: str
@@ -52,6 +55,7 @@ class Case:
     shorter: Bools
     lag: Ints | int = 0
     gone: Bools | None = None
+    beside: Bools | None = None
 
 
 class View:
@@ -276,18 +280,22 @@ def _of_waits(view: View) -> Iterator[Case]:
     ):
         for about, which in view.each(of, view.line, view.lines.__getitem__):
             inside = view.inside(view.row[which])
-            yield Case(change, about, "bound", code, inside, _CALL_NS, which)
+            beside = view.is_host & (view.line == view.line[which][0])
+            yield Case(change, about, "bound", code, inside, _CALL_NS, which, beside)
 
 
 def _memory(view: View) -> Iterator[Case]:
     """No memory that is allocated or freed, but what is kept and used again."""
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
-    which = view.inside(np.flatnonzero(gets & view.rows.having("kind", ("api",))))
+    rows = np.flatnonzero(gets & view.rows.having("kind", ("api",)))
+    which = view.inside(rows)
     if which.any():
+        causes = view.causes
+        beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
         calls = np.unique(view.call[which])
         code = "reuse buffers; no torch.cuda.empty_cache() in a loop"
-        yield Case("keep the memory", f"{len(calls):,} calls", "bound", code, which)
+        yield Case("keep the memory", f"{len(calls):,} calls", "bound", code, which, beside=beside)
 
 
 def _graphs(view: View) -> Iterator[Case]:
@@ -353,7 +361,8 @@ def _of_hosts(view: View) -> Iterator[Case]:
     code = "profile the Python there"
     pauses = view.pauses & ~view.switches
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
-        yield Case("shorten the Python before", about, "bound", code, which)
+        beside = view.is_code & (view.line == view.line[which][0])
+        yield Case("shorten the Python before", about, "bound", code, which, beside=beside)
     if (view.range[view.is_host] >= 0).any():
         which = pauses & (view.range < 0)
         yield Case("do not pause", "outside any range", "bound", code, which)
@@ -369,7 +378,9 @@ def _own_process(view: View) -> Iterator[Case]:
     if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
         code = "multiprocessing"
-        yield Case("give it a process of its own", about, "bound", code, view.switches)
+        beside = view.is_host & np.isin(who, who[view.switches])
+        change = "give it a process of its own"
+        yield Case(change, about, "bound", code, view.switches, beside=beside)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)

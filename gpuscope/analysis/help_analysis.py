@@ -172,7 +172,8 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             else:
                 gain_ns = int(end_ns - causes.forward(lag, kept)[is_end].max())
         gain_ns = max(0, gain_ns)
-        high_ns = max(gain_ns, promise_ns)
+        more = view.on_path & (saved_ns == 0) & case.beside
+        high_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
         if case.basis == "recording":
             off = np.multiply(_OFF_POLLED, view.polls)
             if view.competes:

@@ -68,6 +68,8 @@ class Case:
 
     Attributes
     ----------
+    beside
+        Edges that a mend may shorten besides, which only bounds its gain.
     name
         What code calls that which it is about, where people call it otherwise.
     """
@@ -78,6 +80,7 @@ class Case:
     lag: Ints | Floats | int = 0
     gone: Bools | bool = False
     basis: Basis = "bound"
+    beside: Bools | bool = False
     name: str = ""
 
     @property
@@ -281,16 +284,21 @@ def _of_waits(view: View) -> Iterator[Case]:
     given = view.causes.of("hand-over")
     for change, of in (("do not wait for the GPU", waits), ("have input ready", given)):
         for about, which in view.each(of, view.line, view.lines.__getitem__):
-            yield Case(change, about, view.inside(view.row[which]), _CALL_NS, which)
+            beside = view.is_host & (view.line == view.line[which][0])
+            inside = view.inside(view.row[which])
+            yield Case(change, about, inside, _CALL_NS, which, beside=beside)
 
 
 def _memory(view: View) -> Iterator[Case]:
     """No memory that is allocated or freed, but what is kept and used again."""
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
-    which = view.inside(np.flatnonzero(gets & view.rows.having("kind", ("api",))))
+    rows = np.flatnonzero(gets & view.rows.having("kind", ("api",)))
+    which, causes = view.inside(rows), view.causes
     if which.any():
-        yield Case("keep the memory", f"{len(np.unique(view.call[which])):,} calls", which)
+        beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
+        about = f"{len(np.unique(view.call[which])):,} calls"
+        yield Case("keep the memory", about, which, beside=beside)
 
 
 def _graphs(view: View) -> Iterator[Case]:
@@ -338,7 +346,8 @@ def _of_hosts(view: View) -> Iterator[Case]:
     """Less Python before the calls of a line, and outside of all ranges."""
     pauses = view.pauses & ~view.switches
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
-        yield Case("shorten the Python before", about, which)
+        beside = view.is_code & (view.line == view.line[which][0])
+        yield Case("shorten the Python before", about, which, beside=beside)
     if (view.range[view.is_host] >= 0).any():
         yield Case("do not pause", "outside any range", pauses & (view.range < 0))
 
@@ -352,7 +361,8 @@ def _own_process(view: View) -> Iterator[Case]:
     causes, who = view.causes, view.rows.threads[view.row]
     if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
-        yield Case("give it a process of its own", about, view.switches)
+        beside = view.is_host & np.isin(who, who[view.switches])
+        yield Case("give it a process of its own", about, view.switches, beside=beside)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)

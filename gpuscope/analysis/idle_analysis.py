@@ -14,12 +14,12 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.result import Result, about
-from gpuscope.analysis.steps_analysis import steps
+from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
 from gpuscope.trace.joins import innermost, union
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, range_label, ranges_around, ranges_in, thread_names
+from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
@@ -35,10 +35,7 @@ MEMORY_CALL = re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfr
 """Name of a call that allocates or frees memory."""
 _CALLS = (
     (re.compile("queue get"), DATA),
-    (
-        re.compile("(event|condition|barrier|semaphore) (wait|acquire)|future result|thread join"),
-        THREAD,
-    ),
+    (HAND_OVER, THREAD),
     (MEMORY_CALL, MEMORY),
     (re.compile("(?i)memcpy|^copy"), COPY),
     (re.compile("(?i)synchroni[sz]e|query|^(?!.*stream.?wait).*wait"), HOST_WAIT),
@@ -274,12 +271,13 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     after = np.where(known, after, np.where(work < 0, number[AFTER], number[UNKNOWN]))
 
     site, sites = codes(trace.spans.column("site"))
-    line, lines = _numbered([str((lines_of(text) or ("",))[0]) for text in sites])
+    texts_of = [str((lines_of(text) or ("",))[0]) for text in sites]
+    number_of = {text: at for at, text in enumerate(dict.fromkeys(["", *texts_of]))}
+    line = np.array([number_of[text] for text in texts_of])
     launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
     at_line = np.where(inside >= 0, site[inside], 0)
     at_line = np.where(at_line > 0, at_line, launched_at[gap])
-    name, names = codes(trace.spans.column("name"))
-    label, labels = _numbered([range_label(str(text)) for text in names])
+    label, labels = range_labels(trace)
     rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
     every_gap = np.arange(len(low))
     columns = (
@@ -287,11 +285,11 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         np.r_[until - since, high - back],
         np.r_[during, after],
         np.r_[thread[gap], thread],
-        np.where(rows >= 0, label[name[rows]], 0),
+        np.where(rows >= 0, label[rows], 0),
         line[np.r_[at_line, launched_at]],
     )
     kept = columns[1] > 0
-    return tuple(column[kept] for column in columns), (texts, labels, lines)
+    return tuple(column[kept] for column in columns), (texts, labels, list(number_of))
 
 
 def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause, ...]:
@@ -314,9 +312,3 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         sums = int(idle_ns[at]), int(gaps[at])
         causes.append(IdleCause(texts[cause[part]], who, *where, *sums, spans))
     return tuple(causes)
-
-
-def _numbered(texts: list[str]) -> tuple[Ints, list[str]]:
-    """Return text → number among the different ones, of which the first is empty; and these."""
-    number = {text: at for at, text in enumerate(dict.fromkeys(["", *texts]))}
-    return np.array([number[text] for text in texts], np.int64), list(number)

@@ -18,7 +18,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.joins import enclosing, union
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import range_label
+from gpuscope.trace.naming import range_labels
 from gpuscope.trace.schema import GPU_WORK
 
 _PAIRS_AT_ONCE = 4_000_000
@@ -302,21 +302,20 @@ def _busy_inside(trace: Trace, rows: Array, of: Array, first: Array, last: Array
 
 def _paths(trace: Trace, ranges: Array) -> pa.Array:
     """Return the names of the ranges around each, and its own, without numbers at their ends."""
-    name, names = codes(trace.spans.column("name"))
-    name = name[ranges]
+    of_row, labels = range_labels(trace)
+    label = of_row[ranges]
     thread, start = (trace.array(key, fill=-1)[ranges] for key in ("thread", "start_ns"))
     above = enclosing(thread, start, trace.array("end_ns", fill=_NEVER)[ranges])
-    path, level = np.zeros(len(name), np.int64), np.flatnonzero(above < 0)
+    path, level = np.zeros(len(label), np.int64), np.flatnonzero(above < 0)
     texts = [""]
     while len(level):
         outer = np.where(above[level] >= 0, path[above[level]], 0)
-        first, code = combined(outer, name[level])
+        first, code = combined(outer, label[level])
         path[level] = code + len(texts)
         texts += [
-            " › ".join(filter(None, (texts[outer[at]], range_label(str(names[name[level[at]]])))))
-            for at in first
+            " › ".join(filter(None, (texts[outer[at]], labels[label[level[at]]]))) for at in first
         ]
-        is_level = np.zeros(len(name), bool)
+        is_level = np.zeros(len(label), bool)
         is_level[level] = True
         level = np.flatnonzero((above >= 0) & is_level[above])
     return pa.DictionaryArray.from_arrays(path, texts)

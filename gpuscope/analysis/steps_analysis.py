@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,10 +15,14 @@ from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import REPEATED, kernel_name, range_label, ranges_in
+from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS
 from gpuscope.trace.sites import lines_of
 
+HAND_OVER = re.compile(
+    "queue |future result|thread join|(event|condition|barrier|semaphore) (wait|acquire)"
+)
+"""What waits for other threads or processes are called."""
 _SAMPLE, _MOST_TOKENS = 50_000, 64
 """Launches from the middle of a run, and kinds of launches, by which a period is looked for."""
 _REGULAR, _WHOLE = 0.9, 0.7
@@ -183,11 +188,11 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
     rows, owner, low, high = ranges_in(trace)
     inside = np.isin(owner, thread)
     rows, owner, low, high = (values[inside] for values in (rows, owner, low, high))
-    name, names = codes(trace.spans.column("name"))
-    labels = np.array([range_label(str(text)) for text in names], object)[name[rows]]
-    groups = Groups.of(np.arange(len(rows)), list(zip(labels, owner.tolist(), strict=True)))
+    label, labels = range_labels(trace)
+    first, code = combined(label[rows], np.unique(owner, return_inverse=True)[1])
+    groups = Groups(code, [(labels[label[rows[at]]], int(owner[at])) for at in first])
     most, steps_of = (len(calls) // 2, 0), None
-    for index, (label, number) in enumerate(groups.labels):
+    for index, (text, number) in enumerate(groups.labels):
         some = groups.rows(index)
         some = some[np.argsort(low[some], kind="stable")]
         some = some[low[some] >= np.r_[0, np.maximum.accumulate(high[some])][:-1]]
@@ -197,7 +202,7 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
         held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
         if (key := (int(held.sum()), int((high[some] - low[some]).sum()))) > most:
             bounds = np.stack([low[some], high[some]], axis=1)
-            most, steps_of = key, (f"ranges {label!r}", label, number, bounds)
+            most, steps_of = key, (f"ranges {text!r}", text, number, bounds)
     return steps_of or _of_launches(trace, calls, launched, works)
 
 
@@ -216,7 +221,8 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     kind = combined(name[launched])[1]
     starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
     waits = rows_of(trace, "api", "sync", "event")
-    waits = waits[trace.array("thread", fill=-1)[waits] == number]
+    of_cuda = ~np.array([bool(HAND_OVER.search(str(text))) for text in names])[name[waits]]
+    waits = waits[of_cuda & (trace.array("thread", fill=-1)[waits] == number)]
     left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
     pause = starts - left[np.searchsorted(left, starts, "right") - 1]  # since it left a call
     low = max(0, len(calls) // 2 - _SAMPLE // 2)

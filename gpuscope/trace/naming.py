@@ -77,6 +77,15 @@ def range_label(name: str) -> str:
     return _NUMBER.sub("", name) or name
 
 
+@once
+def range_labels(trace: Trace) -> tuple[Ints, list[str]]:
+    """Return row → number of its name as a range's label, and the labels, the first empty."""
+    name, names = codes(trace.spans.column("name"))
+    labels = [range_label(str(text)) for text in names]
+    number = {text: at for at, text in enumerate(dict.fromkeys(["", *labels]))}
+    return np.array([number[text] for text in labels])[name], list(number)
+
+
 def ranges_around(trace: Trace, threads: Ints, times: Ints) -> Ints:
     """Return for each moment of a thread the row of the innermost range around it, or −1."""
     rows, thread, start, end = ranges_in(trace)
@@ -102,21 +111,19 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     rows, thread, start, end = ranges_in(trace)
     if not len(rows) or not len(calls):
         return {}
-    name, names = codes(trace.spans.column("name"))
-    labels = [range_label(str(text)) for text in names]
-    number = {text: at for at, text in enumerate(dict.fromkeys(labels))}
-    label = np.array([number[text] for text in labels])[name[rows]]
+    of_row, texts = range_labels(trace)
+    label = of_row[rows]
     above = enclosing(thread, start, end)
     who, when = (trace.array(column, fill=-1)[calls] for column in ("thread", "start_ns"))
     at = innermost(who, when, thread, start, end - 1)
     pairs, inside = [], np.flatnonzero(at >= 0)
     while len(inside):
-        pairs.append(inside * len(number) + label[at[inside]])
+        pairs.append(inside * len(texts) + label[at[inside]])
         at[inside] = above[at[inside]]
         inside = inside[at[inside] >= 0]
     if not pairs:
         return {}
-    call, held_by = np.divmod(np.unique(np.concatenate(pairs)), len(number))
+    call, held_by = np.divmod(np.unique(np.concatenate(pairs)), len(texts))
     owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
     count, total_ns = np.bincount(label), np.bincount(label, end - start)
@@ -124,7 +131,6 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     most = first[np.bincount(code) >= MOST_OF * launches[owner[call[first]]]]
     most = most[np.argsort(rank[held_by[most]], kind="stable")]  # the last holds
     whose, what = owners[owner[call[most]]].tolist(), held_by[most].tolist()
-    texts = list(number)
     return {thread: texts[label] for thread, label in zip(whose, what, strict=True)}
 
 

@@ -84,7 +84,7 @@ def test_a_library_on_a_private_stream_inside_a_guard_scores_below_one_and_is_na
     assert escape.where == "outside any partition (stream 7)"
     assert escape.blocks is None
     named = judged(rows, streams={"7": {"name": "mine"}})["p"].escapes[0]
-    assert named.where == "outside any partition (stream 7, mine)"
+    assert named.where == "outside any partition (mine)"
 
 
 def test_escapes_are_by_kernel_and_place_the_longest_first():

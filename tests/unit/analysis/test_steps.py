@@ -96,6 +96,7 @@ def test_launches_that_come_again_are_steps_in_spite_of_odd_iterations(with_site
     for name in ("init", "init", "other"):
         program.launch(name)
     for number in range(40):
+        program.add(kind="sync", name="queue get", start_ns=program.at + 1, end_ns=program.at + 49)
         program.at += 50  # the next batch
         begins.append(program.at + 5)
         program.launch("copy in", site=LINES[1] if with_sites else None)

@@ -309,7 +309,7 @@ def _add_waits(
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
     is_virtual = trace.metadata.time_base == "virtual"
-    is_complete = is_virtual or "host wait" in getattr(trace.metadata, "edges", ())
+    is_complete = is_virtual or "host wait" in trace.metadata.edges
     if not is_complete:
         waited = np.zeros(len(rows.ids), bool)
         waited[call] = True

@@ -321,8 +321,10 @@ def _graphs(view: View) -> Iterator[Case]:
     launching[causes.launches.call] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    for about, which in view.each(short, view.rows.processes[view.row], "process {}".format):
-        yield Case("record as graphs", about, which, _NODE_NS // 2)
+    process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
+    for about, which in view.each(short, process, "launches of process {}".format):
+        beside = quick & (process == process[which][0])
+        yield Case("record as graphs", about, which, _NODE_NS // 2, beside=beside)
 
 
 def _in_runs(view: View) -> Bools:

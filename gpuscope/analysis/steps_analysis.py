@@ -225,7 +225,7 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     waits = waits[of_cuda & (trace.array("thread", fill=-1)[waits] == number)]
     left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
     pause = starts - left[np.searchsorted(left, starts, "right") - 1]  # since it left a call
-    low = max(0, len(calls) // 2 - _SAMPLE // 2)
+    low = max(len(calls) // 4, len(calls) // 2 - _SAMPLE // 2)  # not how it was set up
     sample = slice(low, low + _SAMPLE)
     periods = []
     for token in (kind, combined(name[launched], line[calls])[1]):

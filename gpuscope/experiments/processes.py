@@ -373,7 +373,7 @@ class _Recorder:
     def _write(self, number: int, trace: Trace) -> None:
         from gpuscope.trace.store import save_trace  # noqa: PLC0415 - only where it is needed
 
-        if len(trace):
+        if {*trace.spans.column("source").unique().to_pylist()} - {"host"}:  # not only threads
             file = f"{self._key}-{number}.parquet"
             make_folder(self._folder)  # the program may have taken it away
             save_trace(trace, self._folder / file)

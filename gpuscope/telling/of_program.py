@@ -19,6 +19,8 @@ from gpuscope.trace.columns import codes, linked_rows
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
+HELD_UP = 0.05
+"""Share of the time that ranks wait for one from which on that is told before all else."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
 _COMPILES_NS = 50_000_000
@@ -68,7 +70,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         yield _of_path(steady_path(trace), 1 - share)
     if trace.metadata.ranks:
         straggler = _straggler(trace)
-        if straggler is not None and straggler.held_up_ns >= WORTH * span_ns:
+        if straggler is not None and straggler.held_up_ns >= HELD_UP * span_ns:
             yield _of_straggler(straggler, span_ns)
     changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= WORTH * span_ns:

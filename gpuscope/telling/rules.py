@@ -180,6 +180,10 @@ RULES = {
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
         "(torch.export, a cache of inductor's).",
     ),
+    "program.straggler": Rule(
+        "Rank {rank} came last to {last} collectives, and others waited {waited} for it"
+        "[: it spends more time at {line}]"
+    ),
     "program.idle": Rule(
         "Nothing ran on the GPU for {idle} of {time}, for {of_it} of that: {cause}"
         "[ in {range}][ at {line}][ ({thread})]"
@@ -187,10 +191,6 @@ RULES = {
     "program.busy": Rule(
         "Something ran on the GPU for {busy} of the time[; {share} of the critical path is "
         "{kernel}][, launched at {line}]"
-    ),
-    "program.straggler": Rule(
-        "Rank {rank} came last to {last} collectives, and others waited {waited} for it"
-        "[: it spends more time at {line}]"
     ),
     "program.help": Rule(
         "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; at most "

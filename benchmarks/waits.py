@@ -107,7 +107,7 @@ def without_waits() -> Iterator[None]:
     with (
         mock.patch.object(library, "_is_noted", _launches_alone),
         mock.patch.object(order, "KINDS", ()),
-        mock.patch("gpuscope.record.handover.watch", return_value=int),
+        mock.patch("gpuscope.record.handover.watch"),
     ):
         yield
 

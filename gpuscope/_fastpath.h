@@ -65,7 +65,7 @@ typedef struct {
 
     /* of annotate.py; NULL before it serves */
     PyObject *nvtx_names;     /* namespace of record/nvtx.py: `heard` is read each time */
-    PyObject *recorder_names; /* namespace of record/recorder.py: `running` */
+    PyObject *ranges_names; /* namespace of record/ranges.py: `running` */
     PyObject *annotate_names; /* annotate.py's own: `range_of` */
 
     /* of blas.py; NULL before it serves */

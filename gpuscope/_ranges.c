@@ -121,7 +121,7 @@ range_enter(Range *self, PyObject *Py_UNUSED(ignored))
             return NULL;
         self->pushed++;
     }
-    int running = is_set(state->recorder_names, state->s.running);
+    int running = is_set(state->ranges_names, state->s.running);
     if (running > 0)
         running = done(PyObject_CallMethodNoArgs((PyObject *)self, state->s.begin_rows));
     return running < 0 ? NULL : Py_NewRef((PyObject *)self);
@@ -183,13 +183,13 @@ static PyObject *
 serve_ranges(PyObject *module, PyObject *args)
 {
     State *state = state_of(module);
-    PyObject *nvtx, *recorder, *own;
-    if (!PyArg_ParseTuple(args, "O!O!O!:serve_ranges", &PyDict_Type, &nvtx, &PyDict_Type, &recorder,
+    PyObject *nvtx, *ranges, *own;
+    if (!PyArg_ParseTuple(args, "O!O!O!:serve_ranges", &PyDict_Type, &nvtx, &PyDict_Type, &ranges,
                           &PyDict_Type, &own) ||
         keep(state, args) < 0)
         return NULL;
     state->nvtx_names = nvtx;
-    state->recorder_names = recorder;
+    state->ranges_names = ranges;
     state->annotate_names = own;
     Py_RETURN_NONE;
 }

@@ -423,7 +423,7 @@ class FakeGpu:
             self.cupti.write(kind, **fields)
         return fields
 
-    def call(self, callback, *, driver=False, thread=None, correlation=None, handle=0):
+    def call(self, callback, *, driver=False, thread=None, correlation=None, handle=0, returned=0):
         """Make an API call; returns its correlation."""
         number = correlation or self.cupti.next_correlation()
         start = self.now_ns()
@@ -431,6 +431,7 @@ class FakeGpu:
             layout.DRIVER if driver else layout.RUNTIME,
             callback=callback, start=start, end=self.now_ns(), process=os.getpid(),
             thread=thread or threading.get_native_id(), correlation=number, handle=handle,
+            returned=returned,
         )  # fmt: skip
         return number
 

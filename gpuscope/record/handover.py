@@ -37,17 +37,12 @@ _replaced: list[tuple[type, str, Method, Method]] = []
 """Whose method of which name was what, and is what now."""
 
 
-def watch(log: RangeLog) -> Callable[[], None]:
-    """Note in a log what threads wait for; returns what ends that."""
+def watch(log: RangeLog, *, on: bool) -> None:
+    """Note in a log what threads wait for, or no more."""
     with _lock:
-        log.thread_names.update({t.native_id or 0: t.name for t in threading.enumerate()})
-        _set((*_logs, log))
-
-    def end() -> None:
-        with _lock:
-            _set(tuple(other for other in _logs if other is not log))
-
-    return end
+        log.thread_names.update({t.native_id or 0: t.name for t in threading.enumerate() if on})
+        others = tuple(other for other in _logs if other is not log)
+        _set((*others, log) if on else others)
 
 
 def _set(logs: tuple[RangeLog, ...]) -> None:

@@ -133,7 +133,8 @@ class Recording:
         if threads and not self._simulated:
             from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
 
-            self._libraries.callback(handover.watch(self.ranges))
+            self._libraries.callback(handover.watch, self.ranges, on=False)
+            handover.watch(self.ranges, on=True)
         if not any(source.sees_ranges for source in self.sources):
             ranges.hear(self.ranges, on=True)
         if without_nvtx := nvtx.missing():

@@ -48,8 +48,8 @@ def is_call_row(row: Row) -> bool:
 
 def is_own_work(rows: Ints) -> Bools:
     """Row → whether it is of work that a call of ours queued."""
-    own: Bools = rows % _KINDS_OF_ROW == work_row(0)
-    return own
+    is_own: Bools = rows % _KINDS_OF_ROW == work_row(0)
+    return is_own
 
 
 def outside_row(number: _Number) -> _Number:

@@ -23,12 +23,12 @@ def waited(spans: Spans, columns: Columns, names: pa.DictionaryArray, ids: Array
     words = [*names.dictionary.to_pylist(), None]
     codes = [_SYNCS.index(name) if name in _SYNCS else NONE for name in words]
     what = np.array(codes)[np.asarray(names.indices.fill_null(NONE))]
-    number, own = columns["correlation"] & LOW, what == waits.STREAM_SYNC
+    number, of_stream = columns["correlation"] & LOW, what == waits.STREAM_SYNC
     table = {name: columns[name] for name in ("key", "device")}
     table |= {"number": number, "launch": number, "first": ids, "last": ids, "row": ids}
     table |= {"start": spans.starts[spans.rows], "end": spans.ends[spans.rows], "what": what}
-    table |= {"of_key": np.where(own, columns["key"], columns["of_key"]), "is_done": ids * 0}
-    table["of_number"] = np.where(own, number, columns["of_number"] & LOW)
+    table |= {"of_key": np.where(of_stream, columns["key"], columns["of_key"]), "is_done": ids * 0}
+    table["of_number"] = np.where(of_stream, number, columns["of_number"] & LOW)
     work, syncs = (
         {
             name: values[spans.is_(*kinds) & (columns["correlation"] > 0)]

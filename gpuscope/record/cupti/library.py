@@ -253,7 +253,7 @@ def is_apart(apis: Mapping[str, Array]) -> Bools:
 
 def is_wait(apis: Mapping[str, Array]) -> Bools:
     """Whether the host waits in each API call, or sees that work is done."""
-    waits: Bools = is_apart(apis) & (apis["role"] < ORDER)
+    waits: Bools = is_apart(apis) & (apis["role"] < ORDER) & (apis["returned"] == 0)
     return waits
 
 

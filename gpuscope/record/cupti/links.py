@@ -146,14 +146,14 @@ class Links:
         else:
             apis = self._records.without_late(tables.no_apis() if apis is None else apis, rows)
             self.told += len(apis["start"])
-            if (apart := is_apart(apis)).any():
-                self._add_waits(rows, tables.select(apis, apart), ended, held)
+            apart = is_apart(apis)
+            self._add_waits(rows, tables.select(apis, apart), ended, held)
             self._drain_linked(rows, held, work, tables.select(apis, ~apart))
         if self._records.tells_waits and (rows.batches or rows.over):
             self._add_edges(rows)
 
     def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
-        """Add rows of API calls that order work, and of waits; of those in calls of ours, none."""
+        """Add rows of API calls that order work, and of waits: of those outside calls of ours."""
         inside, ids = in_ours(calls, ended, [call for call, _ in held], rows.ending)
         calls["own"] = inside != NONE
         calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
@@ -164,12 +164,11 @@ class Links:
     def _add_edges(self, rows: Rows) -> None:
         """Add the edges of waits to the last batch."""
         latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
-        waiting = (
-            tables.select(part, part["awaited"] & (part["start"] + GRACE_NS > latest_ns))
-            for part in self._known
-        )
-        late = (part["correlation"].min(initial=NO_NUMBER) for part in waiting)
-        until = min((*late, *(part["correlation"].min() for part in self._records.apis), NO_NUMBER))
+        late = [part["correlation"] for part in self._records.apis]
+        for part in self._known:
+            waits = part["awaited"] & (part["start"] + GRACE_NS > latest_ns)
+            late.append(part["correlation"][waits])
+        until = min((part.min(initial=NO_NUMBER) for part in late), default=NO_NUMBER)
         edges = self._records.waits.edges(int(until), self._places.green, over=rows.over)
         last = rows.batches.pop() if rows.batches else freeze([], [])
         every = schema.concat([last.edges, arrow.edges(edges)], schema.EDGE_TYPES)

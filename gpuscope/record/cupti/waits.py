@@ -87,11 +87,14 @@ class Waits:
         every = _of_calls(calls, records, work)
         every = {name: np.r_[values, every[name]] for name, values in records.items()}
         call = joins.match(every["number"], calls["number"])
-        every["row"], own = arrow.picked(calls["row"], call), arrow.picked(calls["own"], call) > 0
+        every["row"], is_ours = (
+            arrow.picked(calls["row"], call),
+            arrow.picked(calls["own"], call) > 0,
+        )
         wait, source, target = waits.wait_edges(work, every, until, green)
         what = np.where(every["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
-        new = ~(own[wait] & is_own_work(source) & ours)  # our calls tell of the others
+        new = ~(is_ours[wait] & is_own_work(source) & ours)  # our calls tell of the others
         records["is_done"] = every["is_done"][: len(records["what"])]
         since = until - LATE
         since_call = np.where(calls["role"] == ORDER, since, until)  # of the others all is told

@@ -131,7 +131,8 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
             calls.append(call)
         elif row["kind"] == "sync":
             calls.append(Call(thread, start_ns, end_ns, took_ns))
-            calls[-1].waits_for = waited[number] or _awaited(row, lanes)
+            is_told = number in waited or "host wait" in trace.metadata.edges
+            calls[-1].waits_for = waited[number] if is_told else _awaited(row, lanes)
     for call in calls:
         if call.waits_for and not call.launches:
             done_ns = max(work.end_ns for work in call.waits_for)

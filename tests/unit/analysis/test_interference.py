@@ -15,7 +15,7 @@ import pytest
 import gpuscope as gs
 from gpuscope import figures
 from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, interference
-from gpuscope.record import recorder
+from gpuscope.record import ranges
 from gpuscope.trace.model import Trace
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -143,7 +143,7 @@ def gpu():
     assert device.registry.held_parts() == {}
     assert device.calls.observers == ()
     assert not device.registry.streams
-    assert recorder.running == ()
+    assert ranges.running == ()
     assert gc.isenabled()
 
 

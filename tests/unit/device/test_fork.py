@@ -16,7 +16,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.errors import DeviceUnavailable
-from gpuscope.record import recorder
+from gpuscope.record import ranges
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -83,7 +83,7 @@ def test_a_child_is_refused_its_parents_device_while_threads_launch():
         refuses(lambda: gs.run({"name": "n"} | RUN, gpu))
         with gs.annotate("of the child"):
             pass
-        assert not recorder.running
+        assert not ranges.running
         own = gs.open_device("sim:h200", quiet=True)
         a = own.asarray(np.eye(2), "float32")
         assert own.to_host(gs.mm_out(own.empty((2, 2)), a, a)).tolist() == [[1, 0], [0, 1]]

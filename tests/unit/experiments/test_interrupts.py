@@ -30,7 +30,7 @@ from interrupting import (
 import gpuscope as gs
 from gpuscope._text import clean
 from gpuscope.device.device import Device
-from gpuscope.record import recorder, rows
+from gpuscope.record import ranges, rows
 from gpuscope.trace import Trace
 
 _SIMULATED = ("engine", "ops", "host", "allocation", "backend", "capture", "memory")
@@ -328,7 +328,7 @@ def test_interrupts_of_a_recording_keep_every_row_once():
     def after(gpu: Device, _: Trace | None) -> None:
         gpu.calls.unobserve(told[-1])
         nothing_is_left(gpu)
-        assert recorder.running == ()
+        assert ranges.running == ()
         if recordings:  # else it was interrupted before the block
             trace = recordings[0].trace
             assert sorted(trace.where(kind="kernel").array("id")) == sorted(told[-1].kernels)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_cupti import BUFFER_BYTES, World, recorded
+from fake_cupti import BUFFER_BYTES, LAUNCH, STREAM_SYNC, STREAM_WAIT, World, recorded
 from interrupting import Interrupt
 
 import gpuscope as gs
@@ -64,13 +64,22 @@ def begun(world, path, **options):
     return recording, recording.journal(path)
 
 
-def theirs(world, count=200):
-    """Work of other libraries: several kernels, copies, in ranges now and then."""
+events = itertools.count(1000)
+
+
+def theirs(world, count=200, *, waits=False):
+    """Work of other libraries: several kernels, copies and waits, in ranges now and then."""
     for number in range(count):
         with gs.annotate(f"step {number % 3}"):
             world.gpu.foreign(f"k{number % 7}")
         if number % 20 == 0:
             world.gpu.foreign_copy(100 + number)
+        if waits and number % 9 == 0:
+            event = next(events)
+            world.gpu.record(event)
+            world.gpu.wait(STREAM_WAIT, stream=21, sync=event)
+            world.gpu.kernel("waits", world.gpu.call(LAUNCH), stream=21)
+            world.gpu.wait(STREAM_SYNC, stream=21)
 
 
 def as_rows(trace, columns=None):
@@ -96,7 +105,7 @@ def test_another_process_makes_the_same_rows_of_a_program_of_other_libraries(
     recording, journal = begun(world, tmp_path / "a", devices=(), detail=detail)
     reader, so_far = JournalReader(tmp_path / "a"), []
     for _ in range(3):
-        theirs(world)
+        theirs(world, waits=True)
         advance(recording, journal)
         so_far.append(len(reader.read(over=False)))
     far = reader.read(over=True)
@@ -105,7 +114,9 @@ def test_another_process_makes_the_same_rows_of_a_program_of_other_libraries(
     assert so_far[0] < so_far[1] < so_far[2]
     assert as_rows(far) == as_rows(near) == as_rows(again)
     assert named_edges(far) == named_edges(near)
-    assert len(near.where(kind="kernel")) == 600
+    kinds = near.edges.column("kind").to_pylist()
+    assert kinds.count("event wait") == kinds.count("host wait") == 69
+    assert len(near.where(kind="kernel")) == 669
     assert near.metadata.complete
     assert far.metadata.complete
     assert far.metadata.counts == near.metadata.counts

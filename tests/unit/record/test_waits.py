@@ -368,6 +368,15 @@ def test_full_detail_has_edges_to_synchronisations(world):
     assert trace.metadata.edges == ("launch", "event wait")
 
 
+def test_full_detail_tells_polls_that_saw_nothing_as_calls(world):
+    with world.profile(detail="full") as recording:
+        world.gpu.call(EVENT_POLL, returned=600)
+        world.gpu.call(EVENT_POLL)
+    trace = recording.trace
+    assert [row["status"] for row in rows(trace, "api")] == ["failed"]
+    assert [row["name"] for row in rows(trace, "sync")] == ["cudaEventQuery_v3020"]
+
+
 def test_without_launch_ids_there_are_none(world):
     with world.profile(launch_ids=False) as recording:
         kernel(world, "one", A)

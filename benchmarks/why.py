@@ -5,7 +5,7 @@ of it is made longer, or a kernel twice as fast, and it is run so: did its end m
 
 *delays*: by max(0, d − slack). *speed-ups*: as ``gs.analysis.what_would_help`` says, within its
 bands. *adds up*: the parts of every path, to the ns. *causes*: those of work are those that
-``gs.analysis.parts`` names. *rows*: how long 10⁶ rows take, and how much memory.
+``gs.analysis.parts`` names. *rows*: how much time of one core 10⁶ rows take, and how much memory.
 
 Run ``python benchmarks/why.py [--programs 130]``; writes ``results/why.json``.
 """
@@ -155,11 +155,11 @@ def time_rows() -> list[dict[str, Any]]:
     """Return how long 10⁶ rows take, in this process, and its greatest memory."""
     ran = why_programs.run(why_programs.draw("streams", 10))
     trace = large(ran.trace, ROWS)
-    begun_s = time.perf_counter()
+    begun_s = time.process_time()
     gs.analysis.critical_path(trace).by("line")
-    path_s = time.perf_counter() - begun_s
+    path_s = time.process_time() - begun_s
     gs.analysis.what_would_help(trace)
-    whole_s = time.perf_counter() - begun_s
+    whole_s = time.process_time() - begun_s
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     figures = (
         ("critical path", "(beside it)", path_s, "s", True),

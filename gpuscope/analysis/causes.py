@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _CALLS_A_TURN = 10
 _SEEN_NS, _DONE_NS = 5_892, 3_630
 """How long after its work a wait returns, and what waits for a stream or an event take that find it
 done, where no wait of a trace tells: medians on an H200."""
+_QUEUE = 500
+"""Pieces of work below which no stream's queue is full; CUDA's are seen to hold 1,024."""
 _DEEPEST = 64
 """Levels of calls in a handle's call."""
 _ROUNDS = 1000
@@ -62,6 +65,8 @@ class Causes:
         Node → number of its thread, −1 of work.
     inferred
         Kinds of edges that are worked out of times and names, as the trace does not tell them.
+    rank
+        Node → its place in the order of time.
     """
 
     rows: SpanRows
@@ -74,6 +79,7 @@ class Causes:
     launches: Launches
     threads: Ints
     inferred: tuple[str, ...]
+    rank: Ints
 
     def of(self, *kinds: str) -> Bools:
         """Edge → whether it is of one of these kinds."""
@@ -161,7 +167,7 @@ def _causes(trace: Trace) -> Causes:
     cause = np.full(len(times), -1)
     cause[target[last]] = last
     inferred = tuple(sorted(edges.inferred))
-    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred)
+    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred, rank)
 
 
 def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
@@ -188,7 +194,9 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
     before = np.full(len(times), begin)
     before[nodes] = previous
     is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
-    if not trace.is_simulated:
+    blocked, least_ns = _add_full_queues(rows, launches, times, edges)
+    is_wait[blocked], at_least[blocked] = True, least_ns
+    if trace.metadata.time_base != "virtual":
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
     for kind in ("thread start", "hand-over"):
         giver, taker = rows.edges_of(kind)
@@ -215,7 +223,7 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     end_threads = trace.array("end_thread", fill=-1)
     end_threads = np.where(end_threads < 0, rows.threads, end_threads)
     who = np.r_[rows.threads[host], end_threads[host]]
-    if trace.is_simulated and not trace.metadata.ranks:
+    if trace.metadata.time_base == "virtual":
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
     _, thread = combined(
@@ -258,6 +266,31 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     return begun
 
 
+def _add_full_queues(
+    rows: SpanRows, launches: Launches, times: Ints, edges: Edges
+) -> tuple[Ints, Ints]:
+    """Let launches return when a full queue had room again.
+
+    A stream holds so much work at most; who launches more returns when work of it ends. Returns
+    the ends of such calls, and what each takes at least.
+    """
+    (order, first), blocked = rows.queues, [np.zeros((2, 0), np.int64)]
+    for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
+        works = order[low:high]
+        call = launches.call[works]
+        ends, returned = np.maximum.accumulate(rows.ends[works]), times[2 * call + 1]
+        over = ends.searchsorted(returned, "right")
+        pending = np.where(call >= 0, np.arange(len(works)) - over, -1)
+        full = (pending >= max(_QUEUE, pending.max() - 1)) & (over > 0)
+        full[full] &= ends[over[full] - 1] > times[2 * call[full]]
+        work, call = works[over[full] - 1], call[full]
+        edges.add("full queue", 2 * work + 1, 2 * call + 1, 0, ALWAYS)
+        took = (times[1:-1:2] - times[:-1:2])[launches.call[works[pending >= 0]]]
+        blocked.append(np.stack([2 * call + 1, np.full(len(call), took.min(initial=NEVER_NS))]))
+    nodes, least_ns = np.concatenate(blocked, axis=1)
+    return nodes, least_ns
+
+
 def _add_waits(
     trace: Trace, rows: SpanRows, launches: Launches, before: Ints, times: Ints, edges: Edges
 ) -> tuple[Bools, Ints]:
@@ -275,7 +308,8 @@ def _add_waits(
     work = launches.last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
-    is_complete = trace.is_simulated or "host wait" in getattr(trace.metadata, "edges", ())
+    is_virtual = trace.metadata.time_base == "virtual"
+    is_complete = is_virtual or "host wait" in trace.metadata.edges
     if not is_complete:
         waited = np.zeros(len(rows.ids), bool)
         waited[call] = True

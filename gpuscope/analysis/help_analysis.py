@@ -21,10 +21,10 @@ from gpuscope.trace.model import Trace
 
 WORTH = 0.01
 """Share of the time from which on a gain is worth telling."""
-_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = 0.0012, 0.01, 0.04
-"""By which share of the whole nine of ten gains are off at most (``benchmarks/results/why.json``):
-where hosts look now and then whether work is done, and of kernels that compete for SMs, those of a
-simulated GPU and others. All others are exact."""
+_OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0013, 0.00135), (0.0003, 0.0011), (0.04, 0.04)
+"""By which share of the whole the truth is below and above a gain at most, of nine in ten
+(``benchmarks/results/why.json``): where hosts on the path look now and then whether work is done;
+and where kernels compete for SMs, of a simulated GPU and of others. All other gains are exact."""
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -154,35 +154,37 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
     is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
     is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
+    end_ns = int(causes.times[node])
+    scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
-    ranked = []
-    for case in cases(view):
-        gone = np.zeros(len(view.kept), bool) if case.gone is None else case.gone & view.kept
-        lag = np.where(case.shorter & view.kept, np.minimum(case.lag, causes.lag), causes.lag)
-        saved = np.where(gone, view.lasts + 1, causes.lag - lag)
-        ranked.append((int(saved[view.on_path].sum()), case, lag, gone, saved))
-    for promise_ns, case, lag, gone, saved in sorted(ranked, key=lambda each: -each[0]):
-        gain_ns, kept, touched = 0, view.kept & ~gone, saved > 0
-        models_sms = schedule is not None and case.basis == "recording"
-        if promise_ns or models_sms:
+    promising = [(int(view.saved_ns(case)[view.on_path].sum()), case) for case in cases(view)]
+    for promise_ns, case in sorted(promising, key=lambda each: -each[0]):
+        gain_ns, low_ns, saved_ns = 0, 0, view.saved_ns(case)
+        is_scheduled = schedule is not None and case.basis == "recording"
+        if promise_ns or is_scheduled:
             passes += 1
             if passes > most:
                 continue
-            then = (schedule if models_sms and schedule else causes).forward(lag, kept)
-            end_ns = schedule.end_ns if models_sms and schedule else int(causes.times[node])
-            gain_ns = max(0, end_ns - int(then[is_end].max()))
-        more = view.on_path & ~touched & (False if case.beside is None else case.beside)
-        low_ns, high_ns = 0, max(gain_ns, promise_ns + int(view.lasts[more].sum()))
+            kept = view.kept & np.logical_not(case.gone)
+            lag = np.where(kept, causes.lag - saved_ns, 0)
+            if schedule is not None and is_scheduled:
+                gain_ns = int(scheduled_ns - schedule.forward(lag, kept)[is_end].max())
+            else:
+                gain_ns = int(end_ns - causes.forward(lag, kept)[is_end].max())
+        gain_ns = max(0, gain_ns)
+        more = view.on_path & (saved_ns == 0) & case.beside
+        high_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
         if case.basis == "recording":
-            off = _OFF_POLLED * view.polls
+            off = np.multiply(_OFF_POLLED, view.polls)
             if view.competes:
-                off += _OFF_SCHEDULED if models_sms else _OFF_CONTENDED
-            off_ns = round(off * (causes.times[node] - view.low_ns))
-            low_ns, high_ns = max(0, gain_ns - off_ns), gain_ns + off_ns
-        on_path = touched & view.on_path
+                off = off + (_OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED)
+            off_ns = np.rint(off * (end_ns - view.low_ns)).astype(int).tolist()
+            low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
+        on_path = (saved_ns > 0) & view.on_path
         why = (
-            f"{int(on_path.sum()):,} of {int(touched.sum()):,} times on the critical path, "
-            f"{view.lasts[on_path].sum() / 1e6:,.3g} of {view.lasts[touched].sum() / 1e6:,.3g} ms"
+            f"{int(on_path.sum()):,} of {int((saved_ns > 0).sum()):,} times on the critical path, "
+            f"{view.lasts[on_path].sum() / 1e6:,.3g} of "
+            f"{view.lasts[saved_ns > 0].sum() / 1e6:,.3g} ms"
         )
         yield Change(case.change, case.about, gain_ns, low_ns, high_ns, case.basis, why, case.code)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Bools, Floats, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
@@ -41,21 +41,52 @@ _PINNED_BYTES_PER_US = 50_000
 """About what copies of pinned memory reach over PCIe 5."""
 
 
+_CODE = {
+    "make the kernel twice as fast": "gs.what_if(trace, faster={{{0!r}: 2}})",
+    "give it a larger partition": "gpu.carve({{{0!r}: …}})",
+    "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
+    "copy beside kernels": "copy ahead, on a stream of its own",
+    "use another stream": "launch what needs no data of the others on another stream",
+    "give it priority or a partition": "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
+    "drop the wait between streams": "gs.what_if(trace, drop_waits=…)",
+    "let the rank keep up": "gs.analysis.collectives(trace)",
+    "do not wait for the GPU": "wait less often, or look at results a step later",
+    "have input ready": "more workers, or more batches ahead",
+    "keep the memory": "reuse buffers; no torch.cuda.empty_cache() in a loop",
+    "record as one graph": "gs.what_if(trace, graphs=[{0!r}])",
+    "record as graphs": 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
+    "shorten the Python before": "profile the Python there",
+    "do not pause": "profile the Python there",
+    "give it a process of its own": "multiprocessing, or a queue between two programs",
+}
+"""Change → how to try it; the braces stand for what it is about."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A change: edges that last no longer than ``lag``, and edges that are gone.
 
-    ``beside``: edges that a mend may shorten besides, which only bounds its gain.
+    Attributes
+    ----------
+    beside
+        Edges that a mend may shorten besides, which only bounds its gain.
+    name
+        What code calls that which it is about, where people call it otherwise.
     """
 
     change: str
     about: str
-    basis: Basis
-    code: str
-    shorter: Bools
-    lag: Ints | int = 0
-    gone: Bools | None = None
-    beside: Bools | None = None
+    shorter: Bools | bool = False
+    lag: Ints | Floats | int = 0
+    gone: Bools | bool = False
+    basis: Basis = "bound"
+    beside: Bools | bool = False
+    name: str = ""
+
+    @property
+    def code(self) -> str:
+        """How to try it."""
+        return _CODE[self.change].format(self.name or self.about)
 
 
 class View:
@@ -103,9 +134,9 @@ class View:
 
     @cached_property
     def polls(self) -> bool:
-        """Whether hosts look now and then whether work is done."""
+        """Whether hosts on the path look now and then whether work is done."""
         looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
-        return bool((looks & self.kept).any())
+        return bool((looks & self.on_path).any())
 
     @cached_property
     def line(self) -> Ints:
@@ -161,6 +192,12 @@ class View:
         for key in known[np.lexsort((-every, -on_path))][:_MOST].tolist():
             yield label(key), which & (keys == key)
 
+    def saved_ns(self, case: Case) -> Ints:
+        """Return edge → how much less long it would last; more than it did if it were gone."""
+        lag = self.causes.lag
+        shorter = np.where(case.shorter, np.maximum(lag - case.lag, 0), 0).astype(np.int64)
+        return np.where(self.kept, np.where(case.gone, self.lasts + 1, shorter), 0)
+
     def inside(self, rows: Ints) -> Bools:
         """Edge → whether it is in one of these calls."""
         calls = np.zeros(len(self.rows.ids) + 1, bool)
@@ -170,88 +207,32 @@ class View:
 
 def cases(view: View) -> Iterator[Case]:
     """Yield what might help."""
-    yield from _of_work(view)
-    yield from _of_waits(view)
-    yield from _memory(view)
-    yield from _graphs(view)
-    yield from _of_hosts(view)
-    yield from _own_process(view)
+    sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _of_hosts)
+    for sort in (*sorts, _own_process):
+        yield from sort(view)
 
 
 def _of_work(view: View) -> Iterator[Case]:
-    """Faster kernels, copies, other streams, more SMs, no straggling rank."""
+    """Faster kernels; copies of pinned memory, and beside kernels."""
     causes, rows = view.causes, view.rows
     name, names = rows.coded("name")
-    runs, half = causes.of("running"), causes.lag // 2
-    is_kernel = rows.having("kind", ("kernel", "graph"))[view.row]
-    held = causes.of("SMs held", "priority")
-    for about, which in view.each(runs & is_kernel, name[view.row], lambda key: str(names[key])):
-        holds = held & (causes.source % 2 == 0) & rows.having("name", (about,))[view.before]
-        code = f"gs.what_if(trace, faster={{{about!r}: 2}})"
-        yield Case(
-            "make the kernel twice as fast",
-            kernel_name(about),
-            "recording",
-            code,
-            which | holds,
-            half,
-        )
-    yield from _larger_partitions(view)
-    copies = view.kept & runs & rows.having("kind", ("memcpy",))[view.row]
+    runs, half = view.kept & causes.of("running"), causes.lag // 2
+    holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
+    kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
+    for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
+        held = holds & rows.having("name", (about,))[view.before]
+        words = "make the kernel twice as fast", kernel_name(about), which | held, half
+        yield Case(*words, basis="recording", name=about)
+    copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():
         nbytes = view.trace.array("nbytes", fill=0)[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.launches.call[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
-        code = "tensor.pin_memory(), then copy with non_blocking=True"
-        yield Case(
-            "pin the memory", "copies of pageable memory", "bound", code, which, lag, blocked
-        )
+        yield Case("pin the memory", "copies of pageable memory", which, lag, blocked)
     if copies.any():
-        code = "copy ahead, on a stream of its own"
-        yield Case("copy beside kernels", "copies", "bound", code, copies)
-    caller, launched_in = causes.launches.call, np.full(len(rows.ids), -1)
-    launched = causes.of("launch") & (view.range >= 0)
-    launched_in[view.row[launched]] = name[view.range[launched]]
-    apart = np.zeros(len(view.kept), bool)
-    for owner in (
-        launched_in,
-        rows.coded("category")[0],
-        np.where(caller < 0, -1, rows.threads[caller]),
-    ):
-        apart |= owner[view.before] != owner[view.row]
-    is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
-    apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
-    stream_name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
-    streams = rows.streams[view.row]
-    both = rows.streams[view.row], rows.streams[view.before]
-    first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
-    ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
-    none = np.zeros(len(view.kept), bool)
-    table: Iterable[tuple[str, Bools, Ints, Callable[[int], str], str]] = (
-        (
-            *("use another stream", causes.of("stream order") & apart, streams, stream_name),
-            "launch what needs no data of the others on another stream",
-        ),
-        (
-            *("give it priority or a partition", held, streams, stream_name),
-            "gs.what_if(trace, streams={…: {'priority': -1}})",
-        ),
-        (
-            *("drop the wait between streams", causes.of("event wait"), pair),
-            lambda key: " for ".join(stream_name(int(each[first[key]])) for each in both),
-            "gs.what_if(trace, drop_waits=…)",
-        ),
-        (
-            *("let the rank keep up", causes.of("collective"), rows.processes[view.before]),
-            lambda key: ranks.get(key, f"process {key}"),
-            "gs.analysis.collectives(trace)",
-        ),
-    )
-    for change, of, keys, label, code in table:
-        for about, which in view.each(of, keys, label):
-            yield Case(change, about, "bound", code, none, gone=which)
+        yield Case("copy beside kernels", "copies", copies)
 
 
 def _larger_partitions(view: View) -> Iterator[Case]:
@@ -266,22 +247,46 @@ def _larger_partitions(view: View) -> Iterator[Case]:
     device = int(rows.devices[view.row[which]][0])
     own, whole = facts.partition(name).sm_count, facts.device(device).sm_count
     if name and own and whole and own < whole:
-        lag = view.causes.lag * own // whole
-        change, about = "give it a larger partition", f"{name}, {own} of {whole} SMs"
-        yield Case(change, about, "bound", f"gpu.carve({{{name!r}: …}})", which, lag)
+        about, lag = f"{name}, {own} of {whole} SMs", view.causes.lag * own // whole
+        yield Case("give it a larger partition", about, which, lag, name=name)
+
+
+def _of_orders(view: View) -> Iterator[Case]:
+    """Other streams, more SMs, no waits between streams, no rank that is late."""
+    causes, rows = view.causes, view.rows
+    caller, owner = causes.launches.call, np.full(len(rows.ids), -1)
+    launched = causes.of("launch") & (view.range >= 0)
+    owner[view.row[launched]] = rows.coded("name")[0][view.range[launched]]
+    apart = np.zeros(len(view.kept), bool)
+    for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
+        apart |= of[view.before] != of[view.row]
+    is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
+    apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
+    name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
+    both = rows.streams[view.row], rows.streams[view.before]
+    for about, which in view.each(causes.of("stream order") & apart, both[0], name):
+        yield Case("use another stream", about, gone=which)
+    for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
+        yield Case("give it priority or a partition", about, gone=which)
+    first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
+    names = [" for ".join(name(int(each[at])) for each in both) for at in first]
+    for about, which in view.each(causes.of("event wait"), pair, names.__getitem__):
+        yield Case("drop the wait between streams", about, gone=which)
+    ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
+    late = causes.of("collective"), rows.processes[view.before]
+    for about, which in view.each(*late, lambda key: ranks.get(key, f"process {key}")):
+        yield Case("let the rank keep up", about, gone=which)
 
 
 def _of_waits(view: View) -> Iterator[Case]:
     """No waits for the GPU, no waits for another thread."""
     waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
-    for change, of, code in (
-        ("do not wait for the GPU", waits, "wait less often, or look at results a step later"),
-        ("have input ready", view.causes.of("hand-over"), "more workers, or more batches ahead"),
-    ):
+    given = view.causes.of("hand-over")
+    for change, of in (("do not wait for the GPU", waits), ("have input ready", given)):
         for about, which in view.each(of, view.line, view.lines.__getitem__):
-            inside = view.inside(view.row[which])
             beside = view.is_host & (view.line == view.line[which][0])
-            yield Case(change, about, "bound", code, inside, _CALL_NS, which, beside)
+            inside = view.inside(view.row[which])
+            yield Case(change, about, inside, _CALL_NS, which, beside=beside)
 
 
 def _memory(view: View) -> Iterator[Case]:
@@ -289,54 +294,35 @@ def _memory(view: View) -> Iterator[Case]:
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
     rows = np.flatnonzero(gets & view.rows.having("kind", ("api",)))
-    which = view.inside(rows)
+    which, causes = view.inside(rows), view.causes
     if which.any():
-        causes = view.causes
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
-        calls = np.unique(view.call[which])
-        code = "reuse buffers; no torch.cuda.empty_cache() in a loop"
-        yield Case("keep the memory", f"{len(calls):,} calls", "bound", code, which, beside=beside)
+        about = f"{len(np.unique(view.call[which])):,} calls"
+        yield Case("keep the memory", about, which, beside=beside)
 
 
 def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (name, names) = view.causes, view.rows.coded("name")
-    ends = np.r_[causes.times[1::2], 0]
-    ranges = spans_of(causes, "range")
+    launches, since = causes.of("launch"), causes.times[causes.source]
+    ends, ranges = np.r_[causes.times[1::2], 0], spans_of(causes, "range")
     of_range = np.where(view.range >= 0, name[view.range], -1)
-    of = view.is_host | causes.of("launch")
-    for about, which in view.each(of, of_range, lambda key: str(names[key])):
-        if "::" in about:  # a library's own
-            continue
+    host = np.where(view.is_host, view.row, -1)
+    for about, which in view.each(view.is_host | launches, of_range, lambda key: str(names[key])):
         spans = ranges[view.rows.having("name", (about,))[ranges]]
-        within = around(
-            causes, spans, np.where(view.is_host, view.row, -1), causes.times[causes.source]
-        )
+        within = around(causes, spans, host, since)
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
+        total = np.bincount(within[inside], causes.lag[inside], len(ends))
         calls = np.count_nonzero(np.bincount(within[inside]))
-        if int((which & causes.of("launch")).sum()) < 2 * calls:
-            continue
-        total = np.zeros(len(ends))
-        np.add.at(total, within[inside], causes.lag[inside])
-        share = _CALL_NS / np.maximum(total[within], _CALL_NS)
-        code = f"gs.what_if(trace, graphs=[{about!r}])"
-        yield Case(
-            "record as one graph",
-            about,
-            "bound",
-            code,
-            inside,
-            (causes.lag * share).astype(np.int64),
-        )
+        if np.count_nonzero(which & launches) >= 2 * calls and "::" not in about:  # a library's
+            share = _CALL_NS / np.maximum(total[within], _CALL_NS)
+            yield Case("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    for about, which in view.each(
-        short, view.rows.processes[view.row], lambda key: f"process {key}"
-    ):
-        code = 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()'
-        yield Case("record as graphs", about, "bound", code, which, _NODE_NS // 2)
+    for about, which in view.each(short, view.rows.processes[view.row], "process {}".format):
+        yield Case("record as graphs", about, which, _NODE_NS // 2)
 
 
 def _in_runs(view: View) -> Bools:
@@ -358,14 +344,12 @@ def _in_runs(view: View) -> Bools:
 
 def _of_hosts(view: View) -> Iterator[Case]:
     """Less Python before the calls of a line, and outside of all ranges."""
-    code = "profile the Python there"
     pauses = view.pauses & ~view.switches
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
-        yield Case("shorten the Python before", about, "bound", code, which, beside=beside)
+        yield Case("shorten the Python before", about, which, beside=beside)
     if (view.range[view.is_host] >= 0).any():
-        which = pauses & (view.range < 0)
-        yield Case("do not pause", "outside any range", "bound", code, which)
+        yield Case("do not pause", "outside any range", pauses & (view.range < 0))
 
 
 def _own_process(view: View) -> Iterator[Case]:
@@ -377,10 +361,8 @@ def _own_process(view: View) -> Iterator[Case]:
     causes, who = view.causes, view.rows.threads[view.row]
     if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
-        code = "multiprocessing"
         beside = view.is_host & np.isin(who, who[view.switches])
-        change = "give it a process of its own"
-        yield Case(change, about, "bound", code, view.switches, beside=beside)
+        yield Case("give it a process of its own", about, view.switches, beside=beside)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)
@@ -390,15 +372,8 @@ def _own_process(view: View) -> Iterator[Case]:
             ratio = _slower(view, beside, code & ~beside)
             if len(there) >= _ALIKE and ratio >= _SLOWER:
                 about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
-                lag = (causes.lag / ratio).astype(np.int64)
-                yield Case(
-                    "give it a process of its own",
-                    about,
-                    "recording",
-                    "multiprocessing",
-                    beside,
-                    lag,
-                )
+                lag = causes.lag / ratio
+                yield Case("give it a process of its own", about, beside, lag, basis="recording")
 
 
 def _slower(view: View, beside: Bools, alone: Bools) -> float:

@@ -27,8 +27,14 @@ _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
 CALLS = ("api", "sync", "event")
 ENDING = (*WORK, *CALLS, "handle")
 """Kinds of rows one of which ends a trace."""
-_AS = {"turn": "host", "collective": "running", "host wait": "not looking", "launch": "unexplained"}
-_OF_HOST = ("start-up", "host", "turn", "host wait", "thread start", "hand-over")
+_AS = {
+    "turn": "host",
+    "collective": "running",
+    "host wait": "not looking",
+    "full queue": "launch call",
+    "launch": "unexplained",
+}
+_OF_HOST = ("start-up", "host", "turn", "full queue", "host wait", "thread start", "hand-over")
 Column = tuple[Ints, list[Any]]
 """Part → number of its value, and the values."""
 

@@ -10,18 +10,14 @@ from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.work_causes import NEVER
 
-_MOST_BLOCKS = 200_000
-"""Of all kernels: each takes the host about a microsecond, 20 times when it is sized."""
+_MOST_BLOCKS, _MOST_EDGES = 50_000, 200_000
+"""Of a trace that is scheduled: a pass takes about a microsecond for each."""
+_AGAIN = 6
+"""Passes in the order that the one before gave."""
 
 
 class SmSchedule:
-    """Blocks of kernels, each on an SM of its own, given out in the order in which kernels began.
-
-    Attributes
-    ----------
-    end_ns
-        When the last row ends where nothing is changed.
-    """
+    """Blocks of kernels on SMs, one on each, in the order in which kernels are ready."""
 
     def __init__(self, causes: Causes) -> None:
         self._causes, rows = causes, causes.rows
@@ -41,8 +37,6 @@ class SmSchedule:
                 low, high = (low, middle) if ended else (middle + 1, high)
             self._block_ns[row] = low
             _, _, free[device] = _placed(free[device], start_ns, count, low)
-        kept = np.ones(len(causes.lag), bool)
-        self.end_ns = int(self.forward(causes.lag, kept).max())
 
     @classmethod
     def of(cls, causes: Causes) -> SmSchedule | None:
@@ -50,8 +44,9 @@ class SmSchedule:
         kernels = causes.rows.having("kind", ("kernel",))
         blocks, sms = (each[kernels] for each in causes.rows.blocks_and_sms)
         is_modelled = bool((causes.launches.is_known[kernels] & (sms > 0)).all())
-        few = blocks.sum() < _MOST_BLOCKS and causes.of("SMs held", "priority").any()
-        return cls(causes) if is_modelled and few else None
+        few = blocks.sum() < _MOST_BLOCKS and len(causes.lag) < _MOST_EDGES
+        is_held = causes.of("SMs held", "priority").any()
+        return cls(causes) if is_modelled and few and is_held else None
 
     def _free(self) -> dict[int, list[int]]:
         """Return device → when each of its SMs is free, as a heap."""
@@ -59,22 +54,37 @@ class SmSchedule:
         return {int(devices[row]): [0] * int(self._sms[row]) for row in self._blocks}
 
     def forward(self, lag: Ints, kept: Bools) -> Ints:
-        """Return node → when it would be, as :meth:`Causes.forward`, kernels as they get SMs."""
+        """Return node → when it would be, as :meth:`Causes.forward`, kernels as they get SMs.
+
+        In the recorded order, and again in the order that this gives.
+        """
+        causes = self._causes
+        edges = np.flatnonzero(kept & ~causes.of("SMs held", "priority"))
+        ready, then = self._pass(lag, edges)
+        for _ in range(_AGAIN):
+            ranks = np.empty(len(ready), np.int64)
+            ranks[np.lexsort((causes.rank, ready))] = np.arange(len(ready))
+            edges = edges[np.argsort(ranks[causes.target[edges]], kind="stable")]
+            ready, then = self._pass(lag, edges)
+        return then
+
+    def _pass(self, lag: Ints, edges: Ints) -> tuple[Ints, Ints]:
+        """Return node → when it would be ready, and when it would be."""
         causes, devices = self._causes, self._causes.rows.devices
         runs = causes.of("running")
         share = np.ones(len(causes.times) // 2)
         share[causes.target[runs] // 2] = lag[runs] / np.maximum(causes.lag[runs], 1)
-        kept = kept & ~causes.of("SMs held", "priority")
         started = np.array(causes.times)
-        started[causes.target[kept]] = NEVER
+        started[causes.target[edges]] = NEVER
         then_ns: list[int] = started.tolist()
+        ready_ns: dict[int, int] = {}
         free, ends = self._free(), {}
-        columns = (causes.source[kept], causes.target[kept], lag[kept])
+        columns = (causes.source[edges], causes.target[edges], lag[edges])
         last = -1
         for before, after, lasts in zip(*(column.tolist() for column in columns), strict=True):
             row = last // 2
             if after != last and last % 2 == 0 and row in self._blocks:  # it is ready by now
-                device = int(devices[row])
+                device, ready_ns[last] = int(devices[row]), then_ns[last]
                 block_ns = max(1, round(self._block_ns[row] * share[row]))
                 then_ns[last], ends[row], free[device] = _placed(
                     free[device], then_ns[last], self._blocks[row], block_ns
@@ -83,7 +93,10 @@ class SmSchedule:
             is_run = before == after - 1 and before // 2 in ends
             at_ns = ends[before // 2] if is_run else then_ns[before] + lasts
             then_ns[after] = max(then_ns[after], at_ns)
-        return np.array(then_ns, np.int64)
+        then = np.array(then_ns, np.int64)
+        ready = then.copy()
+        ready[[*ready_ns]] = [*ready_ns.values()]
+        return ready, then
 
 
 def _placed(

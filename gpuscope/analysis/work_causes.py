@@ -19,7 +19,7 @@ from gpuscope.trace.columns import combined
 KINDS = (
     *("start-up", "host", "turn", "thread start", "hand-over", "launch", "running", "collective"),
     *("legacy default stream", "stream order", "graph order", "event wait"),
-    *("SMs held", "priority", "copy engine", "host wait"),
+    *("SMs held", "priority", "copy engine", "full queue", "host wait"),
 )
 """Kinds of edges. Of two that bind as late, the later in this order is the cause."""
 NUMBER = {kind: number for number, kind in enumerate(KINDS)}

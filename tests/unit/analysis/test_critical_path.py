@@ -114,6 +114,27 @@ def test_a_wait_that_found_work_done_is_the_hosts_own_time():
     assert 140_000 < path.slack(2) < 153_000, "it may end when the wait would still see it in time"
 
 
+@pytest.mark.parametrize(("blocks", "held"), [(200, True), (60, False)])
+def test_a_kernel_waits_for_sms_only_of_one_that_leaves_it_none(blocks, held):
+    config = {"launch_config": f'{{"grid":[{blocks},1,1],"block":[128,1,1]}}', "device": 0}
+    spans = [
+        launch(1, 1, 0, 10_000), kernel(2, "long", 12_000, 900_000, 10_000),
+        launch(3, 1, 10_000, 20_000), kernel(4, "late", 900_000, 950_000, 20_000, stream=8),
+        launch(5, 1, 20_000, 30_000), kernel(6, "soon", 960_000, 970_000, 958_000, stream=9),
+    ]  # fmt: skip
+    for span in spans[1::2]:
+        span[-1].update(config)
+    trace = rows(
+        *spans, edges=[(1, 2, "launch"), (3, 4, "launch")],
+        devices={"cuda:0": {"index": 0, "sm_count": 132}},
+    )  # fmt: skip
+    path = gs.analysis.critical_path(trace, 4)
+    ran = [part.span for part in path.parts if part.kind == "running"]
+    assert ran == ([2, 4] if held else [4])
+    assert (path.slack(2) == 0) is held
+    assert ("SMs held" in path.inferred) is held
+
+
 def test_slack_of_what_never_leads_to_an_end_is_none():
     trace = rows(
         launch(1, 1, 100, 110), kernel(2, "a", 120, 150, 110), launch(3, 1, 110, 120),

@@ -119,9 +119,9 @@ def _somewhere(tmp_path, monkeypatch):
         (tmp_path / folder / "one.ipynb").write_text(notebook)
     gpu = gs.open_device("sim:h200", quiet=True)
     gs.export(gs.run(EXPERIMENT, gpu)["default"], tmp_path / "trace.parquet")
-    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    with gpu.create_stream() as stream, gs.profile(gpu) as profiled:
         stream.launch(gs.learn.spin_kernel(gpu), 10_000, grid=1, block=32)
-    gs.export(recording.trace, tmp_path / "program.parquet")
+    gs.export(profiled.trace, tmp_path / "program.parquet")
     graded = [Grade("ada", "one.ipynb", "one.ipynb")]
     monkeypatch.setattr(grading, "grade_notebook", lambda *_args, **_keywords: graded)
     started = SimpleNamespace(wait=lambda *_: 0, poll=lambda: 0, pid=1, returncode=0)

@@ -41,8 +41,9 @@ class Change:
     about
         The kernel, line, range, streams or rank that it is about.
     gain_ns, low_ns, high_ns
-        How much sooner, as nothing else changes, and between what bounds: at most what it takes of
-        the critical path, if nothing takes its place.
+        How much sooner, if nothing else changes, and between what bounds.
+    most_ns
+        What it takes of the critical path: a mend that leaves nothing of it gains no more.
     basis
         ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
         more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
@@ -56,8 +57,9 @@ class Change:
     change: Annotated[str, "change"]
     about: Annotated[str, "about"]
     gain_ns: Annotated[int, "gain (ms)"]
-    low_ns: Annotated[int, "at least (ms)"]
-    high_ns: Annotated[int, "at most (ms)"]
+    low_ns: Annotated[int, "from (ms)"]
+    high_ns: Annotated[int, "to (ms)"]
+    most_ns: Annotated[int, "at most (ms)"]
     basis: Annotated[Basis, "basis"]
     why: Annotated[str, "why"]
     code: Annotated[str, "to try it"]
@@ -87,7 +89,7 @@ class HelpResult(Result):
                 "change": f"{each.change}: {each.about}",
                 "gain (ms)": each.gain_ns / 1e6,
                 "share": percent(each.gain_ns / self.span_ns),
-                "at most (ms)": each.high_ns / 1e6,
+                "at most (ms)": each.most_ns / 1e6,
                 "to try it": each.code,
                 "basis": each.basis,
             }
@@ -181,12 +183,15 @@ def _changes(view: View, node: int) -> Iterator[Change]:
             off_ns = np.rint(off * (end_ns - view.low_ns)).astype(int).tolist()
             low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
         on_path = (saved_ns > 0) & view.on_path
+        most_ns = max(high_ns, int(view.lasts[on_path].sum())) if low_ns else high_ns
         why = (
             f"{int(on_path.sum()):,} of {int((saved_ns > 0).sum()):,} times on the critical path, "
             f"{view.lasts[on_path].sum() / 1e6:,.3g} of "
             f"{view.lasts[saved_ns > 0].sum() / 1e6:,.3g} ms"
         )
-        yield Change(case.change, case.about, gain_ns, low_ns, high_ns, case.basis, why, case.code)
+        yield Change(
+            case.change, case.about, gain_ns, low_ns, high_ns, most_ns, case.basis, why, case.code
+        )
 
 
 @once

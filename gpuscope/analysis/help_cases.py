@@ -15,7 +15,7 @@ from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.naming import kernel_name, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording", "forecast"]
@@ -125,7 +125,7 @@ class View:
         self.is_code = self.is_host & (self.call < 0)
         launched = causes.of("launch") & (source < 2 * last + 2)
         whose = np.where(launched, self.before, whose)
-        self.range = around(causes, spans_of(causes, "range"), whose, since)
+        self.range = around(causes, ranges_in(trace)[0], whose, since)
 
     @cached_property
     def competes(self) -> bool:
@@ -305,7 +305,7 @@ def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (name, names) = view.causes, view.rows.coded("name")
     launches, since = causes.of("launch"), causes.times[causes.source]
-    ends, ranges = np.r_[causes.times[1::2], 0], spans_of(causes, "range")
+    ends, ranges = np.r_[causes.times[1::2], 0], ranges_in(view.trace)[0]
     of_range = np.where(view.range >= 0, name[view.range], -1)
     host = np.where(view.is_host, view.row, -1)
     for about, which in view.each(view.is_host | launches, of_range, lambda key: str(names[key])):
@@ -314,15 +314,17 @@ def _graphs(view: View) -> Iterator[Case]:
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         total = np.bincount(within[inside], causes.lag[inside], len(ends))
         calls = np.count_nonzero(np.bincount(within[inside]))
-        if np.count_nonzero(which & launches) >= 2 * calls and "::" not in about:  # a library's
+        if np.count_nonzero(which & launches) >= 2 * calls:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
             yield Case("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
     launching[causes.launches.call] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    for about, which in view.each(short, view.rows.processes[view.row], "process {}".format):
-        yield Case("record as graphs", about, which, _NODE_NS // 2)
+    process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
+    for about, which in view.each(short, process, "launches of process {}".format):
+        beside = quick & (process == process[which][0])
+        yield Case("record as graphs", about, which, _NODE_NS // 2, beside=beside)
 
 
 def _in_runs(view: View) -> Bools:

@@ -14,6 +14,7 @@ from gpuscope.analysis.work_causes import NUMBER
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import ranges_in
 from gpuscope.trace.sites import lines_of
 
 LASTING = ("range", "handle")
@@ -64,7 +65,7 @@ def path_columns(
     process = np.where(
         caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
     )
-    ranges = around(causes, spans_of(causes, "range"), caller, moment)
+    ranges = around(causes, ranges_in(trace)[0], caller, moment)
     calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
     name, names = rows.coded("name")

@@ -159,7 +159,8 @@ def _of_straggler(straggler: RankTimes, span_ns: int) -> Finding:
 
 def _of_change(change: Change, span_ns: int) -> Finding:
     values = (
-        Quantity("gain", change.gain_ns, "ns", change.low_ns, change.high_ns),
+        Quantity("gain", change.gain_ns, "ns"),
+        Quantity("most", change.most_ns, "ns"),
         Quantity("share", change.gain_ns / span_ns, "%"),
     )
     subject = {"change": change.change, "about": change.about, "basis": change.basis}

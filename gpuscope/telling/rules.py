@@ -193,7 +193,8 @@ RULES = {
         "[: it spends more time at {line}]"
     ),
     "program.help": Rule(
-        "What would help most: {change}[, {about}]: {gain} sooner, {share} of the time ({basis})"
+        "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; at most "
+        "{most}"
     ),
     "program.warm-up": Rule(
         "Warm-up takes {warm_up}, all that follows {time}",

@@ -79,12 +79,13 @@ def measured(name: str, rounds: int, folder: Path, *, profiled: bool) -> dict:
 def judged(name: str, times: dict, folder: Path) -> dict:
     """Say what a recorded trace names first, and whether what mending gained lies in its band."""
     import gpuscope as gs
+    from gpuscope.analysis.help_analysis import help_in_steps
 
     traces = [gs.load_trace(path) for path in sorted((folder / name).glob("*.parquet"))]
     trace = gs.merge(traces) if len(traces) > 1 else traces[0]
     found = gs.findings(trace)
     first = next(each for each in found.findings if each.family == "program")
-    changes = dict(found.sections)["What would help"].changes
+    changes = help_in_steps(trace).changes
     begin, end = gs.analysis.steps(trace).steady_ns
     span_ns = end - begin
     rules = {finding.rule: finding for finding in found.findings}

@@ -60,18 +60,19 @@ def launches() -> tuple[Callable[[int], float], Any]:
 def c_callback() -> Iterator[None]:
     """Have CUPTI call a C function that does nothing around each launch: the least it can cost."""
     from gpuscope._libcupti import library_path
-    from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, Library, is_launch
+    from gpuscope.record.cupti import library as api
 
-    library = Library()
+    library = api.Library()
     cupti = ctypes.CDLL(str(library_path()))
     nothing = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p)
     subscription = ctypes.c_void_p()
     if cupti.cuptiSubscribe(ctypes.byref(subscription), nothing, None):
         raise RuntimeError("CUPTI takes no subscriber")
     try:
-        for domain in (RUNTIME_API, DRIVER_API):
+        for domain in (api.RUNTIME_API, api.DRIVER_API):
             for number in range(1, 1200):
-                if is_launch(library.callback_name(domain, number)):
+                name = library.callback_name(domain, number)
+                if api.role_of(name) in (api.LAUNCH, api.BLOCKING):
                     cupti.cuptiEnableCallback(1, subscription, domain, number)
         yield
     finally:

@@ -34,7 +34,7 @@ def known_analyses() -> tuple[Analysis, ...]:
     --------
     >>> from gpuscope.analyses import known_analyses
     >>> [known.name for known in known_analyses()][:3]
-    ['hazards', 'collectives', 'confinement']
+    ['idle', 'help', 'path']
     """
     plugged = (
         replace(analysis, origin=f"the package {_PLUGINS.package(name)!r}")
@@ -77,17 +77,17 @@ def findings(trace: Trace) -> FindingsResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> result = gs.telling.findings(gs.learn.case("A").trace)
+    >>> result = gs.findings(gs.learn.case("A").trace)
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    found = (finding for known in known_analyses() for finding in known.found_in(trace))
-    result = ranked(trace, [*of_missing_rows(trace), *found])
+    declared = (finding for known in known_analyses() for finding in known.found_in(trace))
+    result = ranked(trace, [*of_missing_rows(trace), *declared])
     sections = tuple(first_page(trace))
-    told = result.findings
     if sections:  # nobody asks of an ordinary program whether it stayed on its SMs
-        told = tuple(finding for finding in told if finding.rule != "confined.uncarved")
-    return replace(result, findings=told, sections=sections)
+        asked = tuple(each for each in result.findings if each.rule != "confined.uncarved")
+        result = replace(result, findings=asked)
+    return replace(result, sections=sections)
 
 
 def first_page(trace: Trace) -> Iterator[tuple[str, Result]]:

@@ -245,9 +245,9 @@ def _larger_partitions(view: View) -> Iterator[Case]:
         return
     (name,) = used
     device = int(rows.devices[view.row[which]][0])
-    own, whole = facts.partition(name).sm_count, facts.device(device).sm_count
-    if name and own and whole and own < whole:
-        about, lag = f"{name}, {own} of {whole} SMs", view.causes.lag * own // whole
+    granted, whole = facts.partition(name).sm_count, facts.device(device).sm_count
+    if name and granted and whole and granted < whole:
+        about, lag = f"{name}, {granted} of {whole} SMs", view.causes.lag * granted // whole
         yield Case("give it a larger partition", about, which, lag, name=name)
 
 

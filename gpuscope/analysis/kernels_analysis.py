@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from gpuscope._checks import door
+from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
@@ -47,7 +47,7 @@ class KernelsResult(Result):
         return named(self.kernels, name, "kernel or copy")
 
 
-@door(trace=Trace)
+@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
 def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> KernelsResult:
     """Sum the times of kernels, copies and memsets by name and stream.
 

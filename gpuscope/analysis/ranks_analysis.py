@@ -124,14 +124,14 @@ def ranks(trace: Trace) -> RanksResult:
     >>> [each.rank for each in gs.analysis.ranks(run["default"]).ranks]
     [0, 1]
     """
-    found = collectives(trace)
+    matched = collectives(trace)
     process_of = {facts.rank: facts.process for facts in trace.metadata.ranks}
     steps_of = {
         rank: steps(trace.where(process=process)) for rank, process in sorted(process_of.items())
     }
     lows, highs = zip(*(known.steady_ns for known in steps_of.values()), strict=True)
     low, high = min(lows), max(highs)
-    counted = [each for each in found.each if low <= each.last_ns < high]
+    counted = [each for each in matched.each if low <= each.last_ns < high]
     waited, held_up, last = _waits(counted)
     exposed = _exposed_ns(trace, process_of, low, high)
     slower = _slower(trace, process_of, low, high)
@@ -142,7 +142,7 @@ def ranks(trace: Trace) -> RanksResult:
         sums = waited[rank], held_up[rank], last[rank], exposed[rank]
         every.append(RankTimes(rank, len(lengths), median, *sums, *slower[rank]))
     aligned = _aligned(steps_of)
-    return RanksResult(tuple(every), aligned, len(counted), found.error_ns, **about(trace))
+    return RanksResult(tuple(every), aligned, len(counted), matched.error_ns, **about(trace))
 
 
 def _waits(every: list[Collective]) -> tuple[Counter[int], Counter[int], Counter[int]]:
@@ -176,15 +176,17 @@ def _exposed_ns(
     name, names = codes(trace.spans.column("name"))
     of_collectives = np.isin(trace.array("id")[rows], [part.kernel for part in shared])
     rows = rows[~is_open(trace)[rows] & ~of_collectives & ~is_nccl(names)[name[rows]]]
-    process = np.r_[trace.array("process", fill=-1)[rows], [part.process or -1 for part in shared]]
+    of_shared = [-1 if part.process is None else part.process for part in shared]
+    process = np.r_[trace.array("process", fill=-1)[rows], of_shared]
     starts = np.r_[trace.array("start_ns")[rows], [part.start_ns for part in shared]]
     ends = np.r_[trace.array("end_ns", fill=0)[rows], [part.end_ns for part in shared]]
     is_shared = np.arange(len(starts)) >= len(rows)
     exposed = {}
     for rank, number in process_of.items():
-        own = process == (-1 if number is None else number)
-        groups = Groups(is_shared[own].astype(np.int64), [False, True])
-        busy = Busy.of(groups, np.clip(starts[own], low, high), np.clip(ends[own], low, high))
+        on_rank = process == (-1 if number is None else number)
+        groups = Groups(is_shared[on_rank].astype(np.int64), [False, True])
+        begin_ns, end_ns = (np.clip(times[on_rank], low, high) for times in (starts, ends))
+        busy = Busy.of(groups, begin_ns, end_ns)
         exposed[rank] = int(busy.ns[1] - busy.shared_ns(np.arange(2))[0, 1])
     return exposed
 

@@ -180,23 +180,21 @@ def why_command(
     Example: gpuscope why out/train/train-1234.parquet
     """
     trace = load_trace(file)
-    found = findings(trace)
-    verdict = [
-        finding for finding in found.findings if finding.is_problem or finding.family == "program"
-    ]
-    if not found.sections:
+    result = findings(trace)
+    verdict = [each for each in result.findings if each.is_problem or each.family == "program"]
+    if not result.sections:
         raise MissingEvidence(
             "the trace holds no GPU work of a program: of an experiment, gpuscope summary says "
             "what was found"
         )
     if as_json:
-        sections = {title: result.rows() for title, result in found.sections}
+        sections = {title: page.rows() for title, page in result.sections}
         terminal.say_json({"verdict": list(map(telling.to_json, verdict)), **sections})
         return
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in verdict)
-    for title, result in found.sections:
-        screen.result(title, result)
+    for title, page in result.sections:
+        screen.result(title, page)
     screen.show(f"{trace.origin}; {_spans(trace)}")
 
 

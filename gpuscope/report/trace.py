@@ -62,15 +62,15 @@ def trace_report(
     """
     heading = title or trace.metadata.setting or "gpuscope trace"
     traces = {heading: trace}
-    found = findings(trace)
+    result = findings(trace)
     drawn, step = trace, list[str]()
-    if found.sections:  # a program's
+    if result.sections:  # a program's
         known_steps = steps(trace)
         drawn = with_path(trace, steady_path(trace))
         window_ns = window_ns or known_steps.steady_ns
         step = _typical(drawn, known_steps.typical)
     sections = [
-        to_html(found.findings),
+        to_html(result.findings),
         *page.broken(),
         "<h2>Timeline</h2>",
         page.paragraph(note or ""),

@@ -187,6 +187,7 @@ COMMANDS = {
         (EVIL, EVIL, "-o", EVIL),
     ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
+    "why": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
     "record": [("--no-report", "--out", f"recorded/{EVIL}", f"{EVIL}.py"), ("--format", EVIL, EVIL)],
     "grade": [
         *(("handed", "--lessons", "lessons", *how) for how in ((), ("--json",))), (EVIL,),

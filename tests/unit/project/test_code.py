@@ -46,10 +46,11 @@ PRIVATE_READS = 0
 BY_STRING = 0
 LONG_MODULES = 0
 """May only go down."""
-TOP_NAMES = 29
+TOP_NAMES = 31
 """`what_if` is what a recording is opened for, as `run` is for an experiment; `TorchModule` what
 models are measured by, and `tune` what one carves for; `no_default_stream` guards any program,
-and `confirm` tries a hazard; `merge` is what opens the traces of several ranks."""
+and `confirm` tries a hazard; `merge` is what opens the traces of several ranks; `findings` says why
+a program is slow, and `try_delay` proves it."""
 
 
 @pytest.fixture(scope="module")

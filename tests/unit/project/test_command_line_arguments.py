@@ -67,6 +67,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "view": (["trace.parquet"], {"--force": None}),
     "export": (["trace.parquet", "out.json"], {"--force": None}),
     "merge": (["trace.parquet"], {"--out": "merged.parquet", "--force": None}),
+    "why": (["program.parquet"], {}),
     "summary": (["trace.parquet"], {}),
     "grade": (["handed_in"], {"--lessons": "lessons", "--force": None}),
     "calibrate": ([], {**SIMULATED, "--out": "gpu.json"}),
@@ -116,8 +117,11 @@ def _somewhere(tmp_path, monkeypatch):
     notebook = json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     for folder in ("handed_in", "lessons"):
         (tmp_path / folder / "one.ipynb").write_text(notebook)
-    run = gs.run(EXPERIMENT, gs.open_device("sim:h200", quiet=True))
-    gs.export(run["default"], tmp_path / "trace.parquet")
+    gpu = gs.open_device("sim:h200", quiet=True)
+    gs.export(gs.run(EXPERIMENT, gpu)["default"], tmp_path / "trace.parquet")
+    with gpu.create_stream() as stream, gs.profile(gpu) as profiled:
+        stream.launch(gs.learn.spin_kernel(gpu), 10_000, grid=1, block=32)
+    gs.export(profiled.trace, tmp_path / "program.parquet")
     graded = [Grade("ada", "one.ipynb", "one.ipynb")]
     monkeypatch.setattr(grading, "grade_notebook", lambda *_args, **_keywords: graded)
     started = SimpleNamespace(wait=lambda *_: 0, poll=lambda: 0, pid=1, returncode=0)

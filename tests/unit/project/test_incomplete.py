@@ -169,9 +169,11 @@ ANALYSES = {
     "queue_depth": lambda run, trace: analysis.queue_depth(trace, of="load", at="small"),
     "queue_depths": lambda run, trace: analysis.queue_depths(beside_a_load(trace)),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
+    "ranks": lambda run, trace: analysis.ranks(of_two_ranks(trace)),
     "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
     "steps": lambda run, trace: analysis.steps(trace),
     "summary": lambda run, trace: analysis.summary(trace),
+    "top_kernels": lambda run, trace: analysis.top_kernels(trace),
     "what_would_help": lambda run, trace: analysis.what_would_help(trace),
 }
 """Public function → what it says; one that is new belongs here."""

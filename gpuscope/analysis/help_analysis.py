@@ -56,7 +56,7 @@ class Change:
 
     change: Annotated[str, "change"]
     about: Annotated[str, "about"]
-    gain_ns: Annotated[int, "gain (ms)"]
+    gain_ns: Annotated[int, "saves (ms)"]
     low_ns: Annotated[int, "from (ms)"]
     high_ns: Annotated[int, "to (ms)"]
     most_ns: Annotated[int, "at most (ms)"]
@@ -78,7 +78,7 @@ class HelpResult(Result):
     span_ns: int
     changes: tuple[Change, ...]
     entries = "changes"
-    weight = "gain (ms)"
+    weight = "saves (ms)"
 
     def readable(self) -> tuple[list[Row], str]:
         """Return the changes that gain something, or what gains most; the others in words."""
@@ -87,7 +87,7 @@ class HelpResult(Result):
         rows: list[Row] = [
             {
                 "change": f"{each.change}: {each.about}",
-                "gain (ms)": each.gain_ns / 1e6,
+                "saves (ms)": each.gain_ns / 1e6,
                 "share": percent(each.gain_ns / self.span_ns),
                 "at most (ms)": each.most_ns / 1e6,
                 "to try it": each.code,
@@ -97,13 +97,13 @@ class HelpResult(Result):
         ]
         gained = {each.change for each in worth}
         none = dict.fromkeys(each.change for each in self.changes if each.change not in gained)
-        return rows, f"gains below {percent(WORTH)}: {', '.join(none)}" if none else ""
+        return rows, f"less than {percent(WORTH)}: {', '.join(none)}" if none else ""
 
     @property
     def definition(self) -> str:
         """What a gain is."""
         return (
-            "gain: how much sooner the last work or call would end, all causes of this recording "
+            "saves: how much sooner the last work or call would end, all causes of this recording "
             "but the changed ones being the same"
         )
 

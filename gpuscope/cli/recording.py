@@ -264,7 +264,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
     if len(ours) > _TOLD:
         complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
     for path in ours[:1]:
-        complain(f"gpuscope: gpuscope summary {path} says more")
+        complain(f"gpuscope: gpuscope why {path} says more")
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
     _clear(work, done)

@@ -54,14 +54,12 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     known = steps(trace)
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
-    compiled_ns = _compiled_ns(trace)
+    compiled_ns, told = _compiled_ns(trace), False
     if compiled_ns >= max(_COMPILES_NS, WORTH * span_ns):
         values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
         severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
         yield Finding("program.compiles", severity, {}, values)
-    if known.warm_up_ns > span_ns:
-        values = Quantity("warm_up", known.warm_up_ns, "ns"), Quantity("time", span_ns, "ns")
-        yield Finding("program.warm-up", "note", {"steps": known.basis}, values)
+        told = True
     label = trace.metadata.setting or ""
     share = idle.idle_ns / (span_ns * idle.devices)
     if share >= IDLE:
@@ -72,6 +70,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         straggler = _straggler(trace)
         if straggler is not None and straggler.held_up_ns >= HELD_UP * span_ns:
             yield _of_straggler(straggler, span_ns)
+            told = True
     changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
@@ -79,7 +78,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     for each in changes:
         most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
     names = [change for change, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
-    if names:
+    if names and not told:
         names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})
 

@@ -196,10 +196,6 @@ RULES = {
         "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; at most "
         "{most}"
     ),
-    "program.warm-up": Rule(
-        "Warm-up takes {warm_up}, all that follows {time}",
-        "Compile, load or allocate less, or once for many runs: no other figure counts it.",
-    ),
     "program.no-help": Rule("Not worth it: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "

@@ -84,10 +84,10 @@ class Waits:
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
         _resolve(records)
-        every = _of_calls(calls, records, work)
-        every = {name: np.r_[values, every[name]] for name, values in records.items()}
-        for name in ("key", "of_key"):  # an event's record names the context that made the event
-            every[name] = _with_work(every[name], work["key"])
+        # The record of an event names the context that made the event.
+        known = {name: _with_work(records[name], work["key"]) for name in ("key", "of_key")}
+        every = _of_calls(calls, {**records, **known}, work)
+        every = {name: np.r_[values, every[name]] for name, values in {**records, **known}.items()}
         call = joins.match(every["number"], calls["number"])
         every["row"], is_ours = (
             arrow.picked(calls["row"], call),

@@ -327,7 +327,8 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer given;
     if (!PyArg_ParseTuple(args, "OOy*:serve_launches", &clock, &streams, &given))
         return NULL;
-    memcpy(roles, given.buf, given.len < (Py_ssize_t)sizeof(roles) ? given.len : sizeof(roles));
+    size_t size = (size_t)given.len;
+    memcpy(roles, given.buf, size < sizeof(roles) ? size : sizeof(roles));
     PyBuffer_Release(&given);
     void *at = PyLong_AsVoidPtr(clock), *stream_at = PyLong_AsVoidPtr(streams);
     if (PyErr_Occurred())

@@ -65,6 +65,12 @@ def clock(into: Any) -> int:
     return 0
 
 
+@ctypes.CFUNCTYPE(INT, POINTER, POINTER, ctypes.c_uint8, ctypes.POINTER(ctypes.c_uint32))
+def stream_number(context: Any, stream: Any, per_thread: int, into: Any) -> int:
+    into[0] = 7
+    return 0 if stream else 1
+
+
 def address(function: Any) -> int:
     return ctypes.cast(function, POINTER).value
 
@@ -154,6 +160,8 @@ class Pointer:
     mem = property(lambda self: self._all[1])
 
 
+ROLES = bytes([0, 1, 2, 4 | 2, 16, 8 | 2])
+"""What calls of the driver are about, as ``_launches.c`` knows it."""
 KINDS = ((Array, SimpleNamespace), (Fixed, Pointer), (Fresh, Pointer))
 
 
@@ -194,7 +202,7 @@ class Served:
         addresses = (*[address(nothing)] * 4, address(context))
         module.serve_products((array, pointer, Memory, Stream), addresses)
         module.serve_events(Raw, Raw, address(nothing))
-        note = module.serve_launches(address(clock))
+        note = module.serve_launches(address(clock), address(stream_number), ROLES)
         self.note = ctypes.CFUNCTYPE(None, POINTER, INT, ctypes.c_uint32, POINTER)(note)
         module.limit_launches(1 << 20)
 
@@ -256,8 +264,12 @@ class Served:
         module.multiply(self.local.native, self.workspace, 8, self.product, (1, 2, 3))
         module.multiply_on(stream, self.plan, (1, 2, 3), 8, 1)
         module.record(Raw(), Raw())
-        for site in (0, 1):
-            self.note(None, 2, 211, ctypes.byref(Data(site=site, correlation=5)))
+        for callback in range(len(ROLES)):
+            for stream in (ctypes.c_uint64(0), ctypes.c_uint64(9)):
+                rest = (POINTER * 6)(None, ctypes.addressof(stream))
+                for site in (0, 1):
+                    data = Data(site=site, rest=rest, correlation=5)
+                    self.note(None, 1, callback, ctypes.byref(data))
         module.take_launches([], lambda: 1)
         self.lane()
 

@@ -7,7 +7,9 @@ what mending gains is the median over rounds of the share of the loop that it sa
 one runs under `gpuscope record`. The culprit is named first if the first change that the trace's
 first page offers, or its first finding, is the one of `CULPRITS`; its predicted gain has a band,
 as shares of the recorded steady time. `--ranks` runs the program that needs two GPUs. `--judge
-FOLDER` judges traces that were recorded before, and times that a file there holds.
+FOLDER` judges traces that were recorded before, and times that a file there holds. With
+`--profiled` a few steps are recorded by torch.profiler, too: what gpuscope says of that trace, and
+HolisticTraceAnalysis where it is installed.
 """
 
 from __future__ import annotations
@@ -116,6 +118,35 @@ def judged(name: str, times: dict, folder: Path) -> dict:
     }  # fmt: skip
 
 
+def by_hta(path: Path) -> dict | None:
+    """Return what HolisticTraceAnalysis, if it is installed, says of a trace of torch.profiler."""
+    try:
+        from hta.trace_analysis import TraceAnalysis
+    except ImportError:
+        return None
+    analysis = TraceAnalysis(trace_files={0: str(path)})
+    idle, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
+    (busy,) = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
+    ratios = idle.groupby("idle_category")["idle_time_ratio"].sum().round(2)
+    return {"idle %": round(busy["idle_time_pctg"], 1), "idle by": ratios.to_dict()}
+
+
+def by_profiler(path: Path) -> dict:
+    """Return what gpuscope and HolisticTraceAnalysis say of a trace of torch.profiler."""
+    import gpuscope as gs
+
+    found = gs.findings(gs.load_trace(path))
+    changes = dict(found.sections)["What would help"].changes
+    idle = dict(found.sections)["What the GPU waited for"]
+    begin, end = idle.window_ns
+    first = f"{changes[0].change}: {changes[0].about}" if changes else ""
+    share = round(100 * idle.idle_ns / (end - begin), 1)
+    name = path.name.partition(".")[0]
+    is_culprit = bool(changes) and changes[0].change == CULPRITS[name]
+    told = {"program": name, "named first": first, "is the culprit": is_culprit, "idle %": share}
+    return {**told, "HolisticTraceAnalysis": by_hta(path)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
@@ -139,8 +170,12 @@ def main() -> None:
         print("ok " if row["is the culprit"] and row["in band"] else "-- ", json.dumps(row))
     named, inside = (sum(row[key] for row in rows) for key in ("is the culprit", "in band"))
     print(f"{named} of {len(rows)} culprits named first; {inside} gains in their band")
+    profiled = [by_profiler(path) for path in sorted(folder.glob("*.json.gz"))]
+    for row in profiled:
+        print(json.dumps(row))
     if arguments.out:
-        write(arguments.out, "python benchmarks/culprits.py", arguments.machine, rows)
+        command = "python benchmarks/culprits.py --profiled"
+        write(arguments.out, command, arguments.machine, rows, profiled=profiled)
 
 
 if __name__ == "__main__":

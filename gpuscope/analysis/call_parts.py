@@ -30,8 +30,8 @@ def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[P
         )
     last = max(launched, key=lambda work_row: (int(rows.ends[work_row]), -work_row))
     path = work.path(last, {int(rows.ids[work_row]) for work_row in (*launched, *own)})
-    call = rows.call(last)
-    cause = None if call is None else int(rows.ids[call])
+    call = int(rows.calls[last])
+    cause = None if call < 0 else int(rows.ids[call])
     after: PartKind = "not looking" if rows.ends[last] != OPEN else "unexplained"
     return filled(path, start, end, "launch call", after, cause)
 

@@ -151,7 +151,7 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
-    launching = np.unique(view.rows.threads[causes.launches.call])
+    launching = np.unique(view.rows.threads[causes.rows.calls])
     ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
     owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
     is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True

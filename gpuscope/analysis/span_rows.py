@@ -13,7 +13,7 @@ import numpy as np
 from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, linked_rows
+from gpuscope.trace.columns import codes, launch_calls, linked_rows
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, named
 
@@ -63,6 +63,7 @@ class SpanRows:
         self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
+        self.calls = launch_calls(trace)
         facts = self.metadata.streams
         self.legacy_streams = [int(key) for key, stream in facts.items() if stream.legacy_default]
         self.blocking_streams = [int(key) for key, stream in facts.items() if stream.blocking]
@@ -191,11 +192,6 @@ class SpanRows:
         _, _, by_start, after = self._ends("launch")
         rows: list[int] = after[by_start.of(call)].tolist()
         return rows
-
-    def call(self, row: int) -> int | None:
-        """Return the call that launched a row: of several, the innermost."""
-        calls = self.linked(row, "launch")
-        return max(calls, key=lambda call: int(self.starts[call])) if calls else None
 
     # -- order --------------------------------------------------------------------------------
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -13,6 +12,7 @@ from gpuscope.analysis.request_parts import RequestParts
 from gpuscope.analysis.span_rows import WORK, SpanRows
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
 
@@ -65,15 +65,10 @@ class TraceParts:
         )
 
 
-_known: weakref.WeakKeyDictionary[Trace, TraceParts] = weakref.WeakKeyDictionary()
-
-
+@once
 def trace_parts(trace: Trace) -> TraceParts:
     """Return what a trace tells of the time of its spans, kept as long as the trace is."""
-    known = _known.get(trace)
-    if known is None:
-        known = _known[trace] = TraceParts(trace)
-    return known
+    return TraceParts(trace)
 
 
 def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:

@@ -74,6 +74,18 @@ def linked_rows(edges: pa.Table, ids: Ints, *kinds: str) -> tuple[Ints, Ints]:
     return source[there], target[there]
 
 
+def launch_calls(trace: Trace) -> Ints:
+    """Row → position of the host call that launched it, −1 where none is known.
+
+    Of several calls that the edges name for one row, the last to begin: the innermost.
+    """
+    calls = np.full(len(trace), -1, np.int64)
+    call, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    order = np.argsort(trace.array("start_ns")[call], kind="stable")
+    calls[work[order]] = call[order]  # of equal targets the last assignment stays
+    return calls
+
+
 def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     """Return row → code and code → value of a column; code 0 is null."""
     if pa.types.is_null(column.type):

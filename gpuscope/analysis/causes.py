@@ -25,6 +25,7 @@ from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined, once
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
 NEVER_NS = 1 << 62
@@ -346,7 +347,7 @@ def _done_handles(rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
     if not is_handle.any():
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    above = rows.places(rows.parents)
+    above = match(rows.parents, rows.ids)
     works = np.flatnonzero(rows.calls >= 0)
     handle = rows.calls[works]
     for _ in range(_DEEPEST):

@@ -94,15 +94,6 @@ class SpanRows:
         """Row → id of its parent, −1 for none."""
         return self.numbers["parent"]
 
-    def places(self, ids: Ints) -> Ints:
-        """Return the rows with these ids, −1 where there is none."""
-        if not len(self.ids):
-            return np.full(len(ids), -1)
-        order = np.argsort(self.ids, kind="stable")
-        at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)
-        rows = order[at]
-        return np.where(self.ids[rows] == ids, rows, -1)
-
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
         code, known = self.coded(name)

@@ -12,6 +12,7 @@ from gpuscope._types import Array, Bools
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
 LINES = 4
@@ -175,16 +176,14 @@ class Calls:
             np.r_[0, np.cumsum([len(of_call) for of_call in parts], dtype=np.int64)],
             np.array([part.duration_ns for part in every], np.int64),
             [part.kind for part in every],
-            self._told.rows.places(causes),
+            match(causes, self._told.rows.ids),
         )
 
 
 def _begins(rows: SpanRows) -> Array:
     """Return when the call that launched each row was entered, or its launch returned."""
-    call, work = rows.edges_of("launch")
-    entered = np.full(len(rows.ids), -1, np.int64)
-    np.maximum.at(entered, work, rows.starts[call])
-    begins: Array = np.minimum(rows.starts, np.where(entered >= 0, entered, rows.queued))
+    entered = np.where(rows.calls >= 0, rows.starts[rows.calls], rows.queued)
+    begins: Array = np.minimum(rows.starts, entered)
     return begins
 
 
@@ -208,7 +207,7 @@ def _handles(rows: SpanRows) -> Array:
     is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
     handle = np.full(len(rows.ids), -1, np.int64)
     at = np.arange(len(rows.ids))
-    parent = rows.places(rows.parents)
+    parent = match(rows.parents, rows.ids)
     for _ in range(_NESTED):
         handle = np.where((at >= 0) & is_handle[at], at, handle)
         at = np.where(at >= 0, parent[at], -1)

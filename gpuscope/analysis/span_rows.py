@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, launch_calls, linked_rows
+from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, named
 
@@ -207,9 +207,4 @@ class SpanRows:
         order, first = self.queues
         positions = np.full(len(self.ids), -1)
         positions[order] = np.arange(len(order))
-        latest = np.zeros(len(order), np.int64)
-        for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
-            ends = self.ends[order[low:high]]
-            is_latest = ends == np.maximum.accumulate(ends)
-            latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
-        return positions, latest
+        return positions, latest(first, self.ends[order])

@@ -44,15 +44,6 @@ def is_open(trace: Trace) -> Bools:
     return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
 
 
-def edge_rows(trace: Trace, edges: pa.Table) -> tuple[Ints, Ints]:
-    """Return the rows that edges of a trace lead from and to; NONE for one that is not there."""
-    source, target = (
-        match(np.asarray(edges.column(name).to_numpy(), np.int64), trace.array("id"))
-        for name in ("from", "to")
-    )
-    return source, target
-
-
 ORDERING = ("event wait", "graph", "legacy default stream")
 """Kinds of edges from what had to end to what waited for it, besides the order of a stream."""
 

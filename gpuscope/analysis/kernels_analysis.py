@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from gpuscope._checks import SeveralOf, door
+from gpuscope._checks import door
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
@@ -47,14 +47,9 @@ class KernelsResult(Result):
         return named(self.kernels, name, "kernel or copy")
 
 
-@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
-def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> KernelsResult:
+@door(trace=Trace)
+def top_kernels(trace: Trace) -> KernelsResult:
     """Sum the times of kernels, copies and memsets by name and stream.
-
-    Parameters
-    ----------
-    window_ns
-        Only work that starts in [begin, end) counts.
 
     Raises
     ------
@@ -71,11 +66,9 @@ def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> Kerne
     [(1, 's')]
     """
     rows = rows_of(trace, *GPU_WORK)
-    starts = trace.array("start_ns")
-    low, high = window_ns or (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-    rows = rows[~is_open(trace)[rows] & (starts[rows] >= low) & (starts[rows] < high)]
+    rows = rows[~is_open(trace)[rows]]
     if not len(rows):
-        raise MissingEvidence("no kernel and no copy was seen to end there")
+        raise MissingEvidence("no kernel and no copy was seen to end")
     name, names = codes(trace.spans.column("name"))
     stream, streams = codes(trace.spans.column("stream"))
     of_stream = stream_names(trace)
@@ -87,7 +80,7 @@ def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> Kerne
         for row in rows[first].tolist()
     ]
     groups = Groups(combination, titles)
-    lasted_ns = trace.array("end_ns", fill=0)[rows] - starts[rows]
+    lasted_ns = (trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows]
     totals, medians = groups.sums(lasted_ns), groups.quantiles(lasted_ns, (0.5,))[:, 0]
     all_ns = max(int(lasted_ns.sum()), 1)
     kernels = [

@@ -60,7 +60,6 @@ class SpanRows:
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
-        self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
         self.calls = launch_calls(trace)
@@ -167,8 +166,7 @@ class SpanRows:
     def _ends(self, kind: str) -> tuple[_Sorted, Ints, _Sorted, Ints]:
         """Return edges of a kind by what they lead to, with whence; and from, with whither."""
         if kind not in self._linked:
-            nothing = np.zeros(0, np.int64)
-            before, after = self.edges_of(kind) if kind in self._kinds else (nothing, nothing)
+            before, after = self.edges_of(kind)
             self._linked[kind] = _Sorted(after), before, _Sorted(before), after
         return self._linked[kind]
 

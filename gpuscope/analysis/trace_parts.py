@@ -9,7 +9,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.call_parts import HOST, handle_parts, host_parts, wait_parts
 from gpuscope.analysis.part import Part
 from gpuscope.analysis.request_parts import RequestParts
-from gpuscope.analysis.span_rows import WORK, SpanRows
+from gpuscope.analysis.span_rows import WORK
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import once
@@ -21,12 +21,8 @@ class TraceParts:
 
     def __init__(self, trace: Trace) -> None:
         self.work = WorkParts(trace)
+        self.rows = self.work.rows
         self._of_requests: dict[int, tuple[Part, ...]] = {}
-
-    @property
-    def rows(self) -> SpanRows:
-        """The columns that are read."""
-        return self.work.rows
 
     @cached_property
     def requests(self) -> RequestParts:

@@ -6,12 +6,39 @@ from collections.abc import Collection
 
 import numpy as np
 
+from gpuscope._types import Ints
 from gpuscope.analysis.part import Part, PartKind, filled
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.joins import match
 
 HOST = ("api", "sync", "event", "handle", "range", "mark")
+_DEEPEST = 64
+"""Levels of calls in a handle's call."""
+
+
+def handles_of(rows: SpanRows, *, innermost: bool) -> Ints:
+    """Return work → the innermost or outermost finished handle's call that launched it, or −1."""
+    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
+    above, handle = match(rows.parents, rows.ids), np.full(len(rows.ids), -1)
+    at = np.where(rows.is_work, rows.calls, -1)
+    for _ in range(_DEEPEST if is_handle.any() else 0):
+        inside = at >= 0
+        if not inside.any():
+            break
+        handle = np.where(inside & is_handle[at], at, handle)
+        at = np.where(inside & ~(innermost & (handle >= 0)), above[at], -1)
+    return handle
+
+
+def last_of_handles(rows: SpanRows, handle: Ints) -> tuple[Ints, Ints]:
+    """Return the work that ended last of each handle's call, and that call."""
+    works = np.flatnonzero(handle >= 0)
+    works = works[np.lexsort((-works, rows.ends[works], handle[works]))]
+    calls = handle[works]
+    is_last = np.r_[calls[1:] != calls[:-1], True][: len(calls)]
+    return works[is_last], calls[is_last]
 
 
 def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[Part]:

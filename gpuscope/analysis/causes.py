@@ -18,14 +18,13 @@ from itertools import pairwise
 import numpy as np
 
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.call_parts import HOST
+from gpuscope.analysis.call_parts import HOST, handles_of, last_of_handles
 from gpuscope.analysis.launch_times import LaunchTimes
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined, once
-from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
 NEVER_NS = 1 << 62
@@ -40,8 +39,6 @@ _SEEN_NS, _DONE_NS = 5_892, 3_630
 done, where no wait of a trace tells: medians on an H200."""
 _QUEUE = 500
 """Pieces of work below which no stream's queue is full; CUDA's are seen to hold 1,024."""
-_DEEPEST = 64
-"""Levels of calls in a handle's call."""
 _ROUNDS = 1000
 """Rows of no length at one instant that follow each other are ordered, up to so many."""
 
@@ -344,22 +341,9 @@ def _add_waits(
 
 def _done_handles(rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     """Return the last work to end of each handle's call, and that."""
-    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
-    if not is_handle.any():
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    above = match(rows.parents, rows.ids)
-    works = np.flatnonzero(rows.calls >= 0)
-    handle = rows.calls[works]
-    for _ in range(_DEEPEST):
-        inside = (handle >= 0) & ~is_handle[handle]
-        if not inside.any():
-            break
-        handle[inside] = above[handle[inside]]
-    seen = (handle >= 0) & is_handle[handle] & (times[2 * works + 1] <= times[2 * handle + 1])
-    works, handle = works[seen], handle[seen]
-    order = np.lexsort((times[2 * works + 1], handle))
-    is_last = np.r_[handle[order][1:] != handle[order][:-1], True][: len(order)]
-    return works[order][is_last], handle[order][is_last]
+    handle = handles_of(rows, innermost=True)
+    seen = (handle >= 0) & (times[1:-1:2] <= times[2 * handle + 1])
+    return last_of_handles(rows, np.where(seen, handle, -1))
 
 
 def _inferred_waits(rows: SpanRows, waited: Bools, times: Ints) -> list[tuple[Ints, Ints]]:

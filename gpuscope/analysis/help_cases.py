@@ -128,17 +128,6 @@ class View:
         self.range = around(causes, ranges_in(trace)[0], whose, since)
 
     @cached_property
-    def competes(self) -> bool:
-        """Whether work waited for what other work held."""
-        return bool((self.causes.of("SMs held", "priority", "copy engine") & self.kept).any())
-
-    @cached_property
-    def polls(self) -> bool:
-        """Whether hosts on the path look now and then whether work is done."""
-        looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
-        return bool((looks & self.on_path).any())
-
-    @cached_property
     def line(self) -> Ints:
         """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
         rows, host = self.rows, np.flatnonzero(self.is_host)

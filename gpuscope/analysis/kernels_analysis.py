@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
 from gpuscope._checks import door
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.naming import plain_names, stream_names
 from gpuscope.trace.schema import GPU_WORK
 
 
@@ -69,14 +67,12 @@ def top_kernels(trace: Trace) -> KernelsResult:
     rows = rows[~is_open(trace)[rows]]
     if not len(rows):
         raise MissingEvidence("no kernel and no copy was seen to end")
-    name, names = codes(trace.spans.column("name"))
+    name, names = codes(plain_names(trace.spans))
     stream, streams = codes(trace.spans.column("stream"))
     of_stream = stream_names(trace)
-    plain = [kernel_name(str(text)) for text in names]
-    short, labels = np.unique(np.array(plain), return_inverse=True)
-    first, combination = combined(labels[name[rows]], stream[rows])
+    first, combination = combined(name[rows], stream[rows])
     titles = [
-        (str(short[labels[name[row]]]), of_stream.get(streams[stream[row]], "no stream"))
+        (str(names[name[row]]), of_stream.get(streams[stream[row]], "no stream"))
         for row in rows[first].tolist()
     ]
     groups = Groups(combination, titles)

@@ -6,12 +6,39 @@ from collections.abc import Collection
 
 import numpy as np
 
+from gpuscope._types import Ints
 from gpuscope.analysis.part import Part, PartKind, filled
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.joins import match
 
 HOST = ("api", "sync", "event", "handle", "range", "mark")
+_DEEPEST = 64
+"""Levels of calls in a handle's call."""
+
+
+def handles_of(rows: SpanRows, *, innermost: bool) -> Ints:
+    """Return work → the innermost or outermost finished handle's call that launched it, or −1."""
+    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
+    above, handle = match(rows.parents, rows.ids), np.full(len(rows.ids), -1)
+    at = np.where(rows.is_work, rows.calls, -1)
+    for _ in range(_DEEPEST if is_handle.any() else 0):
+        inside = at >= 0
+        if not inside.any():
+            break
+        handle = np.where(inside & is_handle[at], at, handle)
+        at = np.where(inside & ~(innermost & (handle >= 0)), above[at], -1)
+    return handle
+
+
+def last_of_handles(rows: SpanRows, handle: Ints) -> tuple[Ints, Ints]:
+    """Return the work that ended last of each handle's call, and that call."""
+    works = np.flatnonzero(handle >= 0)
+    works = works[np.lexsort((-works, rows.ends[works], handle[works]))]
+    calls = handle[works]
+    is_last = np.r_[calls[1:] != calls[:-1], True][: len(calls)]
+    return works[is_last], calls[is_last]
 
 
 def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[Part]:
@@ -30,8 +57,8 @@ def handle_parts(work: WorkParts, row: int, own: Collection[int] = ()) -> list[P
         )
     last = max(launched, key=lambda work_row: (int(rows.ends[work_row]), -work_row))
     path = work.path(last, {int(rows.ids[work_row]) for work_row in (*launched, *own)})
-    call = rows.call(last)
-    cause = None if call is None else int(rows.ids[call])
+    call = int(rows.calls[last])
+    cause = None if call < 0 else int(rows.ids[call])
     after: PartKind = "not looking" if rows.ends[last] != OPEN else "unexplained"
     return filled(path, start, end, "launch call", after, cause)
 

@@ -10,7 +10,6 @@ method of J. E. Kelley and M. R. Walker, 1959).
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,13 @@ from itertools import pairwise
 import numpy as np
 
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.call_parts import HOST
+from gpuscope.analysis.call_parts import HOST, handles_of, last_of_handles
+from gpuscope.analysis.launch_times import LaunchTimes
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
-from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, Launches, add_work
-from gpuscope.trace.columns import combined
+from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
+from gpuscope.analysis.work_parts import WorkParts
+from gpuscope.trace.columns import combined, once
 from gpuscope.trace.model import Trace
 
 NEVER_NS = 1 << 62
@@ -38,8 +39,6 @@ _SEEN_NS, _DONE_NS = 5_892, 3_630
 done, where no wait of a trace tells: medians on an H200."""
 _QUEUE = 500
 """Pieces of work below which no stream's queue is full; CUDA's are seen to hold 1,024."""
-_DEEPEST = 64
-"""Levels of calls in a handle's call."""
 _ROUNDS = 1000
 """Rows of no length at one instant that follow each other are ordered, up to so many."""
 
@@ -59,8 +58,8 @@ class Causes:
         Of each edge: nodes, number of its kind, ns. Each comes after all that lead to its source.
     cause
         Node → the edge that bound it, or −1.
-    launches
-        How work came to the GPU.
+    ready
+        When work was ready to run.
     threads
         Node → number of its thread, −1 of work.
     inferred
@@ -76,7 +75,7 @@ class Causes:
     kind: Ints
     lag: Ints
     cause: Ints
-    launches: Launches
+    ready: LaunchTimes
     threads: Ints
     inferred: tuple[str, ...]
     rank: Ints
@@ -131,18 +130,9 @@ class Causes:
             node = int(self.source[edge])
 
 
-_known: weakref.WeakKeyDictionary[Trace, Causes] = weakref.WeakKeyDictionary()
-
-
+@once
 def find_causes(trace: Trace) -> Causes:
     """Return what bound the rows of a trace, kept as long as the trace is."""
-    known = _known.get(trace)
-    if known is None:
-        known = _known[trace] = _causes(trace)
-    return known
-
-
-def _causes(trace: Trace) -> Causes:
     work = trace_parts(trace).work
     rows, edges = work.rows, Edges()
     seen = rows.ends[rows.ends != OPEN]
@@ -150,8 +140,8 @@ def _causes(trace: Trace) -> Causes:
     ends = np.where(rows.ends == OPEN, last_ns, rows.ends)
     begin_ns = min(rows.zero_ns, int(rows.starts.min(initial=OPEN)))
     times = np.r_[np.stack([rows.starts, ends], axis=1).ravel(), begin_ns]
-    launches = add_work(work, ends, edges)
-    threads = _add_hosts(trace, rows, times, launches, edges)
+    add_work(work, ends, edges)
+    threads = _add_hosts(trace, work, times, edges)
     kind, source, target, lag, key = (
         np.concatenate(columns) for columns in zip(*edges.columns, strict=True)
     )
@@ -167,7 +157,9 @@ def _causes(trace: Trace) -> Causes:
     cause = np.full(len(times), -1)
     cause[target[last]] = last
     inferred = tuple(sorted(edges.inferred))
-    return Causes(rows, times, source, target, kind, lag, cause, launches, threads, inferred, rank)
+    return Causes(
+        rows, times, source, target, kind, lag, cause, work.times, threads, inferred, rank
+    )
 
 
 def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
@@ -184,8 +176,9 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, edges: Edges) -> Ints:
+def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> Ints:
     """Add what starts and ends of the host's rows had to follow; returns node → thread."""
+    rows = work.rows
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
     previous = np.r_[begin, nodes[:-1]][: len(nodes)]
@@ -193,8 +186,8 @@ def _add_hosts(trace: Trace, rows: SpanRows, times: Ints, launches: Launches, ed
     previous[is_first] = begin
     before = np.full(len(times), begin)
     before[nodes] = previous
-    is_wait, at_least = _add_waits(trace, rows, launches, before, times, edges)
-    blocked, least_ns = _add_full_queues(rows, launches, times, edges)
+    is_wait, at_least = _add_waits(trace, work.orders.last, rows, before, times, edges)
+    blocked, least_ns = _add_full_queues(rows, times, edges)
     is_wait[blocked], at_least[blocked] = True, least_ns
     if trace.metadata.time_base != "virtual":
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
@@ -266,9 +259,7 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     return begun
 
 
-def _add_full_queues(
-    rows: SpanRows, launches: Launches, times: Ints, edges: Edges
-) -> tuple[Ints, Ints]:
+def _add_full_queues(rows: SpanRows, times: Ints, edges: Edges) -> tuple[Ints, Ints]:
     """Let launches return when a full queue had room again.
 
     A stream holds so much work at most; who launches more returns when work of it ends. Returns
@@ -277,7 +268,7 @@ def _add_full_queues(
     (order, first), blocked = rows.queues, [np.zeros((2, 0), np.int64)]
     for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
         works = order[low:high]
-        call = launches.call[works]
+        call = rows.calls[works]
         ends, returned = np.maximum.accumulate(rows.ends[works]), times[2 * call + 1]
         over = ends.searchsorted(returned, "right")
         pending = np.where(call >= 0, np.arange(len(works)) - over, -1)
@@ -285,14 +276,14 @@ def _add_full_queues(
         full[full] &= ends[over[full] - 1] > times[2 * call[full]]
         work, call = works[over[full] - 1], call[full]
         edges.add("full queue", 2 * work + 1, 2 * call + 1, 0, ALWAYS)
-        took = (times[1:-1:2] - times[:-1:2])[launches.call[works[pending >= 0]]]
+        took = (times[1:-1:2] - times[:-1:2])[rows.calls[works[pending >= 0]]]
         blocked.append(np.stack([2 * call + 1, np.full(len(call), took.min(initial=NEVER_NS))]))
     nodes, least_ns = np.concatenate(blocked, axis=1)
     return nodes, least_ns
 
 
 def _add_waits(
-    trace: Trace, rows: SpanRows, launches: Launches, before: Ints, times: Ints, edges: Edges
+    trace: Trace, last: Ints, rows: SpanRows, before: Ints, times: Ints, edges: Edges
 ) -> tuple[Bools, Ints]:
     """Add which work the host's calls waited for.
 
@@ -301,11 +292,13 @@ def _add_waits(
 
     Parameters
     ----------
+    last
+        Row → the row that ended last of what was queued with it.
     before
         Node → the one before it on its thread.
     """
     work, call = rows.edges_of("host wait")
-    work = launches.last[work]  # who waits for a node, waits for its graph
+    work = last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
     is_virtual = trace.metadata.time_base == "virtual"
@@ -313,10 +306,10 @@ def _add_waits(
     if not is_complete:
         waited = np.zeros(len(rows.ids), bool)
         waited[call] = True
-        pairs += _inferred_waits(rows, launches, waited, times)
+        pairs += _inferred_waits(rows, waited, times)
         if any(len(calls) for _, calls in pairs[1:]):
             edges.inferred.add("host wait")
-    pairs.append(_done_handles(rows, launches, times))
+    pairs.append(_done_handles(rows, times))
     work, call = (np.concatenate(each) for each in zip(*pairs, strict=True))
     since = 2 * call
     polls = rows.having("kind", ("handle",))[call]
@@ -346,29 +339,14 @@ def _add_waits(
     return bound, at_least
 
 
-def _done_handles(rows: SpanRows, launches: Launches, times: Ints) -> tuple[Ints, Ints]:
+def _done_handles(rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     """Return the last work to end of each handle's call, and that."""
-    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
-    if not is_handle.any():
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    above = rows.places(rows.parents)
-    works = np.flatnonzero(launches.call >= 0)
-    handle = launches.call[works]
-    for _ in range(_DEEPEST):
-        inside = (handle >= 0) & ~is_handle[handle]
-        if not inside.any():
-            break
-        handle[inside] = above[handle[inside]]
-    seen = (handle >= 0) & is_handle[handle] & (times[2 * works + 1] <= times[2 * handle + 1])
-    works, handle = works[seen], handle[seen]
-    order = np.lexsort((times[2 * works + 1], handle))
-    is_last = np.r_[handle[order][1:] != handle[order][:-1], True][: len(order)]
-    return works[order][is_last], handle[order][is_last]
+    handle = handles_of(rows, innermost=True)
+    seen = (handle >= 0) & (times[1:-1:2] <= times[2 * handle + 1])
+    return last_of_handles(rows, np.where(seen, handle, -1))
 
 
-def _inferred_waits(
-    rows: SpanRows, launches: Launches, waited: Bools, times: Ints
-) -> list[tuple[Ints, Ints]]:
+def _inferred_waits(rows: SpanRows, waited: Bools, times: Ints) -> list[tuple[Ints, Ints]]:
     """Return which work calls waited for where no edge tells: by their names and times.
 
     A call that synchronises: the last work that ended before it returned, of its stream if it has
@@ -387,8 +365,8 @@ def _inferred_waits(
             before = before[np.argsort(rows.ends[before], kind="stable")]
             at = rows.ends[before].searchsorted(rows.ends[calls], "right") - 1
             pairs.append((before[at[at >= 0]], calls[at >= 0]))
-    copies = np.flatnonzero(rows.having("kind", ("memcpy",)) & (launches.call >= 0))
-    caller = launches.call[copies]
+    copies = np.flatnonzero(rows.having("kind", ("memcpy",)) & (rows.calls >= 0))
+    caller = rows.calls[copies]
     blocked = (times[2 * caller + 1] >= times[2 * copies + 1]) & ~waited[caller]
     pairs.append((copies[blocked], caller[blocked]))
     return pairs

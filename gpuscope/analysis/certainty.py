@@ -9,13 +9,7 @@ import numpy as np
 
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.intervals import by_workload, ended_kernels
-from gpuscope.analysis.noise import (
-    TAIL,
-    batch_means,
-    quantile_interval,
-    share_interval,
-    student_t,
-)
+from gpuscope.analysis.noise import TAIL, batch_means, quantile_interval, share_interval, student_t
 from gpuscope.analysis.requests_analysis import Served
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace

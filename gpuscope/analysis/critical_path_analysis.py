@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from gpuscope._types import Ints
 from gpuscope.analysis.causes import NEVER_NS, Causes, find_causes
 from gpuscope.analysis.path_columns import LASTING, last_node, path_columns
 from gpuscope.analysis.result import Result, Row, about, row_of
-from gpuscope.analysis.span_rows import OPEN, WORK
+from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
-from gpuscope.trace.columns import once, rows_of
+from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
@@ -205,24 +205,30 @@ def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
     >>> path.by("kernel")["spin"]
     500000
     """
-    causes = find_causes(trace)
-    node, since_ns, until_ns, words = _end(causes, to)
+    return _path_to(trace, _end(find_causes(trace), to), is_whole=to is None)
+
+
+_End: TypeAlias = tuple[int, int, int, str]
+
+
+def _path_to(trace: Trace, end: _End, *, is_whole: bool = False) -> CriticalPathResult:
+    """Return the path to what :func:`_end` returns."""
+    causes, (node, since_ns, until_ns, words) = find_causes(trace), end
     starts_ns, columns = path_columns(trace, causes, node, since_ns, until_ns)
-    slack_ns = causes.slack(None if to is None else node)[1:-1:2]
     return CriticalPathResult(
         start_ns=since_ns,
         end_ns=until_ns,
         to=words,
         inferred=causes.inferred,
         ids=causes.rows.ids,
-        slack_ns=slack_ns,
+        slack_ns=causes.slack(None if is_whole else node)[1:-1:2],
         starts_ns=starts_ns,
         columns=columns,
         **about(trace),
     )
 
 
-def _end(causes: Causes, to: Any) -> tuple[int, int, int, str]:
+def _end(causes: Causes, to: Any) -> _End:
     """Return the node that a path leads to, from when until when it goes, and what ends with it."""
     rows, times = causes.rows, causes.times
     if to is None:
@@ -253,19 +259,9 @@ def _end(causes: Causes, to: Any) -> tuple[int, int, int, str]:
 @once
 def steady_path(trace: Trace) -> CriticalPathResult:
     """Return the critical path to the last work of the steady time, since that began."""
-    low, high = steps(trace).steady_ns
-    work = rows_of(trace, *WORK)
-    ends = trace.array("end_ns", fill=OPEN)[work]
-    work, ends = work[ends <= high], ends[ends <= high]
-    if not len(work):
+    rows, (low, high) = find_causes(trace).rows, steps(trace).steady_ns
+    ends = np.where(rows.is_work & (rows.ends <= high), rows.ends, low)
+    if ends.max(initial=low) <= low:
         return critical_path(trace)
-    path = critical_path(trace, int(trace.array("id")[work[np.argmax(ends)]]))
-    if not len(path.starts_ns):
-        return path
-    first = max(int(np.searchsorted(path.starts_ns, low, "right")) - 1, 0)
-    starts_ns = np.maximum(path.starts_ns[first:], low)
-    columns = {name: (code[first:], values) for name, (code, values) in path.columns.items()}
-    begin = int(starts_ns[0])
-    return replace(
-        path, start_ns=begin, to="the end of the steady time", starts_ns=starts_ns, columns=columns
-    )
+    last = int(np.argmax(ends))
+    return _path_to(trace, (2 * last + 1, low, int(ends[last]), "the end of the steady time"))

@@ -10,10 +10,9 @@ import numpy as np
 
 from gpuscope._text import duration
 from gpuscope._types import Array
-from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.projection import launched_inside, pairs
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named

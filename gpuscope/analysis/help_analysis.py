@@ -151,11 +151,14 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
-    launching = np.unique(view.rows.threads[causes.launches.call])
+    launching = np.unique(view.rows.threads[causes.rows.calls])
     ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
     owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
     is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
     is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
+    looks = causes.of("host wait") & view.rows.having("kind", ("handle",))[view.row]
+    polls = (looks & view.on_path).any()
+    competes = (causes.of("SMs held", "priority", "copy engine") & view.kept).any()
     end_ns = int(causes.times[node])
     scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
@@ -177,9 +180,8 @@ def _changes(view: View, node: int) -> Iterator[Change]:
         more = view.on_path & (saved_ns == 0) & case.beside
         high_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
         if case.basis == "recording":
-            off = np.multiply(_OFF_POLLED, view.polls)
-            if view.competes:
-                off = off + (_OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED)
+            of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED
+            off = np.multiply(_OFF_POLLED, polls) + np.multiply(of_sms, competes)
             off_ns = np.rint(off * (end_ns - view.low_ns)).astype(int).tolist()
             low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
         on_path = (saved_ns > 0) & view.on_path

@@ -128,17 +128,6 @@ class View:
         self.range = around(causes, ranges_in(trace)[0], whose, since)
 
     @cached_property
-    def competes(self) -> bool:
-        """Whether work waited for what other work held."""
-        return bool((self.causes.of("SMs held", "priority", "copy engine") & self.kept).any())
-
-    @cached_property
-    def polls(self) -> bool:
-        """Whether hosts on the path look now and then whether work is done."""
-        looks = self.causes.of("host wait") & self.rows.having("kind", ("handle",))[self.row]
-        return bool((looks & self.on_path).any())
-
-    @cached_property
     def line(self) -> Ints:
         """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
         rows, host = self.rows, np.flatnonzero(self.is_host)
@@ -228,7 +217,7 @@ def _of_work(view: View) -> Iterator[Case]:
     if (which := copies & pageable[view.row]).any():
         nbytes = view.trace.array("nbytes", fill=0)[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
-        which = which | view.inside(causes.launches.call[view.row[which]])
+        which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
         yield Case("pin the memory", "copies of pageable memory", which, lag, blocked)
     if copies.any():
@@ -254,7 +243,7 @@ def _larger_partitions(view: View) -> Iterator[Case]:
 def _of_orders(view: View) -> Iterator[Case]:
     """Other streams, more SMs, no waits between streams, no rank that is late."""
     causes, rows = view.causes, view.rows
-    caller, owner = causes.launches.call, np.full(len(rows.ids), -1)
+    caller, owner = causes.rows.calls, np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
     owner[view.row[launched]] = rows.coded("name")[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
@@ -318,7 +307,7 @@ def _graphs(view: View) -> Iterator[Case]:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
             yield Case("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
-    launching[causes.launches.call] = True
+    launching[causes.rows.calls] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
@@ -338,7 +327,7 @@ def _in_runs(view: View) -> Bools:
     breaks = waits[causes.target[host]] | view.pauses[host]
     breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
     run = np.cumsum(breaks)
-    launching = np.isin(row, causes.launches.call) & (view.call[host] >= 0)
+    launching = np.isin(row, causes.rows.calls) & (view.call[host] >= 0)
     inside = np.zeros(len(view.kept), bool)
     inside[host] = np.bincount(run, launching)[run] >= _RUN
     return inside

@@ -12,11 +12,10 @@ from gpuscope._checks import door
 from gpuscope._text import duration
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
-from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
+from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
 from gpuscope.trace.joins import innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
-from gpuscope._checks import SeveralOf, door
+from gpuscope._checks import door
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, stream_names
+from gpuscope.trace.naming import plain_names, stream_names
 from gpuscope.trace.schema import GPU_WORK
 
 
@@ -47,14 +45,9 @@ class KernelsResult(Result):
         return named(self.kernels, name, "kernel or copy")
 
 
-@door(trace=Trace, window_ns=(SeveralOf(int, 2), None))
-def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> KernelsResult:
+@door(trace=Trace)
+def top_kernels(trace: Trace) -> KernelsResult:
     """Sum the times of kernels, copies and memsets by name and stream.
-
-    Parameters
-    ----------
-    window_ns
-        Only work that starts in [begin, end) counts.
 
     Raises
     ------
@@ -71,23 +64,19 @@ def top_kernels(trace: Trace, window_ns: tuple[int, int] | None = None) -> Kerne
     [(1, 's')]
     """
     rows = rows_of(trace, *GPU_WORK)
-    starts = trace.array("start_ns")
-    low, high = window_ns or (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-    rows = rows[~is_open(trace)[rows] & (starts[rows] >= low) & (starts[rows] < high)]
+    rows = rows[~is_open(trace)[rows]]
     if not len(rows):
-        raise MissingEvidence("no kernel and no copy was seen to end there")
-    name, names = codes(trace.spans.column("name"))
+        raise MissingEvidence("no kernel and no copy was seen to end")
+    name, names = codes(plain_names(trace.spans))
     stream, streams = codes(trace.spans.column("stream"))
     of_stream = stream_names(trace)
-    plain = [kernel_name(str(text)) for text in names]
-    short, labels = np.unique(np.array(plain), return_inverse=True)
-    first, combination = combined(labels[name[rows]], stream[rows])
+    first, combination = combined(name[rows], stream[rows])
     titles = [
-        (str(short[labels[name[row]]]), of_stream.get(streams[stream[row]], "no stream"))
+        (str(names[name[row]]), of_stream.get(streams[stream[row]], "no stream"))
         for row in rows[first].tolist()
     ]
     groups = Groups(combination, titles)
-    lasted_ns = trace.array("end_ns", fill=0)[rows] - starts[rows]
+    lasted_ns = (trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows]
     totals, medians = groups.sums(lasted_ns), groups.quantiles(lasted_ns, (0.5,))[:, 0]
     all_ns = max(int(lasted_ns.sum()), 1)
     kernels = [

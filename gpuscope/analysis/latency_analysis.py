@@ -14,7 +14,7 @@ from gpuscope.analysis.gaps_analysis import track_labels
 from gpuscope.analysis.intervals import Groups, by_workload
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of, sentences
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, combined, is_open, linked_rows, rows_of
+from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
 from gpuscope.trace.model import Trace
 
 
@@ -128,18 +128,6 @@ def latency(trace: Trace) -> LatencyResult:
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"
         )
     return LatencyResult(tuple(handles), **about(trace))
-
-
-def launch_calls(trace: Trace) -> Array:
-    """Row → position of the host call that launched it, −1 where none is known.
-
-    Of several calls that the edges name for one row, the last to begin: the innermost.
-    """
-    calls = np.full(len(trace), -1, np.int64)
-    call, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    order = np.argsort(trace.array("start_ns")[call], kind="stable")
-    calls[work[order]] = call[order]  # of equal targets the last assignment stays
-    return calls
 
 
 def launched(trace: Trace, rows: Array) -> tuple[Array, Array]:

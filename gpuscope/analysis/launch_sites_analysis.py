@@ -131,13 +131,14 @@ def launch_sites(trace: Trace, *, by: str = "line") -> LaunchSitesResult:
     starts, is_known = trace.array("start_ns"), ~is_open(trace)
     lasted_ns = np.where(is_known, trace.array("end_ns", fill=0) - starts, 0)
     nbytes = trace.array("nbytes", fill=0)
-    is_work, is_kernel = _having(trace, *GPU_WORK), _having(trace, "kernel", "graph")
-    is_call = _having(trace, "api") | (_having(trace, "sync") & (site > 0))  # CUPTI tells both
+    kinds = (GPU_WORK, ("kernel", "graph"), ("api",), ("sync",))
+    is_work, is_kernel, is_api, is_sync = (_are(trace, rows_of(trace, *kind)) for kind in kinds)
+    is_call = is_api | (is_sync & (site > 0))  # CUPTI tells both
     idle_ns = np.zeros(len(starts), np.int64)
     ended_by, gap_ns = ended_gaps(trace)
     idle_ns[ended_by] = gap_ns
     columns = {
-        "launches": _launching(trace),
+        "launches": _are(trace, linked_rows(trace.edges, trace.array("id"), "launch")[0]),
         "kernels": is_kernel,
         "copies": is_work & ~is_kernel,
         "gpu_ns": np.where(is_work, lasted_ns, 0),
@@ -159,18 +160,11 @@ def launch_sites(trace: Trace, *, by: str = "line") -> LaunchSitesResult:
     return LaunchSitesResult(by, tuple(ordered), **about(trace))
 
 
-def _having(trace: Trace, *kinds: str) -> Bools:
-    has = np.zeros(len(trace), bool)
-    has[rows_of(trace, *kinds)] = True
-    return has
-
-
-def _launching(trace: Trace) -> Bools:
-    """Row → whether it is a call that queued work."""
-    calls, _ = linked_rows(trace.edges, trace.array("id"), "launch")
-    launching = np.zeros(len(trace), bool)
-    launching[calls] = True
-    return launching
+def _are(trace: Trace, rows: Ints) -> Bools:
+    """Row → whether it is one of these."""
+    are = np.zeros(len(trace), bool)
+    are[rows] = True
+    return are
 
 
 def _hazards(trace: Trace) -> Ints:

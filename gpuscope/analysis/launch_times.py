@@ -28,6 +28,11 @@ class LaunchTimes:
         Row → whether a simulated device told them.
     free_ns
         Row → when the last work that it had to follow ended; −1 where there is none.
+    waits
+        Row → whether that was after its launch would have reached the GPU.
+    ready_ns
+        Row → when it could have begun, as far as its launch and the order of work go: its launch
+        had reached the GPU, and what it follows had ended.
     """
 
     def __init__(self, rows: SpanRows, orders: WorkOrders) -> None:
@@ -48,6 +53,14 @@ class LaunchTimes:
             self.is_known[alike] = constants is not None
             constants = constants or self._usual(int(alike[0]))
             self.latency_ns[alike], self.gap_ns[alike] = constants
+        free_ns, launched_ns = self.free_ns + self.gap_ns, rows.queued + self.latency_ns
+        is_launched = rows.queued >= 0
+        is_late = ~(self.is_known & is_launched) | (free_ns >= launched_ns)
+        self.waits = (self.free_ns > rows.queued) & is_late
+        by_launch = np.where(is_launched & ~(self.waits & self.is_known), launched_ns, 0)
+        ready_ns = np.maximum(by_launch, np.where(self.waits, free_ns, 0))
+        is_told = is_launched | self.waits
+        self.ready_ns = np.where(is_told, np.minimum(ready_ns, rows.starts), rows.starts)
 
     def _constants(self, row: int, *, of_graph: bool, is_first: bool) -> tuple[int, int] | None:
         rows = self._rows
@@ -63,17 +76,6 @@ class LaunchTimes:
         if rows.kind(row) != "kernel":
             return 0, 0
         return 0 if of_graph else latency, gap
-
-    def ready_ns(self, row: int, since: int) -> int:
-        """Return when a row's work was ready to run: its launch had reached the GPU.
-
-        ``since`` is when the last work that it had to follow had ended, and it was launched.
-        """
-        queued = int(self._rows.queued[row])
-        ready = queued + int(self.latency_ns[row])
-        if since > queued:
-            ready = max(ready if queued >= 0 else 0, since + int(self.gap_ns[row]))
-        return min(ready, int(self._rows.starts[row]))
 
     def _usual(self, row: int) -> tuple[int, int]:
         """Return what launches of a row's kind take, after their call and after other work."""

@@ -59,7 +59,7 @@ def path_columns(
     rows = causes.rows
     starts, kind, row, host = _parts(causes, node, since_ns, until_ns)
     is_host = row < 0
-    caller = np.where(rows.is_work[row] & ~is_host, causes.launches.call[row], host)
+    caller = np.where(rows.is_work[row] & ~is_host, causes.rows.calls[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
     process = np.where(
@@ -137,7 +137,7 @@ def _parts(
     gap = ~of_host & (target % 2 == 0) & ~beside
     row = np.where(beside, source, target) // 2
     queued = np.where(launched, np.clip(rows.queued[row], low, high), low)
-    ready = np.where(gap, np.clip(causes.launches.ready_ns[row], queued, high), low)
+    ready = np.where(gap, np.clip(causes.ready.ready_ns[row], queued, high), low)
     last = np.array([_PART.get(_AS.get(each, each), _PART["unexplained"]) for each in NUMBER])[kind]
     is_copy = rows.having("kind", ("memcpy", "memset"))[row]
     last[(last == _PART["running"]) | beside] = _PART["running"]
@@ -145,7 +145,7 @@ def _parts(
     first = np.where(source == begin, _PART["host"], _PART["launch call"])
     kinds = np.stack([first, np.full(len(edges), _PART["on the way"]), last], axis=1)
     starts = np.stack([low, queued, ready], axis=1)
-    caller = causes.launches.call[row]
+    caller = causes.rows.calls[row]
     host = np.where(of_host, row, caller)
     parts_rows = np.stack([np.where(caller >= 0, caller, -1), row, row], axis=1)
     inside = around(
@@ -153,7 +153,7 @@ def _parts(
     )
     is_call = kind == NUMBER["host"]
     launches = np.zeros(len(rows.ids), bool)
-    launches[causes.launches.call[causes.launches.call >= 0]] = True
+    launches[causes.rows.calls[causes.rows.calls >= 0]] = True
     kinds[is_call & (inside >= 0), 2] = _PART["call"]
     kinds[is_call & (inside >= 0) & launches[inside], 2] = _PART["launch call"]
     parts_rows[is_call, 2] = inside[is_call]

@@ -211,12 +211,7 @@ def _slower(
     lines = [str(known[0]) if (known := lines_of(text)) else "" for text in texts]
     groups = Groups.of(site[calls], lines)
     sums = np.stack(
-        [
-            groups.sums(np.where(process == number, gap_ns, 0))
-            if len(calls)
-            else np.zeros(0, np.int64)
-            for number in process_of.values()
-        ]
+        [groups.sums(np.where(process == number, gap_ns, 0)) for number in process_of.values()]
     )
     slower = {}
     for at, rank in enumerate(process_of):

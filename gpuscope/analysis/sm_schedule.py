@@ -23,7 +23,7 @@ class SmSchedule:
         self._causes, rows = causes, causes.rows
         blocks, self._sms = rows.blocks_and_sms
         kernels = np.flatnonzero(rows.having("kind", ("kernel",)))
-        order = np.lexsort((causes.launches.ready_ns[kernels], rows.starts[kernels]))
+        order = np.lexsort((causes.ready.ready_ns[kernels], rows.starts[kernels]))
         self._blocks = {row: int(blocks[row]) for row in kernels[order].tolist()}
         self._block_ns: dict[int, int] = {}
         free = self._free()
@@ -43,7 +43,7 @@ class SmSchedule:
         """Return the schedule of a trace whose kernels waited for the SMs of simulated GPUs."""
         kernels = causes.rows.having("kind", ("kernel",))
         blocks, sms = (each[kernels] for each in causes.rows.blocks_and_sms)
-        is_modelled = bool((causes.launches.is_known[kernels] & (sms > 0)).all())
+        is_modelled = bool((causes.ready.is_known[kernels] & (sms > 0)).all())
         few = blocks.sum() < _MOST_BLOCKS and len(causes.lag) < _MOST_EDGES
         is_held = causes.of("SMs held", "priority").any()
         return cls(causes) if is_modelled and few and is_held else None

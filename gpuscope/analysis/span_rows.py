@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from gpuscope._checks import given
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, linked_rows
+from gpuscope.trace.columns import codes, launch_calls, linked_rows
+from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, named
 
@@ -60,9 +60,9 @@ class SpanRows:
         }
         self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
-        self._kinds = frozenset(self.edges.column("kind").unique().to_pylist())
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
+        self.calls = launch_calls(trace)
         facts = self.metadata.streams
         self.legacy_streams = [int(key) for key, stream in facts.items() if stream.legacy_default]
         self.blocking_streams = [int(key) for key, stream in facts.items() if stream.blocking]
@@ -92,15 +92,6 @@ class SpanRows:
     def parents(self) -> Ints:
         """Row → id of its parent, −1 for none."""
         return self.numbers["parent"]
-
-    def places(self, ids: Ints) -> Ints:
-        """Return the rows with these ids, −1 where there is none."""
-        if not len(self.ids):
-            return np.full(len(ids), -1)
-        order = np.argsort(self.ids, kind="stable")
-        at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)
-        rows = order[at]
-        return np.where(self.ids[rows] == ids, rows, -1)
 
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
@@ -175,8 +166,7 @@ class SpanRows:
     def _ends(self, kind: str) -> tuple[_Sorted, Ints, _Sorted, Ints]:
         """Return edges of a kind by what they lead to, with whence; and from, with whither."""
         if kind not in self._linked:
-            nothing = np.zeros(0, np.int64)
-            before, after = self.edges_of(kind) if kind in self._kinds else (nothing, nothing)
+            before, after = self.edges_of(kind)
             self._linked[kind] = _Sorted(after), before, _Sorted(before), after
         return self._linked[kind]
 
@@ -191,11 +181,6 @@ class SpanRows:
         _, _, by_start, after = self._ends("launch")
         rows: list[int] = after[by_start.of(call)].tolist()
         return rows
-
-    def call(self, row: int) -> int | None:
-        """Return the call that launched a row: of several, the innermost."""
-        calls = self.linked(row, "launch")
-        return max(calls, key=lambda call: int(self.starts[call])) if calls else None
 
     # -- order --------------------------------------------------------------------------------
     @cached_property
@@ -220,9 +205,4 @@ class SpanRows:
         order, first = self.queues
         positions = np.full(len(self.ids), -1)
         positions[order] = np.arange(len(order))
-        latest = np.zeros(len(order), np.int64)
-        for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
-            ends = self.ends[order[low:high]]
-            is_latest = ends == np.maximum.accumulate(ends)
-            latest[low:high] = np.maximum.accumulate(np.where(is_latest, np.arange(low, high), low))
-        return positions, latest
+        return positions, latest(first, self.ends[order])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -10,9 +9,10 @@ from gpuscope._checks import door
 from gpuscope.analysis.call_parts import HOST, handle_parts, host_parts, wait_parts
 from gpuscope.analysis.part import Part
 from gpuscope.analysis.request_parts import RequestParts
-from gpuscope.analysis.span_rows import WORK, SpanRows
+from gpuscope.analysis.span_rows import WORK
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
 
@@ -21,12 +21,8 @@ class TraceParts:
 
     def __init__(self, trace: Trace) -> None:
         self.work = WorkParts(trace)
+        self.rows = self.work.rows
         self._of_requests: dict[int, tuple[Part, ...]] = {}
-
-    @property
-    def rows(self) -> SpanRows:
-        """The columns that are read."""
-        return self.work.rows
 
     @cached_property
     def requests(self) -> RequestParts:
@@ -65,15 +61,10 @@ class TraceParts:
         )
 
 
-_known: weakref.WeakKeyDictionary[Trace, TraceParts] = weakref.WeakKeyDictionary()
-
-
+@once
 def trace_parts(trace: Trace) -> TraceParts:
     """Return what a trace tells of the time of its spans, kept as long as the trace is."""
-    known = _known.get(trace)
-    if known is None:
-        known = _known[trace] = TraceParts(trace)
-    return known
+    return TraceParts(trace)
 
 
 def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Ints
 from gpuscope.analysis.span_rows import SpanRows
 from gpuscope.analysis.work_orders import Pairs
 from gpuscope.analysis.work_parts import WorkParts
@@ -52,29 +52,7 @@ class Edges:
         self.columns.append((np.full(shape, NUMBER[kind]), source, target, lags, keys))
 
 
-@dataclass(frozen=True)
-class Launches:
-    """How work came to the GPU, row by row.
-
-    Attributes
-    ----------
-    call
-        The row of the innermost call that launched it, or −1.
-    ready_ns
-        When it could have begun, as far as its launch and the order of work go.
-    last
-        The row that ended last of what was queued with it: of a graph, by one call of a library.
-    is_known
-        Whether a simulated device told how long launches take.
-    """
-
-    call: Ints
-    ready_ns: Ints
-    last: Ints
-    is_known: Bools
-
-
-def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
+def add_work(work: WorkParts, ends: Ints, edges: Edges) -> None:
     """Add what the start and the end of each piece of work had to follow.
 
     Parameters
@@ -84,26 +62,18 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     """
     rows = work.rows
     starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
-    latency, gap = work.times.latency_ns, work.times.gap_ns
-    free_ns, is_known = work.times.free_ns, work.times.is_known
-    waits = (free_ns > queued) & (~is_known | (free_ns + gap >= queued + latency))
-    by_launch = np.where((queued >= 0) & ~(waits & is_known), queued + latency, 0)
-    ready_ns = np.maximum(by_launch, np.where(waits, free_ns + gap, 0))
-    ready_ns = np.where(ready_ns > 0, np.minimum(ready_ns, starts), starts)
+    times = work.times
+    waits, ready_ns, is_known = times.waits, times.ready_ns, times.is_known
     for kind, (before, after) in work.orders.pairs.items():
         key = np.where(waits[after], ends[before], NEVER)
-        edges.add(kind, 2 * before + 1, 2 * after, gap[after], key)
-    untold = works[(queued[works] < 0) & (free_ns[works] < 0)]
+        edges.add(kind, 2 * before + 1, 2 * after, times.gap_ns[after], key)
+    untold = works[(queued[works] < 0) & (times.free_ns[works] < 0)]
     begin = np.full(len(untold), 2 * len(starts))
     edges.add("start-up", begin, 2 * untold, starts[untold] - rows.zero_ns, 0)
-    call = np.full(len(starts), -1)
-    calls, launched = rows.edges_of("launch")
-    order = np.argsort(starts[calls], kind="stable")
-    call[launched[order]] = calls[order]
     works_launched = works[queued[works] >= 0]
-    caller = call[works_launched]
+    caller = rows.calls[works_launched]
     since_ns = np.where(caller >= 0, starts[caller], rows.zero_ns)
-    lag = np.maximum(queued[works_launched] - since_ns, 0) + latency[works_launched]
+    lag = np.maximum(queued[works_launched] - since_ns, 0) + times.latency_ns[works_launched]
     key = np.where(waits[works_launched], NEVER, 0)
     source = np.where(caller >= 0, 2 * caller, 2 * len(starts))
     edges.add("launch", source, 2 * works_launched, lag, key)
@@ -114,8 +84,7 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> Launches:
     late = works[ready_ns[works] < starts[works]]
     _add_holders(rows, late[is_known[late]], ends, edges)
     known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]
-    _add_rivals(work, late[~known_kernels], ready_ns, ends, edges)
-    return Launches(call, ready_ns, work.orders.last, is_known)
+    _add_rivals(work, late[~known_kernels], ends, edges)
 
 
 # -- SMs and copy engines ---------------------------------------------------------------------
@@ -140,7 +109,7 @@ def _add_held(
     edges.add(kind, source, 2 * after, rows.starts[after] - since, key)
 
 
-def _add_rivals(work: WorkParts, late: Ints, ready_ns: Ints, ends: Ints, edges: Edges) -> None:
+def _add_rivals(work: WorkParts, late: Ints, ends: Ints, edges: Edges) -> None:
     """Add who may have had what rows that started late needed, judged by times."""
     rows = work.rows
     kinds = rows.having("kind", ("kernel", "memcpy"))
@@ -167,7 +136,7 @@ def _add_rivals(work: WorkParts, late: Ints, ready_ns: Ints, ends: Ints, edges: 
             at[there[~good]] = len(rivals)
         at = np.where(at < len(rivals), at, first - 1)  # nobody then: who had it last
         before = rivals[at]
-        held = (at >= 0) & (ends[before] > ready_ns[after]) & (before != after)
+        held = (at >= 0) & (ends[before] > work.times.ready_ns[after]) & (before != after)
         held &= (rows.starts[before] < rows.starts[after]) & rows.may_fill(before, after)
         kind = "copy engine" if is_copy else "SMs held"
         _add_held(rows, kind, (before[held], after[held]), ends, edges, ALWAYS)

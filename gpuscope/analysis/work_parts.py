@@ -55,10 +55,10 @@ class WorkParts:
         parts: list[Part] = []
         cause = None
         if queued >= 0:
-            call = rows.call(row)
-            since = min(start, queued if call is None else int(rows.starts[call]))
+            call = int(rows.calls[row])
+            since = min(start, queued if call < 0 else int(rows.starts[call]))
             at = max(min(queued, start), since)
-            cause = None if call is None else int(rows.ids[call])
+            cause = None if call < 0 else int(rows.ids[call])
             if at > since:
                 parts.append(Part("launch call", since, at, cause))
         elif waits:
@@ -66,12 +66,8 @@ class WorkParts:
             at, cause = min(int(rows.ends[last]), start), int(rows.ids[last])
         else:
             return []
-        times, is_known = self.times, bool(self.times.is_known[row])
-        if is_known and queued >= 0:
-            latency, gap = int(times.latency_ns[row]), int(times.gap_ns[row])
-            free = max((int(rows.ends[work]) for work in waits), default=start - gap)
-            if queued + latency > free + gap:
-                waits = {}  # all of that was over before the launch had reached the GPU
+        if self.times.is_known[row] and not self.times.waits[row]:
+            waits = {}  # all of that was over before the launch had reached the GPU
         for work, kind in sorted(waits.items(), key=lambda wait: int(rows.ends[wait[0]])):
             end = min(int(rows.ends[work]), start)
             if end > at:
@@ -86,7 +82,7 @@ class WorkParts:
         start = int(rows.starts[row])
         if since >= start:
             return []
-        ready = max(since, self.times.ready_ns(row, since))
+        ready = max(since, int(self.times.ready_ns[row]))
         way = [Part("on the way", since, ready, cause)] if ready > since else []
         if self.times.is_known[row] and rows.kind(row) == "kernel":
             return way + self._released(row, ready, start)

@@ -54,12 +54,11 @@ class DelayResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per delay."""
-        first = median(self.steps_ns[0])
+        first, *_ = medians = [median(took) / 1e3 for took in self.steps_ns]
         return [
-            {"delay (µs)": ns / 1e3, "step (µs)": median(took) / 1e3,
-             "moved (µs)": (median(took) - first) / 1e3}
-            for ns, took in zip(self.delays_ns, self.steps_ns, strict=True)
-        ]  # fmt: skip
+            {"delay (µs)": ns / 1e3, "step (µs)": took, "moved (µs)": took - first}
+            for ns, took in zip(self.delays_ns, medians, strict=True)
+        ]
 
     @property
     def definition(self) -> str:
@@ -167,7 +166,8 @@ def try_delay(
         verdict = "none"
     elif is_known and high > 1 - _CLOSE:
         verdict = "all"
+    took, source = tuple(map(tuple, steps)), device.name
+    simulated = device.is_simulated
     return DelayResult(
-        share, low, high, verdict, delays, tuple(map(tuple, steps)),
-        is_simulated=device.is_simulated, provenance=device.name,
-    )  # fmt: skip
+        share, low, high, verdict, delays, took, is_simulated=simulated, provenance=source
+    )

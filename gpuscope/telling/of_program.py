@@ -11,7 +11,7 @@ from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_
 from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
-from gpuscope.analysis.ranks_analysis import RankTimes, ranks
+from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
@@ -66,11 +66,9 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         yield _of_idle(idle, share, span_ns, label)
     else:
         yield _of_path(steady_path(trace), 1 - share)
-    if trace.metadata.ranks:
-        straggler = _straggler(trace)
-        if straggler is not None and straggler.held_up_ns >= HELD_UP * span_ns:
-            yield _of_straggler(straggler, span_ns)
-            told = True
+    for finding in _of_stragglers(trace, span_ns):
+        yield finding
+        told = True
     changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
@@ -142,20 +140,19 @@ def _of_path(path: CriticalPathResult, busy: float) -> Finding:
     return Finding("program.busy", "note", subject, values)
 
 
-def _straggler(trace: Trace) -> RankTimes | None:
+def _of_stragglers(trace: Trace, span_ns: int) -> Iterator[Finding]:
+    """Find the rank that the others waited for, if there are several."""
     try:
-        return ranks(trace).straggler
+        straggler = ranks(trace).straggler
     except MissingEvidence:
-        return None
-
-
-def _of_straggler(straggler: RankTimes, span_ns: int) -> Finding:
+        return
     values = (
         *counts(rank=straggler.rank, last=straggler.last),
         Quantity("waited", straggler.held_up_ns, "ns"),
         Quantity("share", straggler.held_up_ns / span_ns, "%"),
     )
-    return Finding("program.straggler", "warning", {"line": straggler.line}, values)
+    if straggler.held_up_ns >= HELD_UP * span_ns:
+        yield Finding("program.straggler", "warning", {"line": straggler.line}, values)
 
 
 def _of_change(change: Change, span_ns: int) -> Finding:

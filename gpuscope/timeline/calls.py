@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope._types import Array, Bools
+from gpuscope._types import Array
+from gpuscope.analysis.call_parts import handles_of, last_of_handles
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
 LINES = 4
 """Of calls that overlap, in a lane; calls that find no line are drawn in columns."""
-_NESTED = 8
 
 
 class Seen(NamedTuple):
@@ -175,41 +176,21 @@ class Calls:
             np.r_[0, np.cumsum([len(of_call) for of_call in parts], dtype=np.int64)],
             np.array([part.duration_ns for part in every], np.int64),
             [part.kind for part in every],
-            self._told.rows.places(causes),
+            match(causes, self._told.rows.ids),
         )
 
 
 def _begins(rows: SpanRows) -> Array:
     """Return when the call that launched each row was entered, or its launch returned."""
-    call, work = rows.edges_of("launch")
-    entered = np.full(len(rows.ids), -1, np.int64)
-    np.maximum.at(entered, work, rows.starts[call])
-    begins: Array = np.minimum(rows.starts, np.where(entered >= 0, entered, rows.queued))
+    entered = np.where(rows.calls >= 0, rows.starts[rows.calls], rows.queued)
+    begins: Array = np.minimum(rows.starts, entered)
     return begins
 
 
 def _calls(rows: SpanRows) -> tuple[Array, Array]:
     """Return rows of calls, and of each call the work that ended last."""
-    call, work = rows.edges_of("launch")
-    handle = _handles(rows)[call]
-    is_known = (handle >= 0) & rows.is_work[work]
-    of_handle, launched = handle[is_known], work[is_known]
-    order = np.lexsort((-launched, rows.ends[launched], of_handle))
-    of_handle, launched = of_handle[order], launched[order]
-    is_last = np.r_[of_handle[1:] != of_handle[:-1], True][: len(of_handle)]
-    alone: Bools = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN)
-    alone[launched] = False
+    handle = handles_of(rows, innermost=False)
+    last, call = last_of_handles(rows, handle)
+    alone = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN) & (handle < 0)
     standing_alone = np.flatnonzero(alone)
-    return np.r_[of_handle[is_last], standing_alone], np.r_[launched[is_last], standing_alone]
-
-
-def _handles(rows: SpanRows) -> Array:
-    """Return row → the outermost finished call of a handle that it is in, −1 for none."""
-    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
-    handle = np.full(len(rows.ids), -1, np.int64)
-    at = np.arange(len(rows.ids))
-    parent = rows.places(rows.parents)
-    for _ in range(_NESTED):
-        handle = np.where((at >= 0) & is_handle[at], at, handle)
-        at = np.where(at >= 0, parent[at], -1)
-    return handle
+    return np.r_[call, standing_alone], np.r_[last, standing_alone]

@@ -13,7 +13,7 @@ import numpy as np
 from gpuscope._text import clean
 from gpuscope._types import Bools
 from gpuscope.errors import AlignmentError
-from gpuscope.trace.columns import codes, edge_rows
+from gpuscope.trace.columns import codes, linked_rows, rows_of
 from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
 from gpuscope.trace.shifts import KernelSequence, shift_between
@@ -104,9 +104,9 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     none. Nor is what has no end.
     """
     spans = trace.spans
-    kind, kinds = codes(spans.column("kind"))
     name, names = codes(spans.column("name"))
-    is_kernel = np.array([value == "kernel" for value in kinds])[kind]
+    is_kernel = np.zeros(len(trace), bool)
+    is_kernel[rows_of(trace, "kernel")] = True
     nccl = is_kernel & is_nccl(names)[name]
     ids, starts = trace.array("id"), trace.array("start_ns")
     ends = trace.array("end_ns", fill=-1)
@@ -126,7 +126,7 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     streams, devices = trace.array("stream", fill=-1), trace.array("device", fill=-1)
     in_sets: list[Part] = []
     taken = np.zeros(len(trace), bool)
-    for facts, rows in _of_handles(trace, kinds, kind):
+    for facts, rows in _of_handles(trace):
         work = [row for row in rows if is_kernel[row]]
         of_collective = [row for row in work if nccl[row]] or work
         taken[of_collective] = True
@@ -147,29 +147,22 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     return in_sets, others
 
 
-def _of_handles(
-    trace: Trace, kinds: Sequence[str | None], kind: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> list[tuple[CollectiveFacts, list[int]]]:
+def _of_handles(trace: Trace) -> list[tuple[CollectiveFacts, list[int]]]:
     """Return the facts of each handle's call of a collective, and the rows of its work."""
-    is_handle = np.array([value == "handle" for value in kinds])[kind]
+    handles = rows_of(trace, "handle")
     payload, texts = codes(trace.spans.column("payload"))
     facts_of = [CollectiveFacts.of(text) for text in texts]
-    known = np.array([facts is not None for facts in facts_of])[payload]
-    handles = np.flatnonzero(is_handle & known)
+    handles = handles[np.array([facts is not None for facts in facts_of])[payload[handles]]]
     if not len(handles):
         return []
-    source, target = edge_rows(trace, trace.edges)
-    edge, edge_kinds = codes(trace.edges.column("kind"))
-    launch = np.array([value == "launch" for value in edge_kinds])[edge]
-    launch &= (source >= 0) & (target >= 0)
-    parent = trace.array("parent", fill=-1)
-    ids = trace.array("id")
-    launch[launch] = np.isin(parent[source[launch]], ids[handles])
+    ids, parent = trace.array("id"), trace.array("parent", fill=-1)
+    calls, launched = linked_rows(trace.edges, ids, "launch")
+    inside = np.isin(parent[calls], ids[handles])
     work: dict[int, list[int]] = defaultdict(list)
-    for call, row in zip(parent[source[launch]].tolist(), target[launch].tolist(), strict=True):
+    for call, row in zip(parent[calls[inside]].tolist(), launched[inside].tolist(), strict=True):
         work[call].append(row)
-    calls = ((facts_of[payload[row]], int(ids[row])) for row in handles.tolist())
-    return [(facts, work[number]) for facts, number in calls if facts is not None]
+    of_calls = ((facts_of[payload[row]], int(ids[row])) for row in handles.tolist())
+    return [(facts, work[number]) for facts, number in of_calls if facts is not None]
 
 
 def matched(

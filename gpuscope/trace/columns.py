@@ -44,15 +44,6 @@ def is_open(trace: Trace) -> Bools:
     return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
 
 
-def edge_rows(trace: Trace, edges: pa.Table) -> tuple[Ints, Ints]:
-    """Return the rows that edges of a trace lead from and to; NONE for one that is not there."""
-    source, target = (
-        match(np.asarray(edges.column(name).to_numpy(), np.int64), trace.array("id"))
-        for name in ("from", "to")
-    )
-    return source, target
-
-
 ORDERING = ("event wait", "graph", "legacy default stream")
 """Kinds of edges from what had to end to what waited for it, besides the order of a stream."""
 
@@ -72,6 +63,18 @@ def linked_rows(edges: pa.Table, ids: Ints, *kinds: str) -> tuple[Ints, Ints]:
     )
     there = (source >= 0) & (target >= 0)
     return source[there], target[there]
+
+
+def launch_calls(trace: Trace) -> Ints:
+    """Row → position of the host call that launched it, −1 where none is known.
+
+    Of several calls that the edges name for one row, the last to begin: the innermost.
+    """
+    calls = np.full(len(trace), -1, np.int64)
+    call, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    order = np.argsort(trace.array("start_ns")[call], kind="stable")
+    calls[work[order]] = call[order]  # of equal targets the last assignment stays
+    return calls
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:

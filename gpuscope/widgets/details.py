@@ -29,6 +29,7 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass, classed
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named, plain_names
 from gpuscope.trace.sites import Line, lines_of
@@ -150,7 +151,7 @@ def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str
         parts, words = known.parts(known.explained(span)), str(explain(trace, span))
     except MissingEvidence as error:
         return {"why": str(error)}
-    cause = known.rows.places(np.array([-1 if at.span is None else at.span for at in parts]))
+    cause = match(np.array([-1 if at.span is None else at.span for at in parts]), known.rows.ids)
     ran = [row for row, part in zip(cause, parts, strict=True) if part.kind == "running"]
     work = np.full(len(parts), ran[-1] if ran else known.explained(span))
     classes, look = classed(tracks, [part.kind for part in parts], cause, work)

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from gpuscope._checks import door
 from gpuscope.timeline.canvas.state import Search
 from gpuscope.timeline.canvas.window import around, clamped, widened
-from gpuscope.widgets.details import (
-    describe,
-    links,
-    of_stretch,
-    told_of_span,
-    told_of_stretch,
-)
+from gpuscope.widgets.details import describe, links, of_stretch, told_of_span, told_of_stretch
 from gpuscope.widgets.view import TimelineView
 
 

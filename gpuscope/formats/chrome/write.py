@@ -30,8 +30,9 @@ from gpuscope.formats.chrome import json_text as text
 from gpuscope.formats.progress import Step, check_count, version
 from gpuscope.formats.tracks import OPEN, layout, names, nested, rank_of, times
 from gpuscope.trace import schema
-from gpuscope.trace.columns import codes, combined, edge_rows
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.facts import HazardFact, HazardFacts, HazardKind
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
@@ -173,7 +174,8 @@ class _Events:
 
         An edge to a row that is not there, or that is a counter's, is left out and counted.
         """
-        source, target = edge_rows(self.trace, self.all_edges)
+        ends, ids = (self.all_edges.column(name) for name in ("from", "to")), self.trace.array("id")
+        source, target = (match(np.asarray(column, np.int64), ids) for column in ends)
         known = (source >= 0) & (target >= 0)
         known[known] = ~self.counter[source[known]] & ~self.counter[target[known]]
         edge = np.flatnonzero(known)

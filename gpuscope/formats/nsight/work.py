@@ -14,12 +14,7 @@ from gpuscope.formats.nsight.capture import Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.schema import SYNC_KINDS
-from gpuscope.trace.waits import (
-    STREAM_SYNC,
-    by_kind,
-    by_stream,
-    wait_edges,
-)
+from gpuscope.trace.waits import STREAM_SYNC, by_kind, by_stream, wait_edges
 
 _PLACE = ("deviceId", "contextId", "greenContextId", "streamId", "globalPid")
 _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)

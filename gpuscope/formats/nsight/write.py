@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.formats.nsight import schema as nsys
 from gpuscope.formats.nsight import values as nsys_values
@@ -26,7 +25,7 @@ from gpuscope.formats.nsight.schema import BITS, COPY_KINDS, MEMORY_KINDS
 from gpuscope.formats.nsight.values import NOTHING
 from gpuscope.formats.progress import Step, check_count
 from gpuscope.trace import schema
-from gpuscope.trace.columns import codes
+from gpuscope.trace.columns import codes, launch_calls
 from gpuscope.trace.model import Trace
 
 _ROWS = 1 << 16

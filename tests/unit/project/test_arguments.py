@@ -323,7 +323,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         ),
         "analysis.launch_sites": (analysis.launch_sites, {"trace": trace, "by": "line"}),
         "analysis.ranks": (analysis.ranks, {"trace": trace}),
-        "analysis.top_kernels": (analysis.top_kernels, {"trace": trace, "window_ns": None}),
+        "analysis.top_kernels": (analysis.top_kernels, {"trace": trace}),
         "analysis.requests": (analysis.requests, {"trace": trace, "slo": {"ttft_ms": 1}}),
         "telling.findings": (telling.findings, {"trace": trace}),
         "telling.findings_by_setting": (telling.findings_by_setting, {"traces": run}),

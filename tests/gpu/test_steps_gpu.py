@@ -18,23 +18,23 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def trace():
     """Record a training: batches that take 3 ms to come, then forward, backward and update."""
-    with gs.open_device("cuda:0", quiet=True) as gpu:
-        model = torch.nn.Sequential(
-            *(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6))
-        ).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        batches = [torch.rand(64, 512) for _ in range(STEPS)]
-        with gs.profile(gpu) as recording:
-            for batch in batches:
-                begin = time.perf_counter()
-                while time.perf_counter() < begin + 3e-3:
-                    pass
-                loss = model(batch.cuda()).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            torch.cuda.synchronize()
-        return recording.trace
+    gpu = gs.open_device("cuda:0", quiet=True)
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6))
+    ).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = [torch.rand(64, 512) for _ in range(STEPS)]
+    with gs.profile(gpu) as recording:
+        for batch in batches:
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + 3e-3:
+                pass
+            loss = model(batch.cuda()).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+    return recording.trace
 
 
 def test_each_batch_is_a_step(trace):

@@ -84,8 +84,10 @@ class Waits:
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
         _resolve(records)
-        every = _of_calls(calls, records, work)
-        every = {name: np.r_[values, every[name]] for name, values in records.items()}
+        # The record of an event names the context that made the event.
+        known = {name: _with_work(records[name], work["key"]) for name in ("key", "of_key")}
+        every = _of_calls(calls, {**records, **known}, work)
+        every = {name: np.r_[values, every[name]] for name, values in {**records, **known}.items()}
         call = joins.match(every["number"], calls["number"])
         every["row"], is_ours = (
             arrow.picked(calls["row"], call),
@@ -145,11 +147,7 @@ def _of_calls(calls: Columns, records: Columns, work: Columns) -> Columns:
     is_stream = (role == OF_STREAM) & (subject > 0)
     is_unsure = is_stream & (subject >= _UNSURE)
     subject[is_unsure] -= _UNSURE
-    keys = np.unique(work["key"])
-    low, at_key, count = np.unique(keys & _LOW, return_index=True, return_counts=True)
-    alike = arrow.picked(keys[at_key[count == 1]], joins.match(subject & _LOW, low[count == 1]))
-    moved = is_unsure & ~np.isin(subject, keys) & (alike != NONE)
-    subject[moved] = alike[moved]
+    subject[is_unsure] = _with_work(subject[is_unsure], work["key"])
     of = {
         "number": calls["number"],
         "what": np.where(role == OF_CONTEXT, waits.CONTEXT_SYNC, waits.EVENT_SYNC),
@@ -161,6 +159,14 @@ def _of_calls(calls: Columns, records: Columns, work: Columns) -> Columns:
     return {name: values[chosen] for name, values in of.items()} | dict.fromkeys(
         ("sync", "is_done"), np.zeros(chosen.sum(), np.int64)
     )
+
+
+def _with_work(streams: Ints, worked: Ints) -> Ints:
+    """Return streams with their context: where that has none with work, the only one that has."""
+    keys = np.unique(worked)
+    low, at, count = np.unique(keys & _LOW, return_index=True, return_counts=True)
+    alike = arrow.picked(keys[at[count == 1]], joins.match(streams & _LOW, low[count == 1]))
+    return np.where((streams == NONE) | np.isin(streams, keys) | (alike == NONE), streams, alike)
 
 
 def _resolve(records: Columns) -> None:

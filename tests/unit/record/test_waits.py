@@ -248,6 +248,16 @@ def test_a_stream_s_wait_leads_from_the_last_work_before_to_the_first_behind(wor
     assert edges(recording.trace, "event wait") == [("before", "first")]
 
 
+def test_an_event_that_another_context_made_is_of_the_stream_that_worked(world):
+    with world.profile() as recording:
+        for name, stream in (("before", A), ("other", B)):
+            kernel(world, name, stream, context=7)
+        world.gpu.record(5, A)  # told as of the device's own context, which made the event
+        world.gpu.wait(STREAM_WAIT, stream=B, sync=5)
+        kernel(world, "behind", B, context=7)
+    assert edges(recording.trace, "event wait") == [("before", "behind")]
+
+
 def test_waits_without_work_between_are_followed_back(world):
     with world.profile() as recording:
         kernel(world, "a", A)

@@ -238,7 +238,7 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
         return "", "", number, np.zeros((0, 2), np.int64)
     least = min(period for period, _ in periods) * (1 + _TOLERANCE)
     fine = [(period, at) for period, at in periods if period <= least]
-    period, at = max(fine, key=lambda each: len(each[1]))
+    period, at = max(fine, key=lambda each: (len(each[1]), np.median(pause[each[1]])))
     until = np.r_[at[1:], min(at[-1] + period, len(calls))]
     like = (2 * (until - at) >= period) & (until - at <= 2 * period)
     after = np.r_[starts, max(ends[-1], starts[-1])]

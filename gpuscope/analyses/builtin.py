@@ -15,6 +15,7 @@ from gpuscope.analysis.critical_path_analysis import steady_path
 from gpuscope.analysis.help_analysis import help_in_steps
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.result import Result
+from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_program import of_program
 from gpuscope.telling.of_trace import of_confinement, of_hazards, of_idle_tracks, of_unloaded_calls
@@ -85,6 +86,11 @@ def of_programs(judge: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
     return judged
 
 
+def steady_kernels(trace: Trace) -> analysis.KernelsResult:
+    """Sum kernels and copies of the steady time."""
+    return analysis.top_kernels(steady_part(trace))
+
+
 _A_PROGRAM = "the launches of a program"
 FIRST = (
     Analysis(
@@ -99,7 +105,7 @@ FIRST = (
     Analysis("ranks", "Ranks", of_programs(analysis.ranks), "collectives of several ranks"),
     Analysis("steps", "Steps", of_programs(repeated), _A_PROGRAM),
     Analysis("ranges", "Ranges", of_programs(analysis.range_projection), "ranges that launched"),
-    Analysis("kernels", "Kernels and copies", of_programs(analysis.top_kernels), _A_PROGRAM),
+    Analysis("kernels", "Kernels and copies", of_programs(steady_kernels), _A_PROGRAM),
 )
 """Those whose results are the first page of a program."""
 BUILT_IN = (

@@ -20,9 +20,9 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
 HELD_UP = 0.05
-"""Share of the time that ranks wait for one from which on that is told before all else."""
+"""Share of the time that ranks wait for one from which on that is names_the_cause before all else."""
 IDLE = 0.1
-"""Share of the time in which nothing ran from which on it is told first."""
+"""Share of the time in which nothing ran from which on it is names_the_cause first."""
 _COMPILES_NS = 50_000_000
 """What takes less before the first launch of a kernel may be its loading."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -32,7 +32,7 @@ _SPANS, _NOT_WORTH_IT = 8, 3
 def of_program(trace: Trace) -> Iterator[Finding]:
     """Find why a program is slow; nothing in the trace of an experiment, which says what it wants.
 
-    The time that counts is the steady one: start-up and warm-up do not, but are told where they
+    The time that counts is the steady one: start-up and warm-up do not, but are names_the_cause where they
     take longer.
 
     Examples
@@ -54,12 +54,12 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     known = steps(trace)
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
-    compiled_ns, told = _compiled_ns(trace), False
+    compiled_ns, names_the_cause = _compiled_ns(trace), False
     if compiled_ns >= max(_COMPILES_NS, WORTH * span_ns):
         values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
         severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
         yield Finding("program.compiles", severity, {}, values)
-        told = True
+        names_the_cause = True
     label = trace.metadata.setting or ""
     share = idle.idle_ns / (span_ns * idle.devices)
     if share >= IDLE:
@@ -68,7 +68,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         yield _of_path(steady_path(trace), 1 - share)
     for finding in _of_stragglers(trace, span_ns):
         yield finding
-        told = True
+        names_the_cause = True
     changes = help_in_steps(trace).changes
     if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
@@ -76,7 +76,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     for each in changes:
         most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
     names = [change for change, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
-    if names and not told:
+    if names and not names_the_cause:
         names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})
 

@@ -20,9 +20,9 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
 HELD_UP = 0.05
-"""Share of the time that ranks wait for one from which on that is names_the_cause before all else."""
+"""Share of the time that ranks wait for one from which on that is told before all else."""
 IDLE = 0.1
-"""Share of the time in which nothing ran from which on it is names_the_cause first."""
+"""Share of the time in which nothing ran from which on it is told first."""
 _COMPILES_NS = 50_000_000
 """What takes less before the first launch of a kernel may be its loading."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -32,8 +32,7 @@ _SPANS, _NOT_WORTH_IT = 8, 3
 def of_program(trace: Trace) -> Iterator[Finding]:
     """Find why a program is slow; nothing in the trace of an experiment, which says what it wants.
 
-    The time that counts is the steady one: start-up and warm-up do not, but are names_the_cause where they
-    take longer.
+    The time that counts is the steady one: start-up and warm-up do not.
 
     Examples
     --------

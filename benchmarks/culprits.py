@@ -135,9 +135,9 @@ def by_profiler(path: Path) -> dict:
     """Return what gpuscope and HolisticTraceAnalysis say of a trace of torch.profiler."""
     import gpuscope as gs
 
-    found = gs.findings(gs.load_trace(path))
-    changes = dict(found.sections)["What would help"].changes
-    idle = dict(found.sections)["What the GPU waited for"]
+    trace = gs.load_trace(path)
+    changes = gs.analysis.what_would_help(trace, gs.analysis.steps(trace).steady_ns).changes
+    idle = gs.analysis.idle_causes(trace)
     begin, end = idle.window_ns
     first = f"{changes[0].change}: {changes[0].about}" if changes else ""
     share = round(100 * idle.idle_ns / (end - begin), 1)

@@ -1131,7 +1131,7 @@ def culprits_table(results: dict[str, Any]) -> list[str]:
         f"lay within its bounds for {inside}, as shares of the loop's time. Where not, the mended",
         "program does more than leave the culprit out, or the recording slowed the host down.",
         "",
-        "| program | named first | predicted | at most | measured | within |",
+        "| program | named first | predicted | on the path | measured | within |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for row in rows:

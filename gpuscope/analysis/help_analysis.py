@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -13,9 +13,11 @@ from gpuscope._text import percent
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.help_cases import Basis, View, cases
 from gpuscope.analysis.path_columns import ENDING, last_node
+from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.sm_schedule import SmSchedule
 from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
 
@@ -25,6 +27,7 @@ _OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0013, 0.00135), (0.0003, 0.0011
 """By which share of the whole the truth is below and above a gain at most, of nine in ten
 (``benchmarks/results/why.json``): where hosts on the path look now and then whether work is done;
 and where kernels compete for SMs, of a simulated GPU and of others. All other gains are exact."""
+_KEEP_UP = "let the rank keep up"
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -43,7 +46,8 @@ class Change:
     gain_ns, low_ns, high_ns
         How much sooner, if nothing else changes, and between what bounds.
     most_ns
-        What it takes of the critical path: a mend that leaves nothing of it gains no more.
+        What it takes of the critical path: what a mend that leaves nothing of it gains, and no
+        other work out.
     basis
         ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
         more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
@@ -59,7 +63,7 @@ class Change:
     gain_ns: Annotated[int, "saves (ms)"]
     low_ns: Annotated[int, "from (ms)"]
     high_ns: Annotated[int, "to (ms)"]
-    most_ns: Annotated[int, "at most (ms)"]
+    most_ns: Annotated[int, "on the path (ms)"]
     basis: Annotated[Basis, "basis"]
     why: Annotated[str, "why"]
     code: Annotated[str, "to try it"]
@@ -89,7 +93,7 @@ class HelpResult(Result):
                 "change": f"{each.change}: {each.about}",
                 "saves (ms)": each.gain_ns / 1e6,
                 "share": percent(each.gain_ns / self.span_ns),
-                "at most (ms)": each.most_ns / 1e6,
+                "on the path (ms)": each.most_ns / 1e6,
                 "to try it": each.code,
                 "basis": each.basis,
             }
@@ -187,9 +191,8 @@ def _changes(view: View, node: int) -> Iterator[Change]:
         on_path = (saved_ns > 0) & view.on_path
         most_ns = max(high_ns, int(view.lasts[on_path].sum())) if low_ns else high_ns
         why = (
-            f"{int(on_path.sum()):,} of {int((saved_ns > 0).sum()):,} times on the critical path, "
-            f"{view.lasts[on_path].sum() / 1e6:,.3g} of "
-            f"{view.lasts[saved_ns > 0].sum() / 1e6:,.3g} ms"
+            f"{int(on_path.sum()):,} times on the critical path, "
+            f"{view.lasts[on_path].sum() / 1e6:,.4g} ms of it"
         )
         yield Change(
             case.change, case.about, gain_ns, low_ns, high_ns, most_ns, case.basis, why, case.code
@@ -198,5 +201,19 @@ def _changes(view: View, node: int) -> Iterator[Change]:
 
 @once
 def help_in_steps(trace: Trace) -> HelpResult:
-    """Rank changes by what the steady time of a program would gain."""
-    return what_would_help(trace, steps(trace).steady_ns)
+    """Rank changes by what the steady time of a program would gain; of ranks, that none is late."""
+    result = what_would_help(trace, steps(trace).steady_ns)
+    try:
+        late = ranks(trace).straggler if trace.metadata.ranks else None
+    except MissingEvidence:
+        return result
+    if late is None or not late.held_up_ns:
+        return result
+    waited_ns = late.held_up_ns // (len(trace.metadata.ranks) - 1)
+    why = f"came last to {late.last} collectives: others waited {waited_ns / 1e6:,.4g} ms each"
+    bounds = waited_ns, 0, waited_ns, waited_ns
+    about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
+    change = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
+    others = (each for each in result.changes if each.change != _KEEP_UP)
+    ranked = sorted((change, *others), key=lambda each: -each.gain_ns)
+    return replace(result, changes=tuple(ranked))

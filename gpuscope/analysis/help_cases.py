@@ -334,8 +334,15 @@ def _in_runs(view: View) -> Bools:
 
 
 def _of_hosts(view: View) -> Iterator[Case]:
-    """Less Python before the calls of a line, and outside of all ranges."""
+    """Less Python before the calls of a line, and outside of all ranges.
+
+    Where lines are known at all, what no line launched is no Python's, such as autograd's.
+    """
     pauses = view.pauses & ~view.switches
+    site, sites = view.rows.coded("site")
+    if site.any():
+        known = {str(lines[0]) for text in sites if (lines := lines_of(text))}
+        pauses &= np.array([line in known for line in view.lines])[view.line]
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
         yield Case("shorten the Python before", about, which, beside=beside)
@@ -350,6 +357,7 @@ def _own_process(view: View) -> Iterator[Case]:
     other: a pause lasts one switch interval, or a few.
     """
     causes, who = view.causes, view.rows.threads[view.row]
+    process = view.rows.processes[view.row]
     if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
         beside = view.is_host & np.isin(who, who[view.switches])
@@ -357,7 +365,8 @@ def _own_process(view: View) -> Iterator[Case]:
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)
-        for other in np.unique(who[view.is_host & (who != thread)]).tolist():
+        alike = view.is_host & (process == process[who == thread][0])
+        for other in np.unique(who[alike & (who != thread)]).tolist():
             there = at[view.is_host & (who == other)]
             beside = code & (at >= there.min()) & (at <= there.max())
             ratio = _slower(view, beside, code & ~beside)

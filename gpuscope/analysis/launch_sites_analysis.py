@@ -91,7 +91,7 @@ class LaunchSitesResult(Result):
         """What a site is."""
         return (
             f"site: the innermost {self.by} outside installed packages that made the call which "
-            "launched the work"
+            "launched the work; start-up, set-up and warm-up count, too"
         )
 
 

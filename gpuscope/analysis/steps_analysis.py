@@ -100,8 +100,8 @@ class StepsResult(Result):
         length = self.steady_ns[1] - self.steady_ns[0]
         return (
             f"{'steps by ' if self.steps else ''}{self.basis}; start-up of "
-            f"{duration(self.start_up_ns)} and warm-up of {duration(self.warm_up_ns)} count in no "
-            f"rate and no idle share, the steady {duration(length)} do"
+            f"{duration(self.start_up_ns)} and set-up with warm-up of {duration(self.warm_up_ns)} "
+            f"count in no rate and no idle share, the steady {duration(length)} do"
         )
 
 
@@ -154,7 +154,11 @@ def _steps(trace: Trace) -> StepsResult:
             trace, calls[chosen], launched[chosen], works[chosen]
         )
         if len(bounds):
-            bases.append(basis)
+            own = chosen & (trace.array("thread", fill=-1)[calls] == thread)
+            on_gpu = _on_gpu(starts[calls[own]], starts[launched[own]], bounds)
+            is_ahead = on_gpu is not bounds
+            bounds = on_gpu
+            bases.append(basis + ", as their work ran: the host runs ahead" * is_ahead)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
             low.append(int(bounds[_warm_up(bounds[:, 1] - bounds[:, 0]), 0]))
             before = launched[chosen & (starts[calls] < bounds[-1, 1])]
@@ -175,6 +179,23 @@ def steady_part(trace: Trace) -> Trace:
     low, high = steps(trace).steady_ns
     starts = trace.array("start_ns")
     return trace.where((starts >= low) & (starts < high))
+
+
+def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints:
+    """Return when the work of steps ran, where the host is ahead by more than one; else the steps.
+
+    Parameters
+    ----------
+    calls, works
+        When launches of their thread, and the work of these, began.
+    """
+    order = np.argsort(calls, kind="stable")
+    calls, works = calls[order], np.maximum.accumulate(works[order])
+    first, after = (np.searchsorted(calls, bounds[:, at]) for at in (0, 1))
+    there = np.minimum(first, len(calls) - 1)
+    if np.median(works[there] - calls[there]) <= np.median(bounds[:, 1] - bounds[:, 0]):
+        return bounds
+    return np.stack([works[there], np.r_[works, works[-1:]][after]], axis=1)
 
 
 _Found: TypeAlias = tuple[str, str, int, Ints]
@@ -244,7 +265,8 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     after = np.r_[starts, max(ends[-1], starts[-1])]
     bounds = np.stack([after[at], after[until]], axis=1)[like]
     what = kernel_name(str(names[name[launched[at[0]]]]))
-    where = f" at {lines[line[calls[at[0]]]]}" if lines[line[calls[at[0]]]] else ""
+    made_by = lines_of(sites[line[calls[at[0]]]])
+    where = f" at {made_by[0]}" if made_by else ""
     return f"launches that begin anew with {what}{where}", "step", number, bounds
 
 

@@ -28,6 +28,8 @@ from gpuscope.trace.folder import trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 
+_SECTIONS = 4
+"""Of a program's first page, on one screen."""
 _File = Annotated[
     Path,
     typer.Argument(help=f"A trace: {suffixes('read')}; the content says which."),
@@ -193,8 +195,12 @@ def why_command(
         return
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in verdict)
+    first = {known.title for known in FIRST[:_SECTIONS]}
     for title, page in result.sections:
-        screen.result(title, page)
+        if every or title in first:
+            screen.result(title, page)
+        else:
+            screen.detail(title, title)
     screen.show(f"{trace.origin}; {_spans(trace)}")
 
 

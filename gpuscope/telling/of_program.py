@@ -119,6 +119,7 @@ def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Findin
     values = (
         Quantity("idle", share, "%"),
         Quantity("time", span_ns, "ns"),
+        *(counts(gpus=idle.devices) if idle.devices > 1 else ()),
         Quantity("of_it", most.idle_ns / idle.idle_ns, "%"),
         *counts(gaps=most.gaps),
     )

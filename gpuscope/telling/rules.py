@@ -185,18 +185,18 @@ RULES = {
         "[: it spends more time at {line}]"
     ),
     "program.idle": Rule(
-        "Nothing ran on the GPU for {idle} of {time}, for {of_it} of that: {cause}"
-        "[ in {range}][ at {line}][ ({thread})]"
+        "Nothing ran on the GPU for {idle} of {time}[, the mean of {gpus} GPUs], for {of_it} of "
+        "that: {cause}[ in {range}][ at {line}][ ({thread})]"
     ),
     "program.busy": Rule(
         "Something ran on the GPU for {busy} of the time[; {share} of the critical path is "
         "{kernel}][, launched at {line}]"
     ),
     "program.help": Rule(
-        "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; at most "
-        "{most}"
+        "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; it takes "
+        "{most} of the critical path"
     ),
-    "program.no-help": Rule("Not worth it: {changes}"),
+    "program.no-help": Rule("To {changes} would gain next to nothing"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "
         "running",

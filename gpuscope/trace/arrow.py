@@ -22,12 +22,10 @@ _AT_ONCE = 4096
 
 def text_column(codes: Array, texts: Iterable[str | None]) -> pa.Array:
     """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
-    distinct = _gathered(texts)
-    known = np.append(np.asarray(distinct.is_valid(), dtype=bool), False)  # the last is NONE's
-    codes = np.where(known[codes], codes, NONE).astype(np.int32)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(codes, mask=codes < 0), distinct.fill_null("") if distinct.null_count else distinct
-    )
+    distinct = _gathered(texts).dictionary_encode()
+    numbers = np.append(np.asarray(distinct.indices.fill_null(NONE)), NONE)  # the last is NONE's
+    codes = numbers[codes].astype(np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), distinct.dictionary)
 
 
 def _gathered(texts: Iterable[str | None]) -> pa.Array:

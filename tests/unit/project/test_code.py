@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 4_081,
     "analyses": 323,
-    "analysis": 6_070,
-    "cli": 1_433,
+    "analysis": 6_105,
+    "cli": 1_438,
     "device": 5_663,
     "experiments": 2_388,
     "figures": 662,
@@ -30,9 +30,9 @@ ROOMS = {
     "report": 656,
     "search": 1_813,
     "simulator": 5_683,
-    "telling": 1_856,
+    "telling": 1_857,
     "timeline": 5_933,
-    "trace": 2_888,
+    "trace": 2_887,
     "widgets": 4_889,
     "workloads": 2_748,
 }

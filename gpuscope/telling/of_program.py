@@ -95,7 +95,10 @@ def _compiled_ns(trace: Trace) -> int:
     calls, work = calls[order], work[order]
     news = np.unique(name[work], return_index=True)[1]
     news = news[is_triton[work[news]]]
-    line, thread = codes(trace.spans.column("site"))[0][calls], trace.array("thread")[calls]
+    line, thread = (
+        codes(trace.spans.column("site"))[0][calls],
+        trace.array("thread", fill=-1)[calls],
+    )
     compiled_ns = 0
     for number in np.unique(thread[line > 0]).tolist():
         of_thread = np.flatnonzero((thread == number) & (line > 0))

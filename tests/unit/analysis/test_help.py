@@ -161,3 +161,84 @@ def test_a_thread_that_is_slower_beside_another():
 def test_nothing_can_be_said_of_nothing():
     with pytest.raises(MissingEvidence):
         gs.analysis.what_would_help(rows())
+
+
+def launches(count, gap_ns, name="k", lasts_ns=3_000, **more):
+    """Return spans and edges of launches that are so far apart."""
+    spans, edges, at = [], [], 0
+    for number in range(1, 2 * count, 2):
+        spans += [
+            launch(number, 1, at, at + 5_000, SITE.format(7)),
+            kernel(number + 1, name, at + 6_000, at + 6_000 + lasts_ns, at + 5_000),
+        ]
+        spans[-1][-1].update(more)
+        edges.append((number, number + 1, "launch"))
+        at += 5_000 + gap_ns
+    return spans, edges
+
+
+def test_pauses_of_whole_switch_intervals_are_the_interpreter_lock():
+    spans, edges = launches(30, 5_100_000)
+    found = gains(rows(*spans, edges=edges))
+    (gain_ns,) = (ns for (change, _), ns in found.items() if "process of its own" in change)
+    assert gain_ns == 29 * 5_100_000
+    assert not any(change == "shorten the Python before" for change, _ in found)
+    spans, edges = launches(30, 4_000_000)
+    found = gains(rows(*spans, edges=edges))
+    assert found["shorten the Python before", LINE.format(7)] == 29 * 4_000_000
+    assert not any("process of its own" in change for change, _ in found)
+
+
+def test_kernels_of_the_only_partition_would_have_the_other_sms():
+    spans, edges = [], []
+    for number in range(10):  # one behind the other: the host is ahead
+        begin = 20_000 + number * 1_320_000
+        spans += [launch(2 * number + 1, 1, 1_000 * number, 1_000 * number + 500),
+                  kernel(2 * number + 2, "k", begin, begin + 1_320_000, 1_000 * number + 500)]  # fmt: skip
+        spans[-1][-1].update(partition="a", device=0)
+        edges.append((2 * number + 1, 2 * number + 2, "launch"))
+    facts = {
+        "partitions": {"a": {"sm_count": 33}},
+        "devices": {"cuda:0": {"index": 0, "sm_count": 132}},
+    }
+    found = gains(rows(*spans, edges=edges, **facts))
+    larger = found["give it a larger partition", "a, 33 of 132 SMs"]
+    assert larger == pytest.approx(10 * 1_320_000 * 3 / 4, rel=0.02)
+    spans[-1][-1]["partition"] = None  # the whole GPU is used, too
+    found = gains(rows(*spans, edges=edges, **facts))
+    assert not any(change == "give it a larger partition" for change, _ in found)
+
+
+def test_memory_that_is_kept_needs_no_calls():
+    spans, edges = launches(10, 100_000)
+    mallocs = [
+        (100 + number, "api", "cudaMalloc_v3020", span[4] + 10_000, span[4] + 70_000,
+         {"thread": 1, "process": 1, "site": SITE.format(7)})
+        for number, span in enumerate(spans[::2])
+    ]  # fmt: skip
+    found = gains(rows(*spans, *mallocs, edges=edges))
+    assert found["keep the memory", "10 calls"] == 10 * 60_000
+
+
+def test_a_graph_takes_a_run_of_launches_without_a_wait():
+    spans, edges = launches(40, 10_000)
+    found = gains(rows(*spans, edges=edges))
+    assert any(change == "record as graphs" and ns > 0 for (change, _), ns in found.items())
+    waits = [wait(200 + n, "cudaStreamSynchronize", span[4] + 5_000, span[4] + 8_000, stream=7)
+             for n, span in enumerate(spans[::16])]  # fmt: skip
+    edges += [(span[0] + 1, 200 + n, "host wait") for n, span in enumerate(spans[::16])]
+    found = gains(rows(*spans, *waits, edges=edges))
+    assert not any(change == "record as graphs" for change, _ in found)
+
+
+def test_pauses_before_a_new_triton_kernel_are_compilation():
+    spans, edges = launches(20, 20_000, name="triton_poi_fused_add_0")
+    late = [(*span[:3], span[3] + 2 * 10**9, span[4] + 2 * 10**9, span[5]) for span in spans]
+    first = [launch(500, 1, 0, 5_000, SITE.format(3)), kernel(501, "k", 6_000, 9_000, 5_000)]
+    trace = rows(*first, *late, edges=[(500, 501, "launch"), *edges])
+    compiles = gs.findings(trace).findings[0]
+    assert (compiles.rule, compiles.severity) == ("program.compiles", "warning")
+    assert compiles["compiled"].value == 2 * 10**9 - 5_000
+    plain = rows(*first, *((*s[:2], "k", *s[3:]) if s[1] == "kernel" else s for s in late),
+                 edges=[(500, 501, "launch"), *edges])  # fmt: skip
+    assert all(each.rule != "program.compiles" for each in gs.findings(plain).findings)

@@ -210,3 +210,17 @@ def test_steps_of_a_recorded_program():
     assert result.basis
     for a, b in itertools.pairwise(result.steps):
         assert a.end_ns <= b.start_ns
+
+
+def test_steps_of_a_host_that_runs_ahead_are_those_of_their_work():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        for _ in range(12):
+            with gs.annotate("step"):
+                stream.launch(kernel, 2_000_000, grid=1, block=32)
+        stream.synchronize()
+    found = gs.analysis.steps(recording.trace)
+    assert found.basis.endswith("as their work ran: the host runs ahead")
+    assert 2_000_000 <= found.typical.length_ns < 2_100_000
+    assert len(found.steps) == 12

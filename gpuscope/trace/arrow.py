@@ -25,7 +25,8 @@ def text_column(codes: Array, texts: Iterable[str | None]) -> pa.Array:
     distinct = _gathered(texts).dictionary_encode()
     numbers = np.append(np.asarray(distinct.indices.fill_null(NONE)), NONE)  # the last is NONE's
     codes = numbers[codes].astype(np.int32)
-    dictionary = distinct.dictionary if len(distinct.dictionary) else pa.array([""])
+    is_of_none = len(distinct) > 0 == len(distinct.dictionary)
+    dictionary = pa.array([""]) if is_of_none else distinct.dictionary
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), dictionary)
 
 

@@ -30,9 +30,9 @@ ROOMS = {
     "report": 656,
     "search": 1_813,
     "simulator": 5_683,
-    "telling": 1_857,
+    "telling": 1_860,
     "timeline": 5_933,
-    "trace": 2_887,
+    "trace": 2_888,
     "widgets": 4_889,
     "workloads": 2_748,
 }

@@ -174,7 +174,7 @@ def main() -> None:
     for row in profiled:
         print(json.dumps(row))
     if arguments.out:
-        command = "python benchmarks/culprits.py --profiled"
+        command = "python benchmarks/culprits.py --profiled; on two GPUs --ranks"
         write(arguments.out, command, arguments.machine, rows, profiled=profiled)
 
 

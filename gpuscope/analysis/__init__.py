@@ -62,7 +62,6 @@ from gpuscope.analysis.queue_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.queue_analysis import QueueDepthsResult as QueueDepthsResult
 from gpuscope.analysis.queue_analysis import queue_depth as queue_depth
 from gpuscope.analysis.queue_analysis import queue_depths as queue_depths
-from gpuscope.analysis.ranks_analysis import AlignedStep as AlignedStep
 from gpuscope.analysis.ranks_analysis import RanksResult as RanksResult
 from gpuscope.analysis.ranks_analysis import RankTimes as RankTimes
 from gpuscope.analysis.ranks_analysis import ranks as ranks

@@ -108,18 +108,12 @@ class CriticalPathResult(Result):
 
     def readable(self) -> tuple[list[Row], str]:
         """Return a row a kind of part, the one that has most of the path first."""
-        kind, kinds = self.columns["kind"]
-        took_ns = np.diff(self.starts_ns, append=self.end_ns)
         rows: list[Row] = []
         for name, kind_ns in self.by("kind").items():
             row: Row = {"part": name, "ms": kind_ns / 1e6}
             row["share"] = percent(kind_ns / max(self.end_ns - self.start_ns, 1))
-            of_kind = np.where(kind == kinds.index(name), took_ns, 0)
-            for by, title in (("line", "most of it at"), ("name", "most of it in")):
-                number, values = self.columns[by]
-                sums = np.bincount(number, of_kind, len(values))
-                row[title] = values[int(np.argmax(sums))] or None
-            row["most of it in"] = kernel_name(row["most of it in"] or "") or None
+            row["most of it at"] = greatest(self, "line", "kind", name)
+            row["most of it in"] = kernel_name(greatest(self, "name", "kind", name) or "") or None
             rows.append(row)
         return rows, ""
 
@@ -171,6 +165,13 @@ class CriticalPathResult(Result):
         return f"critical path to {self.to}: what it waited for, back from cause to cause" + (
             f"; worked out of times and names: {inferred}" if inferred else ""
         )
+
+
+def greatest(path: CriticalPathResult, by: str, of: str, value: object) -> Any:
+    """Return which line or name has most of the parts of one kind or kernel of a path."""
+    (number, values), (of_part, known) = path.columns[by], path.columns[of]
+    took_ns = np.diff(path.starts_ns, append=path.end_ns) * (of_part == known.index(value))
+    return values[int(np.argmax(np.bincount(number, took_ns, len(values))))] or None
 
 
 @door(trace=Trace)

@@ -50,8 +50,7 @@ class Change:
         other work out.
     basis
         ``"recording"``: it follows from the times and causes of this recording. ``"bound"``: no
-        more than that, as the recording does not tell whether all of it can go. ``"forecast"``:
-        a simulated GPU replayed the recording.
+        more than that, as the recording does not tell whether all of it can go.
     why
         What the figure rests on.
     code
@@ -182,18 +181,16 @@ def _changes(view: View, node: int) -> Iterator[Change]:
                 gain_ns = int(end_ns - causes.forward(lag, kept)[is_end].max())
         gain_ns = max(0, gain_ns)
         more = view.on_path & (saved_ns == 0) & case.beside
-        high_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
+        high_ns = most_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
+        on_path = (saved_ns > 0) & view.on_path
         if case.basis == "recording":
             of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED
             off = np.multiply(_OFF_POLLED, polls) + np.multiply(of_sms, competes)
             off_ns = np.rint(off * (end_ns - view.low_ns)).astype(int).tolist()
             low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
-        on_path = (saved_ns > 0) & view.on_path
-        most_ns = max(high_ns, int(view.lasts[on_path].sum())) if low_ns else high_ns
-        why = (
-            f"{int(on_path.sum()):,} times on the critical path, "
-            f"{view.lasts[on_path].sum() / 1e6:,.4g} ms of it"
-        )
+            most_ns = max(high_ns, int(view.lasts[on_path].sum()))
+        part_ms = view.lasts[on_path].sum() / 1e6
+        why = f"{on_path.sum():,} times on the critical path, {part_ms:,.4g} ms of it"
         yield Change(
             case.change, case.about, gain_ns, low_ns, high_ns, most_ns, case.basis, why, case.code
         )
@@ -204,16 +201,13 @@ def help_in_steps(trace: Trace) -> HelpResult:
     """Rank changes by what the steady time of a program would gain; of ranks, that none is late."""
     result = what_would_help(trace, steps(trace).steady_ns)
     try:
-        late = ranks(trace).straggler if trace.metadata.ranks else None
+        late = ranks(trace).straggler
     except MissingEvidence:
-        return result
-    if late is None or not late.held_up_ns:
         return result
     waited_ns = late.held_up_ns // (len(trace.metadata.ranks) - 1)
     why = f"came last to {late.last} collectives: others waited {waited_ns / 1e6:,.4g} ms each"
     bounds = waited_ns, 0, waited_ns, waited_ns
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
     change = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
-    others = (each for each in result.changes if each.change != _KEEP_UP)
-    ranked = sorted((change, *others), key=lambda each: -each.gain_ns)
-    return replace(result, changes=tuple(ranked))
+    changes = [change, *(each for each in result.changes if each.change != _KEEP_UP)]
+    return replace(result, changes=tuple(sorted(changes, key=lambda each: -each.gain_ns)))

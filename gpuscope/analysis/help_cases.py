@@ -12,13 +12,13 @@ import numpy as np
 from gpuscope._types import Bools, Floats, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
-from gpuscope.analysis.path_columns import CALLS, around, next_call, spans_of
-from gpuscope.trace.columns import combined
+from gpuscope.analysis.path_columns import CALLS, around, next_call
+from gpuscope.trace.columns import combined, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
-Basis: TypeAlias = Literal["bound", "recording", "forecast"]
+Basis: TypeAlias = Literal["bound", "recording"]
 _MOST = 4
 """Changes of each sort that are tried: those about what takes most of the path."""
 _ALIKE = 20
@@ -120,7 +120,7 @@ class View:
         self.is_host = self.kept & causes.of("host", "turn")
         whose = np.where(self.is_host, self.row, -1)
         since = times[source]
-        self.call = around(causes, spans_of(causes, *CALLS), whose, since)
+        self.call = around(causes, rows_of(trace, *CALLS), whose, since)
         self.call[causes.of("turn")] = -1
         self.is_code = self.is_host & (self.call < 0)
         launched = causes.of("launch") & (source < 2 * last + 2)

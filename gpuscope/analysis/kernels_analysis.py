@@ -7,7 +7,7 @@ from typing import Annotated
 
 from gpuscope._checks import door
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, about, named
+from gpuscope.analysis.result import Result, about
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -40,9 +40,6 @@ class KernelsResult(Result):
     kernels: tuple[KernelTime, ...]
     entries = "kernels"
     weight = "total (ms)"
-
-    def __getitem__(self, name: str) -> KernelTime:
-        return named(self.kernels, name, "kernel or copy")
 
 
 @door(trace=Trace)
@@ -79,11 +76,10 @@ def top_kernels(trace: Trace) -> KernelsResult:
     lasted_ns = (trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows]
     totals, medians = groups.sums(lasted_ns), groups.quantiles(lasted_ns, (0.5,))[:, 0]
     all_ns = max(int(lasted_ns.sum()), 1)
+    columns = (each.tolist() for each in (groups.counts, medians, totals))
     kernels = [
-        KernelTime(*title, int(n), float(median_ns), int(total_ns), int(total_ns) / all_ns)
-        for title, n, median_ns, total_ns in zip(
-            titles, groups.counts, medians, totals, strict=True
-        )
+        KernelTime(name, stream, n, median_ns, total_ns, total_ns / all_ns)
+        for (name, stream), n, median_ns, total_ns in zip(titles, *columns, strict=True)
     ]
     kernels.sort(key=lambda each: (-each.total_ns, each.name, each.stream))
     return KernelsResult(tuple(kernels), **about(trace))

@@ -12,6 +12,7 @@ from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.span_rows import OPEN, WORK
 from gpuscope.analysis.work_causes import NUMBER
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import rows_of
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import ranges_in
@@ -57,14 +58,13 @@ def path_columns(
     Its parts cover ``[since_ns, until_ns)``, each of 1 ns or more.
     """
     rows = causes.rows
-    starts, kind, row, host = _parts(causes, node, since_ns, until_ns)
+    starts, kind, row, host = _parts(trace, causes, node, since_ns, until_ns)
     is_host = row < 0
-    caller = np.where(rows.is_work[row] & ~is_host, causes.rows.calls[row], host)
+    caller = np.where(rows.is_work[row] & ~is_host, rows.calls[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
-    process = np.where(
-        caller >= 0, rows.processes[caller], np.where(is_host, -1, rows.processes[row])
-    )
+    known = np.where(caller >= 0, caller, row)
+    process = np.where(known >= 0, rows.processes[known], -1)
     ranges = around(causes, ranges_in(trace)[0], caller, moment)
     calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
@@ -117,13 +117,8 @@ def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
     return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
 
 
-def spans_of(causes: Causes, *kinds: str) -> Ints:
-    """Return the rows of some kinds."""
-    return np.flatnonzero(causes.rows.having("kind", kinds))
-
-
 def _parts(
-    causes: Causes, node: int, since_ns: int, until_ns: int
+    trace: Trace, causes: Causes, node: int, since_ns: int, until_ns: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return of each part when it begins, its kind, its row or −1, and the row of the host's."""
     rows, times = causes.rows, causes.times
@@ -148,10 +143,8 @@ def _parts(
     caller = causes.rows.calls[row]
     host = np.where(of_host, row, caller)
     parts_rows = np.stack([np.where(caller >= 0, caller, -1), row, row], axis=1)
-    inside = around(
-        causes, spans_of(causes, *CALLS), np.where(kind == NUMBER["host"], row, -1), low
-    )
     is_call = kind == NUMBER["host"]
+    inside = around(causes, rows_of(trace, *CALLS), np.where(is_call, row, -1), low)
     launches = np.zeros(len(rows.ids), bool)
     launches[causes.rows.calls[causes.rows.calls >= 0]] = True
     kinds[is_call & (inside >= 0), 2] = _PART["call"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,8 +13,8 @@ from gpuscope._checks import door
 from gpuscope._types import Ints
 from gpuscope.analysis.collectives_analysis import Collective, collectives
 from gpuscope.analysis.intervals import Busy, Groups
-from gpuscope.analysis.result import Result, about, named
-from gpuscope.analysis.steps_analysis import StepsResult, steps
+from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.trace.collectives import is_nccl, parts
 from gpuscope.trace.columns import codes, is_open, once, rows_of
 from gpuscope.trace.model import Trace
@@ -24,7 +24,7 @@ from gpuscope.trace.sites import lines_of
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank did beside the others, in its steps.
+    """What one rank did beside the others, in the steady time.
 
     Attributes
     ----------
@@ -55,32 +55,13 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
-class AlignedStep:
-    """One step, as all ranks did it.
-
-    Attributes
-    ----------
-    starts_ns, ends_ns
-        Rank → when it began and ended there, on the trace's clock.
-    """
-
-    starts_ns: Mapping[int, int]
-    ends_ns: Mapping[int, int]
-
-    @property
-    def last(self) -> int:
-        """The rank that ended last."""
-        return max(self.ends_ns, key=self.ends_ns.__getitem__)
-
-
-@dataclass(frozen=True)
 class RanksResult(Result):
     """Ranks beside each other.
 
     Attributes
     ----------
     aligned
-        Their steps, number by number from the last one back, as far as all ranks have them.
+        Rank → its step, of each step that all ranks have, counted from the last one back.
     collectives
         How many count.
     error_ns
@@ -88,13 +69,10 @@ class RanksResult(Result):
     """
 
     ranks: tuple[RankTimes, ...]
-    aligned: tuple[AlignedStep, ...]
+    aligned: tuple[Mapping[int, Step], ...]
     collectives: int
     error_ns: int | None
     entries = "ranks"
-
-    def __getitem__(self, rank: int) -> RankTimes:
-        return named(self.ranks, rank, "rank", "rank")  # type: ignore[arg-type]
 
     @property
     def straggler(self) -> RankTimes:
@@ -126,23 +104,24 @@ def ranks(trace: Trace) -> RanksResult:
     """
     matched = collectives(trace)
     process_of = {facts.rank: facts.process for facts in trace.metadata.ranks}
+    known = steps(trace)
+    low, high = known.steady_ns
     steps_of = {
-        rank: steps(trace.where(process=process)) for rank, process in sorted(process_of.items())
+        rank: [step for step in known.steady if step.process == process]
+        for rank, process in sorted(process_of.items())
     }
-    lows, highs = zip(*(known.steady_ns for known in steps_of.values()), strict=True)
-    low, high = min(lows), max(highs)
     counted = [each for each in matched.each if low <= each.last_ns < high]
     waited, held_up, last = _waits(counted)
     exposed = _exposed_ns(trace, process_of, low, high)
     slower = _slower(trace, process_of, low, high)
     every = []
-    for rank, known in steps_of.items():
-        lengths = [step.end_ns - step.start_ns for step in known.steps]
+    for rank, of_rank in steps_of.items():
+        lengths = [step.length_ns for step in of_rank]
         median = float(np.median(lengths)) if lengths else None
         sums = waited[rank], held_up[rank], last[rank], exposed[rank]
         every.append(RankTimes(rank, len(lengths), median, *sums, *slower[rank]))
-    aligned = _aligned(steps_of)
-    return RanksResult(tuple(every), aligned, len(counted), matched.error_ns, **about(trace))
+    facts = tuple(every), _aligned(steps_of), len(counted), matched.error_ns
+    return RanksResult(*facts, **about(trace))
 
 
 def _waits(every: list[Collective]) -> tuple[Counter[int], Counter[int], Counter[int]]:
@@ -156,15 +135,9 @@ def _waits(every: list[Collective]) -> tuple[Counter[int], Counter[int], Counter
     return waited, held_up, last
 
 
-def _aligned(steps_of: Mapping[int, StepsResult]) -> tuple[AlignedStep, ...]:
-    count = min(len(known.steps) for known in steps_of.values())
-    return tuple(
-        AlignedStep(
-            {rank: known.steps[at].start_ns for rank, known in steps_of.items()},
-            {rank: known.steps[at].end_ns for rank, known in steps_of.items()},
-        )
-        for at in range(-count, 0)
-    )
+def _aligned(steps_of: Mapping[int, Sequence[Step]]) -> tuple[Mapping[int, Step], ...]:
+    together = zip(*map(reversed, steps_of.values()), strict=False)
+    return tuple(dict(zip(steps_of, same, strict=True)) for same in together)[::-1]
 
 
 def _exposed_ns(
@@ -213,12 +186,10 @@ def _slower(
     sums = np.stack(
         [groups.sums(np.where(process == number, gap_ns, 0)) for number in process_of.values()]
     )
+    sums[:, [label == "" for label in groups.labels]] = 0
     slower = {}
     for at, rank in enumerate(process_of):
-        others = np.delete(sums, at, axis=0)
-        more = sums[at] - np.median(others, axis=0).astype(np.int64)
-        more[[label == "" for label in groups.labels]] = 0
-        best = int(np.argmax(more)) if len(more) else -1
-        is_slower = best >= 0 and more[best] > 0
-        slower[rank] = (groups.labels[best], int(more[best])) if is_slower else ("", 0)
+        more = np.r_[0, sums[at] - np.median(np.delete(sums, at, axis=0), axis=0)]
+        best = int(np.argmax(more))
+        slower[rank] = ["", *groups.labels][best], int(more[best])
     return slower

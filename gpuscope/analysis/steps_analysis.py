@@ -29,11 +29,13 @@ _REGULAR, _WHOLE = 0.9, 0.7
 """Share of launches in steps of usual length, and of their kinds in most steps, at least."""
 _NOISE, _TOLERANCE = 3.0, 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
+_COMPILES_NS = 50_000_000
+"""What takes less before the first launch of a kernel may be its loading."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step on the clock of the host.
+    """One step: when the host was in it, or its work ran where the host runs ahead.
 
     Attributes
     ----------
@@ -76,10 +78,14 @@ class StepsResult(Result):
     steps: tuple[Step, ...] = field(repr=False)
 
     @property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps behind warm-up."""
+        return tuple(step for step in self.steps if step.start_ns >= self.steady_ns[0])
+
+    @property
     def typical(self) -> Step | None:
         """The steady step of median length; ``None`` without steps."""
-        steady = [step for step in self.steps if step.start_ns >= self.steady_ns[0]] or self.steps
-        ordered = sorted(steady, key=lambda step: step.length_ns)
+        ordered = sorted(self.steady or self.steps, key=lambda step: step.length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
     def _rows(self) -> list[Row]:
@@ -87,7 +93,7 @@ class StepsResult(Result):
         rows = []
         for process in dict.fromkeys(step.process for step in self.steps):
             of_process = [step for step in self.steps if step.process == process]
-            steady = [step.length_ns for step in of_process if step.start_ns >= self.steady_ns[0]]
+            steady = [step.length_ns for step in self.steady if step.process == process]
             median, p90, longest = (np.quantile(steady or [0], (0.5, 0.9, 1)) / 1e6).tolist()
             row: Row = {"step": of_process[0].name, "process": process, "steady": len(steady)}
             row |= {"median (ms)": median, "p90 (ms)": p90, "longest (ms)": longest}
@@ -97,11 +103,11 @@ class StepsResult(Result):
     @property
     def definition(self) -> str:
         """By what steps are told, and what is start-up and warm-up."""
-        length = self.steady_ns[1] - self.steady_ns[0]
+        steady = duration(self.steady_ns[1] - self.steady_ns[0])
         return (
             f"{'steps by ' if self.steps else ''}{self.basis}; start-up of "
             f"{duration(self.start_up_ns)} and set-up with warm-up of {duration(self.warm_up_ns)} "
-            f"count in no rate and no idle share, the steady {duration(length)} do"
+            f"count in no rate and no idle share, the steady {steady} do"
         )
 
 
@@ -115,6 +121,9 @@ def steps(trace: Trace) -> StepsResult:
     program, or of the kernel's name, that splits its launches most finely into stretches of like
     length that hold most kinds of its launches. Stretches of less than half or more than twice
     the median number of launches are no steps.
+
+    Where work begins later after its launch than a step of the host's lasts, the host runs ahead,
+    and steps are from when their first work began to when that of the next did.
 
     Warm-up ends before the first two steps in a row that are no longer than usual: than the median
     of all steps and three of their standard deviations, by the median deviation, or a tenth of the
@@ -156,9 +165,9 @@ def _steps(trace: Trace) -> StepsResult:
         if len(bounds):
             own = chosen & (trace.array("thread", fill=-1)[calls] == thread)
             on_gpu = _on_gpu(starts[calls[own]], starts[launched[own]], bounds)
-            is_ahead = on_gpu is not bounds
-            bounds = on_gpu
-            bases.append(basis + ", as their work ran: the host runs ahead" * is_ahead)
+            if on_gpu is not None:
+                bounds, basis = on_gpu, f"{basis}, as their work ran: the host runs ahead"
+            bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
             low.append(int(bounds[_warm_up(bounds[:, 1] - bounds[:, 0]), 0]))
             before = launched[chosen & (starts[calls] < bounds[-1, 1])]
@@ -181,8 +190,8 @@ def steady_part(trace: Trace) -> Trace:
     return trace.where((starts >= low) & (starts < high))
 
 
-def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints:
-    """Return when the work of steps ran, where the host is ahead by more than one; else the steps.
+def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints | None:
+    """Return when the work of steps ran, where the host is ahead by more than one.
 
     Parameters
     ----------
@@ -194,7 +203,7 @@ def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints:
     first, after = (np.searchsorted(calls, bounds[:, at]) for at in (0, 1))
     there = np.minimum(first, len(calls) - 1)
     if np.median(works[there] - calls[there]) <= np.median(bounds[:, 1] - bounds[:, 0]):
-        return bounds
+        return None
     return np.stack([works[there], np.r_[works, works[-1:]][after]], axis=1)
 
 
@@ -304,3 +313,28 @@ def _warm_up(lengths: Ints) -> int:
     usual = lengths <= median + max(_NOISE * noise, _TOLERANCE * median)
     settled = np.flatnonzero(usual[:-1] & usual[1:])
     return int(settled[0]) if len(settled) else 0
+
+
+def compile_pauses_ns(trace: Trace) -> int:
+    """Return how long threads paused before the first launches of ``torch.compile``'s kernels.
+
+    A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
+    """
+    name, names = codes(trace.spans.column("name"))
+    line, thread = codes(trace.spans.column("site"))[0], trace.array("thread", fill=-1)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    begun = np.full(len(names), LATEST_NS)
+    np.minimum.at(begun, name[work], starts[calls])
+    is_triton = np.array([str(text).startswith("triton_") for text in names])
+    is_new = is_triton[name[work]] & (starts[calls] == begun[name[work]])
+    order = np.flatnonzero(line[calls] > 0)
+    order = order[np.lexsort((starts[calls[order]], thread[calls[order]]))]
+    calls, news = calls[order], np.flatnonzero(is_new[order])
+    paused = 1 + np.flatnonzero(starts[calls[1:]] - ends[calls[:-1]] >= _COMPILES_NS)
+    paused = paused[thread[calls[paused]] == thread[calls[paused - 1]]]
+    after = np.searchsorted(news, paused)  # the next new kernel
+    paused, after = paused[after < len(news)], calls[news[after[after < len(news)]]]
+    ended_by, before = calls[paused], calls[paused - 1]
+    same = (line[after] == line[ended_by]) & (thread[after] == thread[ended_by])
+    return int((starts[ended_by] - ends[before])[same].sum())

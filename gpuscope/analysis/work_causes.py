@@ -64,7 +64,8 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> None:
     starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
     times = work.times
     waits, ready_ns, is_known = times.waits, times.ready_ns, times.is_known
-    for kind, (before, after) in work.orders.pairs.items():
+    for kind, pairs in work.orders.pairs.items():
+        before, after = (rows_of[::-1] for rows_of in pairs)  # of equal ones the first binds
         key = np.where(waits[after], ends[before], NEVER)
         edges.add(kind, 2 * before + 1, 2 * after, times.gap_ns[after], key)
     untold = works[(queued[works] < 0) & (times.free_ns[works] < 0)]

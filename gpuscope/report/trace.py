@@ -44,7 +44,8 @@ def trace_report(
     note
         What to tell who opens it; stands above the timeline.
     window_ns
-        What of the timeline is in view at first; by default the whole of it.
+        What of the timeline is in view at first; by default of a program its steady time, of any
+        other trace the whole.
     selected
         The ``id`` of the row that is selected at first; the page explains its time.
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from gpuscope._checks import door
-from gpuscope.analysis.critical_path_analysis import CriticalPathResult, steady_path
+from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
 from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
 from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
-from gpuscope.analysis.steps_analysis import steps
+from gpuscope.analysis.steps_analysis import compile_pauses_ns, steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
-from gpuscope.trace.columns import codes, linked_rows
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 
@@ -23,8 +20,6 @@ HELD_UP = 0.05
 """Share of the time that ranks wait for one from which on that is told before all else."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
-_COMPILES_NS = 50_000_000
-"""What takes less before the first launch of a kernel may be its loading."""
 _SPANS, _NOT_WORTH_IT = 8, 3
 
 
@@ -53,8 +48,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     known = steps(trace)
     span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
-    compiled_ns, names_the_cause = _compiled_ns(trace), False
-    if compiled_ns >= max(_COMPILES_NS, WORTH * span_ns):
+    compiled_ns, names_the_cause = compile_pauses_ns(trace), False
+    if compiled_ns >= max(1, WORTH * span_ns):
         values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
         severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
         yield Finding("program.compiles", severity, {}, values)
@@ -80,41 +75,6 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         yield Finding("program.no-help", "note", {"changes": names})
 
 
-def _compiled_ns(trace: Trace) -> int:
-    """Return how long threads paused before the first launches of ``torch.compile``'s kernels.
-
-    A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
-    """
-    name, names = codes(trace.spans.column("name"))
-    is_triton = np.array([str(text).startswith("triton_") for text in names])[name]
-    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    if not is_triton[work].any():
-        return 0
-    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
-    order = np.argsort(starts[calls], kind="stable")
-    calls, work = calls[order], work[order]
-    news = np.unique(name[work], return_index=True)[1]
-    news = news[is_triton[work[news]]]
-    line, thread = (
-        codes(trace.spans.column("site"))[0][calls],
-        trace.array("thread", fill=-1)[calls],
-    )
-    compiled_ns = 0
-    for number in np.unique(thread[line > 0]).tolist():
-        of_thread = np.flatnonzero((thread == number) & (line > 0))
-        pause = (
-            starts[calls[of_thread]]
-            - np.r_[starts[calls[of_thread[:1]]], ends[calls[of_thread[:-1]]]]
-        )
-        paused = of_thread[pause >= _COMPILES_NS]
-        after = np.searchsorted(news, paused)  # the next new kernel
-        leads = after < len(news)
-        paused, after = paused[leads], news[after[leads]]
-        same = (line[after] == line[paused]) & (thread[after] == number)
-        compiled_ns += int(pause[np.searchsorted(of_thread, paused[same])].sum())
-    return compiled_ns
-
-
 def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:
     most = idle.causes[0]
     subject = {"cause": most.cause, "thread": most.thread or ""}
@@ -137,8 +97,10 @@ def _of_path(path: CriticalPathResult, busy: float) -> Finding:
     times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
     if times_ns:
         name, took_ns = next(iter(times_ns.items()))
-        line = next((line for line in path.by("line") if line), "")
-        subject = {"kernel": kernel_name(name), "line": line}
+        subject = {
+            "kernel": kernel_name(name),
+            "line": greatest(path, "line", "kernel", name) or "",
+        }
         values += (Quantity("share", took_ns / whole_ns, "%"),)
     return Finding("program.busy", "note", subject, values)
 

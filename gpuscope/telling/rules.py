@@ -196,7 +196,7 @@ RULES = {
         "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; it takes "
         "{most} of the critical path"
     ),
-    "program.no-help": Rule("To {changes} would gain next to nothing"),
+    "program.no-help": Rule("These would gain next to nothing: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "
         "running",

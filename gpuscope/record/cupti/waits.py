@@ -85,14 +85,13 @@ class Waits:
         self._upto = int(np.concatenate(numbers).max(initial=0))
         _resolve(records)
         # The record of an event names the context that made the event.
-        known = {name: _with_work(records[name], work["key"]) for name in ("key", "of_key")}
-        every = _of_calls(calls, {**records, **known}, work)
-        every = {name: np.r_[values, every[name]] for name, values in {**records, **known}.items()}
+        mapped = {name: _with_work(records[name], work["key"]) for name in ("key", "of_key")}
+        mapped = records | mapped
+        of_calls = _of_calls(calls, mapped, work)
+        every = {name: np.r_[values, of_calls[name]] for name, values in mapped.items()}
         call = joins.match(every["number"], calls["number"])
-        every["row"], is_ours = (
-            arrow.picked(calls["row"], call),
-            arrow.picked(calls["own"], call) > 0,
-        )
+        every["row"] = arrow.picked(calls["row"], call)
+        is_ours = arrow.picked(calls["own"], call) > 0
         wait, source, target = waits.wait_edges(work, every, until, green)
         what = np.where(every["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)

@@ -234,3 +234,19 @@ def test_the_path_goes_across_ranks():
 def test_a_trace_without_calls_has_no_path():
     with pytest.raises(MissingEvidence):
         gs.analysis.critical_path(rows())
+
+
+def test_of_works_that_ended_together_path_and_parts_name_one():
+    trace = rows(
+        launch(1, 1, 0, 10), kernel(2, "a", 20, 1_020, 10), launch(3, 1, 10, 20),
+        kernel(4, "b", 30, 1_020, 20, stream=8), launch(5, 1, 20, 30),
+        kernel(6, "behind", 1_030, 1_130, 30, stream=9),
+        edges=[(1, 2, "launch"), (3, 4, "launch"), (5, 6, "launch"),
+               (2, 6, "event wait"), (4, 6, "event wait")],
+    )  # fmt: skip
+    waits = [part.span for part in gs.analysis.parts(trace, 6) if part.kind == "event wait"]
+    spans = [
+        part.span for part in gs.analysis.critical_path(trace, 6).parts if part.kind == "running"
+    ]
+    assert waits == [2]
+    assert spans == [2, 6]

@@ -242,3 +242,20 @@ def test_pauses_before_a_new_triton_kernel_are_compilation():
     plain = rows(*first, *((*s[:2], "k", *s[3:]) if s[1] == "kernel" else s for s in late),
                  edges=[(500, 501, "launch"), *edges])  # fmt: skip
     assert all(each.rule != "program.compiles" for each in gs.findings(plain).findings)
+
+
+def test_the_line_of_a_kernel_is_where_that_was_launched():
+    spans, edges, at = [], [], 0
+    for number in range(0, 40, 4):  # two lines: one long kernel, and two that take longer together
+        for place, (name, ns, line) in enumerate((("long", 300, 3), ("a", 200, 9), ("b", 200, 9))):
+            span = 10 * number + 2 * place + 1
+            spans += [launch(span, 1, 2 * span, 2 * span + 1, SITE.format(line)),
+                      kernel(span + 1, name, 10_000 + at, 10_000 + at + 100 * ns, 2 * span + 1)]  # fmt: skip
+            spans[-1][-1]["site"] = SITE.format(line)
+            edges.append((span, span + 1, "launch"))
+            at += 100 * ns
+    found = gs.findings(rows(*spans, edges=edges))
+    (busy,) = (each for each in found.findings if each.rule == "program.busy")
+    assert busy.subject == {"kernel": "long", "line": LINE.format(3)}
+    path = dict(found.sections)["Critical path"]
+    assert next(iter(path.by("line"))) == LINE.format(9), "most of the path is of another line"

@@ -61,13 +61,13 @@ def test_the_straggler_is_who_the_others_waited_for():
     merged = gs.merge([of_rank(0, 10, 0), of_rank(1, 10, 300_000)])
     found = gs.analysis.ranks(merged)
     assert found.straggler.rank == 1
-    first, second = found[0], found[1]
+    first, second = found.ranks
     assert (first.waited_ns, first.held_up_ns) == (found.collectives * 300_000, 0)
     assert (second.waited_ns, second.held_up_ns) == (0, found.collectives * 300_000)
     assert second.last == found.collectives > 0
     assert first.exposed_ns - second.exposed_ns == first.waited_ns
     assert second.steps == first.steps == len(found.aligned)
-    assert all(step.starts_ns[0] == step.starts_ns[1] for step in found.aligned)
+    assert all(step[0].start_ns == step[1].start_ns for step in found.aligned)
 
 
 def test_its_line_is_where_it_spends_more_time_than_others():
@@ -82,7 +82,7 @@ def test_its_line_is_where_it_spends_more_time_than_others():
     found = gs.analysis.ranks(merged)
     assert found.straggler.line == "train.py:7 in prepare"
     assert found.straggler.slower_ns > 0
-    assert found[0].line == ""
+    assert found.ranks[0].line == ""
 
 
 def test_one_rank_is_none():

@@ -29,7 +29,6 @@ WITHOUT_EXAMPLE = {
     "analysis.Evidence": "part of what confinement() returns",
     "analysis.Gap": "part of what gaps() returns",
     "analysis.HandleLatency": "part of what latency() returns",
-    "analysis.AlignedStep": "part of what ranks() returns",
     "analysis.IdleCause": "part of what idle_causes() returns",
     "analysis.KernelTime": "part of what top_kernels() returns",
     "analysis.LaunchLatency": "part of what launch_latency() returns",

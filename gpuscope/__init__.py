@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuscope import errors as errors
     from gpuscope import experiments as experiments
     from gpuscope import figures as figures
+    from gpuscope import judging as judging
     from gpuscope import learn as learn
     from gpuscope import search as search
     from gpuscope import telling as telling
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpuscope.experiments.trying import try_delay as try_delay
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
+    from gpuscope.judging.diffing import diff as diff
     from gpuscope.races.confirming import confirm as confirm
     from gpuscope.races.default_stream import no_default_stream as no_default_stream
     from gpuscope.record.annotate import annotate as annotate

@@ -131,6 +131,15 @@ COMPARED: dict[str, Column] = {
 of a workload that arrives at a given rate or as requests need it; the tight overlap where no
 uncertainty is stated. ``ttft``, ``tbt``, ``requests`` and ``goodput`` are of requests, which have
 no kernels of their own. Overlap and gain are the setting's."""
+PROGRAM = {
+    column.key: column
+    for column in (
+        Column("step_ms", "step", "ms", -1, meaning="mean time of a GPU's step, steady"),
+        Column("steady_ms", "steady time", "ms", -1, meaning="of a GPU, where nothing repeats"),
+        Column("idle_share", "idle", "%", -1, 1, "the share of that in which nothing ran"),
+    )
+}
+"""The same of a program, which has no workloads."""
 MEANINGS = {
     "of alone": COMPARED[_SHARE].meaning,
     "overlap": COMPARED["overlap"].meaning,

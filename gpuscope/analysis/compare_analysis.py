@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, Self, TypeVar, get_args
 import numpy as np
 
 from gpuscope._checks import given
-from gpuscope._columns import COMPARED, Column, is_of_requests
+from gpuscope._columns import COMPARED, PROGRAM, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.certainty import ends_of, rate_spread
 from gpuscope.analysis.intervals import by_workload
@@ -60,7 +60,7 @@ class Difference:
     @property
     def about(self) -> Column:
         """What the number is."""
-        return COMPARED[self.column]
+        return (COMPARED | PROGRAM)[self.column]
 
     @property
     def change(self) -> float:

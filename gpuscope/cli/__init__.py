@@ -6,9 +6,11 @@ import sys
 
 from gpuscope._optional import needed_for
 from gpuscope._text import clean_lines
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.errors import GpuscopeError
 
 FAILED, BAD_USAGE = 1, 2
+"""Exit codes: what was judged does not hold, or a run was stopped; a wrong call or another error.
+Of what is judged, 3 says that it cannot be told."""
 
 
 def main() -> None:
@@ -19,4 +21,4 @@ def main() -> None:
         app()
     except GpuscopeError as error:
         sys.stderr.write(clean_lines(f"gpuscope: {error}\n"))
-        raise SystemExit(BAD_USAGE if isinstance(error, InvalidExperiment) else FAILED) from None
+        raise SystemExit(BAD_USAGE) from None

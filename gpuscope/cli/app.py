@@ -126,9 +126,19 @@ def show_check(text: str, todo: str, *, ok: bool) -> None:
         _stdout.print(f"     → {clean(todo)}")
 
 
-def say_json(facts: object) -> None:
-    """Print JSON for programs: ASCII without control characters."""
-    sys.stdout.write(json.dumps(facts, indent=1).replace("\x7f", "\\u007f") + "\n")
+def json_text(facts: object, indent: int | None = 1) -> str:
+    """Return JSON for programs: ASCII without control characters."""
+    return json.dumps(facts, indent=indent).replace("\x7f", "\\u007f") + "\n"
+
+
+def say_json(facts: object, indent: int | None = 1) -> None:
+    """Print JSON for programs."""
+    sys.stdout.write(json_text(facts, indent))
+
+
+def say_text(text: str) -> None:
+    """Print text of ours for a file, such as Markdown: as long as its lines are."""
+    sys.stdout.write(clean_lines(text) + "\n")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import typer
 
 from gpuscope._plugins import Plugins
-from gpuscope.cli import experiments, machine, recording, series, traces
+from gpuscope.cli import experiments, judging, machine, recording, series, traces
 from gpuscope.cli.app import app
 from gpuscope.errors import MissingDependency
 
-__all__ = ["app", "experiments", "machine", "recording", "series", "traces"]
+__all__ = ["app", "experiments", "judging", "machine", "recording", "series", "traces"]
 
 Command = Callable[..., object]
 """A function whose parameters typer reads."""

@@ -26,6 +26,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
+from gpuscope.judging.told import of_forecast
 from gpuscope.report import html_report, trace_report
 from gpuscope.report.run import checked_report
 from gpuscope.trace.folder import COMPARISON, load_run, trace_names
@@ -94,6 +95,9 @@ def _tell(
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         if checked is not None:
             facts["checked"] = {name: each.rows() for name, each in checked.items()}
+            facts["verdicts"] = [
+                of_forecast(each, name).to_json() for name, each in checked.items()
+            ]
         terminal.say_json(facts)
     else:
         screen = Screen(every=every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 import webbrowser
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
+from gpuscope.judging.told import of_findings
 from gpuscope.report import trace_report
 from gpuscope.trace.folder import trace_names
 from gpuscope.trace.merging import merge
@@ -191,7 +193,9 @@ def why_command(
         )
     if as_json:
         sections = {title: page.rows() for title, page in result.sections}
-        terminal.say_json({"verdict": list(map(telling.to_json, verdict)), **sections})
+        judged = of_findings(result, verdict, f"gpuscope why {shlex.quote(str(file))}")
+        facts = list(map(telling.to_json, verdict))
+        terminal.say_json({"verdict": judged.to_json(), "findings": facts, **sections})
         return
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in verdict)

@@ -36,12 +36,13 @@ whatever the backend's ``matmul`` takes of them."""
 
 
 class Health(TypedDict, total=False):
-    """Clocks in MHz, power in W and throttle reasons, where they can be told."""
+    """Clocks in MHz, power in W, throttle reasons, and processes with a context, where told."""
 
     sm_clock_mhz: int
     memory_clock_mhz: int
     throttle_reasons: tuple[str, ...]
     power_w: float
+    processes: int
 
 
 _Stream = TypeVar("_Stream")
@@ -114,7 +115,7 @@ class Backend(Protocol[_Stream, _Event, _Array]):
         return os.getpid(), thread_number()
 
     def health(self) -> Health:
-        """Return clocks, power and throttle reasons as they stand, where they can be told."""
+        """Return what is known of the device as it stands, where that can be told."""
         return {}
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:

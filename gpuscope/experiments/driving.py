@@ -9,6 +9,7 @@ virtual clock: there, one thread launches everything, in an order that depends o
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -232,3 +233,15 @@ def _quick_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is being timed."""
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_on:
+            gc.enable()

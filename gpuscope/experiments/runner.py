@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 import threading
 import warnings
@@ -19,7 +18,7 @@ from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
-from gpuscope.experiments.driving import LOOK_NS, Driving
+from gpuscope.experiments.driving import LOOK_NS, Driving, no_collection
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.serving import Feed, Request, Serving, draws, share
 from gpuscope.experiments.setting import ResolvedSetting
@@ -147,6 +146,30 @@ class Runner:
 
     def perform(self) -> None:
         """Do every round of every setting; closes all that was made, also on an error."""
+        with self.ready():
+            for number in range(self.experiment.rounds):
+                for setting in self.settings:
+                    self.before_round()
+                    if self.stop.is_set():
+                        break
+                    with contextlib.nullcontext() if self.records else annotate(setting.name):
+                        self._round(setting, number)
+
+    def one_round(self, setting: ResolvedSetting, number: int) -> Trace | None:
+        """Do one round, and return what was recorded of it; ``None`` if nothing was.
+
+        Rounds of one number draw the same arrivals, and the same jitter of a simulated host.
+        """
+        self.device.backend.seed(self.experiment.seed + number)
+        kept = self.recordings[setting.name]
+        kept.clear()
+        self._round(setting, number)
+        traces = _traces(kept)
+        return self._whole(setting.name, traces[0]) if traces else None
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """Refuse what cannot be carved; inside, rounds are done. Closes all that was made."""
         for setting in self.settings:
             if setting.partitions:
                 try:
@@ -159,13 +182,7 @@ class Runner:
         ranks = ranks_of_process()  # whose hosts do not take the same time for each call
         self.device.backend.seed(self.experiment.seed + (ranks.rank if ranks else 0))
         try:
-            for number in range(self.experiment.rounds):
-                for setting in self.settings:
-                    self.before_round()
-                    if self.stop.is_set():
-                        break
-                    with contextlib.nullcontext() if self.records else annotate(setting.name):
-                        self._round(setting, number)
+            yield
         except BaseException:
             self._end()
             raise
@@ -210,7 +227,7 @@ class Runner:
         driving.warm_up()
         if not self.stop.is_set():
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
-            with self._recorded(self.recordings[setting.name], options), _no_collection():
+            with self._recorded(self.recordings[setting.name], options), no_collection():
                 for serving in self._servings:
                     serving.begin(self.device.now_ns())
                 began_ns = self.device.now_ns()
@@ -249,7 +266,7 @@ class Runner:
                 handles[name],
                 streams[spec.stream],
                 spec,
-                len(share(spec.repeats, self.experiment.rounds, number)),
+                len(self._share(spec, number)),
                 draws(self.experiment.seed, name, number),
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
@@ -260,13 +277,17 @@ class Runner:
             for name, spec in launching.items()
         ]
 
+    def _share(self, spec: WorkloadSpec, number: int) -> range:
+        """Return which repeats of a workload are in a round; later rounds are as the first ones."""
+        return share(spec.repeats, self.experiment.rounds, number % self.experiment.rounds)
+
     def _serve(self, setting: ResolvedSetting, number: int) -> dict[str, Feed]:
         """Return what feeds the workloads that requests drive, by name."""
         self._servings = []
         feeds: dict[str, Feed] = {}
         for name, spec in setting.workloads.items():
             if isinstance(spec, RequestsSpec):
-                numbers = share(spec.repeats, self.experiment.rounds, number)
+                numbers = self._share(spec, number)
                 rng = draws(self.experiment.seed, name, number)
                 serving = Serving(spec, numbers, rng, functools.partial(self._note_request, name))
                 self._servings.append(serving)
@@ -364,18 +385,6 @@ class Runner:
                     reported_ns = now_ns
                     self._report(setting, self.round, phase)
             worker.finish()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is being timed."""
-    was_on = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def foreground_calls(experiment: Experiment) -> int:

@@ -52,8 +52,9 @@ def device_facts(device: Device, *, health: bool) -> DeviceFacts:
     health
         Also ask the driver for clocks, power and throttling, which takes a while.
     """
-    facts = info_facts(device.info)
-    return msgspec.structs.replace(facts, **(device.backend.health() if health else {}))
+    known = device.backend.health() if health else {}
+    kept = {name: value for name, value in known.items() if name != "processes"}
+    return msgspec.structs.replace(info_facts(device.info), **kept)
 
 
 def info_facts(info: DeviceInfo) -> DeviceFacts:

@@ -16,6 +16,7 @@ from gpuscope.analysis.forecasts import RECORDED, forecasts_in
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
+from gpuscope.analysis.split_analysis import SplitResult
 from gpuscope.report import page
 from gpuscope.telling.comparison import compared, sentence, variants
 from gpuscope.telling.described import describe_settings, describe_workload
@@ -239,6 +240,24 @@ def checked_report(checked: Mapping[str, CompareResult], path: str | Path) -> Pa
         sections += [f"<h2>{safe(name, 60)}</h2>", drawn, page.result(result)]
         sections.append(page.paragraph(result.definition, "muted"))
     return page.write(path, "Predicted and measured", traces, [*sections, *page.ending(traces)])
+
+
+def compared_report(
+    result: CompareResult, splits: Sequence[SplitResult], caution: str, path: Path
+) -> Path:
+    """Write two sides that took turns: what differs, how sure that is, and why."""
+    sections = [
+        page.paragraph(caution, "warn") if caution else "",
+        page.figure(result.figure(), "diff"),
+        "<h2>Numbers</h2>",
+        page.result(result),
+        page.paragraph(result.definition, "muted"),
+    ]
+    for split in splits:
+        sections += [f"<h2>Why: {safe(split.unit, 60)}</h2>", page.result(split)]
+        sections.append(page.paragraph(split.definition, "muted"))
+    traces = dict(zip(result.names, result.traces, strict=True))
+    return page.write(path, "Two compared", traces, [*sections, *page.ending(traces)])
 
 
 def _timelines(run: Run) -> list[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
+from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import home_of
@@ -30,7 +31,7 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
     if result.bands is not None:
         return (*_of_forecast(result, result.bands),)
     if not result.seen:
-        largest = max(result.timed or result.differences, key=lambda each: abs(each.change))
+        largest = max(result.timed or result.differences, key=_least_told)
         return (_unchanged(result, largest), *_calls(result, largest.workload))
     clearest = max(result.seen, key=lambda each: each.clarity)
     costs = [
@@ -39,6 +40,13 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
         if each.is_seen and each.workload not in result.pairs and each is not clearest
     ]
     return (headline(result, clearest), *costs, *_calls(result, clearest.workload))
+
+
+def _least_told(each: Difference) -> float:
+    """Return what the largest of differences that are not seen is chosen by."""
+    if isinstance(each, Effect) and each.pairs >= FEWEST:
+        return each.reach
+    return abs(each.change)
 
 
 def headline_and_rest(findings: Sequence[Finding]) -> tuple[str, list[str]]:
@@ -127,15 +135,39 @@ def _cause(parts: tuple[PartSum, ...], about: Difference) -> tuple[str, tuple[Qu
     each = "call" if about.column.startswith("latency") else "request"
     names = {"holder": part.holder, "each": each, "by": str(Quantity("", abs(grown_ns), "ns"))}
     names["does"] = fill(DOES[part.kind], names)
-    return fill(RULES[f"part.{degree}"].text, names), values
+    return f"it {fill(RULES[f'part.{degree}'].text, names)}", values
 
 
 def _unchanged(result: Comparison, about: Difference) -> Finding:
     subject = _subject(result, about)
+    if isinstance(about, Effect):
+        return _of_effect(subject, about)
     if math.isinf(about.high - about.low):
         return Finding("change.unsure", "note", subject, (_by(about),))
     noise = Quantity("noise", max(about.high - about.change, about.change - about.low), "%")
     return Finding("change.none", "note", subject, (_by(about), noise))
+
+
+def _of_effect(subject: dict[str, str], about: Effect) -> Finding:
+    """Return that two sides that took turns are equal, or that this cannot be told."""
+    unit = unit_of(about.about)
+    values = [
+        Quantity("before", about.before, unit),
+        Quantity("after", about.after, unit),
+        _by(about),
+        *counts(pairs=about.pairs),
+    ]
+    if not about.pairs:
+        return Finding("change.captures", "note", subject, tuple(values))
+    if about.pairs < FEWEST:
+        return Finding("change.few", "note", subject, tuple(values))
+    noise = (about.high - about.low) / 2
+    values += [Quantity("reach", about.reach, "%"), Quantity("noise", noise, "%")]
+    values += [Quantity("within", about.within, "%")]
+    if about.verdict == "equal":
+        return Finding("change.equal", "note", subject, tuple(values))
+    values += counts(needed=about.needed) if about.needed else ()
+    return Finding("change.open", "note", subject, tuple(values))
 
 
 def _cost(about: Difference) -> Finding:

@@ -227,11 +227,23 @@ RULES = {
         ("change.better", "change.worse"),
         Rule(
             "{change}, {workload}'s {quantity}[ ({slo})] is {after} instead of {before}"
-            "[ ({against})][: it {cause}]"
+            "[ ({against})][: {cause}]"
         ),
     ),
     "change.none": Rule("No difference seen: {by} ± {noise} of {workload}'s {quantity}"),
     "change.unsure": Rule("Too few calls to see a difference: {by} of {workload}'s {quantity}"),
+    "change.equal": Rule(
+        "Equal within {reach}: {workload}'s {quantity} is {after} instead of {before}"
+    ),
+    "change.open": Rule(
+        "Cannot tell: {workload}'s {quantity} changes by {by} ± {noise}[; {needed} pairs of rounds "
+        "would tell whether they are equal within {within}]"
+    ),
+    "change.few": Rule("Cannot tell: three pairs of rounds are needed, and there are {pairs}"),
+    "change.captures": Rule(
+        "{workload}'s {quantity} is {after} instead of {before}; one capture of each cannot tell "
+        "whether that is more than noise"
+    ),
     "change.pays": Rule("{workload} pays {cost} of its rate"),
     "change.gains": Rule("{workload} gains {cost} of its rate"),
     "change.calls": Rule(
@@ -240,6 +252,19 @@ RULES = {
     "part.gone": Rule("no longer {does}"),
     "part.less": Rule("{does} {by} less a {each}"),
     "part.more": Rule("{does} {by} more a {each}"),
+    **{
+        f"split.{change}": Rule(
+            f"{{what}}[ ({{range}})][ at {{line}}] {words} {{by}}[; {{others}}]"
+        )
+        for change, words in {
+            "new": "is new and takes",
+            "gone": "is gone, which took",
+            "slower": "takes longer by",
+            "faster": "is shorter by",
+            "more": "comes more often and takes longer by",
+            "fewer": "comes less often and is shorter by",
+        }.items()
+    },
     "priority": Rule(
         "Stream priority alone: {difference}; it chooses among blocks that wait, and takes no SM "
         "from those that run"

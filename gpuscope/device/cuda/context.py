@@ -15,6 +15,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import check, translated
+from gpuscope.device.cuda.health import health_of
 from gpuscope.device.raw import Backend, GrantedPartition, Health
 from gpuscope.device.views import StreamKind
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
@@ -120,19 +121,8 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
                 time.sleep(_DOZE_S if left > _SPIN_NS // 2 else 0)
 
     def health(self) -> Health:
-        """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""
-        health: Health = {}
-        with contextlib.suppress(Exception):  # NVML may be absent or forbidden: then unknown
-            system = self._device.to_system_device()
-            health["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
-            health["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
-            reasons = system.current_clock_event_reasons
-            health["throttle_reasons"] = tuple(str(reason) for reason in reasons)
-        with contextlib.suppress(Exception):
-            nvml = importlib.import_module("cuda.bindings.nvml")
-            handle = nvml.device_get_handle_by_index_v2(self._index)
-            health["power_w"] = nvml.device_get_power_usage(handle) / 1000
-        return health
+        """Return clocks, power, throttle reasons and processes, as NVML tells them."""
+        return health_of(self._device.to_system_device())
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:

@@ -142,13 +142,13 @@ def test_run_replaces_nothing_that_is_there_unless_told(
     with monkeypatch.context() as patch:
         patch.setattr(cli.experiments, "run_experiment", None)  # told before anything is run
         code, _, said = command(*run)
-    assert code == cli.FAILED
+    assert code == cli.BAD_USAGE
     assert f"{lying!r} is there already" in said
     assert "--force" in said
     assert (names(out), (out / lying).read_text()) == ([lying], "mine")
     assert command(*run, "--force")[0] == 0
     assert names(out) == FILES
-    assert command(*run)[0] == cli.FAILED
+    assert command(*run)[0] == cli.BAD_USAGE
 
 
 def test_predict_and_calibrate_replace_nothing_unless_told(command, trial, tmp_path, monkeypatch):
@@ -161,11 +161,11 @@ def test_predict_and_calibrate_replace_nothing_unless_told(command, trial, tmp_p
     assert (code, names(out)) == (cli.FAILED, ["compare.html"])
     assert "'compare.html' is there already" in said
     assert command(*predict, "--force")[0] == 0
-    assert command(*predict)[0] == cli.FAILED
+    assert command(*predict)[0] == cli.BAD_USAGE
     profile.write_text("mine")
     monkeypatch.setattr(calibration_command, "calibrate", None)
     code, _, said = command("calibrate", "--device", "sim:h200", "--out", profile)
-    assert code == cli.FAILED
+    assert code == cli.BAD_USAGE
     assert "'gpu.json' is there already" in said
     assert profile.read_text() == "mine"
 
@@ -245,11 +245,11 @@ def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     code, _, told = command("predict", trial, "--against", empty, "--out", tmp_path / "out")
-    assert code == cli.FAILED
+    assert code == cli.BAD_USAGE
     assert f"no traces of a run in '{empty}'" in told
     assert not (tmp_path / "out").exists(), "told before anything is run"
     code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
-    assert code == cli.FAILED
+    assert code == cli.BAD_USAGE
     assert "nope" in told
 
 
@@ -282,7 +282,7 @@ def test_a_run_that_was_not_written_to_its_end_is_not_compared_with(command, tri
     assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
     (out / "comparison.json").unlink()
     code, _, said = command("predict", trial, "--against", out, "--out", tmp_path / "predicted")
-    assert code == cli.FAILED
+    assert code == cli.BAD_USAGE
     assert "not written to its end" in said
 
 
@@ -506,7 +506,7 @@ def test_a_limit_that_the_system_sets_is_met_in_the_same_way(trial, tmp_path):
 
     out = tmp_path / "out"
     done = in_a_process("run", trial, "--device", "sim:h200", "--out", out, preexec_fn=limit)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "could not write 'report.html': File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert names(out) == [name for name in FILES if name != "report.html"]
@@ -532,10 +532,10 @@ def test_bad_usage_exits_2(command, arguments, text):
 
 
 def test_exit_codes_reach_the_shell(trial, tmp_path):
-    assert in_a_process("run", tmp_path / "gone.toml").returncode == 1
+    assert in_a_process("run", tmp_path / "gone.toml").returncode == 2
     assert in_a_process("bogus").returncode == 2
     done = in_a_process("run", trial, "--device", "gpu")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("gpuscope: unknown device 'gpu'")
     assert "Traceback" not in done.stderr
 

@@ -110,7 +110,7 @@ except gs.errors.MissingDependency as error:
 @pytest.mark.parametrize(("command", "room"), [("calibrate", "simulator"), ("grade", "learn")])
 def test_commands_of_a_room_say_that_it_is_missing(core, command, room):
     done = python(core, "-m", "gpuscope.cli", command, "--anything")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"the command '{command}' needs gpuscope.{room}" in done.stderr
     assert command in python(core, "-m", "gpuscope.cli", "--help").stdout
 

@@ -119,7 +119,7 @@ def test_a_broken_observer_is_a_note(broken):
 def test_a_broken_command_says_why_and_breaks_no_other(broken):
     paths = broken("gpuscope.commands", "odd", "1 / 0")
     done = gpuscope(paths, "odd", "--whatever", "x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
     assert gpuscope(paths, "kinds").returncode == 0
 

@@ -1,0 +1,389 @@
+"""``check``: whether an experiment, a program or a trace keeps its budget."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import count, door
+from gpuscope._text import clean, format_value
+from gpuscope.analysis.confinement_analysis import confinement
+from gpuscope.analysis.effects import FEWEST, Effect, apart
+from gpuscope.analysis.hazards_analysis import hazards
+from gpuscope.analysis.noise import TAIL, interval, quantile_interval
+from gpuscope.analysis.result import Result, Row
+from gpuscope.device.device import Device
+from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.judging.baseline import Baseline, differing, save
+from gpuscope.judging.budget import Budget, Limit
+from gpuscope.judging.machine import Machine
+from gpuscope.judging.measured import Seen
+from gpuscope.judging.programs import Command
+from gpuscope.judging.verdict import Judged
+from gpuscope.trace.columns import is_open, rows_of
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+from gpuscope.trace.schema import GPU_WORK
+
+ROUNDS, PROCESSES = 5, 5
+"""Rounds, or processes, that tell how sure a number on a GPU is."""
+_SPANS = 8
+_PERCENTILES = {"_p50_": 0.5, "_p90_": 0.9, "_p99_": 0.99}
+Numbers: TypeAlias = dict[tuple[str, str], list[float]]
+"""Workload and column → the number of each round or process."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Whether a limit holds.
+
+    Attributes
+    ----------
+    value, low, high
+        The number, and its interval; of a limit relative to a baseline the change as a share.
+    reason
+        Why it cannot be told, or what is to be known; may be empty.
+    spans
+        Ids of rows that show what is wrong.
+    """
+
+    setting: Annotated[str, "setting"]
+    limit: Limit
+    verdict: Annotated[Judged, "verdict"]
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    spans: tuple[int, ...] = field(repr=False, default=())
+    effect: Effect | None = field(repr=False, default=None)
+
+    @property
+    def told(self) -> str:
+        """Whether it holds, in a sentence."""
+        where = f" in “{clean(self.setting)}”" if self.setting not in ("", "default") else ""
+        value = "" if self.value is None else f" is {_text(self.limit, self.value)}"
+        if self.value is not None and self.low is not None and self.low != self.high:
+            ends = [_text(self.limit, end) for end in (self.low, self.high or self.low)]
+            value += f" ({ends[0]} to {ends[1]})"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.limit.name}{where}{value}, is to be {self.limit.bound}{why}"
+
+
+def counted_limits(number: int) -> str:
+    """Return how many limits these are, in words."""
+    return f"{number} limits" if number > 1 else "one limit"
+
+
+def _text(limit: Limit, value: float) -> str:
+    if limit.worse is not None:
+        return f"{100 * value:+.3g} %"
+    return limit.about.text(value) if limit.about else format_value(value)
+
+
+@dataclass(frozen=True)
+class CheckResult(Result):
+    """Whether a budget is kept.
+
+    Attributes
+    ----------
+    limits
+        One entry a limit and setting, those that are violated first.
+    unit, rounds
+        What tells how sure numbers are, and how many there were.
+    machine
+        It was measured on.
+    notes
+        What is to be known.
+    """
+
+    limits: tuple[Kept, ...]
+    unit: str
+    rounds: int
+    machine: Machine
+    notes: tuple[str, ...] = ()
+    traces: Mapping[str, Trace] = field(repr=False, default_factory=dict)
+
+    @property
+    def verdict(self) -> Judged:
+        """``"violated"`` if any limit is; ``"holds"`` only if all do."""
+        verdicts = {kept.verdict for kept in self.limits}
+        if "violated" in verdicts:
+            return "violated"
+        return "cannot tell" if "cannot tell" in verdicts else "holds"
+
+    def _rows(self) -> list[Row]:
+        """One row per limit and setting."""
+        rows: list[Row] = []
+        for kept in self.limits:
+            limit = kept.limit
+            rows.append(
+                {
+                    "setting": kept.setting,
+                    "limit": limit.name,
+                    "is to be": limit.bound,
+                    "is": None if kept.value is None else _text(limit, kept.value),
+                    "low": None if kept.low is None else _text(limit, kept.low),
+                    "high": None if kept.high is None else _text(limit, kept.high),
+                    "verdict": kept.verdict,
+                    "why": kept.reason or None,
+                }
+            )
+        return rows
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a sentence: how many limits hold, and which does not."""
+        if not self.limits:
+            return "A baseline was measured, and nothing compared with one."
+        first = self.limits[0]
+        if first.verdict == "holds":
+            return f"Holds: {counted_limits(len(self.limits))} kept."
+        same = sum(kept.verdict == first.verdict for kept in self.limits)
+        more = f"; so are {same - 1} more" if same > 1 else ""
+        what = "Violated" if first.verdict == "violated" else "Cannot tell"
+        return f"{what}: {first.told}{more}, of {counted_limits(len(self.limits))}."
+
+    @property
+    def definition(self) -> str:
+        """How it was measured."""
+        several = "processes" if self.unit == "process" else f"{self.unit}s"
+        sure = f"low to high: 95 %, by {self.rounds} {several}"
+        sure = "exact: simulated" if self.is_simulated else sure
+        return ". ".join(filter(None, [sure, *self.notes]))
+
+
+@door("device", "other_machine", rounds=(int, None))
+def check(
+    target: Experiment | Mapping[str, object] | Sequence[str] | Command | Run | Trace | str | Path,
+    budget: Budget | str | Path,
+    *,
+    device: Device | str | None = None,
+    rounds: int | None = None,
+    baseline: str | Path | None = None,
+    save_baseline: str | Path | None = None,
+    other_machine: bool = False,
+    stop: threading.Event | None = None,
+) -> CheckResult:
+    r"""Say whether an experiment, a program, a saved run or a trace keeps its budget.
+
+    A limit holds where the number's whole interval of 95 % is inside it, and is violated where
+    all of it is outside; else it cannot be told. On a simulated GPU numbers are exact.
+
+    Parameters
+    ----------
+    target
+        An experiment; a program's command line as a list; a run or the folder of one; a trace or
+        its file.
+    budget
+        The limits, or their file.
+    device
+        For experiments.
+    rounds
+        Rounds, or processes where there is a baseline or the target is a program.
+    baseline
+        Instead of the budget's.
+    save_baseline
+        Write one there, of all limits that are relative; nothing is compared with one.
+    other_machine
+        Compare with a baseline of another machine all the same.
+
+    Raises
+    ------
+    InvalidArgument
+        The budget is none.
+    GpuscopeError
+        The baseline is of another machine, or a file cannot be read.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
+    ... }
+    >>> budget = gs.judging.Budget.parse('[limits]\n"w.kernel_median_us" = "<= 90"')
+    >>> gs.judging.check(one, budget, device=gpu).verdict
+    'violated'
+    """
+    given_budget = budget if isinstance(budget, Budget) else Budget.read(budget)
+    stored = None
+    where = Path(baseline) if baseline is not None else given_budget.baseline
+    if given_budget.is_relative and save_baseline is None:
+        if where is None:
+            raise InvalidArgument("some limits are relative to a baseline: give one")
+        stored = Baseline.read(where)
+    asked = None if rounds is None else count("rounds", rounds, least=FEWEST)
+    needs_processes = stored is not None or save_baseline is not None
+    limits = given_budget.limits
+    seen = Seen.of(target, limits, device, asked, needs_processes, stop or threading.Event())
+    notes = [*seen.notes]
+    if stored is not None:
+        notes += differing(seen.machine, stored, other_machine=other_machine)
+    kept = [
+        _judge(limit, setting, seen, stored, len(limits))
+        for limit in limits
+        for setting in seen.settings_of(limit)
+        if limit.worse is None or stored is not None
+    ]
+    if save_baseline is not None:
+        save(Path(save_baseline), seen, limits)
+    order = ("violated", "cannot tell", "holds")
+    kept.sort(key=lambda each: order.index(each.verdict))
+    traces = seen.traces
+    return CheckResult(
+        tuple(kept),
+        seen.unit,
+        seen.rounds,
+        seen.machine,
+        tuple(notes),
+        traces,
+        incomplete="; ".join(
+            dict.fromkeys(filter(None, (trace.metadata.incomplete for trace in traces.values())))
+        ),
+        provenance="; ".join(dict.fromkeys(trace.provenance for trace in traces.values())),
+        is_simulated=any(trace.is_simulated for trace in traces.values()),
+    )
+
+
+# -- judging ------------------------------------------------------------------------------
+def _judge(limit: Limit, setting: str, seen: Seen, stored: Baseline | None, judged: int) -> Kept:
+    """Say whether a limit holds in a setting."""
+    if limit.about is None:
+        return _counted(limit, setting, seen)
+    values = seen.numbers.get(setting, {}).get((limit.workload, limit.column))
+    if not values:
+        why = "it is not known of this trace"
+        if "_p99_" in limit.column:
+            why += ": a p99 needs 1,000 calls"
+        elif limit.column in ("share_of_alone_on_whole_gpu", "gain"):
+            why += ": alone_repeats = 0 measures nothing alone"
+        return Kept(setting, limit, "cannot tell", None, reason=why)
+    if limit.worse is not None and stored is not None:
+        return _against(limit, setting, values, stored, judged, is_exact=seen.is_exact)
+    value, parts = values[0], values[1:]
+    low, high = (value, value) if seen.is_exact else _ends(limit, setting, seen, value, parts)
+    inside = [_is_inside(limit, end) for end in (low, high)]
+    if low is None or high is None:
+        why = f"{FEWEST} {'processes' if seen.unit == 'process' else 'rounds'} tell how sure it is"
+        return Kept(setting, limit, "cannot tell", value, reason=why)
+    verdict: Judged = "holds" if all(inside) else "cannot tell" if any(inside) else "violated"
+    why = "the limit lies within its interval" if verdict == "cannot tell" else ""
+    return Kept(setting, limit, verdict, value, low, high, why)
+
+
+def _is_exact(seen: Seen) -> bool:
+    return all(trace.is_simulated for trace in seen.traces.values())
+
+
+def _is_inside(limit: Limit, value: float | None) -> bool:
+    if value is None:
+        return False
+    return value >= limit.value if limit.sign == ">=" else value <= limit.value
+
+
+def _ends(
+    limit: Limit, setting: str, seen: Seen, value: float, parts: Sequence[float]
+) -> tuple[float | None, float | None]:
+    """Return the interval of a number: by rounds or processes; of a percentile by its calls."""
+    share = next((share for mark, share in _PERCENTILES.items() if mark in limit.column), None)
+    if share is not None and limit.column.startswith("latency") and seen.unit != "process":
+        ends = _of_calls(seen.traces[setting], limit.workload, share)
+        if ends is not None:
+            return ends
+    if len(parts) >= FEWEST:
+        low, high = interval([*parts], TAIL)
+        middle = float(np.mean(parts))
+        return value + low - middle, value + high - middle
+    return None, None
+
+
+def _of_calls(trace: Trace, workload: str, share: float) -> tuple[float, float] | None:
+    calls = trace.where(kind="handle", category=workload)
+    calls = calls.where(~is_open(calls))
+    took_us = (calls.array("end_ns") - calls.array("start_ns")) / 1e3
+    low, high = quantile_interval(took_us, share)
+    return (low, high) if math.isfinite(high - low) else None
+
+
+def _against(
+    limit: Limit,
+    setting: str,
+    values: Sequence[float],
+    stored: Baseline,
+    judged: int,
+    *,
+    is_exact: bool,
+) -> Kept:
+    """Compare a number with a baseline's."""
+    before = stored.values.get(setting, {}).get(limit.name)
+    if not before:
+        why = "the baseline does not have it: make it anew"
+        return Kept(setting, limit, "cannot tell", None, reason=why)
+    after = values[:1] if is_exact else values[1:]
+    found = apart(limit.workload, limit.column, before, after, judged=judged, is_exact=is_exact)
+    sign = -found.about.better or 1
+    worse = sorted(sign * end for end in (found.low, found.high))
+    allowed = limit.worse or 0.0
+    if not math.isfinite(worse[1] - worse[0]):
+        why = f"{FEWEST} processes of each tell how sure it is"
+        return Kept(setting, limit, "cannot tell", sign * found.change, reason=why, effect=found)
+    verdict: Judged = "holds"
+    if worse[0] > allowed:
+        verdict = "violated"
+    elif worse[1] > allowed:
+        verdict = "cannot tell"
+    why = "the limit lies within its interval" if verdict == "cannot tell" else ""
+    low, high = worse
+    return Kept(setting, limit, verdict, sign * found.change, low, high, why, effect=found)
+
+
+def _counted(limit: Limit, setting: str, seen: Seen) -> Kept:
+    """Count what is to be seldom or never."""
+    trace = seen.traces.get(setting)
+    if trace is None:
+        return Kept(setting, limit, "cannot tell", None, reason="there is no such setting")
+    spans: tuple[int, ...] = ()
+    try:
+        if limit.column == "escapes":
+            found, spans = _escapes(trace)
+        elif limit.column == "hazards":
+            searched = hazards(seen.searched.get(setting, trace))
+            found = sum(fact.count for fact in searched.found)
+            missing = searched.facts.undecided
+            if missing and found <= limit.value:
+                why = f"{missing:,} accesses are undecided"
+                return Kept(setting, limit, "cannot tell", found, found, found, why)
+        else:
+            found, spans = _on_default_stream(trace)
+    except MissingEvidence as error:
+        return Kept(setting, limit, "cannot tell", None, reason=str(error))
+    verdict: Judged = "holds" if found <= limit.value else "violated"
+    if verdict == "holds" and trace.metadata.missing:
+        why = f"rows are missing: {trace.metadata.missing}"
+        return Kept(setting, limit, "cannot tell", found, found, found, why, spans)
+    return Kept(setting, limit, verdict, found, found, found, "", spans)
+
+
+def _escapes(trace: Trace) -> tuple[int, tuple[int, ...]]:
+    """Return how many kernels escaped, and a few of them; none where nothing was carved."""
+    if not trace.metadata.partitions:
+        return 0, ()
+    escapes = [each for part in confinement(trace).partitions for each in part.escapes]
+    spans = [span for each in escapes for span in each.spans]
+    return sum(each.kernels for each in escapes), tuple(spans[:_SPANS])
+
+
+def _on_default_stream(trace: Trace) -> tuple[int, tuple[int, ...]]:
+    """Return how much work ran on the legacy default stream, and a few of it."""
+    legacy = [int(key) for key, facts in trace.metadata.streams.items() if facts.legacy_default]
+    rows = rows_of(trace, *GPU_WORK)
+    on = rows[np.isin(trace.array("stream", fill=-1)[rows], legacy)]
+    return len(on), tuple(trace.array("id")[on[:_SPANS]].tolist())

@@ -1,0 +1,295 @@
+"""What a diff found: how far each number differs, how sure that is, and why."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpuscope._checks import given
+from gpuscope.analyses.comparing import CompareResult
+from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls
+from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
+from gpuscope.analysis.result import Row, sentences
+from gpuscope.analysis.split_analysis import (
+    SplitResult,
+    joined,
+    of_background,
+    of_calls,
+    of_program,
+    split,
+)
+from gpuscope.errors import MissingEvidence
+from gpuscope.judging import sides
+from gpuscope.judging.programs import PROGRAM, values_of_program
+from gpuscope.judging.turns import Turns, numbers
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.of_split import with_cause
+from gpuscope.trace.model import Trace
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_APART = "a process apart may differ by more: by 0.5 % on the GPU, by 19 % where the host counts"
+"""Measured: two processes of one program on an H100 (docs/definitions.md)."""
+
+
+@dataclass(frozen=True)
+class DiffResult(CompareResult):
+    """What :func:`gpuscope.diff` found.
+
+    Attributes
+    ----------
+    differences
+        Of each judged number an :class:`~gpuscope.analysis.effects.Effect`.
+    turns
+        The rounds; ``None`` of two traces.
+    splits
+        The time of a call, round or step in parts, of each workload.
+    caution
+        What is to be known before the verdict is relied on.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
+    ... }
+    >>> longer = {"w": {**one["workloads"]["w"], "duration_us": 105}}
+    >>> result = gs.diff(one, {**one, "workloads": longer}, device=gpu)
+    >>> result.verdict, gs.diff(one, one, device=gpu).verdict
+    ('slower', 'equal')
+    >>> split = result.splits[0]
+    >>> round(sum(part.change_ns for part in split.parts) - (split.after_ns - split.before_ns), 3)
+    0.0
+    """
+
+    turns: Turns | None = field(default=None, repr=False)
+    splits: tuple[SplitResult, ...] = field(default=(), repr=False)
+    caution: str = ""
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """How far each judged number differs."""
+        return tuple(each for each in self.differences if isinstance(each, Effect))
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"slower"`` if any number is; ``"equal"`` only if all are."""
+        return worst([each.verdict for each in self.effects])
+
+    @property
+    def decisive(self) -> Effect:
+        """The number that the headline is about."""
+        subject = self.findings[0].subject
+        key = subject["workload"], subject["column"]
+        return next(each for each in self.effects if (each.workload, each.column) == key)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The headline, then what others pay or gain, and how many calls are faster."""
+        return with_cause(super().findings, self.splits)
+
+    def figure(self) -> go.Figure:
+        """Draw both on one axis, curves and differences, and why: ``figures.compared``."""
+        from gpuscope.figures.compare_figure import compared  # noqa: PLC0415 - only who draws
+
+        workload = self.decisive.workload
+        of = next((each for each in self.splits if each.of == workload), None)
+        return compared(self, findings=self.findings, split=of)
+
+    def split(self, workload: str) -> SplitResult:
+        """Return the time of a workload's call, or of a step of the program, in parts.
+
+        Raises
+        ------
+        MissingEvidence
+            The traces do not tell.
+        """
+        for each in self.splits:
+            if each.of == workload:
+                return each
+        raise MissingEvidence(
+            f"nothing tells what the time of {given(workload)} consists of; known are "
+            f"{[each.of for each in self.splits]}"
+        )
+
+    def _rows(self) -> list[Row]:
+        """One row per number."""
+        rows = super()._rows()
+        for row, each in zip(rows, self.differences, strict=True):
+            if isinstance(each, Effect):
+                known = each.smallest < float("inf")
+                row["smallest seen (%)"] = 100 * each.smallest if known else None
+                row["verdict"] = each.verdict
+        return rows
+
+    @property
+    def definition(self) -> str:
+        """How it was measured."""
+        if self.turns is None:
+            return sentences("one capture of each", self.caution)
+        unit, left = self.turns.unit, len(self.turns.left_out)
+        several = "processes" if unit == "process" else f"{unit}s"
+        control = f"no narrower than A against A ({len(self.turns.control)} pairs)"
+        if self.is_simulated and unit == "round":
+            control = "simulated: A against A is equal to the ns"
+        apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
+        clocks = self.turns.clocks_mhz()
+        mhz = [f"{clock:.0f}" for clock in clocks if clock is not None]
+        return sentences(
+            f"{len(self.turns.pairs)} pairs of neighbouring {several}; low to high: 95 % of all "
+            f"numbers together, by signed ranks, {control}; smallest seen: the change that would "
+            "have been seen four times of five",
+            apart,
+            f"SM clock {' and '.join(mhz)} MHz" if mhz else "",
+            self.caution,
+        )
+
+
+# -- judging ------------------------------------------------------------------------------
+def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffResult:
+    """Compare rounds that were measured."""
+    pairs = turns.pairs
+    cautions = []
+    if turns.left_out and len(turns.left_out) >= len(pairs):
+        cautions.append(
+            f"in {len(turns.left_out)} of {len(pairs) + len(turns.left_out)} pairs the conditions "
+            "differed: lock the clocks, or find what slows the GPU"
+        )
+        pairs = []
+    if turns.processes > 1 and turns.unit == "round":
+        cautions.append(f"{turns.processes - 1} other processes use this GPU: rounds may be theirs")
+    keys = numbers(turns.pairs or turns.control)
+    if not keys:
+        raise MissingEvidence(
+            f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
+            "rate is known"
+        )
+    effects = [
+        effect(
+            *key,
+            [before.values[key] for before, _ in pairs],
+            [after.values[key] for _, after in pairs],
+            control_of(
+                [one.values[key] for one, _ in turns.control],
+                [other.values[key] for _, other in turns.control],
+            ),
+            judged=len(keys),
+            within=within,
+        )
+        for key in keys
+        if key[1] != "idle_share"
+    ]
+    kept = turns.pairs or turns.control
+    if turns.unit == "process" and keys[0][0] == PROGRAM:
+        return _of_programs(turns, names, effects, cautions)
+    both = tuple(Trace.concat([pair[at].trace for pair in kept]) for at in (0, 1))
+    return _result((both[0], both[1]), names, effects, turns, cautions)
+
+
+def _of_programs(
+    turns: Turns, names: tuple[str, str], effects: Sequence[Effect], cautions: Sequence[str]
+) -> DiffResult:
+    """Return the result of programs: the traces are those of the median processes."""
+    ordered: list[list[Trace]] = []
+    for at in (0, 1):
+        rounds = [pair[at] for pair in turns.pairs or turns.control]
+        rounds.sort(key=lambda each: next(iter(each.values.values())))
+        middle = rounds.pop((len(rounds) - 1) // 2)
+        ordered.append([middle.trace, *(each.trace for each in rounds)])
+    whole = [joined([of_program(trace) for trace in traces]) for traces in ordered]
+    unit = "a step" if effects[0].column == "step_ms" else "the steady time"
+    of = split(PROGRAM, unit, names, whole[0], whole[1])
+    both = ordered[0][0], ordered[1][0]
+    return _made(both, names, effects, {}, turns, (of,), cautions)
+
+
+def _result(
+    both: tuple[Trace, Trace],
+    names: tuple[str, str],
+    effects: Sequence[Difference],
+    turns: Turns | None,
+    cautions: Sequence[str],
+) -> DiffResult:
+    """Return the result of experiments."""
+    told = dict.fromkeys(each.workload for each in effects)
+    timed = {each.workload for each in effects if not each.about.is_rate}
+    pairs = {name: found for name, found in paired_calls(both).items() if name in timed}
+    splits = []
+    for workload in told:
+        with contextlib.suppress(MissingEvidence):
+            if workload in pairs:
+                ids = pairs[workload].first, pairs[workload].second
+                halves = [of_calls(*each) for each in zip(both, ids, strict=True)]
+            elif workload in timed:
+                continue
+            else:
+                halves = [of_background(trace, workload) for trace in both]
+            splits.append(split(workload, f"a call of {workload}", names, halves[0], halves[1]))
+    return _made(both, names, effects, pairs, turns, tuple(splits), cautions)
+
+
+def _made(
+    both: tuple[Trace, Trace],
+    names: tuple[str, str],
+    effects: Sequence[Difference],
+    pairs: Mapping[str, Pairs],
+    turns: Turns | None,
+    splits: tuple[SplitResult, ...],
+    cautions: Sequence[str],
+) -> DiffResult:
+    return DiffResult(
+        names,
+        both,
+        tuple(effects),
+        pairs,
+        turns=turns,
+        splits=splits,
+        caution="; ".join(cautions),
+        incomplete="; ".join(dict.fromkeys(filter(None, (t.metadata.incomplete for t in both)))),
+        provenance="; ".join(dict.fromkeys(trace.provenance for trace in both)),
+        is_simulated=any(trace.is_simulated for trace in both),
+    )
+
+
+def of_saved(
+    first: Trace, second: Trace, names: tuple[str, str], within: float | None
+) -> DiffResult:
+    """Compare two saved runs by their rounds."""
+    rounds = [sides.rounds_of(trace) for trace in (first, second)]
+    pairs = list(zip(*rounds, strict=False))
+    of_a = list(zip(rounds[0][::2], rounds[0][1::2], strict=False))
+    turns = Turns("saved round", pairs, of_a)
+    result = judged(turns, names, within)
+    apart = "" if first.is_simulated and second.is_simulated else _APART
+    return replace(result, caution="; ".join(filter(None, [result.caution, apart])))
+
+
+def of_captures(first: Trace, second: Trace, names: tuple[str, str]) -> DiffResult:
+    """Compare two traces, which tell no noise."""
+    both = first, second
+    caution = "one capture of each tells no noise: nothing is called faster or slower"
+    values = [sides.values_of(trace) if _is_experiment(trace) else {} for trace in both]
+    if values[0] and values[1]:
+        effects = [
+            Effect(*key, values[0][key], values[1][key]) for key in values[0] if key in values[1]
+        ]
+        return _result(both, names, effects, None, [caution])
+    values = [values_of_program(trace) for trace in both]
+    keys = [key for key in values[0] if key in values[1] and key[1] != "idle_share"]
+    if not keys:
+        raise MissingEvidence("one repeats steps, and the other does not: no number is of both")
+    effects = [Effect(*key, values[0][key], values[1][key]) for key in keys]
+    halves = [of_program(trace) for trace in both]
+    unit = "a step" if keys[0][1] == "step_ms" else "the steady time"
+    of = split(PROGRAM, unit, names, halves[0], halves[1])
+    return _made(both, names, effects, {}, None, (of,), [caution])
+
+
+def _is_experiment(trace: Trace) -> bool:
+    return bool((trace.metadata.experiment or {}).get("workloads"))

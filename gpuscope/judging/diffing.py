@@ -1,0 +1,264 @@
+"""``diff``: did it get slower, by how much, how sure is that, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from gpuscope._checks import count, door, given
+from gpuscope.device.device import Device
+from gpuscope.errors import InvalidArgument
+from gpuscope.experiments.experiment import Experiment, as_experiment
+from gpuscope.formats.reading import load_trace
+from gpuscope.judging import sides
+from gpuscope.judging.diff_result import DiffResult, judged, of_captures, of_saved
+from gpuscope.judging.programs import Command, ProgramSide, checked_out
+from gpuscope.judging.sides import Side
+from gpuscope.judging.turns import Tell, in_turns
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+
+Compared: TypeAlias = (
+    Experiment | Mapping[str, object] | Command | Sequence[str] | Run | Trace | str | Path
+)
+"""An experiment, a program's command line, a saved run or a trace."""
+ROUNDS, CONTROL = (8, 20), 0.6
+"""Pairs of rounds of A and B, at least and at most; and of A and A, as a share of these."""
+PROCESSES = 6
+"""Pairs where each round is a process."""
+_SIMULATED = 4, 20
+_LONG_S = {False: 60.0, True: 10.0}
+"""How long A and B take together, about: on a GPU, and on a simulated one, where A equals A."""
+_ROUND_NS, _LONGEST = 300_000_000, 100
+"""A round is at least so long: a shorter experiment repeats its calls, up to so often."""
+
+
+@door("device", rounds=(int, None), within=(float, None), at=(str, None), stop=(object, None))
+def diff(
+    first: Compared,
+    second: Compared | None = None,
+    *,
+    setting: str | tuple[str, str] | None = None,
+    at: str | None = None,
+    device: Device | str | None = None,
+    rounds: int | None = None,
+    within: float | None = None,
+    tell: Tell | None = None,
+    stop: threading.Event | None = None,
+) -> DiffResult:
+    """Say whether the second is slower than the first, by how much, how sure that is, and why.
+
+    Two experiments, or two settings of one, run in turns in this process, in blocks ABBA, after
+    the first has run against itself: that is the noise. Of programs, and of experiments on several
+    GPUs, each round is a process. Pairs of rounds whose clocks or throttling differ are left out.
+
+    Parameters
+    ----------
+    first, second
+        Each an experiment (as :func:`gpuscope.run` takes it); a program's command line as a list,
+        ``["python", "train.py"]``; a run, or the folder that ``gpuscope run --out`` wrote,
+        compared by its rounds; or a trace or its file: one capture tells no noise, so two are never
+        called different.
+    setting
+        Of an experiment or run with several; two names: one of either side. With two, and
+        without ``second``: two settings of ``first``.
+    at
+        A revision of git: without ``second``, the program or experiment file as it was then is
+        the first, and as it is now the second.
+    device
+        For experiments: an open device or a name for :func:`gpuscope.open_device`.
+    rounds
+        Pairs of rounds; at least 3.
+    within
+        Numbers that differ by less than this share are equal. Not given: 0.05, unless a difference
+        is seen.
+    tell
+        Called with what is measured, and how many rounds are done of how many.
+    stop
+        Ends it early when set, as Ctrl-C does; what was measured counts.
+
+    Raises
+    ------
+    InvalidArgument
+        The two are not of one kind, or something is missing.
+    MissingEvidence
+        They have no number in common.
+    GpuscopeError
+        A program failed, or a revision or file is not there.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> gemm = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "s", "repeats": 20}
+    >>> one = {"name": "one", "streams": {"s": {}}, "workloads": {"w": gemm},
+    ...        "partitions": {"a": 16},
+    ...        "settings": {"all": {"partitions": {}},
+    ...                     "carved": {"streams": {"s": {"partition": "a"}}}}}
+    >>> gs.diff(one, setting=("all", "carved"), device=gpu).verdict
+    'slower'
+    """
+    rounds = None if rounds is None else count("rounds", rounds, least=3)
+    if within is not None and not 0 < within < 1:
+        raise InvalidArgument(f"within is {given(within)}; a share in (0, 1) is needed")
+    named = (setting, setting) if setting is None or isinstance(setting, str) else setting
+    if second is not None and at is not None:
+        raise InvalidArgument("at compares one program or experiment with what it was: give one")
+    if second is None and at is None and named[0] == named[1]:
+        raise InvalidArgument("give a second one, two settings of the first, or a revision (at)")
+    with contextlib.ExitStack() as held:
+        latter = first if second is None else second
+        now = _known("first" if second is None else "second", latter, named[1])
+        one = _known("first", first, named[0]) if at is None else _at(at, first, now, held)
+        names = _names(named, at, one, now)
+        match one, now:
+            case (Saved(), Saved()):
+                return of_saved(one.trace, now.trace, names, within)
+            case (Saved() | Trace(), Saved() | Trace()):
+                both = [each.trace if isinstance(each, Saved) else each for each in (one, now)]
+                return of_captures(both[0], both[1], names)
+            case (Command(), Command()) if device is None:
+                usual, control = PROCESSES, 0
+                before: Side = ProgramSide(names[0], one)
+                after: Side = ProgramSide(names[1], now)
+            case (Experiment(), Experiment()):
+                for experiment, name in zip((one, now), named, strict=True):
+                    sides.setting_of(experiment, name)
+                target = sides.target_of(device)
+                before, after = (
+                    sides.side_of_experiment(*each, target)
+                    for each in zip(names, (one, now), named, strict=True)
+                )
+                usual, control = PROCESSES, 0
+                if not before.is_process:
+                    usual = _settled((before, after), simulated=target.is_simulated)
+                    control = 1 if target.is_simulated else math.ceil(CONTROL * (rounds or usual))
+            case (Command(), Command()):
+                raise InvalidArgument("device is for experiments: a program opens its own")
+            case _:
+                raise InvalidArgument(
+                    f"{_SORTS[type(one)]} and {_SORTS[type(now)]} cannot be compared: give two of "
+                    "one kind"
+                )
+        turns = in_turns(
+            before,
+            after,
+            rounds or usual,
+            control,
+            tell or (lambda *_: None),
+            stop or threading.Event(),
+        )
+    return judged(turns, names, within)
+
+
+def _settled(both: Sequence[Side], *, simulated: bool) -> int:
+    """Make rounds long enough, by one round of the first; returns how many pairs there is time for.
+
+    A round of a few ms would be mostly noise of the host, and of beginning to record.
+    """
+    began_s = time.monotonic()
+    low, high = both[0].measure(0).trace.metadata.windows_ns[0]
+    took_s = time.monotonic() - began_s
+    factor = min(_LONGEST, math.ceil(_ROUND_NS / max(high - low, 1)))
+    if not simulated and factor > 1:
+        took_s += (factor - 1) * (high - low) / 1e9
+        for side in both:
+            if isinstance(side, sides.ExperimentSide):
+                side.lengthen(factor)
+    least, most = _SIMULATED if simulated else ROUNDS
+    return max(least, min(most, int(_LONG_S[simulated] / (2 * took_s))))
+
+
+# -- what is compared ---------------------------------------------------------------------
+class Saved(NamedTuple):
+    """A setting of a run that was saved: it has rounds."""
+
+    trace: Trace
+
+
+_Known: TypeAlias = Experiment | Command | Saved | Trace
+_SORTS: dict[type, str] = {
+    Experiment: "an experiment",
+    Command: "a program",
+    Saved: "a saved run",
+    Trace: "a trace",
+}
+
+
+def _known(which: str, found: Compared, setting: str | None) -> _Known:
+    """Return what an argument is."""
+    match found:
+        case Experiment() | Command() | Trace():
+            known: _Known = found
+        case Run():
+            known = Saved(sides.saved_trace(which, found, setting))
+        case Mapping():
+            known = as_experiment(found)
+        case list() | tuple():
+            known = Command.parse(found)
+        case str() | Path():
+            known = _from_path(which, Path(found), setting)
+        case _:
+            raise InvalidArgument(
+                f"{which} is {given(found)}: an experiment, a list of a program's words, a run, a "
+                "trace or a path is needed"
+            )
+    return known
+
+
+def _from_path(which: str, path: Path, setting: str | None) -> _Known:
+    """Return what a path is of."""
+    if path.suffix == ".toml" or (path.suffix == ".json" and not _is_trace(path)):
+        return as_experiment(path)
+    if path.suffix == ".py":
+        return Command.parse([str(path)])
+    if path.is_dir():
+        return Saved(sides.saved_trace(which, path, setting))
+    return load_trace(path)
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a JSON file is a Chrome trace, not an experiment."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return b"traceEvents" in file.read(1 << 16)
+    return False
+
+
+def _names(
+    named: tuple[str | None, str | None], at: str | None, one: _Known, now: _Known
+) -> tuple[str, str]:
+    """Return what to call the sides: by revision, or by their settings where these differ."""
+    if at is not None:
+        return at, "working tree"
+    saved = [
+        (each.trace if isinstance(each, Saved) else each).metadata.setting
+        if isinstance(each, Saved | Trace)
+        else name
+        for each, name in zip((one, now), named, strict=True)
+    ]
+    first, second = (str(each or "") for each in saved)
+    return (first, second) if first and second and first != second else ("A", "B")
+
+
+def _at(revision: str, found: Compared, now: _Known, held: contextlib.ExitStack) -> _Known:
+    """Return what something was at a revision."""
+    if isinstance(now, Command):
+        folder = held.enter_context(checked_out(revision, now.folder))
+        return replace(now, folder=folder)
+    if isinstance(found, str | Path):
+        path = Path(found)
+        folder = held.enter_context(checked_out(revision, path.resolve().parent))
+        kinds = [spec.kind for spec in as_experiment(path).workloads.values()]
+        if any(str(kind).startswith("python:") for kind in kinds):
+            raise InvalidArgument(
+                "an experiment with python: workloads runs the code that is there now: compare "
+                "programs, gpuscope diff --a 'python …' --at REVISION"
+            )
+        return as_experiment(folder / path.name)
+    raise InvalidArgument("at takes a program, or the file of an experiment")

@@ -1,0 +1,220 @@
+"""What a check measures: numbers of settings by round or process, of whatever it is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from gpuscope._columns import COMPARED, TOGETHER
+from gpuscope._text import clean
+from gpuscope.analysis.idle_analysis import idle_causes
+from gpuscope.analysis.settings import of_slowest_rank, settings_table
+from gpuscope.device.device import Device
+from gpuscope.errors import InvalidArgument
+from gpuscope.experiments.execution import run
+from gpuscope.experiments.experiment import Experiment, as_experiment
+from gpuscope.formats.reading import load_trace
+from gpuscope.judging.budget import Limit
+from gpuscope.judging.machine import Machine, machine_of
+from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
+from gpuscope.judging.sides import rounds_of, target_of
+from gpuscope.trace.columns import rows_of
+from gpuscope.trace.folder import load_run
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+from gpuscope.trace.schema import GPU_WORK
+
+ROUNDS, PROCESSES = 5, 5
+"""Rounds, or processes, that tell how sure a number on a GPU is."""
+Numbers: TypeAlias = dict[tuple[str, str], list[float]]
+"""Workload and column → the number of all, then of each round or process."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured.
+
+    Attributes
+    ----------
+    traces
+        Setting → trace.
+    numbers
+        Setting → numbers of each round or process.
+    searched
+        Setting → a trace in which hazards were looked for.
+    """
+
+    traces: Mapping[str, Trace]
+    numbers: Mapping[str, Numbers]
+    searched: Mapping[str, Trace]
+    unit: str
+    rounds: int
+    machine: Machine
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        target: object,
+        limits: Sequence[Limit],
+        device: Device | str | None,
+        rounds: int | None,
+        needs_processes: bool,  # noqa: FBT001 - what it is of
+        stop: threading.Event,
+    ) -> Seen:
+        """Measure a target."""
+        if isinstance(target, list | tuple):
+            target = Command.parse(target)
+        if isinstance(target, str | Path) and Path(target).suffix == ".py":
+            target = Command.parse([str(target)])
+        if isinstance(target, Command):
+            if device is not None:
+                raise InvalidArgument("device is for experiments: a program opens its own")
+            return cls._of_program(target, rounds or PROCESSES)
+        if isinstance(target, Trace):
+            return cls._of_traces({target.metadata.setting or "": target})
+        if isinstance(target, Run):
+            return cls._of_traces(target)
+        path = Path(target) if isinstance(target, str | Path) else None
+        if path is not None and path.is_dir():
+            return cls._of_traces(load_run(path))
+        if path is not None and path.suffix not in (".toml", ".json"):
+            trace = load_trace(path)
+            return cls._of_traces({trace.metadata.setting or "": trace})
+        experiment = as_experiment(target)  # type: ignore[arg-type]
+        _check_names(experiment, limits)
+        wanted = any(limit.column == "hazards" for limit in limits)
+        return cls._of_experiment(
+            experiment, target_of(device), rounds, needs_processes, wanted, stop
+        )
+
+    @classmethod
+    def _of_experiment(
+        cls,
+        experiment: Experiment,
+        device: Device,
+        rounds: int | None,
+        needs_processes: bool,  # noqa: FBT001 - as above
+        wants_hazards: bool,  # noqa: FBT001 - as above
+        stop: threading.Event,
+    ) -> Seen:
+        searched = {}
+        if wants_hazards:
+            looking = experiment.model_copy(
+                update={"hazards": True, "rounds": 1, "alone_repeats": 0}
+            )
+            searched = dict(run(looking, device, stop=stop))
+        if needs_processes and not device.is_simulated:
+            runs = recorded_runs(experiment, device.info.key, rounds or PROCESSES)
+            traces = {name: Trace.concat([each[name] for each in runs]) for name in runs[0]}
+            numbers = {name: _joined([_numbers(each[name]) for each in runs]) for name in runs[0]}
+            unit, several = "process", len(runs)
+        else:
+            if not device.is_simulated:
+                least = max(experiment.rounds, rounds or ROUNDS)
+                experiment = experiment.model_copy(update={"rounds": least})
+            traces = dict(run(experiment, device, stop=stop))
+            numbers, several = _by_rounds(traces)
+            unit = "round"
+        first = next(iter(traces.values()))
+        clock = next((f.sm_clock_mhz for f in first.metadata.devices.values()), None)
+        return cls(traces, numbers, searched, unit, several, machine_of(first, clock))
+
+    @classmethod
+    def _of_traces(cls, traces: Mapping[str, Trace]) -> Seen:
+        """Take what was saved."""
+        numbers, several = _by_rounds(traces)
+        first = next(iter(traces.values()))
+        clock = next((f.sm_clock_mhz for f in first.metadata.devices.values()), None)
+        return cls(traces, numbers, traces, "saved round", several, machine_of(first, clock))
+
+    @classmethod
+    def _of_program(cls, command: Command, rounds: int) -> Seen:
+        side = ProgramSide("the program", command)
+        measured = [side.measure(number) for number in range(rounds)]
+        first = measured[0].trace
+        numbers = _joined([_of_program(each.trace) for each in measured])
+        clock = measured[0].conditions.sm_clock_mhz
+        exact = first.is_simulated
+        machine = machine_of(first, clock)
+        return cls({"": first}, {"": numbers}, {}, "process", 1 if exact else rounds, machine)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a simulated GPU gave all numbers."""
+        return all(trace.is_simulated for trace in self.traces.values())
+
+    def settings_of(self, limit: Limit) -> list[str]:
+        """Return the settings that a limit is of."""
+        if limit.setting is not None:
+            return [limit.setting]
+        if not limit.workload:
+            return [*self.numbers]
+        has = [
+            name
+            for name, numbers in self.numbers.items()
+            if any(workload == limit.workload for workload, _ in numbers)
+        ]
+        return has or [*self.numbers][:1]
+
+
+def _check_names(experiment: Experiment, limits: Sequence[Limit]) -> None:
+    """Refuse limits on what the experiment does not have, before it runs."""
+    settings = [setting.name for setting in experiment.resolve()]
+    for limit in limits:
+        if limit.workload and limit.workload not in experiment.workloads:
+            there = ", ".join(map(repr, experiment.workloads))
+            raise InvalidArgument(
+                f"{limit.name}: the experiment has no workload {clean(limit.workload)!r}; there "
+                f"are {there}"
+            )
+        if limit.setting is not None and limit.setting not in settings:
+            raise InvalidArgument(
+                f"the experiment has no setting {clean(limit.setting)!r}; there are "
+                f"{', '.join(map(repr, settings))}"
+            )
+
+
+def _by_rounds(traces: Mapping[str, Trace]) -> tuple[dict[str, Numbers], int]:
+    """Return the numbers of a run: first of all of it, then of its rounds."""
+    numbers, several = {}, 0
+    for name, trace in traces.items():
+        whole = {key: [value] for key, (value,) in _numbers(trace).items()}
+        parts = [_numbers(each.trace) for each in rounds_of(trace)]
+        for key, values in whole.items():
+            values += [part[key][0] for part in parts if key in part]
+        numbers[name], several = whole, max(several, len(parts))
+    return numbers, several
+
+
+def _joined(several: Sequence[Numbers]) -> Numbers:
+    """Return the means of processes first, then the number of each."""
+    keys = [key for key in several[0] if all(key in each for each in several)]
+    values = {key: [each[key][0] for each in several] for key in keys}
+    return {key: [float(np.mean(each)), *each] for key, each in values.items()}
+
+
+def _numbers(trace: Trace) -> Numbers:
+    """Return the numbers of a trace of an experiment; of any other, as those of a program."""
+    if not (trace.metadata.experiment or {}).get("workloads"):
+        return _of_program(trace)
+    numbers: Numbers = {}
+    for row in of_slowest_rank(settings_table({"": trace}).to_pylist()):
+        for key, column in COMPARED.items():
+            if column.kind == "number" and row[key] is not None:
+                numbers["" if key in TOGETHER else row["workload"], key] = [float(row[key])]
+    windows = trace.metadata.windows_ns
+    if windows and len(rows_of(trace, *GPU_WORK)):
+        idle = idle_causes(trace, (windows[0][0], windows[-1][1]))
+        lasted_ns = sum(high - low for low, high in windows) * max(idle.devices, 1)
+        numbers["", "idle_share"] = [idle.idle_ns / max(lasted_ns, 1)]
+    return numbers
+
+
+def _of_program(trace: Trace) -> Numbers:
+    return {("", column): [value] for (_, column), value in values_of_program(trace).items()}

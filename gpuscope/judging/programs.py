@@ -1,0 +1,196 @@
+"""Programs as what is compared: recorded in processes of their own, as now or as of a revision."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope import _interrupts
+from gpuscope._text import clean, shortened
+from gpuscope.analysis.idle_analysis import idle_causes
+from gpuscope.analysis.split_analysis import of_program
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.judging.conditions import Watch, read_gpus, uuid_of
+from gpuscope.judging.sides import Round
+from gpuscope.trace.folder import load_run
+from gpuscope.trace.model import Trace
+from gpuscope.trace.store import read_parquet
+
+PROGRAM = "the program"
+"""What stands for a workload where a program is measured."""
+_LAST = 2_000
+"""Characters of a program's errors that are told."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A Python program, and where it runs.
+
+    Attributes
+    ----------
+    interpreter
+        That runs it.
+    program
+        The script or, behind ``-m``, the module, and its arguments.
+    """
+
+    interpreter: str
+    program: tuple[str, ...]
+    folder: Path
+
+    @classmethod
+    def parse(cls, text: str | Sequence[str], folder: Path | None = None) -> Command:
+        """Read a command line such as ``"python train.py --steps 100"``.
+
+        Raises
+        ------
+        InvalidArgument
+            It does not run a script or module of Python's.
+        """
+        try:
+            words = shlex.split(text) if isinstance(text, str) else [*map(str, text)]
+        except ValueError as error:
+            raise InvalidArgument(f"{clean(text)!r} is no command line: {error}") from error
+        interpreter = sys.executable
+        if words and Path(words[0]).name.startswith("python"):
+            if os.sep in words[0]:
+                interpreter = words[0]
+                if shutil.which(interpreter) is None:
+                    raise InvalidArgument(f"there is no program {clean(interpreter)!r}")
+            words = words[1:]
+        if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+            raise InvalidArgument(
+                f"{clean(text)!r} runs no script and no module: give 'python train.py …' or "
+                "'python -m package …'"
+            )
+        return cls(interpreter, tuple(words), folder or Path.cwd())
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return " ".join(self.program)
+
+
+class ProgramSide:
+    """A program; each round is a process, recorded as ``gpuscope record`` does."""
+
+    is_process = True
+
+    def __init__(self, name: str, command: Command, device: str = "auto") -> None:
+        self.name, self.command, self._device = name, command, device
+
+    def measure(self, number: int) -> Round:
+        """Run it once.
+
+        Raises
+        ------
+        GpuscopeError
+            It failed, or used no GPU.
+        """
+        with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
+            out = Path(folder) / "run"
+            line = [self.command.interpreter, "-m", "gpuscope.cli", "record", "--no-report"]
+            line += ["--device", self._device, "--out", str(out)]
+            with Watch(read_gpus) as watch:
+                who = f"{self.name}, round {number + 1}: {self.command.title}"
+                _done([*line, *self.command.program], who, self.command.folder)
+            traces = [read_parquet(path) for path in sorted(out.glob("*.parquet"))]
+        if not traces:
+            raise MissingEvidence(
+                f"{self.name}: {self.command.title} used no GPU: nothing to compare"
+            )
+        trace = max(traces, key=len)
+        return Round(values_of_program(trace), trace, watch.of(uuid_of(trace)))
+
+
+def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:
+    """Return what a program gave: the mean time of a step, and the share in which nothing ran."""
+    idle, known, whole = idle_causes(trace), steps(trace), of_program(trace)
+    column = "step_ms" if known.steady else "steady_ms"
+    span_ns = max(idle.window_ns[1] - idle.window_ns[0], 1) * idle.devices
+    return {(PROGRAM, column): whole.ns / 1e6, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
+
+
+def recorded_runs(experiment: Experiment, device: str, number: int) -> list[dict[str, Trace]]:
+    """Run an experiment in so many processes, one after another: setting → trace of each.
+
+    Raises
+    ------
+    GpuscopeError
+        One failed.
+    """
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
+        file = Path(folder) / "experiment.json"
+        file.write_text(json.dumps(experiment.to_dict()), "utf-8")
+        for at in range(number):
+            _interrupts.deliver()
+            out = Path(folder) / f"run-{at}"
+            line = [sys.executable, "-m", "gpuscope.cli", "run", str(file), "--device", device]
+            _done([*line, "--out", str(out)], f"process {at + 1}", Path.cwd())
+            runs.append(load_run(out))
+    return runs
+
+
+def _done(line: Sequence[str], who: str, folder: Path) -> None:
+    """Run a command to its end.
+
+    Raises
+    ------
+    GpuscopeError
+        It failed.
+    """
+    done = subprocess.run(  # noqa: S603 - what the user asked to run
+        line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode:
+        told = shortened(done.stderr.decode("utf-8", "replace"), 0, _LAST)
+        raise GpuscopeError(f"{who} ended with status {done.returncode}: {told}")
+
+
+# -- revisions ----------------------------------------------------------------------------
+@contextlib.contextmanager
+def checked_out(revision: str, folder: Path) -> Iterator[Path]:
+    """Check a revision out beside the working tree; yields what ``folder`` is in it.
+
+    Raises
+    ------
+    GpuscopeError
+        There is no repository, or no such revision.
+    """
+    top = Path(_git(folder, "rev-parse", "--show-toplevel"))
+    commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="gpuscope-") as parent:
+        tree = Path(parent) / "tree"
+        _git(top, "worktree", "add", "--detach", str(tree), commit)
+        try:
+            yield tree / folder.resolve().relative_to(top.resolve())
+        finally:
+            _git(top, "worktree", "remove", "--force", str(tree))
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - a command of ours
+            ["git", "-C", str(folder), *words],  # noqa: S607 - the user's git
+            capture_output=True,
+            check=False,
+        )
+    except OSError as error:
+        raise GpuscopeError(f"git cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise GpuscopeError(
+            f"git {words[0]}: {clean(done.stderr.decode('utf-8', 'replace').strip())}"
+        )
+    return done.stdout.decode("utf-8", "replace").strip()

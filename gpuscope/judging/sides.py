@@ -1,0 +1,218 @@
+"""What is compared: an experiment, a program, or saved rounds; and measuring one round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from gpuscope._text import clean
+from gpuscope.analysis.rates import RATES
+from gpuscope.analysis.result import P99_NEEDS
+from gpuscope.analysis.settings import (
+    background_of,
+    driven_by_requests,
+    of_slowest_rank,
+    settings_table,
+)
+from gpuscope.device.device import Device
+from gpuscope.device.raw import Health
+from gpuscope.device.select import open_device
+from gpuscope.errors import InvalidArgument, NothingRecorded
+from gpuscope.experiments.execution import devices_of, run
+from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.runner import Runner
+from gpuscope.experiments.setting import ResolvedSetting
+from gpuscope.judging.conditions import Conditions, Watch, read_gpus, uuid_of
+from gpuscope.trace.folder import load_run
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+
+Values: TypeAlias = Mapping[tuple[str, str], float]
+"""Workload and column → what a round gave."""
+_TIMED = ("latency_p50_us", "latency_p90_us", "latency_p99_us")
+_SERVED = ("goodput_per_s", "ttft_p50_ms", "tbt_p50_ms")
+_APART_NS = 10**12
+"""Between the clocks of simulated rounds, so that they follow each other in one trace."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round, or one process, gave."""
+
+    values: Values
+    trace: Trace = field(repr=False)
+    conditions: Conditions = field(default_factory=Conditions)
+
+
+class Side(Protocol):
+    """One of two that are compared."""
+
+    name: str
+    is_process: bool
+    """Whether each of its rounds is a process of its own."""
+
+    def measure(self, number: int) -> Round:
+        """Measure one round; those of one number draw the same arrivals."""
+
+
+def target_of(device: Device | str | None) -> Device:
+    """Return a device: itself, or the one of that name; what is judged tells which it was."""
+    return device if isinstance(device, Device) else open_device(device or "auto", quiet=True)
+
+
+# -- experiments --------------------------------------------------------------------------
+def setting_of(experiment: Experiment, name: str | None) -> ResolvedSetting:
+    """Return a setting by its name, or the only one.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no such setting, or there are several and none is named.
+    """
+    settings = {setting.name: setting for setting in experiment.resolve()}
+    there = ", ".join(map(repr, settings))
+    if name is None and len(settings) > 1:
+        raise InvalidArgument(
+            f"experiment {experiment.name!r} has {len(settings)} settings ({there}): say which"
+        )
+    if name is not None and name not in settings:
+        raise InvalidArgument(
+            f"experiment {experiment.name!r} has no setting {clean(name)!r}; there are {there}"
+        )
+    return settings[name or next(iter(settings))]
+
+
+class ExperimentSide:
+    """A setting of an experiment; a round runs all of its repeats, in this process.
+
+    Each round makes its handles anew and gives them back, so that both sides get the same memory.
+    A simulated GPU is new in each round: rounds of one number are then equal to the ns where what
+    they run is.
+    """
+
+    is_process = False
+
+    def __init__(
+        self, name: str, experiment: Experiment, setting: str | None, device: Device
+    ) -> None:
+        self.name, self._device = name, device
+        self._setting = setting_of(experiment, setting)
+        changed = {"rounds": 1, "alone_repeats": 0}
+        self.experiment = experiment.model_copy(update=changed)
+
+    def lengthen(self, factor: int) -> None:
+        """Let a round run its repeats so often."""
+        specs = {
+            name: spec
+            if spec.background or name in self.experiment.driven
+            else spec.model_copy(update={"repeats": spec.repeats * factor})
+            for name, spec in self._setting.workloads.items()
+        }
+        self._setting = self._setting.model_copy(update={"workloads": specs})
+
+    def measure(self, number: int) -> Round:
+        """Run it once."""
+        device, watch = self._device, Watch(self._read)
+        if device.is_simulated:
+            device = open_device(device.info.key, quiet=True)
+            device.backend.wait_until_ns(device.now_ns() + number * _APART_NS)
+        runner = Runner(self.experiment, device, None, threading.Event())
+        with runner.ready(), watch:
+            trace = runner.one_round(self._setting, number)
+        if trace is None:
+            raise NothingRecorded(f"{self.name}: no kernel and no call ended: nothing to compare")
+        return Round(values_of(trace), trace, watch.of(None))
+
+    def _read(self) -> Mapping[str, Health]:
+        return {"": self._device.backend.health()}
+
+
+class RankedSide:
+    """A setting of an experiment on several devices: each round starts its ranks anew."""
+
+    is_process = True
+
+    def __init__(
+        self, name: str, experiment: Experiment, setting: str | None, device: Device | str | None
+    ) -> None:
+        self.name, self._device = name, device
+        self._setting = setting_of(experiment, setting).name
+        named = {key: one for key, one in experiment.settings.items() if key == self._setting}
+        self.experiment = experiment.model_copy(
+            update={"rounds": 1, "alone_repeats": 0, "settings": named}
+        )
+
+    def measure(self, number: int) -> Round:
+        """Run it once."""
+        seeded = self.experiment.model_copy(update={"seed": self.experiment.seed + number})
+        with Watch(read_gpus) as watch:
+            result = run(seeded, self._device)
+        trace = result[self._setting]
+        return Round(values_of(trace), trace, watch.of(uuid_of(trace)))
+
+
+def side_of_experiment(
+    name: str, experiment: Experiment, setting: str | None, device: Device
+) -> Side:
+    """Return what measures an experiment on the devices that it names, or on one."""
+    if len(devices_of(experiment, device)) > 1:
+        return RankedSide(name, experiment, setting, device)
+    return ExperimentSide(name, experiment, setting, device)
+
+
+def values_of(trace: Trace) -> dict[tuple[str, str], float]:
+    """Return what the workloads of an experiment's trace gave: of each what tells most.
+
+    Latencies of what is timed (a p99 of 1,000 calls), goodput and token times of requests, and
+    the first known rate of what is neither.
+    """
+    plans = (trace.metadata.experiment or {}).get("workloads", {})
+    driven = driven_by_requests(plans)
+    background = background_of(trace.metadata.experiment or {})
+    values = {}
+    for row in of_slowest_rank(settings_table({"": trace}).to_pylist()):
+        workload = row["workload"]
+        columns: tuple[str, ...] = ()
+        if row["requests_n"]:
+            columns = _SERVED
+        elif row["latency_n"] and workload not in background and workload not in driven:
+            columns = _TIMED[: 3 if row["latency_n"] >= P99_NEEDS else 2]
+        elif plans.get(workload, {}).get("rate_hz") is None and workload not in driven:
+            columns = next(((name,) for name in RATES[1:] if row[name]), ())
+        for column in columns:
+            if row[column] is not None:
+                values[workload, column] = float(row[column])
+    return values
+
+
+def rounds_of(trace: Trace) -> list[Round]:
+    """Return the rounds of a trace that was saved: its recording windows."""
+    starts = trace.array("start_ns")
+    rounds = []
+    for low, high in trace.metadata.windows_ns:
+        part = trace.where((starts >= low) & (starts < high))
+        if len(part):
+            part = part.with_metadata(windows_ns=((low, high),))
+            rounds.append(Round(values_of(part), part))
+    return rounds
+
+
+# -- what was saved -----------------------------------------------------------------------
+def saved_trace(which: str, given: Run | Path, setting: str | None) -> Trace:
+    """Return the trace of a setting of a run, or of its only one.
+
+    Raises
+    ------
+    InvalidArgument
+        There are several settings and none is named, or there is none of that name.
+    """
+    traces = given if isinstance(given, Run) else load_run(given)
+    names = ", ".join(map(repr, traces))
+    if setting is None and len(traces) > 1:
+        raise InvalidArgument(f"{which} has {len(traces)} settings ({names}): say which")
+    if setting is not None and setting not in traces:
+        raise InvalidArgument(f"{which} has no setting {clean(setting)!r}; there are {names}")
+    return traces[setting] if setting is not None else next(iter(traces.values()))

@@ -1,0 +1,131 @@
+"""Rounds of two sides in turns, ABBA, after A has been measured against itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeAlias
+
+from gpuscope import _interrupts
+from gpuscope.errors import NothingRecorded
+from gpuscope.judging.conditions import differ, usual_spread
+from gpuscope.judging.sides import Round, Side
+
+Pairs: TypeAlias = list[tuple[Round, Round]]
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is measured, and how many rounds are done of how many."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What was measured.
+
+    Attributes
+    ----------
+    unit
+        What a round is: ``"round"``, ``"process"``, or ``"saved round"``.
+    pairs
+        A round of A beside one of B.
+    control
+        Rounds of A beside others of A.
+    left_out
+        Of pairs whose conditions differed: in what.
+    """
+
+    unit: str
+    pairs: Pairs = field(repr=False)
+    control: Pairs = field(repr=False)
+    left_out: tuple[str, ...] = ()
+
+    def clocks_mhz(self) -> tuple[float | None, float | None]:
+        """Return the median SM clock of either side."""
+        sides = []
+        for at in (0, 1):
+            clocks = [pair[at].conditions.sm_clock_mhz for pair in self.pairs]
+            known = [clock for clock in clocks if clock is not None]
+            sides.append(median(known) if known else None)
+        return sides[0], sides[1]
+
+    @property
+    def processes(self) -> int:
+        """How many processes had a context on the GPU, at most."""
+        every = [each.conditions.processes for pair in self.pairs for each in pair]
+        return max(every, default=0)
+
+
+def in_turns(
+    first: Side,
+    second: Side,
+    rounds: int,
+    control: int,
+    tell: Tell,
+    stop: threading.Event,
+) -> Turns:
+    """Measure A against A, then A and B in blocks ABBA.
+
+    Parameters
+    ----------
+    rounds, control
+        Pairs of rounds; without a control, the rounds of A beside B are compared with each other.
+    stop
+        Ends it early; what was measured counts.
+
+    Raises
+    ------
+    NothingRecorded
+        It was stopped before the first pair.
+    """
+    total = 2 * (rounds + control)
+    done = 0
+
+    def pair(left: Side, right: Side, number: int, what: str) -> tuple[Round, Round]:
+        nonlocal done
+        rounds = []
+        for side in (left, right) if number % 2 == 0 else (right, left):
+            _interrupts.deliver()
+            tell(f"{what}, {side.name}", done, total)
+            rounds.append(side.measure(number))
+            done += 1
+        return (rounds[0], rounds[1]) if number % 2 == 0 else (rounds[1], rounds[0])
+
+    of_a: Pairs = []
+    pairs: Pairs = []
+    with _until_interrupted(stop):
+        for number in range(control):
+            if stop.is_set():
+                break
+            of_a.append(pair(first, first, number, "A against A"))
+        for number in range(rounds):
+            if stop.is_set():
+                break
+            pairs.append(pair(first, second, number, "A against B"))
+    if not pairs:
+        raise NothingRecorded("it was stopped before anything was compared: run it again")
+    if not control:
+        alone = [one for one, _ in pairs]
+        of_a = list(zip(alone[::2], alone[1::2], strict=False))
+    spread = usual_spread([(one.conditions, other.conditions) for one, other in of_a])
+    apart = [differ(one.conditions, other.conditions, spread) for one, other in pairs]
+    kept = [each for each, why in zip(pairs, apart, strict=True) if not why]
+    unit = "process" if first.is_process else "round"
+    return Turns(unit, kept, of_a, tuple(filter(None, apart)))
+
+
+@contextlib.contextmanager
+def _until_interrupted(stop: threading.Event) -> Iterator[None]:
+    """Take Ctrl-C for a stop."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop.set()
+
+
+def numbers(pairs: Sequence[tuple[Round, Round]]) -> list[tuple[str, str]]:
+    """Return the workloads and columns that all rounds have."""
+    if not pairs:
+        return []
+    first = pairs[0][0].values
+    return [key for key in first if all(key in each.values for pair in pairs for each in pair)]

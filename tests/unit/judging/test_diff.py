@@ -1,0 +1,362 @@
+"""Two sides compared: in turns, by process, by revision, as saved; verdicts, parts and pictures."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from judging_programs import ONE, PROGRAM, changed
+
+import gpuscope as gs
+from gpuscope.cli.experiments import write_run
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
+from gpuscope.judging import sides
+from gpuscope.judging.conditions import Conditions, Watch, differ, usual_spread
+from gpuscope.judging.programs import Command
+from gpuscope.judging.sides import Round
+from gpuscope.judging.told import diff_markdown, of_diff
+from gpuscope.judging.turns import in_turns
+from gpuscope.judging.verdict import LIMIT
+
+
+def sums(split):
+    """Return by how much the parts of a split miss the whole, ns."""
+    before = sum(part.before_ns for part in split.parts) - split.before_ns
+    after = sum(part.after_ns for part in split.parts) - split.after_ns
+    return abs(before) + abs(after)
+
+
+# -- experiments --------------------------------------------------------------------------
+def test_equal_experiments_are_equal_to_the_ns_where_they_are_simulated(gpu):
+    result = gs.diff(ONE, ONE, device=gpu, rounds=3)
+    assert result.verdict == "equal"
+    assert {(each.low, each.high) for each in result.effects} == {(0.0, 0.0)}
+    assert {(e.workload, e.column) for e in result.effects} == {
+        ("w", "latency_p50_us"),
+        ("w", "latency_p90_us"),
+        ("load", "calls_per_s"),
+    }
+
+
+def test_a_longer_kernel_is_slower_and_is_the_cause(gpu):
+    result = gs.diff(ONE, changed(duration_us=120), device=gpu, rounds=6)
+    assert result.verdict == "slower"
+    about = result.decisive
+    assert (about.workload, about.verdict, about.change > 0) == ("w", "slower", True)
+    first = result.findings[0]
+    assert (first.rule, first.subject["workload"]) == ("change.worse", "w")
+    split = result.split("w")
+    kernels = [part for part in split.parts if part.cause == "kernels"]
+    assert [(part.change, round(part.change_ns)) for part in kernels] == [("slower", 20_000)]
+    assert sums(split) < 1e-3
+    assert split.by_cause()["kernels"] == pytest.approx(20_000)
+    assert sum(split.by_cause().values()) == pytest.approx(split.after_ns - split.before_ns)
+
+
+def test_the_other_way_round_it_is_faster(gpu):
+    result = gs.diff(changed(duration_us=120), ONE, device=gpu, rounds=6)
+    assert (result.verdict, result.findings[0].rule) == ("faster", "change.better")
+
+
+def test_parts_show_the_spans_of_either_trace(gpu):
+    result = gs.diff(ONE, changed(duration_us=120), device=gpu, rounds=3)
+    part = next(p for p in result.split("w").parts if p.cause == "kernels")
+    for trace, ids, length_ns in zip(
+        result.traces, (part.first, part.second), (100_000, 120_000), strict=True
+    ):
+        rows = trace.where([span in ids for span in trace.array("id").tolist()])
+        assert set(rows.texts("kind")) == {"kernel"}
+        assert set((rows.array("end_ns") - rows.array("start_ns")).tolist()) == {length_ns}
+
+
+def test_two_settings_of_one_experiment_are_compared_by_name(gpu):
+    carved = {
+        **ONE,
+        "settings": {
+            "shared": {},
+            "split": {
+                "partitions": {"a": 16, "b": "rest"},
+                "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+            },
+        },
+    }
+    result = gs.diff(carved, setting=("shared", "split"), device=gpu, rounds=3)
+    assert result.names == ("shared", "split")
+    assert "partitions.a: added" in result.changes or result.changes
+    with pytest.raises(InvalidArgument, match="say which"):
+        gs.diff(carved, carved, device=gpu)
+    with pytest.raises(InvalidArgument, match="no setting 'other'"):
+        gs.diff(carved, carved, setting="other", device=gpu)
+
+
+def test_the_background_is_split_by_what_ran_and_what_it_waited_for(gpu):
+    result = gs.diff(ONE, changed(duration_us=120), device=gpu, rounds=3)
+    split = result.split("load")
+    assert sums(split) < 1e-3
+    assert {part.cause for part in split.parts} <= {"kernels", "launch", "waits", "SMs", "host"}
+    rate = next(each for each in result.effects if each.workload == "load")
+    assert split.before_ns == pytest.approx(1e9 / rate.before, rel=0.05)
+
+
+def test_a_stop_ends_it_early_and_what_was_measured_counts(gpu):
+    stop = threading.Event()
+    told = []
+
+    def tell(what, done, total):
+        told.append((what, done, total))
+        if done == 6:
+            stop.set()
+
+    result = gs.diff(ONE, ONE, device=gpu, rounds=10, tell=tell, stop=stop)
+    assert len(result.turns.pairs) == 3
+    assert [done for _, done, _ in told] == list(range(8))
+    stop.set()
+    with pytest.raises(NothingRecorded):
+        gs.diff(ONE, ONE, device=gpu, stop=stop)
+
+
+def test_what_cannot_be_compared_is_refused(gpu, tmp_path):
+    with pytest.raises(InvalidArgument, match="give a second one"):
+        gs.diff(ONE, device=gpu)
+    with pytest.raises(InvalidArgument, match="an experiment and a program"):
+        gs.diff(ONE, ["python", "x.py"])
+    with pytest.raises(InvalidArgument, match="device is for experiments"):
+        gs.diff(["x.py"], ["y.py"], device="sim:h200")
+    with pytest.raises(InvalidArgument, match="within is 2"):
+        gs.diff(ONE, ONE, device=gpu, within=2.0)
+    with pytest.raises(InvalidArgument, match="rounds is 2"):
+        gs.diff(ONE, ONE, device=gpu, rounds=2)
+    with pytest.raises(InvalidArgument, match="first is 3"):
+        gs.diff(3, ONE, device=gpu)
+    other = {**ONE, "workloads": {"v": ONE["workloads"]["w"]}}
+    with pytest.raises(MissingEvidence, match="no workload in common"):
+        gs.diff(ONE, other, device=gpu, rounds=3)
+
+
+# -- turns and conditions -----------------------------------------------------------------
+class Fixed:
+    """A side whose rounds give what they are told to."""
+
+    is_process = False
+
+    def __init__(self, name, trace, conditions=(), told=None):
+        self.name, self._trace, self._conditions, self._told = name, trace, conditions, told
+
+    def measure(self, number):
+        if self._told is not None:
+            self._told.append(f"{self.name}{number}")
+        conditions = self._conditions[number] if self._conditions else Conditions()
+        return Round({("w", "latency_p50_us"): 100.0}, self._trace, conditions)
+
+
+def test_rounds_take_turns_in_blocks_abba(gpu):
+    trace, told = gs.run(ONE, gpu)["default"], []
+    a, b = (Fixed(name, trace, told=told) for name in "ab")
+    turns = in_turns(a, b, 4, 2, lambda *_: None, threading.Event())
+    assert told == ["a0", "a0", "a1", "a1", "a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]
+    assert (len(turns.pairs), len(turns.control), turns.left_out) == (4, 2, ())
+
+
+def test_rounds_whose_clocks_differ_are_left_out_and_counted(gpu):
+    trace = gs.run(ONE, gpu)["default"]
+    slow, fast = Conditions(1500, 300), Conditions(1980, 300)
+    a = Fixed("a", trace, [fast] * 5)
+    b = Fixed("b", trace, [fast, slow, fast, Conditions(1980, 300, ("HW_THERMAL_SLOWDOWN",)), fast])
+    turns = in_turns(a, b, 5, 1, lambda *_: None, threading.Event())
+    assert len(turns.pairs) == 3
+    assert len(turns.left_out) == 2
+    assert "1980 and 1500 MHz" in turns.left_out[0]
+    assert "THERMAL" in turns.left_out[1]
+
+
+def test_clocks_may_differ_as_far_as_those_of_a_do():
+    fast, less = Conditions(1980), Conditions(1900)
+    assert differ(fast, less, usual_spread([]))
+    assert not differ(fast, less, usual_spread([(fast, Conditions(1880))]))
+    assert not differ(Conditions(), less, 0.01)
+
+
+def test_a_watch_reads_while_the_block_runs():
+    reads = []
+
+    def read():
+        reads.append(1)
+        return {"GPU-1": {"sm_clock_mhz": 1900 + len(reads), "power_w": 70.0, "processes": 2,
+                          "throttle_reasons": ("SW_POWER_CAP", "HW_SLOWDOWN")}}  # fmt: skip
+
+    with Watch(read) as watch:
+        while len(reads) < 3:
+            pass
+    seen = watch.of("GPU-1")
+    assert seen.readings == len(reads) >= 3
+    assert 1901 <= seen.sm_clock_mhz <= 1900 + len(reads)
+    assert (seen.power_w, seen.slowed, seen.processes) == (70.0, ("HW_SLOWDOWN",), 2)
+    assert watch.of(None) == watch.of("other") == seen  # there is only one
+    with Watch(dict) as nothing:
+        pass
+    assert nothing.of(None) == Conditions()
+
+
+# -- programs and revisions ---------------------------------------------------------------
+def test_programs_are_compared_by_process_and_split_by_range_and_line(tmp_path):
+    script = tmp_path / "prog.py"
+    script.write_text(PROGRAM, "utf-8")
+    line = ["python", str(script)]
+    result = gs.diff(line, [*line, "30000"], rounds=3)
+    assert (result.verdict, result.turns.unit) == ("slower", "process")
+    assert result.effects[0].column == "step_ms"
+    split = result.splits[0]
+    assert (split.unit, sums(split) < 1e-3) == ("a step", True)
+    part = split.changed[0]
+    assert (part.cause, part.change, part.range) == ("kernels", "slower", "head")
+    assert part.change_ns == pytest.approx(30_000)
+    assert part.configuration == "grid 2, block 32"
+    assert part.line.startswith("prog.py:13")
+    assert result.findings[0].spans
+    names = {bar.name for bar in result.figure().data}
+    assert "running" in names
+    assert "change" in names
+
+
+def test_a_program_is_compared_with_what_it_was_at_a_revision(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    result = gs.diff(["prog.py"], at="HEAD", rounds=3)
+    assert (result.names, result.verdict) == (("HEAD", "working tree"), "slower")
+    assert result.splits[0].changed[0].change_ns == pytest.approx(30_000)
+    assert not (repository / ".git" / "worktrees").exists() or not any(
+        (repository / ".git" / "worktrees").iterdir()
+    )
+    with pytest.raises(GpuscopeError, match="git rev-parse"):
+        gs.diff(["prog.py"], at="nowhere", rounds=3)
+    with pytest.raises(InvalidArgument, match="give one"):
+        gs.diff(["prog.py"], ["prog.py"], at="HEAD")
+
+
+def test_an_experiment_file_is_compared_with_what_it_was(repository, gpu, monkeypatch):
+    monkeypatch.chdir(repository)
+    file = repository / "run.json"
+    file.write_text(json.dumps(ONE), "utf-8")
+    sides_of = ["-C", str(repository)]
+    import subprocess
+
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", *sides_of, "add", "run.json"], check=True)
+    subprocess.run(["git", *sides_of, *who, "commit", "-q", "-m", "run"], check=True)
+    file.write_text(json.dumps(changed(duration_us=150)), "utf-8")
+    result = gs.diff("run.json", at="HEAD", device=gpu, rounds=3)
+    assert result.verdict == "slower"
+    assert result.changes == ("workloads.w.duration_us: 100.0 → 150.0",)
+
+
+@pytest.mark.parametrize("words", ["", "-m", "ls -l 'x", "python -c 'print(1)'", "/no/python x.py"])
+def test_what_runs_no_program_of_python_is_refused(words):
+    with pytest.raises(InvalidArgument):
+        Command.parse(words)
+
+
+def test_a_command_is_a_script_or_a_module_with_its_arguments():
+    assert Command.parse("python3 train.py --n '1 2'").program == ("train.py", "--n", "1 2")
+    assert Command.parse(["-m", "serve", "-p", "1"]).program == ("-m", "serve", "-p", "1")
+
+
+def test_a_program_that_fails_says_what_it_said(tmp_path):
+    (tmp_path / "bad.py").write_text("raise SystemExit('no such thing')", "utf-8")
+    with pytest.raises(GpuscopeError, match="no such thing"):
+        gs.diff([str(tmp_path / "bad.py")], [str(tmp_path / "bad.py")], rounds=3)
+    (tmp_path / "idle.py").write_text("print(1)", "utf-8")
+    with pytest.raises(GpuscopeError, match="used no GPU"):
+        gs.diff([str(tmp_path / "idle.py")], [str(tmp_path / "idle.py")], rounds=3)
+
+
+# -- what was saved -----------------------------------------------------------------------
+def test_saved_runs_are_compared_by_their_rounds(gpu, tmp_path):
+    several = changed(repeats=200), changed(repeats=200, duration_us=130)
+    for name, experiment in zip("ab", several, strict=True):
+        run = gs.run({**experiment, "rounds": 8, "alone_repeats": 0}, gpu)
+        write_run(run, tmp_path / name)
+    result = gs.diff(tmp_path / "a", tmp_path / "b")
+    assert (result.turns.unit, len(result.turns.pairs), result.verdict) == (
+        "saved round",
+        8,
+        "slower",
+    )
+    again = gs.diff(tmp_path / "a", tmp_path / "a")
+    assert not any(each.is_seen for each in again.effects)
+
+
+def test_saved_runs_of_a_gpu_say_that_processes_differ(gpu, monkeypatch):
+    run = gs.run({**ONE, "rounds": 4, "alone_repeats": 0}, gpu)
+    monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
+    assert "a process apart" in gs.diff(run, run).caution
+
+
+def test_two_traces_are_never_called_significant(gpu):
+    slow = gs.run(changed(duration_us=300), gpu)["default"]
+    result = gs.diff(gs.run(ONE, gpu)["default"], slow)
+    assert result.verdict == "cannot tell"
+    assert result.effects[0].change > 1
+    assert not any(each.is_seen for each in result.effects)
+    assert result.findings[0].rule == "change.captures"
+    assert sums(result.split("w")) < 1e-3
+
+
+def test_traces_of_programs_are_split_too(tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    traces = []
+    for extra in (0, 40_000):
+        with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+            for number in range(6):
+                with gs.annotate(f"step {number}"):
+                    stream.launch(kernel, 100_000 + extra, grid=1, block=32)
+                    stream.synchronize()
+        traces.append(recording.trace)
+    result = gs.diff(*traces)
+    assert result.verdict == "cannot tell"
+    assert result.splits[0].changed[0].change_ns == pytest.approx(40_000)
+
+
+# -- for machines -------------------------------------------------------------------------
+def test_a_verdict_has_all_that_it_rests_on(gpu):
+    result = gs.diff(ONE, changed(duration_us=120), device=gpu, rounds=6)
+    facts = of_diff(result, "gpuscope diff a.toml b.toml").to_json()
+    assert facts["schema"] == "gpuscope.verdict/1"
+    assert (facts["verdict"], facts["what"]) == ("slower", f"w.{result.decisive.column}")
+    low, high = facts["interval"]
+    assert low <= facts["effect"] <= high
+    assert facts["rounds"] == {"unit": "round", "pairs": 6, "control": 1}
+    assert sum(part["change_us"] for part in facts["parts"]) == pytest.approx(
+        (result.split("w").after_ns - result.split("w").before_ns) / 1e3, rel=1e-4
+    )
+    assert facts["evidence"]
+    assert facts["next"] == ["gpuscope diff a.toml b.toml --out out/diff"]
+    assert len(json.dumps(facts)) <= LIMIT
+
+
+def test_a_verdict_of_long_names_stays_small(gpu):
+    name = "w" * 60
+    plan = {**ONE["workloads"]["w"]}
+    long = {**ONE, "workloads": {name: plan, "load": ONE["workloads"]["load"]}}
+    result = gs.diff(long, long, device=gpu, rounds=3)
+    facts = of_diff(result, "gpuscope diff " + "x" * 3000).to_json()
+    assert len(json.dumps(facts)) <= LIMIT
+    assert facts["verdict"] == "equal"
+
+
+def test_markdown_takes_foreign_names_for_text(gpu):
+    plan = {**ONE["workloads"]["w"]}
+    hostile = {**ONE, "workloads": {"<b>|x|`": plan, "load": ONE["workloads"]["load"]}}
+    text = diff_markdown(gs.diff(hostile, hostile, device=gpu, rounds=3))
+    assert "<b>" not in text
+    row = next(line for line in text.splitlines() if line.startswith("| \\<b"))
+    assert row.count("|") - row.count("\\|") == text.splitlines()[2].count("|")
+
+
+def test_what_tells_most_is_what_a_round_gives(gpu):
+    trace = gs.run({**ONE, "alone_repeats": 0}, gpu)["default"]
+    assert [*sides.values_of(trace)] == [
+        ("w", "latency_p50_us"),
+        ("w", "latency_p90_us"),
+        ("load", "calls_per_s"),
+    ]

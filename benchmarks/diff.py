@@ -1,12 +1,12 @@
 """Does `gpuscope diff` cry wolf, what can it see, and does it name what was changed?
 
-    python benchmarks/diff.py [--device cuda:0] [--turns 8] [--programs] [--out …/diff.json]
+    python benchmarks/diff.py [--device cuda:0] [--turns 4] [--only same,changed,programs] [--out …]
 
 **Same**: experiments that are equal are compared again and again; each verdict but "equal" and
 "cannot tell" is a false alarm. Beside it the control: one capture of each side and a floor of 2 %,
 as other tools have it, on the same rounds. **Changed**: kernels that spin longer by a known share;
-told are how often that was seen, and whether the interval holds it. **Programs** (`--programs`,
-with PyTorch): a culprit beside its mended twin, and one beside itself, a process each.
+told are how often that was seen, and whether the interval holds it. **Programs**, with PyTorch: a
+culprit beside its mended twin, and one beside itself, a process each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from facts import BESIDE, row, write
@@ -68,11 +69,8 @@ def alarms_of_captures(result: DiffResult) -> tuple[int, int]:
     return sum(apart), len(apart)
 
 
-def same(device: gs.device.Device, turns: int, only: str) -> list[dict]:
-    rows = []
+def same(device: gs.device.Device, turns: int) -> Iterator[dict]:
     for name, experiment in experiments().items():
-        if only not in name:
-            continue
         began_s = time.monotonic()
         results = []
         for _ in range(turns):
@@ -99,25 +97,24 @@ def same(device: gs.device.Device, turns: int, only: str) -> list[dict]:
             ],
         }
         limit = max(1, round(0.05 * turns))
-        rows += [
+        rows = [
             row(f"same: {name}: false alarms", f"≤ {limit} of {turns}", false, f"of {turns}",
                 met=false <= limit, **detail),
             row(f"same: {name}: told equal within 5 %", BESIDE, told, f"of {turns}", met=True),
             row(f"same: {name}: one capture of each, floor 2 %", BESIDE, alarms,
                 f"of {captures}", met=True),
         ]  # fmt: skip
-        for each in rows[-3:]:
+        for each in rows:
             print(f"{each['what']}: {each['value']} {each['unit']}", flush=True)
-        for each in detail["numbers"]:
-            if each[-1] in ALARM:
-                print(f"  {each[0]}: {each[1]:+.3%} ({each[2]:+.3%} to {each[3]:+.3%})")
+        for number in detail["numbers"]:
+            if number[-1] in ALARM:
+                print(f"  {number[0]}: {number[1]:+.3%} ({number[2]:+.3%} to {number[3]:+.3%})")
         print(f"  smallest seen {min(smallest):.2%} to {max(smallest):.2%}, {left} left out, "
               f"{took_s:.1f} s each", flush=True)  # fmt: skip
-    return rows
+        yield from rows
 
 
-def changed(device: gs.device.Device, turns: int) -> list[dict]:
-    rows = []
+def changed(device: gs.device.Device, turns: int) -> Iterator[dict]:
     for change in CHANGES:
         seen = held = 0
         shares = []
@@ -130,19 +127,15 @@ def changed(device: gs.device.Device, turns: int) -> list[dict]:
             split = result.split("w")
             kernels = sum(part.change_ns for part in split.parts if part.cause == "kernels")
             shares.append(kernels / (1000 * 100 * change))
-        rows += [
-            row(f"changed by {change:.1%} of a kernel: seen", BESIDE, seen, f"of {turns}", met=True,
-                kernels_of_truth=shares),
-            row(f"changed by {change:.1%} of a kernel: interval holds it", f"≥ {turns - 1}", held,
-                f"of {turns}", met=held >= turns - 1),
-        ]  # fmt: skip
+        yield row(f"changed by {change:.1%} of a kernel: seen", BESIDE, seen, f"of {turns}",
+                  met=True, kernels_of_truth=shares)  # fmt: skip
+        yield row(f"changed by {change:.1%} of a kernel: interval holds it", f"≥ {turns - 1}", held,
+                  f"of {turns}", met=held >= turns - 1)  # fmt: skip
         print(f"changed by {change:.1%}: seen {seen} of {turns}, held {held}; kernels' part of it "
               f"{min(shares):.2f} to {max(shares):.2f}", flush=True)  # fmt: skip
-    return rows
 
 
-def programs() -> list[dict]:
-    rows = []
+def programs() -> Iterator[dict]:
     for name, mended, rounds in (("slow_kernel", True, 4), ("python_overhead", True, 4),
                                  ("slow_kernel", False, 6)):  # fmt: skip
         script = [sys.executable, str(CULPRITS / f"{name}.py")]
@@ -156,7 +149,7 @@ def programs() -> list[dict]:
         for part in split.parts[:4]:
             print(f"  {part.cause:8} {part.name[:40]:40} {part.change_ns / 1e3:12.1f} µs "
                   f"{part.change:7} {part.line}")  # fmt: skip
-        rows.append(
+        yield (
             row(f"{name} and {'its mended twin' if mended else 'itself'}", " or ".join(wanted),
                 result.verdict, "", met=result.verdict in wanted, headline=result.headline,
                 change=result.effects[0].change, low=result.effects[0].low,
@@ -166,32 +159,29 @@ def programs() -> list[dict]:
                     for part in split.parts[:4]
                 ])
         )  # fmt: skip
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--only", default="", help="of what is compared with itself")
-    parser.add_argument("--programs", action="store_true")
-    parser.add_argument("--only-programs", action="store_true")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--only", default="same,changed,programs")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    device = gs.open_device(options.device, quiet=True)
+    print(f"{device.name}: {device.backend.health()}", flush=True)
+    of = {
+        "same": lambda: same(device, options.turns),
+        "changed": lambda: changed(device, max(2, options.turns // 2)),
+        "programs": programs,
+    }
     rows: list[dict] = []
-    name = options.device
-    if not options.only_programs:
-        device = gs.open_device(options.device, quiet=True)
-        name = device.name
-        print(f"{name}: health {device.backend.health()}", flush=True)
-        rows += same(device, options.turns, options.only)
-        if not options.only:
-            rows += changed(device, max(2, options.turns // 2))
-    if options.programs or options.only_programs:
-        rows += programs()
-    if options.out is not None:
-        command = " ".join(["python benchmarks/diff.py", *sys.argv[1:]])
-        write(options.out, command, name, rows)
+    command = " ".join(["python benchmarks/diff.py", *sys.argv[1:]])
+    for name in options.only.split(","):
+        for each in of[name]():
+            rows.append(each)
+            if options.out is not None:
+                write(options.out, command, device.name, rows)
     missed = [each["what"] for each in rows if not each["met"]]
     print(f"missed: {missed or 'none'}")
 

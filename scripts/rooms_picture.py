@@ -20,7 +20,7 @@ PACKAGE = ROOT / "gpuscope"
 PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 
 PLACES = {  # room → column, row
-    "cli": (1, 0), "widgets": (1, 1), "search": (1, 2), "experiments": (1, 3),
+    "cli": (1, 0), "judging": (0, 1), "widgets": (1, 1), "search": (1, 2), "experiments": (1, 3),
     "workloads": (1, 4), "record": (2, 4), "device": (1, 6),
     "formats": (0, 5), "report": (0, 6), "analyses": (0, 7),
     "figures": (0, 8), "timeline": (0, 9), "telling": (0, 10), "analysis": (0, 11),
@@ -28,7 +28,8 @@ PLACES = {  # room → column, row
     "learn": (2, 0), "races": (2, 1), "simulator": (2, 2),
 }  # fmt: skip
 ARROWS = {
-    "cli": ["widgets"], "widgets": ["search"], "search": ["experiments"],
+    "cli": ["judging", "widgets"], "judging": ["search"], "widgets": ["search"],
+    "search": ["experiments"],
     "experiments": ["workloads", "record"], "workloads": ["formats", "device"],
     "record": ["device", "trace"], "formats": ["report"], "report": ["analyses"],
     "analyses": ["figures"], "figures": ["timeline"], "timeline": ["telling"],

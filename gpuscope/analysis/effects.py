@@ -60,6 +60,11 @@ class Effect(Difference):
         return self.verdict in ("slower", "faster")
 
     @property
+    def is_tail(self) -> bool:
+        """Whether it is of the slowest calls, of which there are few: noise often hides it."""
+        return "_p90_" in self.column or "_p99_" in self.column
+
+    @property
     def reach(self) -> float:
         """The largest change, in either direction, that the interval holds."""
         return max(abs(self.low), abs(self.high))
@@ -103,17 +108,17 @@ def effect(
     tail = TAIL / judged
     change, wide = _middle(changes, tail)
     first, second = (_level(middle + sign * change / 2, least) for sign in (-1, 1))
-    found = Effect(workload, column, first, second, pairs=pairs, within=close)
+    compared = Effect(workload, column, first, second, pairs=pairs, within=close)
     if pairs < FEWEST:
-        return found
-    own, noise = _middle(control, tail)
+        return compared
+    bias, noise = _middle(control, tail)
     if math.isfinite(noise):
         wide = max(wide, noise * math.sqrt(len(control) / pairs))
-        wide += max(0.0, abs(own) - noise)  # A differs from itself by more than noise
+        wide += max(0.0, abs(bias) - noise)  # A differs from itself by more than noise
     smallest = wide * (1 + NormalDist().inv_cdf(POWER) / NormalDist().inv_cdf(1 - tail))
     ends = math.expm1(change - wide), math.expm1(change + wide)
-    found = replace(found, low=ends[0], high=ends[1], smallest=math.expm1(smallest))
-    return _judged(found, wide, asked=within is not None)
+    compared = replace(compared, low=ends[0], high=ends[1], smallest=math.expm1(smallest))
+    return _judged(compared, wide, asked=within is not None)
 
 
 def apart(
@@ -134,19 +139,19 @@ def apart(
     logs = [np.log(np.maximum(np.asarray(each, float), least)) for each in (before, after)]
     first, second = (_level(float(each.mean()), least) for each in logs)
     fewest = min(len(before), len(after))
-    found = Effect(workload, column, first, second, pairs=fewest)
+    compared = Effect(workload, column, first, second, pairs=fewest)
     if is_exact and fewest:
         change = float(logs[1].mean() - logs[0].mean())
-        return replace(found, low=math.expm1(change), high=math.expm1(change), smallest=0.0)
+        return replace(compared, low=math.expm1(change), high=math.expm1(change), smallest=0.0)
     if fewest < FEWEST:
-        return found
+        return compared
     deviation = max(map(_deviation, logs))
     error = deviation * math.sqrt(1 / len(before) + 1 / len(after))
     wide = student_t(fewest - 1, TAIL / judged) * error if error else 0.0
     change = float(logs[1].mean() - logs[0].mean())
     chance = student_t(fewest - 1, 1 - POWER) * error if error else 0.0
     ends = math.expm1(change - wide), math.expm1(change + wide), math.expm1(wide + chance)
-    return replace(found, low=ends[0], high=ends[1], smallest=ends[2])
+    return replace(compared, low=ends[0], high=ends[1], smallest=ends[2])
 
 
 def control_of(first: Sequence[float], second: Sequence[float]) -> list[float]:
@@ -156,24 +161,24 @@ def control_of(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [math.log(max(later, least) / max(earlier, least)) for earlier, later in pairs]
 
 
-def _judged(found: Effect, wide: float, *, asked: bool) -> Effect:
+def _judged(compared: Effect, wide: float, *, asked: bool) -> Effect:
     """Say what an interval comes to, and of one that tells nothing what it would take."""
-    is_seen = not found.low <= 0 <= found.high
-    if found.reach <= found.within and (asked or not is_seen):
-        return replace(found, verdict="equal")
+    is_seen = not compared.low <= 0 <= compared.high
+    if compared.reach <= compared.within and (asked or not is_seen):
+        return replace(compared, verdict="equal")
     if is_seen:
-        return replace(found, verdict="faster" if found.is_better else "slower")
-    narrower = wide / math.log1p(found.within)  # than it is now, by this factor
-    needed = math.ceil(found.pairs * narrower**2)
-    return replace(found, needed=needed if found.pairs < needed <= _MOST else None)
+        return replace(compared, verdict="faster" if compared.is_better else "slower")
+    narrower = wide / math.log1p(compared.within)  # than it is now, by this factor
+    needed = math.ceil(compared.pairs * narrower**2)
+    return replace(compared, needed=needed if compared.pairs < needed <= _MOST else None)
 
 
 def _middle(values: Sequence[float] | Floats, tail: float) -> tuple[float, float]:
     """Return the middle of values, and half of its interval; infinite of fewer than two."""
     if len(values) < 2:
         return (float(values[0]) if len(values) else 0.0), math.inf
-    if (found := rank_interval([*values], tail)) is not None:
-        middle, low, high = found
+    if (ranked := rank_interval([*values], tail)) is not None:
+        middle, low, high = ranked
         return middle, (high - low) / 2
     low, high = interval([*values], tail)
     return float(np.mean(values)), (high - low) / 2
@@ -189,7 +194,13 @@ def _deviation(values: Sequence[float] | Floats) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return what several verdicts come to: slower if any is; equal only if all are."""
+def worst(effects: Sequence[Effect]) -> Verdict:
+    """Return what several numbers come to: slower if any is; equal only if all are.
+
+    Tails count where they are seen; that they cannot be told decides nothing if others can.
+    """
+    seen = [each.verdict for each in effects if each.is_seen]
+    typical = [each.verdict for each in effects if not each.is_tail]
+    verdicts = seen or typical or [each.verdict for each in effects]
     order: tuple[Verdict, ...] = ("slower", "faster", "cannot tell", "equal")
     return next((verdict for verdict in order if verdict in verdicts), "cannot tell")

@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-import msgspec
-import numpy as np
-
 from gpuscope._text import duration
-from gpuscope._types import Floats, Ints
-from gpuscope.analysis import idle_analysis as idle
-from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.part import Part, PartKind, cut
 from gpuscope.analysis.result import Result, Row, row_of
-from gpuscope.analysis.span_rows import OPEN
-from gpuscope.analysis.steps_analysis import steps
-from gpuscope.analysis.trace_parts import TraceParts, trace_parts
-from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
-from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, range_labels, ranges_around
-from gpuscope.trace.schema import GPU_WORK
-from gpuscope.trace.sites import lines_of
 
 Cause: TypeAlias = Literal["kernels", "copies", "gaps", "launch", "waits", "SMs", "host"]
 """What a part of the time is: work that ran; ``"gaps"``: between two works, or without a known
 cause; ``"launch"``: in the launch call or on the way to the GPU; ``"waits"``: for other work, an
 event, data; ``"SMs"``: for SMs that other work held; ``"host"``: the program between calls."""
-_OF_PARTS: dict[PartKind, Cause] = {
-    "launch call": "launch",
-    "on the way": "launch",
-    "stream order": "waits",
-    "event wait": "waits",
-    "graph order": "waits",
-    "legacy default stream": "waits",
-    "copy engine": "waits",
-    "request queue": "waits",
-    "collective": "waits",
-    "SMs held": "SMs",
-    "priority": "SMs",
-    "not looking": "host",
-    "host": "host",
-    "unexplained": "gaps",
-}
-_OF_IDLE: dict[str, Cause] = {
-    idle.LAUNCH: "launch",
-    idle.ON_ITS_WAY: "launch",
-    idle.COPY: "waits",
-    idle.EVENT: "waits",
-    idle.DATA: "waits",
-    idle.THREAD: "waits",
-    idle.NEXT: "gaps",
-    idle.AFTER: "gaps",
-    idle.UNKNOWN: "gaps",
-}
-_SHOWN = 3
+SHOWN = 3
 """Spans that show one part, of either side."""
-_MOST_CALLS = 10_000
-"""Calls that are taken apart: of more, evenly many are left out."""
 _SAME = 0.002
 """A change of a part below this share of the whole is none."""
 
@@ -93,7 +49,7 @@ class Sum:
         """Add time, in so many pieces."""
         self.ns += ns
         self.count += count
-        self._longest = heapq.nlargest(_SHOWN, {*self._longest, *spans})
+        self._longest = heapq.nlargest(SHOWN, {*self._longest, *spans})
 
     @property
     def spans(self) -> tuple[int, ...]:
@@ -291,191 +247,3 @@ def joined(sides: Sequence[Side]) -> Side:
             spans = [(0.0, span) for span in each.spans] if not number else []
             sums.setdefault(what, Sum()).add(each.ns, each.count, spans)
     return Side(sums, sum(side.units for side in sides))
-
-
-# -- calls --------------------------------------------------------------------------------
-def of_calls(trace: Trace, ids: Ints) -> Side:
-    """Return what calls or requests consist of.
-
-    Raises
-    ------
-    MissingEvidence
-        The trace does not tell.
-    """
-    known, sums = trace_parts(trace), Sums()
-    names = _Names(known, trace)
-    chosen = ids[:: -(-len(ids) // _MOST_CALLS) or 1].tolist()
-    for span in chosen:
-        for part in known.parts(known.rows.position(span)):
-            names.add(sums, part)
-    return Side(sums, len(chosen))
-
-
-def of_background(trace: Trace, workload: str) -> Side:
-    """Return what the time of a workload that is never waited for consists of.
-
-    From the first to the last of its kernels in each window: what ran, and of each gap what the
-    kernel that ended it was doing.
-
-    Raises
-    ------
-    MissingEvidence
-        The trace does not tell.
-    """
-    known, sums = trace_parts(trace), Sums()
-    names, rows = _Names(known, trace), known.rows
-    of = rows.is_work & rows.having("category", (workload,)) & (rows.ends != OPEN)
-    work = np.flatnonzero(of)
-    work = work[np.argsort(rows.starts[work], kind="stable")]
-    windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-    turn = np.searchsorted(windows, rows.starts[work], "right")
-    done, before = 0, -1
-    for row, window in zip(work.tolist(), turn.tolist(), strict=True):
-        start, end = int(rows.starts[row]), int(rows.ends[row])
-        since = start if window != before else done
-        at = since
-        if start > since:
-            for part in cut(known.work.parts(row), since, start):
-                if part.start_ns > at:
-                    names.add(sums, Part("host", at, part.start_ns))
-                names.add(sums, part)
-                at = part.end_ns
-            if at < start:
-                names.add(sums, Part("host", at, start))
-        if end > max(start, since):
-            names.add(sums, Part("running", max(start, since), end, int(rows.ids[row])))
-        done, before = max(end, since), window
-    calls = int((rows.having("kind", ("handle",)) & rows.having("category", (workload,))).sum())
-    return Side(sums, calls or len(work))
-
-
-class _Names:
-    """What parts are called."""
-
-    def __init__(self, known: TraceParts, trace: Trace) -> None:
-        self._rows = known.rows
-        plans = (trace.metadata.experiment or {}).get("workloads", {})
-        self._shapes = {name: shape_of(plan) for name, plan in plans.items()}
-
-    def add(self, sums: Sums, part: Part) -> None:
-        """Add a part to what is alike."""
-        rows = self._rows
-        at = None if part.span is None else rows.position(part.span)
-        spans = [] if part.span is None else [(float(part.duration_ns), part.span)]
-        who = "" if at is None else rows.text("category", at) or ""
-        if part.kind == "running" and at is not None:
-            name = kernel_name(rows.text("name", at) or "")
-            shape = (configuration(rows.text("launch_config", at)), self._shapes.get(who, ""))
-            cause: Cause = "copies" if rows.kind(at) in ("memcpy", "memset") else "kernels"
-            what = What(cause, name, "; ".join(filter(None, shape)))
-        else:
-            held = f" ({who})" if who and part.kind not in ("launch call", "on the way") else ""
-            what = What(_OF_PARTS.get(part.kind, "kernels"), f"{part.kind}{held}")
-        sums.setdefault(what, Sum()).add(part.duration_ns, 1, spans)
-
-
-def shape_of(plan: Mapping[str, object]) -> str:
-    """Return the shape that a workload's description tells: ``"512×512×512 float16"``."""
-    sides = [str(plan[name]) for name in ("m", "n", "k", "rows", "columns") if plan.get(name)]
-    return f"{'×'.join(sides)} {plan.get('dtype', '')}".strip() if sides else ""
-
-
-def configuration(text: str | None) -> str:
-    """Return a launch configuration in words: ``"grid 132, block 128"``."""
-    try:
-        found = msgspec.json.decode(text or "{}", type=dict[str, object])
-    except msgspec.MsgspecError:  # a foreign file may hold anything
-        return ""
-    words = []
-    for name in ("grid", "block"):
-        if isinstance(sides := found.get(name), list) and sides:
-            while len(sides) > 1 and sides[-1] == 1:
-                sides.pop()
-            words.append(f"{name} {'×'.join(map(str, sides))}")
-    return ", ".join(words)
-
-
-# -- programs -----------------------------------------------------------------------------
-def of_program(trace: Trace) -> Side:
-    """Return what a GPU's steady time consists of, by range and line: what ran, and idle causes.
-
-    What runs at once shares its time equally. Of several GPUs the times are added up.
-
-    Raises
-    ------
-    MissingEvidence
-        The trace holds no kernel, copy or memset.
-    """
-    known = steps(trace)
-    found = idle.idle_causes(trace)
-    sums: Sums = {}
-    for cause in found.causes:
-        kind = _OF_IDLE.get(cause.cause)
-        if kind is None:
-            kind = "waits" if cause.cause.startswith(idle.HOST_WAIT) else "host"
-        what = What(kind, cause.cause, "", cause.range or "", cause.line or "")
-        sums.setdefault(what, Sum()).add(cause.idle_ns, cause.gaps, _ranked(cause.spans))
-    for what, ns, count, spans in _work(trace, *found.window_ns):
-        sums.setdefault(what, Sum()).add(ns, count, spans)
-    return Side(sums, len(known.steady) or 1)
-
-
-def _ranked(spans: Sequence[int]) -> list[tuple[float, int]]:
-    return [(float(len(spans) - at), span) for at, span in enumerate(spans)]
-
-
-def _work(
-    trace: Trace, low: int, high: int
-) -> Iterator[tuple[What, float, int, list[tuple[float, int]]]]:
-    """Yield what ran in a window by name, configuration, range and line."""
-    rows = rows_of(trace, *GPU_WORK)
-    starts = np.clip(trace.array("start_ns")[rows], low, high)
-    ends = np.clip(trace.array("end_ns", fill=0)[rows], low, high)
-    inside = (ends > starts) & ~is_open(trace)[rows]
-    rows, starts, ends = rows[inside], starts[inside], ends[inside]
-    shares = _shares(trace.array("device", fill=-1)[rows], starts, ends)
-    calls = launch_calls(trace)[rows]
-    owner, begun = trace.array("thread", fill=-1), trace.array("start_ns")
-    around = ranges_around(
-        trace, np.where(calls >= 0, owner[calls], -1), np.where(calls >= 0, begun[calls], 0)
-    )
-    label, labels = range_labels(trace)
-    range_code = np.where(around >= 0, label[around], 0)
-    name, names = codes(trace.spans.column("name"))
-    config, configs = codes(trace.spans.column("launch_config"))
-    site, sites = codes(trace.spans.column("site"))
-    site_code = np.where(calls >= 0, site[calls], site[rows])
-    is_kernel = np.isin(rows, rows_of(trace, "kernel", "graph"))
-    columns = (name[rows], config[rows], site_code, range_code, is_kernel.astype(np.int64))
-    first, group = combined(*columns)
-    groups = Groups(group, list(range(len(first))))
-    totals, ids = groups.sums(shares), trace.array("id")
-    for at, row in enumerate(first.tolist()):
-        of = groups.rows(at)
-        longest = of[np.argsort(shares[of])[::-1][:_SHOWN]]
-        line = lines_of(sites[site_code[row]])
-        what = What(
-            "kernels" if is_kernel[row] else "copies",
-            kernel_name(str(names[name[rows[row]]])),
-            configuration(configs[config[rows[row]]]),
-            labels[range_code[row]] or "",
-            str(line[0]) if line else "",
-        )
-        spans = [(float(shares[each]), int(ids[rows[each]])) for each in longest.tolist()]
-        yield what, float(totals[at]), len(of), spans
-
-
-def _shares(device: Ints, starts: Ints, ends: Ints) -> Floats:
-    """Return how long each work ran, where what ran at once on a device shares its time."""
-    shares = np.zeros(len(starts))
-    for number in np.unique(device).tolist():
-        of = device == number
-        times = np.r_[starts[of], ends[of]]
-        steps_of = np.r_[np.ones(of.sum(), np.int64), -np.ones(of.sum(), np.int64)]
-        order = np.argsort(times, kind="stable")
-        edges, running = times[order], np.cumsum(steps_of[order])
-        pace = np.divide(1.0, running, where=running > 0, out=np.zeros(len(running)))
-        since = np.r_[0.0, np.cumsum(np.diff(edges) * pace[:-1])]
-        low, high = (np.searchsorted(edges, each[of]) for each in (starts, ends))
-        shares[of] = since[high] - since[low]
-    return shares

@@ -84,7 +84,7 @@ def diff_command(
         make_folder(out)
         check_new(*(out / name for name in _FILES), replace=force)
     chosen = None if setting is None else (setting[0], setting[-1])
-    with _bar("diff") as tell:
+    with _bar("diff") as progress:
         result = diff(
             left,
             right,
@@ -93,7 +93,7 @@ def diff_command(
             device=device,
             rounds=rounds,
             within=within,
-            tell=tell,
+            progress=progress,
         )
     verdict = told.of_diff(result, _again())
     written = [] if out is None else _written(result, out)

@@ -40,17 +40,17 @@ class Baseline(msgspec.Struct, frozen=True):
             It cannot be read, or is no baseline.
         """
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=cls)
-        except OSError as error:
-            raise GpuscopeError(
-                f"cannot read baseline {path.name!r}: {error.strerror}: gpuscope check "
-                "--save-baseline makes one"
-            ) from error
+            baseline = msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
             raise GpuscopeError(f"{path.name!r} is no baseline: {error}") from error
-        if found.schema != "gpuscope.baseline/1":
+        except (OSError, ValueError) as error:
+            raise GpuscopeError(
+                f"cannot read baseline {path.name!r}: {getattr(error, 'strerror', None) or error}: "
+                "gpuscope check --save-baseline makes one"
+            ) from error
+        if baseline.schema != "gpuscope.baseline/1":
             raise GpuscopeError(f"{path.name!r} is a baseline of another version: make it anew")
-        return found
+        return baseline
 
 
 def differing(machine: Machine, stored: Baseline, *, other_machine: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from gpuscope._checks import closest, given
+from gpuscope._checks import closest, door, given
 from gpuscope._columns import COMPARED, PROGRAM, TOGETHER, Column
 from gpuscope._text import clean, format_value
 from gpuscope.errors import GpuscopeError, InvalidArgument
@@ -90,6 +90,7 @@ class Budget:
         return any(limit.worse is not None for limit in self.limits)
 
     @classmethod
+    @door("path")
     def read(cls, path: str | Path) -> Budget:
         """Read a file; a baseline's path is relative to its folder.
 
@@ -103,12 +104,13 @@ class Budget:
         source = Path(path)
         try:
             text = source.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise GpuscopeError(f"cannot read budget {source.name!r}: {why}") from error
         return cls.parse(text, source.parent)
 
     @classmethod
+    @door("text", "folder")
     def parse(cls, text: str, folder: Path = Path()) -> Budget:
         """Read a budget's text.
 
@@ -124,22 +126,22 @@ class Budget:
         settings, limits, stored = (data.pop(key, {}) for key in ("settings", "limits", "baseline"))
         for name, table in (("settings", settings), ("limits", limits), ("baseline", stored)):
             _check_table(name, table)
-        found = [*_limits("", data, None), *_limits("limits.", limits, None)]
+        all_limits = [*_limits("", data, None), *_limits("limits.", limits, None)]
         for setting, table in settings.items():
             _check_table(f"settings.{setting}", table)
-            found += _limits(f"settings.{setting}.", table, setting)
+            all_limits += _limits(f"settings.{setting}.", table, setting)
         file = stored.pop("file", None)
         if file is not None and not isinstance(file, str):
             raise InvalidArgument(f"baseline.file is {given(file)}; a path is needed")
-        found += [_relative(key, value) for key, value in stored.items()]
-        if not found:
+        all_limits += [_relative(key, value) for key, value in stored.items()]
+        if not all_limits:
             raise InvalidArgument(
                 "this budget has no limits: give escapes = 0, or [limits] with "
                 "'workload.column' = '<= number'"
             )
         if stored and file is None:
             raise InvalidArgument("baseline needs a file: gpuscope check --save-baseline makes one")
-        return cls(tuple(found), None if file is None else folder / file)
+        return cls(tuple(all_limits), None if file is None else folder / file)
 
 
 def _check_table(name: str, table: object) -> None:
@@ -150,17 +152,17 @@ def _check_table(name: str, table: object) -> None:
 def _limits(where: str, table: Mapping[str, object], setting: str | None) -> Iterator[Limit]:
     """Yield the limits of a table."""
     for key, value in table.items():
-        place = clean(f"{where}{key}")
+        path = clean(f"{where}{key}")
         if key in COUNTS:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidArgument(f"{place} is {given(value)}; a count is needed, such as 0")
+                raise InvalidArgument(f"{path} is {given(value)}; a count is needed, such as 0")
             yield Limit("", key, setting, "<=", value)
             continue
-        workload, column = _column(place, key)
+        workload, column = _column(path, key)
         match = _LIMIT.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             raise InvalidArgument(
-                f"{place} is {given(value)}; a text such as '<= 120' or '>= 0.8' is needed"
+                f"{path} is {given(value)}; a text such as '<= 120' or '>= 0.8' is needed"
             )
         sign: Sign = ">=" if match[1] == ">=" else "<="
         number = float(match[2]) / (100 if match[3] else 1)
@@ -168,24 +170,24 @@ def _limits(where: str, table: Mapping[str, object], setting: str | None) -> Ite
         if better and sign != (">=" if better > 0 else "<="):
             way = "more" if better > 0 else "less"
             raise InvalidArgument(
-                f"{place}: of {column} {way} is better: its limit begins with "
+                f"{path}: of {column} {way} is better: its limit begins with "
                 f"{'>=' if better > 0 else '<='}"
             )
         yield Limit(workload, column, setting, sign, number)
 
 
 def _relative(key: str, value: object) -> Limit:
-    place = clean(f"baseline.{key}")
-    workload, column = _column(place, key)
+    path = clean(f"baseline.{key}")
+    workload, column = _column(path, key)
     if not (COMPARED | PROGRAM)[column].better:
-        raise InvalidArgument(f"{place}: {column} is neither better nor worse")
+        raise InvalidArgument(f"{path}: {column} is neither better nor worse")
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidArgument(f"{place} is {given(value)}; a share such as '5 %' is needed")
+        raise InvalidArgument(f"{path} is {given(value)}; a share such as '5 %' is needed")
     return Limit(workload, column, worse=float(match[1]) / 100)
 
 
-def _column(place: str, key: str) -> tuple[str, str]:
+def _column(path: str, key: str) -> tuple[str, str]:
     """Return workload and column of a key."""
     workload, _, column = key.rpartition(".")
     whole = [*TOGETHER, *SHARES, *PROGRAM]
@@ -194,12 +196,12 @@ def _column(place: str, key: str) -> tuple[str, str]:
         return "", column
     if not workload:
         raise InvalidArgument(
-            f"{place} is no limit{closest(column, [*whole, *COUNTS])}: give 'workload.column', "
+            f"{path} is no limit{closest(column, [*whole, *COUNTS])}: give 'workload.column', "
             f"or one of {', '.join([*COUNTS, *dict.fromkeys(whole)])}"
         )
     if column not in known:
         raise InvalidArgument(
-            f"{place}: {clean(column)!r} is no column{closest(column, known)}; there are: "
+            f"{path}: {clean(column)!r} is no column{closest(column, known)}; there are: "
             f"{', '.join(known)}"
         )
     return workload, column

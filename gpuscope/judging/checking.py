@@ -159,7 +159,7 @@ class CheckResult(Result):
         return ". ".join(filter(None, [sure, *self.notes]))
 
 
-@door("device", "other_machine", rounds=(int, None))
+@door("budget", "device", "rounds", "baseline", "save_baseline", "other_machine", "stop")
 def check(
     target: Experiment | Mapping[str, object] | Sequence[str] | Command | Run | Trace | str | Path,
     budget: Budget | str | Path,
@@ -193,6 +193,8 @@ def check(
         Write one there, of all limits that are relative; nothing is compared with one.
     other_machine
         Compare with a baseline of another machine all the same.
+    stop
+        An event that ends the run of an experiment early when set.
 
     Raises
     ------
@@ -328,13 +330,13 @@ def _against(
         why = "the baseline does not have it: make it anew"
         return Kept(setting, limit, "cannot tell", None, reason=why)
     after = values[:1] if is_exact else values[1:]
-    found = apart(limit.workload, limit.column, before, after, judged=judged, is_exact=is_exact)
-    sign = -found.about.better or 1
-    worse = sorted(sign * end for end in (found.low, found.high))
+    change = apart(limit.workload, limit.column, before, after, judged=judged, is_exact=is_exact)
+    sign = -change.about.better or 1
+    worse = sorted(sign * end for end in (change.low, change.high))
     allowed = limit.worse or 0.0
     if not math.isfinite(worse[1] - worse[0]):
         why = f"{FEWEST} processes of each tell how sure it is"
-        return Kept(setting, limit, "cannot tell", sign * found.change, reason=why, effect=found)
+        return Kept(setting, limit, "cannot tell", sign * change.change, reason=why, effect=change)
     verdict: Judged = "holds"
     if worse[0] > allowed:
         verdict = "violated"
@@ -342,7 +344,7 @@ def _against(
         verdict = "cannot tell"
     why = "the limit lies within its interval" if verdict == "cannot tell" else ""
     low, high = worse
-    return Kept(setting, limit, verdict, sign * found.change, low, high, why, effect=found)
+    return Kept(setting, limit, verdict, sign * change.change, low, high, why, effect=change)
 
 
 def _counted(limit: Limit, setting: str, seen: Seen) -> Kept:
@@ -353,23 +355,23 @@ def _counted(limit: Limit, setting: str, seen: Seen) -> Kept:
     spans: tuple[int, ...] = ()
     try:
         if limit.column == "escapes":
-            found, spans = _escapes(trace)
+            number, spans = _escapes(trace)
         elif limit.column == "hazards":
             searched = hazards(seen.searched.get(setting, trace))
-            found = sum(fact.count for fact in searched.found)
+            number = sum(fact.count for fact in searched.found)
             missing = searched.facts.undecided
-            if missing and found <= limit.value:
+            if missing and number <= limit.value:
                 why = f"{missing:,} accesses are undecided"
-                return Kept(setting, limit, "cannot tell", found, found, found, why)
+                return Kept(setting, limit, "cannot tell", number, number, number, why)
         else:
-            found, spans = _on_default_stream(trace)
+            number, spans = _on_default_stream(trace)
     except MissingEvidence as error:
         return Kept(setting, limit, "cannot tell", None, reason=str(error))
-    verdict: Judged = "holds" if found <= limit.value else "violated"
+    verdict: Judged = "holds" if number <= limit.value else "violated"
     if verdict == "holds" and trace.metadata.missing:
         why = f"rows are missing: {trace.metadata.missing}"
-        return Kept(setting, limit, "cannot tell", found, found, found, why, spans)
-    return Kept(setting, limit, verdict, found, found, found, "", spans)
+        return Kept(setting, limit, "cannot tell", number, number, number, why, spans)
+    return Kept(setting, limit, verdict, number, number, number, "", spans)
 
 
 def _escapes(trace: Trace) -> tuple[int, tuple[int, ...]]:

@@ -8,19 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpuscope._checks import given
+from gpuscope._checks import door, given
 from gpuscope.analyses.comparing import CompareResult
 from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
 from gpuscope.analysis.result import Row, sentences
-from gpuscope.analysis.split_analysis import (
-    SplitResult,
-    joined,
-    of_background,
-    of_calls,
-    of_program,
-    split,
-)
+from gpuscope.analysis.split_analysis import SplitResult, joined, split
+from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
 from gpuscope.judging import sides
 from gpuscope.judging.programs import PROGRAM, values_of_program
@@ -64,8 +58,8 @@ class DiffResult(CompareResult):
     >>> result.verdict, gs.diff(one, one, device=gpu).verdict
     ('slower', 'equal')
     >>> split = result.splits[0]
-    >>> round(sum(part.change_ns for part in split.parts) - (split.after_ns - split.before_ns), 3)
-    0.0
+    >>> round(sum(part.change_ns for part in split.parts) - split.after_ns + split.before_ns)
+    0
     """
 
     turns: Turns | None = field(default=None, repr=False)
@@ -80,7 +74,7 @@ class DiffResult(CompareResult):
     @property
     def verdict(self) -> Verdict:
         """``"slower"`` if any number is; ``"equal"`` only if all are."""
-        return worst([each.verdict for each in self.effects])
+        return worst(self.effects)
 
     @property
     def decisive(self) -> Effect:
@@ -102,6 +96,7 @@ class DiffResult(CompareResult):
         of = next((each for each in self.splits if each.of == workload), None)
         return compared(self, findings=self.findings, split=of)
 
+    @door(workload=str)
     def split(self, workload: str) -> SplitResult:
         """Return the time of a workload's call, or of a step of the program, in parts.
 
@@ -138,6 +133,11 @@ class DiffResult(CompareResult):
         control = f"no narrower than A against A ({len(self.turns.control)} pairs)"
         if self.is_simulated and unit == "round":
             control = "simulated: A against A is equal to the ns"
+        tails = [
+            f"{each.workload}'s {each.about.quantity} (± {each.reach:.0%})"
+            for each in self.effects
+            if each.is_tail and each.verdict == "cannot tell"
+        ]
         apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
         clocks = self.turns.clocks_mhz()
         mhz = [f"{clock:.0f}" for clock in clocks if clock is not None]
@@ -146,6 +146,9 @@ class DiffResult(CompareResult):
             f"numbers together, by signed ranks, {control}; smallest seen: the change that would "
             "have been seen four times of five",
             apart,
+            f"cannot be told within {self.effects[0].within:.0%}: {', '.join(tails)}"
+            if tails
+            else "",
             f"SM clock {' and '.join(mhz)} MHz" if mhz else "",
             self.caution,
         )
@@ -176,8 +179,8 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
             [before.values[key] for before, _ in pairs],
             [after.values[key] for _, after in pairs],
             control_of(
-                [one.values[key] for one, _ in turns.control],
-                [other.values[key] for _, other in turns.control],
+                [first.values[key] for first, _ in turns.control],
+                [second.values[key] for _, second in turns.control],
             ),
             judged=len(keys),
             within=within,
@@ -217,11 +220,11 @@ def _result(
     cautions: Sequence[str],
 ) -> DiffResult:
     """Return the result of experiments."""
-    told = dict.fromkeys(each.workload for each in effects)
+    judged_workloads = dict.fromkeys(each.workload for each in effects)
     timed = {each.workload for each in effects if not each.about.is_rate}
-    pairs = {name: found for name, found in paired_calls(both).items() if name in timed}
+    pairs = {name: paired for name, paired in paired_calls(both).items() if name in timed}
     splits = []
-    for workload in told:
+    for workload in judged_workloads:
         with contextlib.suppress(MissingEvidence):
             if workload in pairs:
                 ids = pairs[workload].first, pairs[workload].second

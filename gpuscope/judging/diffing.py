@@ -6,12 +6,12 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from gpuscope._checks import count, door, given
+from gpuscope._checks import SeveralOf, count, door, given
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.experiment import Experiment, as_experiment
@@ -19,7 +19,7 @@ from gpuscope.formats.reading import load_trace
 from gpuscope.judging import sides
 from gpuscope.judging.diff_result import DiffResult, judged, of_captures, of_saved
 from gpuscope.judging.programs import Command, ProgramSide, checked_out
-from gpuscope.judging.sides import Side
+from gpuscope.judging.sides import Side, is_folder
 from gpuscope.judging.turns import Tell, in_turns
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -39,7 +39,15 @@ _ROUND_NS, _LONGEST = 300_000_000, 100
 """A round is at least so long: a shorter experiment repeats its calls, up to so often."""
 
 
-@door("device", rounds=(int, None), within=(float, None), at=(str, None), stop=(object, None))
+@door(
+    "device",
+    setting=(str, SeveralOf(str, 2), None),
+    at=(str, None),
+    rounds=(int, None),
+    within=(float, None),
+    progress=(Callable, None),
+    stop=(threading.Event, None),
+)
 def diff(
     first: Compared,
     second: Compared | None = None,
@@ -49,7 +57,7 @@ def diff(
     device: Device | str | None = None,
     rounds: int | None = None,
     within: float | None = None,
-    tell: Tell | None = None,
+    progress: Tell | None = None,
     stop: threading.Event | None = None,
 ) -> DiffResult:
     """Say whether the second is slower than the first, by how much, how sure that is, and why.
@@ -78,7 +86,7 @@ def diff(
     within
         Numbers that differ by less than this share are equal. Not given: 0.05, unless a difference
         is seen.
-    tell
+    progress
         Called with what is measured, and how many rounds are done of how many.
     stop
         Ends it early when set, as Ctrl-C does; what was measured counts.
@@ -96,7 +104,7 @@ def diff(
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> gemm = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "s", "repeats": 20}
+    >>> gemm = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "s"}
     >>> one = {"name": "one", "streams": {"s": {}}, "workloads": {"w": gemm},
     ...        "partitions": {"a": 16},
     ...        "settings": {"all": {"partitions": {}},
@@ -114,26 +122,26 @@ def diff(
         raise InvalidArgument("give a second one, two settings of the first, or a revision (at)")
     with contextlib.ExitStack() as held:
         latter = first if second is None else second
-        now = _known("first" if second is None else "second", latter, named[1])
-        one = _known("first", first, named[0]) if at is None else _at(at, first, now, held)
-        names = _names(named, at, one, now)
-        match one, now:
+        right = _known("first" if second is None else "second", latter, named[1])
+        left = _known("first", first, named[0]) if at is None else _at(at, first, right, held)
+        names = _names(named, at, left, right)
+        match left, right:
             case (Saved(), Saved()):
-                return of_saved(one.trace, now.trace, names, within)
+                return of_saved(left.trace, right.trace, names, within)
             case (Saved() | Trace(), Saved() | Trace()):
-                both = [each.trace if isinstance(each, Saved) else each for each in (one, now)]
+                both = [each.trace if isinstance(each, Saved) else each for each in (left, right)]
                 return of_captures(both[0], both[1], names)
             case (Command(), Command()) if device is None:
                 usual, control = PROCESSES, 0
-                before: Side = ProgramSide(names[0], one)
-                after: Side = ProgramSide(names[1], now)
+                before: Side = ProgramSide(names[0], left)
+                after: Side = ProgramSide(names[1], right)
             case (Experiment(), Experiment()):
-                for experiment, name in zip((one, now), named, strict=True):
+                for experiment, name in zip((left, right), named, strict=True):
                     sides.setting_of(experiment, name)
                 target = sides.target_of(device)
                 before, after = (
                     sides.side_of_experiment(*each, target)
-                    for each in zip(names, (one, now), named, strict=True)
+                    for each in zip(names, (left, right), named, strict=True)
                 )
                 usual, control = PROCESSES, 0
                 if not before.is_process:
@@ -143,22 +151,22 @@ def diff(
                 raise InvalidArgument("device is for experiments: a program opens its own")
             case _:
                 raise InvalidArgument(
-                    f"{_SORTS[type(one)]} and {_SORTS[type(now)]} cannot be compared: give two of "
-                    "one kind"
+                    f"{_SORTS[type(left)]} and {_SORTS[type(right)]} cannot be compared: "
+                    "give two of one kind"
                 )
         turns = in_turns(
             before,
             after,
             rounds or usual,
             control,
-            tell or (lambda *_: None),
+            progress or (lambda *_: None),
             stop or threading.Event(),
         )
     return judged(turns, names, within)
 
 
 def _settled(both: Sequence[Side], *, simulated: bool) -> int:
-    """Make rounds long enough, by one round of the first; returns how many pairs there is time for.
+    """Make rounds long enough, by one round of the first; returns how many pairs to measure.
 
     A round of a few ms would be mostly noise of the host, and of beginning to record.
     """
@@ -218,7 +226,7 @@ def _from_path(which: str, path: Path, setting: str | None) -> _Known:
         return as_experiment(path)
     if path.suffix == ".py":
         return Command.parse([str(path)])
-    if path.is_dir():
+    if is_folder(path):
         return Saved(sides.saved_trace(which, path, setting))
     return load_trace(path)
 

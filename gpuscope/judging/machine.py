@@ -42,22 +42,24 @@ class Machine(msgspec.Struct, frozen=True):
 
     def differs(self, other: Machine) -> list[str]:
         """Say in what another machine differs so that its figures cannot be compared."""
-        told = [
-            f"{name} {mine or 'unknown'}, there {theirs or 'unknown'}"
-            for name, mine, theirs in (
+        differences = [
+            f"{name} {here or 'unknown'}, there {there or 'unknown'}"
+            for name, here, there in (
                 ("GPU", self.gpu, other.gpu),
                 ("SMs", self.sms, other.sms),
                 ("driver", self.driver, other.driver),
                 ("CPU", self.cpu, other.cpu),
                 ("cores", self.cores, other.cores),
             )
-            if mine != theirs
+            if here != there
         ]
         if self.clock_mhz and other.clock_mhz:
             apart = abs(self.clock_mhz - other.clock_mhz) / other.clock_mhz
             if apart > _CLOCKS_APART:
-                told.append(f"SM clock {self.clock_mhz:.0f} MHz, there {other.clock_mhz:.0f}")
-        return told
+                differences.append(
+                    f"SM clock {self.clock_mhz:.0f} MHz, there {other.clock_mhz:.0f}"
+                )
+        return differences
 
     def other_versions(self, other: Machine) -> list[str]:
         """Say which versions differ."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscope import _interrupts
+from gpuscope._checks import SeveralOf, door
 from gpuscope._text import clean, shortened
 from gpuscope.analysis.idle_analysis import idle_causes
-from gpuscope.analysis.split_analysis import of_program
+from gpuscope.analysis.split_sides import of_program
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.experiments.experiment import Experiment
@@ -43,6 +44,14 @@ class Command:
         That runs it.
     program
         The script or, behind ``-m``, the module, and its arguments.
+    folder
+        Where it runs.
+
+    Examples
+    --------
+    >>> from gpuscope.judging import Command
+    >>> Command.parse("python train.py --steps 100").program
+    ('train.py', '--steps', '100')
     """
 
     interpreter: str
@@ -50,6 +59,7 @@ class Command:
     folder: Path
 
     @classmethod
+    @door(text=(str, SeveralOf(str)), folder=(Path, None))
     def parse(cls, text: str | Sequence[str], folder: Path | None = None) -> Command:
         """Read a command line such as ``"python train.py --steps 100"``.
 
@@ -155,8 +165,8 @@ def _done(line: Sequence[str], who: str, folder: Path) -> None:
         line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     if done.returncode:
-        told = shortened(done.stderr.decode("utf-8", "replace"), 0, _LAST)
-        raise GpuscopeError(f"{who} ended with status {done.returncode}: {told}")
+        errors = shortened(done.stderr.decode("utf-8", "replace"), 0, _LAST)
+        raise GpuscopeError(f"{who} ended with status {done.returncode}: {errors}")
 
 
 # -- revisions ----------------------------------------------------------------------------

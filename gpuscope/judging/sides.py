@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ class RankedSide:
     ) -> None:
         self.name, self._device = name, device
         self._setting = setting_of(experiment, setting).name
-        named = {key: one for key, one in experiment.settings.items() if key == self._setting}
+        named = {key: plan for key, plan in experiment.settings.items() if key == self._setting}
         self.experiment = experiment.model_copy(
             update={"rounds": 1, "alone_repeats": 0, "settings": named}
         )
@@ -201,6 +202,13 @@ def rounds_of(trace: Trace) -> list[Round]:
 
 
 # -- what was saved -----------------------------------------------------------------------
+def is_folder(path: Path) -> bool:
+    """Whether a path is of a folder; no error of any text."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.is_dir()
+    return False
+
+
 def saved_trace(which: str, given: Run | Path, setting: str | None) -> Trace:
     """Return the trace of a setting of a run, or of its only one.
 

@@ -86,7 +86,7 @@ def of_check(result: CheckResult, again: str = "") -> Verdict:
 
 def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "") -> Verdict:
     """Return the verdict on one limit of a budget."""
-    limit, found = kept.limit, kept.effect
+    limit, effect = kept.limit, kept.effect
     relative = limit.worse is not None
     bound = limit.worse if limit.worse is not None else limit.value
     ends = None if kept.low is None and kept.high is None else (kept.low, kept.high)
@@ -103,7 +103,7 @@ def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "")
         value=None if relative else rounded(kept.value),
         limit=rounded(bound),
         interval=ends and (rounded(ends[0]), rounded(ends[1])),
-        smallest_visible=rounded(found.smallest) if found else None,
+        smallest_visible=rounded(effect.smallest) if effect else None,
         rounds=Rounds(result.unit, result.rounds),
         clocks_mhz=(result.machine.clock_mhz, None) if result.machine.clock_mhz else None,
         is_simulated=result.is_simulated,

@@ -61,7 +61,7 @@ def in_turns(
     second: Side,
     rounds: int,
     control: int,
-    tell: Tell,
+    progress: Tell,
     stop: threading.Event,
 ) -> Turns:
     """Measure A against A, then A and B in blocks ABBA.
@@ -86,7 +86,7 @@ def in_turns(
         rounds = []
         for side in (left, right) if number % 2 == 0 else (right, left):
             _interrupts.deliver()
-            tell(f"{what}, {side.name}", done, total)
+            progress(f"{what}, {side.name}", done, total)
             rounds.append(side.measure(number))
             done += 1
         return (rounds[0], rounds[1]) if number % 2 == 0 else (rounds[1], rounds[0])
@@ -105,10 +105,10 @@ def in_turns(
     if not pairs:
         raise NothingRecorded("it was stopped before anything was compared: run it again")
     if not control:
-        alone = [one for one, _ in pairs]
+        alone = [of_first for of_first, _ in pairs]
         of_a = list(zip(alone[::2], alone[1::2], strict=False))
-    spread = usual_spread([(one.conditions, other.conditions) for one, other in of_a])
-    apart = [differ(one.conditions, other.conditions, spread) for one, other in pairs]
+    spread = usual_spread([(left.conditions, right.conditions) for left, right in of_a])
+    apart = [differ(left.conditions, right.conditions, spread) for left, right in pairs]
     kept = [each for each, why in zip(pairs, apart, strict=True) if not why]
     unit = "process" if first.is_process else "round"
     return Turns(unit, kept, of_a, tuple(filter(None, apart)))

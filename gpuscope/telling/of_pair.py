@@ -31,7 +31,8 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
     if result.bands is not None:
         return (*_of_forecast(result, result.bands),)
     if not result.seen:
-        largest = max(result.timed or result.differences, key=_least_told)
+        typical = [each for each in result.timed if not (isinstance(each, Effect) and each.is_tail)]
+        largest = max(typical or result.timed or result.differences, key=_least_told)
         return (_unchanged(result, largest), *_calls(result, largest.workload))
     clearest = max(result.seen, key=lambda each: each.clarity)
     costs = [
@@ -43,7 +44,7 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
 
 
 def _least_told(each: Difference) -> float:
-    """Return what the largest of differences that are not seen is chosen by."""
+    """Return by what the one of differences that are not seen is chosen that tells least."""
     if isinstance(each, Effect) and each.pairs >= FEWEST:
         return each.reach
     return abs(each.change)

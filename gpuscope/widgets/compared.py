@@ -14,7 +14,8 @@ from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.compare_figure import difference_look, part_colour
+from gpuscope.figures.compare_figure import difference_look
+from gpuscope.figures.compare_lanes import part_colour
 from gpuscope.figures.latency_figure import slower
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich

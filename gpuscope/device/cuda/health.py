@@ -30,9 +30,9 @@ def health_of(system: Untyped) -> Health:
 
 def health_of_all() -> dict[str, Health]:
     """Return what is known of each GPU of this machine by its UUID; takes no context on it."""
-    found: dict[str, Health] = {}
+    health_by_uuid: dict[str, Health] = {}
     with contextlib.suppress(Exception):
         system = importlib.import_module("cuda.core.system")
         for device in system.Device.get_all_devices():
-            found[str(device.uuid)] = health_of(device)
-    return found
+            health_by_uuid[str(device.uuid)] = health_of(device)
+    return health_by_uuid

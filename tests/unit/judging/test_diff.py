@@ -108,7 +108,7 @@ def test_a_stop_ends_it_early_and_what_was_measured_counts(gpu):
         if done == 6:
             stop.set()
 
-    result = gs.diff(ONE, ONE, device=gpu, rounds=10, tell=tell, stop=stop)
+    result = gs.diff(ONE, ONE, device=gpu, rounds=10, progress=tell, stop=stop)
     assert len(result.turns.pairs) == 3
     assert [done for _, done, _ in told] == list(range(8))
     stop.set()

@@ -141,10 +141,20 @@ def test_processes_that_did_not_take_turns_are_compared_by_their_means():
     assert math.isinf(apart("w", "latency_p50_us", [1.0], [2.0]).high)
 
 
-def test_several_verdicts_come_to_the_worst():
-    assert worst(["equal", "faster", "slower", "cannot tell"]) == "slower"
-    assert worst(["equal", "cannot tell"]) == "cannot tell"
-    assert worst(["equal", "equal"]) == "equal"
+def test_several_numbers_come_to_the_worst():
+    steady, wild = [100.0] * 8, [60.0, 150.0, 90.0, 130.0, 70.0, 110.0, 100.0, 120.0]
+    equal = effect("w", "latency_p50_us", steady, steady, [])
+    slower = effect("w", "latency_p50_us", steady, [110.0] * 8, [])
+    faster = effect("v", "calls_per_s", steady, [110.0] * 8, [])
+    unknown = effect("w", "latency_p50_us", steady, wild, [])
+    tail = effect("w", "latency_p99_us", steady, wild, [])
+    assert (unknown.verdict, tail.verdict, tail.is_tail) == ("cannot tell", "cannot tell", True)
+    assert worst([equal, faster, slower, unknown]) == "slower"
+    assert worst([equal, faster]) == "faster"
+    assert worst([equal, unknown]) == "cannot tell"
+    assert worst([equal, tail]) == "equal"
+    assert worst([equal, effect("w", "latency_p99_us", steady, [150.0] * 8, [])]) == "slower"
+    assert worst([tail]) == "cannot tell"
     assert worst([]) == "cannot tell"
 
 

@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -378,7 +379,22 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }),
         "analysis.settings_table": (analysis.settings_table, {"traces": run}),
         "compare": (gs.compare, {"first": trace, "second": run, "names": ("a", "b")}),
-        "figures.compared": (figures.compared, {"result": gs.compare(trace, trace)}),
+        "figures.compared": (figures.compared, {
+            "result": gs.compare(trace, trace), "findings": None, "split": None,
+        }),
+        "diff": (gs.diff, {
+            "first": EXPERIMENT, "second": EXPERIMENT, "setting": None, "at": None, "device": gpu,
+            "rounds": 3, "within": None, "progress": None, "stop": None,
+        }),
+        "check": (gs.judging.check, {
+            "target": run, "budget": gs.judging.Budget.parse("escapes = 0"), "device": None,
+            "rounds": None, "baseline": None, "save_baseline": None, "other_machine": False,
+            "stop": None,
+        }),
+        "Budget.read": (gs.judging.Budget.read, {"path": "budget.toml"}),
+        "Budget.parse": (gs.judging.Budget.parse, {"text": "escapes = 0", "folder": Path()}),
+        "Command.parse": (gs.judging.Command.parse, {"text": "train.py", "folder": None}),
+        "DiffResult.split": (gs.diff(trace, trace).split, {"workload": "w"}),
         "figures.confinement": (figures.confinement, {"judged": trace}),
         "figures.interference": (figures.interference, {"result": shares}),
         "figures.latency": (figures.latency, {"traces": run, "handle": "w"}),

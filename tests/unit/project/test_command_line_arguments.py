@@ -64,6 +64,9 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "sweep": (["plan.json"], VARIED),
     "tune": (["plan.json"], {**VARIED, "--objective": "w.calls_per_s"}),
     "interference": (["plan.json"], {**SIMULATED, **FEW}),
+    "diff": (["plan.json", "plan.json"], {**SIMULATED, "--rounds": "3"}),
+    "check": (["plan.json"], {**SIMULATED, "--budget": "budget.toml"}),
+    "skill": ([], {}),
     "view": (["trace.parquet"], {"--force": None}),
     "export": (["trace.parquet", "out.json"], {"--force": None}),
     "merge": (["trace.parquet"], {"--out": "merged.parquet", "--force": None}),
@@ -111,6 +114,7 @@ def _somewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(EXPERIMENT))
     (tmp_path / "program.py").touch()
+    (tmp_path / "budget.toml").write_text("escapes = 0")
     (tmp_path / "dangling").symlink_to("nowhere")
     for folder in ("folder", "handed_in", "lessons"):
         (tmp_path / folder).mkdir()

@@ -1112,6 +1112,9 @@ def pages() -> dict[Path, str]:
     found[help_page] = between(
         help_page.read_text("utf-8"), "culprits table", culprits_table(culprits)
     )
+    slower = ROOT / "docs" / "howto" / "did_it_get_slower.md"
+    seen = json.loads((RESULTS / "diff.json").read_text("utf-8"))
+    found[slower] = between(slower.read_text("utf-8"), "diff table", diff_table(seen))
     experiment = ROOT / "docs" / "experiment.md"
     found[experiment] = between(experiment.read_text("utf-8"), "kinds", kinds_table())
     rules, notes = (ROOT / "docs" / name for name in ("rules.md", "coverage.toml"))
@@ -1154,6 +1157,37 @@ def culprits_table(results: dict[str, Any]) -> list[str]:
         "the same traces that the GPU waited for the host, and names no culprit; its idle shares",
         f"differ by at most {idle:.1f} points: gpuscope leaves warm-up out.",
     ]  # fmt: skip
+
+
+def diff_table(results: dict[str, Any]) -> list[str]:
+    """Return how often equal sides were called different, and what was seen of known changes."""
+    rows = {row["what"]: row for row in results["rows"]}
+    machine = results["machine"].partition(", ")[2]
+    lines = [
+        f"On an {machine} ({results['date']}, `{results['command']}`;",
+        f"{results['note']}), each diff of about 30 s:",
+        "",
+        "| compared with itself | false alarms | p50 within | one capture of each, floor 2 % |",
+        "| --- | --- | --- | --- |",
+    ]
+    for what, row in rows.items():
+        if not what.startswith("same: ") or not what.endswith(": false alarms"):
+            continue
+        name = what.removeprefix("same: ").removesuffix(": false alarms")
+        captures = rows[f"same: {name}: one capture of each, floor 2 %"]
+        reach = [max(abs(low), abs(high)) for of, _, low, high, _ in row["numbers"] if "p50" in of]
+        within = " and ".join(f"{100 * each:.1f} %" for each in reach)
+        alarms = f"{captures['value']} {captures['unit']} are false alarms"
+        lines.append(f"| {name} | {row['value']} {row['unit']} | {within} | {alarms} |")
+    lines += ["", "| a kernel of 100 µs takes longer by | seen | interval holds it |"]
+    lines.append("| --- | --- | --- |")
+    for what, row in rows.items():
+        if what.startswith("changed by ") and what.endswith(": seen"):
+            held = rows[what.replace(": seen", ": interval holds it")]
+            share = what.removeprefix("changed by ").partition(" of")[0]
+            cells = f"{row['value']} {row['unit']} | {held['value']} {held['unit']}"
+            lines.append(f"| {share} | {cells} |")
+    return lines
 
 
 def kinds_table() -> list[str]:

@@ -16,6 +16,7 @@ from gpuscope.analysis.split_analysis import SHOWN, Cause, Side, Sum, Sums, What
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
+from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around
 from gpuscope.trace.schema import GPU_WORK
@@ -48,6 +49,8 @@ _OF_IDLE: dict[str, Cause] = {
     idle.AFTER: "gaps",
     idle.UNKNOWN: "gaps",
 }
+_INPUTS = 3
+"""Of an operator's inputs, how many shapes are told."""
 _MOST_CALLS = 10_000
 """Calls that are taken apart: of more, evenly many are left out."""
 
@@ -195,17 +198,17 @@ def _work(
     shares = _shares(trace.array("device", fill=-1)[rows], starts, ends)
     calls = launch_calls(trace)[rows]
     owner, begun = trace.array("thread", fill=-1), trace.array("start_ns")
-    around = ranges_around(
-        trace, np.where(calls >= 0, owner[calls], -1), np.where(calls >= 0, begun[calls], 0)
-    )
+    launched = np.where(calls >= 0, owner[calls], -1), np.where(calls >= 0, begun[calls], 0)
+    around = ranges_around(trace, *launched)
     label, labels = range_labels(trace)
     range_code = np.where(around >= 0, label[around], 0)
     name, names = codes(trace.spans.column("name"))
     config, configs = codes(trace.spans.column("launch_config"))
     site, sites = codes(trace.spans.column("site"))
     site_code = np.where(calls >= 0, site[calls], site[rows])
+    shape, shapes = _operator_shapes(trace, *launched)
     is_kernel = np.isin(rows, rows_of(trace, "kernel", "graph"))
-    columns = (name[rows], config[rows], site_code, range_code, is_kernel.astype(np.int64))
+    columns = (name[rows], config[rows], site_code, range_code, is_kernel.astype(np.int64), shape)
     first, group = combined(*columns)
     groups = Groups(group, list(range(len(first))))
     totals, ids = groups.sums(shares), trace.array("id")
@@ -216,12 +219,44 @@ def _work(
         what = What(
             "kernels" if is_kernel[row] else "copies",
             kernel_name(str(names[name[rows[row]]])),
-            configuration(configs[config[rows[row]]]),
+            "; ".join(
+                filter(None, (configuration(configs[config[rows[row]]]), shapes[shape[row]]))
+            ),
             labels[range_code[row]] or "",
             str(line[0]) if line else "",
         )
         spans = [(float(shares[each]), int(ids[rows[each]])) for each in longest.tolist()]
         yield what, float(totals[at]), len(of), spans
+
+
+class _Operator(msgspec.Struct):
+    """What torch.profiler tells of an operator, with ``record_shapes=True``."""
+
+    dims: list[object] = msgspec.field(name="Input Dims", default_factory=list)
+
+
+def _operator_shapes(trace: Trace, threads: Ints, times: Ints) -> tuple[Ints, list[str]]:
+    """Return for each launch the number of its operator's shapes, and the shapes."""
+    payload, texts = codes(trace.spans.column("payload"))
+    ranges = rows_of(trace, "range")
+    owner, starts = trace.array("thread", fill=-1)[ranges], trace.array("start_ns")[ranges]
+    ends = trace.array("end_ns", fill=0)[ranges]
+    inner = innermost(threads, times, owner, starts, ends - 1)
+    code = np.where(inner >= 0, np.r_[payload[ranges], -1][inner], -1)
+    numbers = {"": 0}
+    number_of = np.zeros(len(texts) + 1, np.int64)
+    for used in np.unique(code[code >= 0]).tolist():
+        number_of[used] = numbers.setdefault(_dims(texts[used]), len(numbers))
+    return number_of[code], list(numbers)
+
+
+def _dims(payload: str | None) -> str:
+    try:
+        dims = msgspec.json.decode(payload or "{}", type=_Operator).dims
+    except msgspec.MsgspecError:  # a range's payload may be anything
+        return ""
+    sides = [each for each in dims if isinstance(each, list) and each]
+    return ", ".join("×".join(map(str, each)) for each in sides[:_INPUTS])
 
 
 def _shares(device: Ints, starts: Ints, ends: Ints) -> Floats:

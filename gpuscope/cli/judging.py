@@ -202,7 +202,8 @@ def skill_command() -> None:
 
     Example: gpuscope skill > .agents/skills/gpuscope/SKILL.md
     """
-    sys.stdout.write(resources.files("gpuscope.judging").joinpath("SKILL.md").read_text("utf-8"))
+    skill = resources.files("gpuscope.judging").joinpath("SKILL.md").read_text("utf-8")
+    terminal.say_text(skill.rstrip("\n"))
 
 
 def _again() -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import numpy as np
 
@@ -32,12 +32,8 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 from gpuscope.trace.schema import GPU_WORK
 
-ROUNDS, PROCESSES = 5, 5
-"""Rounds, or processes, that tell how sure a number on a GPU is."""
 _SPANS = 8
 _PERCENTILES = {"_p50_": 0.5, "_p90_": 0.9, "_p99_": 0.99}
-Numbers: TypeAlias = dict[tuple[str, str], list[float]]
-"""Workload and column → the number of each round or process."""
 
 
 @dataclass(frozen=True)

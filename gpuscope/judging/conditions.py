@@ -31,8 +31,8 @@ class Conditions:
         Medians of the readings; ``None`` where NVML does not tell.
     slowed
         Reasons for which the clock was held down from outside.
-    processes
-        How many had a context on it, at most.
+    others
+        Processes that had a context on it beside the one that is measured.
     readings
         How many readings these are.
     """
@@ -40,7 +40,7 @@ class Conditions:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     slowed: tuple[str, ...] = ()
-    processes: int = 0
+    others: int = 0
     readings: int = 0
 
 
@@ -72,8 +72,15 @@ class Watch:
             if self._over.wait(_EVERY_S):
                 return
 
-    def of(self, uuid: str | None) -> Conditions:
-        """Return how a GPU stood; of the only one where there is no other."""
+    def of(self, uuid: str | None, *, is_here: bool = False) -> Conditions:
+        """Return how a GPU stood; of the only one where there is no other.
+
+        Parameters
+        ----------
+        is_here
+            Whether this process has a context on it. Else what is measured has begun after the
+            first reading.
+        """
         known = [
             seen[uuid or ""] if uuid in seen else next(iter(seen.values()))
             for seen in self._seen
@@ -82,6 +89,7 @@ class Watch:
         clocks = [health["sm_clock_mhz"] for health in known if "sm_clock_mhz" in health]
         powers = [health["power_w"] for health in known if "power_w" in health]
         reasons = {reason for health in known for reason in health.get("throttle_reasons", ())}
+        processes = [health.get("processes", 0) for health in known] or [0]
         slowed = sorted(
             reason for reason in reasons if any(word in reason.lower() for word in _SLOWED)
         )
@@ -89,7 +97,7 @@ class Watch:
             median(clocks) if clocks else None,
             median(powers) if powers else None,
             tuple(slowed),
-            max((health.get("processes", 0) for health in known), default=0),
+            max(0, *processes) - 1 if is_here and any(processes) else processes[0],
             len(known),
         )
 

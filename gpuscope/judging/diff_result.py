@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _APART = "a process apart may differ by more: by 0.5 % on the GPU, by 19 % where the host counts"
-"""Measured: two processes of one program on an H100 (docs/definitions.md)."""
+"""Medians of the differences of two equal processes on an H100 (2026-11-25, torch 2.11)."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,9 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
             "differed: lock the clocks, or find what slows the GPU"
         )
         pairs = []
-    if turns.processes > 1 and turns.unit == "round":
-        cautions.append(f"{turns.processes - 1} other processes use this GPU: rounds may be theirs")
+    if turns.others:
+        several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
+        cautions.append(f"{several} this GPU: what is measured is theirs, too")
     keys = numbers(turns.pairs or turns.control)
     if not keys:
         raise MissingEvidence(

@@ -19,7 +19,7 @@ from gpuscope.formats.reading import load_trace
 from gpuscope.judging import sides
 from gpuscope.judging.diff_result import DiffResult, judged, of_captures, of_saved
 from gpuscope.judging.programs import Command, ProgramSide, checked_out
-from gpuscope.judging.sides import Side, is_folder
+from gpuscope.judging.sides import Side, is_experiment_file, is_folder
 from gpuscope.judging.turns import Tell, in_turns
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -222,20 +222,13 @@ def _known(which: str, found: Compared, setting: str | None) -> _Known:
 
 def _from_path(which: str, path: Path, setting: str | None) -> _Known:
     """Return what a path is of."""
-    if path.suffix == ".toml" or (path.suffix == ".json" and not _is_trace(path)):
+    if is_experiment_file(path):
         return as_experiment(path)
     if path.suffix == ".py":
         return Command.parse([str(path)])
     if is_folder(path):
         return Saved(sides.saved_trace(which, path, setting))
     return load_trace(path)
-
-
-def _is_trace(path: Path) -> bool:
-    """Whether a JSON file is a Chrome trace, not an experiment."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return b"traceEvents" in file.read(1 << 16)
-    return False
 
 
 def _names(

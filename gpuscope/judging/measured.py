@@ -22,7 +22,7 @@ from gpuscope.formats.reading import load_trace
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine, machine_of
 from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
-from gpuscope.judging.sides import is_folder, rounds_of, target_of
+from gpuscope.judging.sides import is_experiment_file, is_folder, rounds_of, target_of
 from gpuscope.trace.columns import rows_of
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
@@ -83,7 +83,7 @@ class Seen:
         path = Path(target) if isinstance(target, str | Path) else None
         if path is not None and is_folder(path):
             return cls._of_traces(load_run(path))
-        if path is not None and path.suffix not in (".toml", ".json"):
+        if path is not None and not is_experiment_file(path):
             trace = load_trace(path)
             return cls._of_traces({trace.metadata.setting or "": trace})
         experiment = as_experiment(target)  # type: ignore[arg-type]

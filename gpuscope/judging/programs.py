@@ -79,7 +79,7 @@ class Command:
                 if shutil.which(interpreter) is None:
                     raise InvalidArgument(f"there is no program {clean(interpreter)!r}")
             words = words[1:]
-        if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+        if not words or "\0" in "".join(words) or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
             raise InvalidArgument(
                 f"{clean(text)!r} runs no script and no module: give 'python train.py …' or "
                 "'python -m package …'"

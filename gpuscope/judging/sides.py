@@ -125,7 +125,7 @@ class ExperimentSide:
             trace = runner.one_round(self._setting, number)
         if trace is None:
             raise NothingRecorded(f"{self.name}: no kernel and no call ended: nothing to compare")
-        return Round(values_of(trace), trace, watch.of(None))
+        return Round(values_of(trace), trace, watch.of(None, is_here=True))
 
     def _read(self) -> Mapping[str, Health]:
         return {"": self._device.backend.health()}
@@ -207,6 +207,14 @@ def is_folder(path: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return path.is_dir()
     return False
+
+
+def is_experiment_file(path: Path) -> bool:
+    """Whether a file is an experiment: TOML, or JSON that is no trace of Chrome's."""
+    if path.suffix == ".json":
+        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+            return b"traceEvents" not in file.read(1 << 16)
+    return path.suffix in (".toml", ".json")
 
 
 def saved_trace(which: str, given: Run | Path, setting: str | None) -> Trace:

@@ -50,9 +50,9 @@ class Turns:
         return sides[0], sides[1]
 
     @property
-    def processes(self) -> int:
-        """How many processes had a context on the GPU, at most."""
-        every = [each.conditions.processes for pair in self.pairs for each in pair]
+    def others(self) -> int:
+        """How many other processes had a context on the GPU, at most."""
+        every = [each.conditions.others for pair in self.pairs for each in pair]
         return max(every, default=0)
 
 

@@ -158,7 +158,7 @@ def test_predict_and_calibrate_replace_nothing_unless_told(command, trial, tmp_p
     (out / "compare.html").write_text("mine")
     predict = ("predict", trial, "--against", ran, "--out", out)
     code, _, said = command(*predict)
-    assert (code, names(out)) == (cli.FAILED, ["compare.html"])
+    assert (code, names(out)) == (cli.BAD_USAGE, ["compare.html"])
     assert "'compare.html' is there already" in said
     assert command(*predict, "--force")[0] == 0
     assert command(*predict)[0] == cli.BAD_USAGE
@@ -362,10 +362,10 @@ def test_calibrate_with_json_prints_json_and_nothing_else(command, calibrated, t
 def test_calibrate_refuses_what_is_no_gpu(command, tmp_path, without_cuda):
     path = tmp_path / "mine.json"
     code, _, told = command("calibrate", "--device", "sim:h200", "--out", path)
-    assert code == 1
+    assert code == 2
     assert "calibrate measures a real GPU, and sim:h200 is simulated" in told
     code, _, told = command("calibrate", "--out", path)
-    assert code == 1
+    assert code == 2
     assert "no NVIDIA driver was found" in told
     assert names(tmp_path) == []
 
@@ -421,33 +421,33 @@ def test_a_file_that_is_no_toml_exits_2(command, tmp_path):
     assert "line 1" in said
 
 
-def test_a_file_that_is_not_there_exits_1(command, tmp_path):
+def test_a_file_that_is_not_there_exits_2(command, tmp_path):
     code, _, said = command("run", tmp_path / "gone.toml", "--out", tmp_path / "out")
-    assert code == 1
+    assert code == 2
     assert "'gone.toml'" in said
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "sim:", "sim:b200", "", "cpu0"])
-def test_an_unknown_device_exits_1_and_is_named(command, trial, tmp_path, device):
+def test_an_unknown_device_exits_2_and_is_named(command, trial, tmp_path, device):
     code, printed, said = command("run", trial, "--device", device, "--out", tmp_path / "out")
-    assert code == 1
+    assert code == 2
     assert printed == ""
     assert "sim:h200" in said, "and says which there are"
     assert not (tmp_path / "out").exists()
 
 
-def test_a_carving_that_cannot_be_exits_1(command, tmp_path):
+def test_a_carving_that_cannot_be_exits_2(command, tmp_path):
     path = tmp_path / "trial.json"
     path.write_text(json.dumps(EXPERIMENT | {"settings": {"x": {"partitions": {"a": 7}}}}))
     code, _, said = command("run", path, "--device", "sim:h200", "--out", tmp_path / "out")
-    assert code == 1
+    assert code == 2
     assert "8 above" in said
 
 
 def test_without_a_gpu_cuda_is_an_error_and_auto_says_why(command, trial, tmp_path, without_cuda):
     code, _, said = command("run", trial, "--device", "cuda:0", "--out", tmp_path / "out")
-    assert code == 1
+    assert code == 2
     assert "no NVIDIA driver was found" in said
     code, printed, _ = command("run", trial, "--device", "auto", "--out", tmp_path / "out")
     assert code == 0
@@ -464,7 +464,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_run(command, trial, tmp
     (tmp_path / "file").write_text("in the way")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         code, _, said = command("run", trial, "--device", "sim:h200", "--out", out)
-        assert code == 1
+        assert code == 2
         assert "cannot make the folder" in said
         assert "Choose another path" in said
     assert (tmp_path / "file").read_text() == "in the way"
@@ -489,7 +489,7 @@ def test_a_disk_that_fills_while_the_report_is_written(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fills_up)
         code, _, said = command("run", trial, "--device", "sim:h200", "--out", out, "--force")
-    assert code == 1
+    assert code == 2
     assert "could not write 'report.html'" in said
     assert "No space left" in said
     assert names(out) == [name for name in FILES if before is not None or name != "report.html"]

@@ -162,7 +162,7 @@ def test_shards_on_workers_make_the_table_of_one_command(command, trial, tmp_pat
 def test_workers_and_shards_that_are_none(command, trial, tmp_path, option, value, words):
     varied = ("sweep", trial, "--vary", "partitions.a=8", "--device", "sim:h200")
     code, _, said = command(*varied, "--out", tmp_path / "out", option, value)
-    assert code == 1
+    assert code == 2
     assert words in said
 
 
@@ -313,7 +313,7 @@ def test_nothing_that_is_there_is_replaced_unless_told(command, trial, tmp_path,
     (out / lying).write_text("mine")
     given = (verb, trial, *options, "--device", "sim:h200", "--out", out)
     code, _, said = command(*given)
-    assert code == 1
+    assert code == 2
     assert f"{lying!r} is there already" in said
     assert (names(out), (out / lying).read_text()) == ([lying], "mine")
     assert command(*given, "--force")[0] == 0

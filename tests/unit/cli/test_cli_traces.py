@@ -83,7 +83,7 @@ def test_export_writes_what_the_suffix_says_and_load_trace_reads_it(
 
 def test_export_refuses_a_suffix_that_is_no_format(command, file, tmp_path):
     code, _, said = command("export", file, tmp_path / "out.docx")
-    assert code == 1
+    assert code == 2
     assert ".docx" in said
     assert not (tmp_path / "out.docx").exists()
 
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_trace_is_refused(command, tmp_path):
     path.write_text("hello")
     for arguments in (("view", path), ("summary", path), ("export", path, tmp_path / "a.json")):
         code, _, said = command(*arguments)
-        assert code == 1
+        assert code == 2
         assert said.startswith("gpuscope: ")
 
 
@@ -161,7 +161,7 @@ def test_run_under_nsys_writes_its_report_and_ours(command, trace, tmp_path, mon
     ]  # fmt: skip
     assert "wrote" in printed
     code, _, said = command("run", path, "--nsys", "--out", out)
-    assert code == 1
+    assert code == 2
     assert "'nsys.nsys-rep' is there already" in said
     assert len(asked) == 1, "told before anything is run"
     code, printed, _ = command("run", path, "--nsys", "--out", out, "--json", "--force")
@@ -183,7 +183,7 @@ def test_lab_starts_jupyterlab_with_this_python(command, monkeypatch, tmp_path):
     assert code == 3
     assert started[0][:4] == [sys.executable, "-m", "jupyterlab", str(tmp_path)]
     code, _, said = command("lab", tmp_path / "gone")
-    assert code == 1
+    assert code == 2
     assert "there is no 'gone'" in said
 
 
@@ -199,7 +199,7 @@ def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_p
     gs.export(trace, tmp_path / "trace-default.parquet")
     (tmp_path / "other.json").write_text('{"experiment": {}}')
     code, _, said = command("merge", tmp_path, "-o", tmp_path / "merged.parquet")
-    assert code == 1
+    assert code == 2
     assert f"{tmp_path / 'other.json'}: the JSON is no Chrome trace" in said
 
 
@@ -208,7 +208,7 @@ def test_merge_says_in_which_folder_a_file_is_missing(command, trace, tmp_path):
     gs.export(trace, tmp_path / "rank0" / "trace.parquet")
     files = [tmp_path / f"rank{rank}" / "trace.parquet" for rank in (0, 1)]
     code, _, said = command("merge", *files, "-o", tmp_path / "merged.parquet")
-    assert code == 1
+    assert code == 2
     assert str(files[1]) in said
     assert str(files[0]) not in said
 
@@ -229,7 +229,7 @@ def test_merge_takes_of_a_run_s_folder_its_trace_and_of_several_says_which(
     assert code == 0, said
     assert gs.load_trace(merged).kind_counts()["kernel"] == 6
     code, _, said = command("merge", tmp_path / "several", "-o", tmp_path / "m.parquet")
-    assert code == 1
+    assert code == 2
     assert str(tmp_path / "several" / "trace-a.parquet") in said
     for wrong, advice in ((run, "one trace of each rank"), (str(tmp_path), "load_trace")):
         with pytest.raises(InvalidArgument, match=advice):
@@ -260,7 +260,7 @@ def test_what_is_written_replaces_nothing_unless_told(command, file, tmp_path):
         files = [target] if target.is_file() else sorted(target.iterdir())
         before = [path.read_bytes() for path in files]
         code, _, said = command(*arguments)
-        assert code == 1, arguments
+        assert code == 2, arguments
         assert f"{files[0].name!r} is there already" in said
         assert [path.read_bytes() for path in files] == before
         assert command(*arguments, "--force")[0] == 0

@@ -244,7 +244,7 @@ def test_what_cannot_be_recorded_is_said(place, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["gpuscope", "record", *options])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        assert (ended.value.code, why in capsys.readouterr().err) == (1, True)
+        assert (ended.value.code, why in capsys.readouterr().err) == (2, True)
     assert sorted(path.name for path in place.iterdir()) == [
         "idle.py", "out", "there", "told.py", "work.py",
     ]  # fmt: skip

@@ -190,7 +190,7 @@ def test_an_out_that_cannot_be_is_refused_before_the_program_starts(place, monke
         with pytest.raises(SystemExit) as ended:
             cli.main()
         said = capsys.readouterr().err
-        assert (ended.value.code, said.startswith("gpuscope: ")) == (1, True), said
+        assert (ended.value.code, said.startswith("gpuscope: ")) == (2, True), said
         assert "hoose another" in said
     assert not (place / "started").exists()
 

@@ -109,6 +109,7 @@ def folder(tmp_path_factory) -> Path:
         ("deep.json", json.dumps({**experiment(), "streams": {EVIL: {EVIL: EVIL, "priority": EVIL}},
                                   "workloads": {EVIL: {"kind": EVIL}}, "seed": EVIL})),
         ("profile.json", json.dumps({**profile, EVIL: 1, "schema": EVIL})),
+        ("budget.toml", f'escapes = 0\n[settings.{json.dumps(EVIL)}]\nescapes = 0\n'),
     ):  # fmt: skip
         (here / name).write_text(text)
     table = pq.read_table(here / "t.parquet")
@@ -188,6 +189,20 @@ COMMANDS = {
     ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
     "why": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
+    "diff": [
+        *(("run.json", *SIM, "--rounds", "3", "--setting", EVIL, "--setting", f"{EVIL} 2", *how)
+          for how in ((), ("--json",), ("--markdown",), ("--out", "diffed"))),
+        *((name, name, *how) for name in (*TRACES, *BROKEN, EVIL) for how in ((), ("--json",))),
+        ("--a", EVIL, "--b", EVIL), ("--a", f"{EVIL}.py", "--at", EVIL),
+    ],
+    "check": [
+        *(("run.json", *SIM, "--budget", "budget.toml", *how)
+          for how in ((), ("--json",), ("--markdown",))),
+        *((name, "--budget", "budget.toml", *how)
+          for name in (*TRACES, *BROKEN, EVIL) for how in ((), ("--json",))),
+        ("run.json", "--budget", EVIL), ("--program", EVIL, "--budget", "budget.toml"),
+    ],
+    "skill": [()],
     "record": [("--no-report", "--out", f"recorded/{EVIL}", f"{EVIL}.py"), ("--format", EVIL, EVIL)],
     "grade": [
         *(("handed", "--lessons", "lessons", *how) for how in ((), ("--json",))), (EVIL,),

@@ -170,6 +170,13 @@ def test_rounds_whose_clocks_differ_are_left_out_and_counted(gpu):
     assert "THERMAL" in turns.left_out[1]
 
 
+def test_a_gpu_that_others_use_is_said(gpu, monkeypatch):
+    monkeypatch.setattr(
+        "gpuscope.judging.sides.ExperimentSide._read", lambda _: {"": {"processes": 3}}
+    )
+    assert "2 others use this GPU" in gs.diff(ONE, ONE, device=gpu, rounds=3).caution
+
+
 def test_clocks_may_differ_as_far_as_those_of_a_do():
     fast, less = Conditions(1980), Conditions(1900)
     assert differ(fast, less, usual_spread([]))
@@ -191,7 +198,8 @@ def test_a_watch_reads_while_the_block_runs():
     seen = watch.of("GPU-1")
     assert seen.readings == len(reads) >= 3
     assert 1901 <= seen.sm_clock_mhz <= 1900 + len(reads)
-    assert (seen.power_w, seen.slowed, seen.processes) == (70.0, ("HW_SLOWDOWN",), 2)
+    assert (seen.power_w, seen.slowed, seen.others) == (70.0, ("HW_SLOWDOWN",), 2)
+    assert watch.of("GPU-1", is_here=True).others == 1
     assert watch.of(None) == watch.of("other") == seen  # there is only one
     with Watch(dict) as nothing:
         pass
@@ -315,6 +323,37 @@ def test_traces_of_programs_are_split_too(tmp_path):
     result = gs.diff(*traces)
     assert result.verdict == "cannot tell"
     assert result.splits[0].changed[0].change_ns == pytest.approx(40_000)
+
+
+def test_an_operators_shapes_tell_kernels_of_one_name_apart(tmp_path):
+    traces = []
+    for number, rows in enumerate((64, 128)):
+        events = []
+        for step in range(6):
+            for at, size in enumerate((32, rows)):
+                ts, correlation = 1000 * step + 100 * at, 10 * step + at + 1
+                events += [
+                    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": ts,
+                     "dur": 50, "args": {"External id": correlation,
+                                         "Input Dims": [[size, 64], [64, 64], []]}},
+                    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1,
+                     "tid": 1, "ts": ts + 5, "dur": 10, "args": {"correlation": correlation}},
+                    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts + 30,
+                     "dur": size / 4, "args": {
+                         "correlation": correlation, "device": 0, "stream": 7,
+                         "grid": [1, 1, 1], "block": [128, 1, 1]}},
+                ]  # fmt: skip
+        file = tmp_path / f"{number}.json"
+        facts = {"deviceProperties": [{"id": 0, "name": "a GPU"}], "traceEvents": events}
+        file.write_text(json.dumps({"schemaVersion": 1, **facts}), "utf-8")
+        traces.append(gs.load_trace(file))
+    split = gs.diff(*traces).splits[0]
+    assert sums(split) < 1
+    kernels = {part.configuration: part.change for part in split.changed if part.cause == "kernels"}
+    assert kernels == {
+        "grid 1, block 128; 64×64, 64×64": "gone",
+        "grid 1, block 128; 128×64, 64×64": "new",
+    }
 
 
 # -- for machines -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, TypeAlias
@@ -18,6 +19,10 @@ SHOWN = 3
 """Spans that show one part, of either side."""
 _SAME = 0.002
 """A change of a part below this share of the whole is none."""
+
+
+_LINE = re.compile(r":(\d+) in (.*)$")
+"""The end of a source line as texts have it: number and function."""
 
 
 class What(NamedTuple):
@@ -43,18 +48,18 @@ class Sum:
 
     def __init__(self) -> None:
         self.ns, self.count = 0.0, 0
-        self._longest: list[tuple[float, int]] = []
+        self.longest: list[tuple[float, int]] = []
 
     def add(self, ns: float, count: int, spans: Iterable[tuple[float, int]]) -> None:
         """Add time, in so many pieces."""
         self.ns += ns
         self.count += count
-        self._longest = heapq.nlargest(SHOWN, {*self._longest, *spans})
+        self.longest = heapq.nlargest(SHOWN, {*self.longest, *spans})
 
     @property
     def spans(self) -> tuple[int, ...]:
         """Ids of the spans that took longest, the longest first."""
-        return tuple(dict.fromkeys(span for _, span in self._longest))
+        return tuple(dict.fromkeys(span for _, span in self.longest))
 
 
 Sums: TypeAlias = dict[What, Sum]
@@ -114,7 +119,7 @@ class SplitPart:
 
     @property
     def change(self) -> str:
-        """What became of it: new, gone, slower, faster; more or fewer where that tells most."""
+        """What became of it: new, gone, more, fewer; slower or faster, longer or shorter."""
         if not self.often_before:
             return "new"
         if not self.often_after:
@@ -129,7 +134,9 @@ class SplitPart:
         by_number = (self.often_after - self.often_before) * each[0]
         if abs(by_number) > abs(self.change_ns) / 2:
             return "more" if by_number > 0 else "fewer"
-        return "slower" if self.change_ns > 0 else "faster"
+        if self.cause in ("kernels", "copies"):
+            return "slower" if self.change_ns > 0 else "faster"
+        return "longer" if self.change_ns > 0 else "shorter"
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class SplitResult(Result):
                 }
             )
         left = len(self.parts) - len(rows)
-        return rows, f"{left} parts that changed by next to nothing" if left else ""
+        return rows, f"parts that changed by next to nothing: {left}" if left else ""
 
     @property
     def definition(self) -> str:
@@ -214,11 +221,44 @@ class SplitResult(Result):
         )
 
 
+def _alike(first: Sums, second: Sums) -> list[tuple[What, list[What], list[What]]]:
+    """Pair what is alike on both sides: a line by its function and order, as edits move lines.
+
+    Where a function has more such lines on one side, all of them are one part.
+    """
+    groups: dict[What, tuple[list[What], list[What]]] = {}
+    for at, sums in enumerate((first, second)):
+        for what in sums:
+            line = _LINE.search(what.line)
+            key = what._replace(line=line[2] if line else what.line)
+            groups.setdefault(key, ([], []))[at].append(what)
+    pairs = []
+    for left, right in groups.values():
+        if len(left) == len(right):
+            ordered = (sorted(side, key=_line_number) for side in (left, right))
+            pairs += [(new, [old], [new]) for old, new in zip(*ordered, strict=True)]
+        else:
+            pairs.append(((right or left)[0], left, right))
+    return pairs
+
+
+def _line_number(what: What) -> tuple[str, int]:
+    line = _LINE.search(what.line)
+    return (what.line[: line.start()], int(line[1])) if line else (what.line, 0)
+
+
+def _summed(sums: Sums, alike: Sequence[What]) -> Sum:
+    total = Sum()
+    for what in alike:
+        total.add(sums[what].ns, sums[what].count, sums[what].longest)
+    return total
+
+
 def split(of: str, unit: str, names: tuple[str, str], first: Side, second: Side) -> SplitResult:
     """Split the difference of two sides."""
     parts = []
-    for what in dict.fromkeys([*first.sums, *second.sums]):
-        both = [side.sums.get(what, Sum()) for side in (first, second)]
+    for what, left, right in _alike(first.sums, second.sums):
+        both = _summed(first.sums, left), _summed(second.sums, right)
         units = max(first.units, 1), max(second.units, 1)
         parts.append(
             SplitPart(

@@ -191,7 +191,7 @@ def _show_check(result: CheckResult, saved: Path | None, *, every: bool) -> None
     open_rows = [row for row in rows if row["verdict"] != "holds"]
     screen.table("limits", rows if every or not open_rows else open_rows)
     held = len(rows) - len(open_rows)
-    screen.note(f"{held} limits hold" if open_rows and held and not every else "")
+    screen.note(f"limits that hold: {held}" if open_rows and held and not every else "")
     screen.note(result.definition)
     screen.show(result.provenance, [] if saved is None else [saved])
 

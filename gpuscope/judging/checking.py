@@ -140,11 +140,10 @@ class CheckResult(Result):
             return "A baseline was measured, and nothing compared with one."
         first = self.limits[0]
         if first.verdict == "holds":
-            return f"Holds: {counted_limits(len(self.limits))} kept."
+            return f"Holds: {counted_limits(len(self.limits))}."
         same = sum(kept.verdict == first.verdict for kept in self.limits)
-        more = f"; so are {same - 1} more" if same > 1 else ""
         what = "Violated" if first.verdict == "violated" else "Cannot tell"
-        return f"{what}: {first.told}{more}, of {counted_limits(len(self.limits))}."
+        return f"{what}, {same} of {counted_limits(len(self.limits))}: {first.told}."
 
     @property
     def definition(self) -> str:

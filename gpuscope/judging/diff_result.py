@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from gpuscope.analyses.comparing import CompareResult
 from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
 from gpuscope.analysis.result import Row, sentences
-from gpuscope.analysis.split_analysis import SplitResult, joined, split
+from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
 from gpuscope.judging import sides
@@ -74,11 +75,15 @@ class DiffResult(CompareResult):
     @property
     def verdict(self) -> Verdict:
         """``"slower"`` if any number is; ``"equal"`` only if all are."""
-        return worst(self.effects)
+        verdict = worst(self.effects)
+        return "cannot tell" if verdict == "equal" and "only in" in self.caution else verdict
 
     @property
     def decisive(self) -> Effect:
-        """The number that the headline is about."""
+        """The number that decided: of several that differ so, the clearest."""
+        if self.verdict in ("slower", "faster"):
+            decided = [each for each in self.effects if each.verdict == self.verdict]
+            return max(decided, key=lambda each: each.clarity)
         subject = self.findings[0].subject
         key = subject["workload"], subject["column"]
         return next(each for each in self.effects if (each.workload, each.column) == key)
@@ -87,6 +92,20 @@ class DiffResult(CompareResult):
     def findings(self) -> tuple[Finding, ...]:
         """The headline, then what others pay or gain, and how many calls are faster."""
         return with_cause(super().findings, self.splits)
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and what it comes to."""
+        about, subject = self.decisive, self.findings[0].subject
+        text = super().headline
+        if self.verdict not in ("slower", "faster"):
+            is_part = self.verdict == "cannot tell" and text.startswith("Equal")
+            return f"Cannot tell of all. {text}" if is_part else text
+        quantity = about.about.title if about.about.is_rate else about.about.quantity
+        decided = f"{about.workload}'s {quantity} {100 * about.change:+.3g} %"
+        is_told = (about.workload, about.column) == (subject["workload"], subject["column"])
+        start = self.verdict.capitalize() + ("" if is_told else f" by {decided}")
+        return f"{start}. {text}"
 
     def figure(self) -> go.Figure:
         """Draw both on one axis, curves and differences, and why: ``figures.compared``."""
@@ -133,10 +152,12 @@ class DiffResult(CompareResult):
         control = f"no narrower than A against A ({len(self.turns.control)} pairs)"
         if self.is_simulated and unit == "round":
             control = "simulated: A against A is equal to the ns"
+        elif len(self.turns.control) < 2:
+            control = "too few to compare A with A"
         tails = [
             f"{each.workload}'s {each.about.quantity} (± {each.reach:.0%})"
             for each in self.effects
-            if each.is_tail and each.verdict == "cannot tell"
+            if each.is_tail and each.verdict == "cannot tell" and math.isfinite(each.reach)
         ]
         apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
         clocks = self.turns.clocks_mhz()
@@ -158,7 +179,9 @@ class DiffResult(CompareResult):
 def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffResult:
     """Compare rounds that were measured."""
     pairs = turns.pairs
-    cautions = []
+    cautions = list[str]()
+    if turns.stopped:
+        cautions.append(f"stopped early, after {len(pairs)} pairs")
     if turns.left_out and len(turns.left_out) >= len(pairs):
         cautions.append(
             f"in {len(turns.left_out)} of {len(pairs) + len(turns.left_out)} pairs the conditions "
@@ -168,7 +191,8 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
     if turns.others:
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
-    keys = numbers(turns.pairs or turns.control)
+    keys = _of_the_time(numbers(turns.pairs or turns.control))
+    cautions += _only_in_one(turns, names)
     if not keys:
         raise MissingEvidence(
             f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
@@ -187,7 +211,6 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
             within=within,
         )
         for key in keys
-        if key[1] != "idle_share"
     ]
     kept = turns.pairs or turns.control
     if turns.unit == "process" and keys[0][0] == PROGRAM:
@@ -207,10 +230,35 @@ def _of_programs(
         middle = rounds.pop((len(rounds) - 1) // 2)
         ordered.append([middle.trace, *(each.trace for each in rounds)])
     whole = [joined([of_program(trace) for trace in traces]) for traces in ordered]
-    unit = "a step" if effects[0].column == "step_ms" else "the steady time"
-    of = split(PROGRAM, unit, names, whole[0], whole[1])
+    of = _split_program(effects[0].column, names, whole, len(ordered[0]))
     both = ordered[0][0], ordered[1][0]
     return _made(both, names, effects, {}, turns, (of,), cautions)
+
+
+def _of_the_time(keys: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what is judged: of a program the time of a step or, without steps, the steady time."""
+    columns = {column for _, column in keys}
+    left_out = {"idle_share", *({"steady_ms"} if "step_ms" in columns else ())}
+    return [key for key in keys if key[1] not in left_out]
+
+
+def _split_program(
+    column: str, names: tuple[str, str], whole: Sequence[Side], processes: int
+) -> SplitResult:
+    """Split the time of a program's step; where one side has none, the steady time."""
+    if column == "step_ms":
+        return split(PROGRAM, "a step", names, whole[0], whole[1])
+    once = [replace(side, units=processes) for side in whole]
+    return split(PROGRAM, "the steady time", names, once[0], once[1])
+
+
+def _only_in_one(turns: Turns, names: tuple[str, str]) -> Iterator[str]:
+    """Say which workloads one side has alone."""
+    for before, after in turns.pairs[:1]:
+        known = [dict.fromkeys(workload for workload, _ in each.values) for each in (before, after)]
+        for name, here, there in zip(names, known, known[::-1], strict=True):
+            if alone := [workload for workload in here if workload not in there]:
+                yield f"only in {name}, and not compared: {', '.join(alone)}"
 
 
 def _result(
@@ -285,13 +333,9 @@ def of_captures(first: Trace, second: Trace, names: tuple[str, str]) -> DiffResu
         ]
         return _result(both, names, effects, None, [caution])
     values = [values_of_program(trace) for trace in both]
-    keys = [key for key in values[0] if key in values[1] and key[1] != "idle_share"]
-    if not keys:
-        raise MissingEvidence("one repeats steps, and the other does not: no number is of both")
+    keys = _of_the_time([key for key in values[0] if key in values[1]])
     effects = [Effect(*key, values[0][key], values[1][key]) for key in keys]
-    halves = [of_program(trace) for trace in both]
-    unit = "a step" if keys[0][1] == "step_ms" else "the steady time"
-    of = split(PROGRAM, unit, names, halves[0], halves[1])
+    of = _split_program(keys[0][1], names, [of_program(trace) for trace in both], 1)
     return _made(both, names, effects, {}, None, (of,), [caution])
 
 

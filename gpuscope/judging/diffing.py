@@ -33,8 +33,8 @@ ROUNDS, CONTROL = (8, 20), 0.6
 PROCESSES = 6
 """Pairs where each round is a process."""
 _SIMULATED = 4, 20
-_LONG_S = {False: 60.0, True: 10.0}
-"""How long A and B take together, about: on a GPU, and on a simulated one, where A equals A."""
+_LONG_S, _SIMULATED_ROWS = 60.0, 60_000
+"""How long A and B take together, about; and rows of one side on a simulated GPU."""
 _ROUND_NS, _LONGEST = 300_000_000, 100
 """A round is at least so long: a shorter experiment repeats its calls, up to so often."""
 
@@ -119,7 +119,9 @@ def diff(
     if second is not None and at is not None:
         raise InvalidArgument("at compares one program or experiment with what it was: give one")
     if second is None and at is None and named[0] == named[1]:
-        raise InvalidArgument("give a second one, two settings of the first, or a revision (at)")
+        raise InvalidArgument(
+            "one side is given: give a second, two different settings of it, or a revision (at)"
+        )
     with contextlib.ExitStack() as held:
         latter = first if second is None else second
         right = _known("first" if second is None else "second", latter, named[1])
@@ -171,16 +173,18 @@ def _settled(both: Sequence[Side], *, simulated: bool) -> int:
     A round of a few ms would be mostly noise of the host, and of beginning to record.
     """
     began_s = time.monotonic()
-    low, high = both[0].measure(0).trace.metadata.windows_ns[0]
+    trace = both[0].measure(0).trace
+    low, high = trace.metadata.windows_ns[0]
+    if simulated:  # as many on every machine
+        return max(_SIMULATED[0], min(_SIMULATED[1], _SIMULATED_ROWS // max(len(trace), 1)))
     took_s = time.monotonic() - began_s
     factor = min(_LONGEST, math.ceil(_ROUND_NS / max(high - low, 1)))
-    if not simulated and factor > 1:
+    if factor > 1:
         took_s += (factor - 1) * (high - low) / 1e9
         for side in both:
             if isinstance(side, sides.ExperimentSide):
                 side.lengthen(factor)
-    least, most = _SIMULATED if simulated else ROUNDS
-    return max(least, min(most, int(_LONG_S[simulated] / (2 * took_s))))
+    return max(ROUNDS[0], min(ROUNDS[1], int(_LONG_S / (2 * took_s))))
 
 
 # -- what is compared ---------------------------------------------------------------------

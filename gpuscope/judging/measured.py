@@ -151,6 +151,11 @@ class Seen:
 
     def settings_of(self, limit: Limit) -> list[str]:
         """Return the settings that a limit is of."""
+        if limit.setting is not None and limit.setting not in self.numbers:
+            there = ", ".join(map(repr, self.numbers))
+            raise InvalidArgument(
+                f"there is no setting {clean(limit.setting)!r}; there are {there}"
+            )
         if limit.setting is not None:
             return [limit.setting]
         if not limit.workload:

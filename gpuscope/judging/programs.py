@@ -79,7 +79,8 @@ class Command:
                 if shutil.which(interpreter) is None:
                     raise InvalidArgument(f"there is no program {clean(interpreter)!r}")
             words = words[1:]
-        if not words or "\0" in "".join(words) or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+        is_option = bool(words) and words[0].startswith("-") and words[0] != "-m"
+        if not words or "\0" in "".join(words) or words == ["-m"] or is_option:
             raise InvalidArgument(
                 f"{clean(text)!r} runs no script and no module: give 'python train.py …' or "
                 "'python -m package …'"
@@ -125,11 +126,12 @@ class ProgramSide:
 
 
 def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:
-    """Return what a program gave: the mean time of a step, and the share in which nothing ran."""
+    """Return the mean time of a program's step, its steady time, and the share of idle time."""
     idle, known, whole = idle_causes(trace), steps(trace), of_program(trace)
-    column = "step_ms" if known.steady else "steady_ms"
     span_ns = max(idle.window_ns[1] - idle.window_ns[0], 1) * idle.devices
-    return {(PROGRAM, column): whole.ns / 1e6, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
+    values = {(PROGRAM, "step_ms"): whole.ns / 1e6} if known.steady else {}
+    values[PROGRAM, "steady_ms"] = whole.ns * whole.units / 1e6
+    return {**values, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
 
 
 def recorded_runs(experiment: Experiment, device: str, number: int) -> list[dict[str, Trace]]:
@@ -185,7 +187,10 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
         tree = Path(parent) / "tree"
         _git(top, "worktree", "add", "--detach", str(tree), commit)
         try:
-            yield tree / folder.resolve().relative_to(top.resolve())
+            there = tree / folder.resolve().relative_to(top.resolve())
+            if not there.is_dir():
+                raise GpuscopeError(f"revision {clean(revision)} has no folder {folder.name!r}")
+            yield there
         finally:
             _git(top, "worktree", "remove", "--force", str(tree))
 

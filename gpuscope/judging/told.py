@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +22,8 @@ from gpuscope.judging.verdict import (
     reason_of,
     rounded,
 )
-from gpuscope.telling.finding import Finding, FindingsResult
+from gpuscope.telling.finding import Finding, FindingsResult, Shown
+from gpuscope.telling.of_split import shown
 
 _MARKUP = re.compile(r"([\\`*_<>#|\[\]])")
 _ROWS = 12
@@ -44,16 +46,16 @@ def of_diff(result: DiffResult, again: str = "") -> Verdict:
         rounds = Rounds(turns.unit, len(turns.pairs), len(turns.left_out), len(turns.control))
         clocks = turns.clocks_mhz()
     split = next((each for each in result.splits if each.of == about.workload), None)
-    shown: dict[str, list[int]] = {}
-    for span in result.findings[0].spans:
-        shown.setdefault(span.trace, []).append(span.span)
+    spans = result.findings[0].spans
+    if split and split.changed and about.workload != result.findings[0].subject["workload"]:
+        spans = shown(split, split.changed[0])
     return Verdict(
         command="diff",
         verdict=result.verdict,
         reason=reason_of(" ".join(filter(None, [result.headline, result.caution]))),
         what=f"{about.workload}.{about.column}",
         effect=rounded(about.change),
-        interval=(rounded(about.low), rounded(about.high)),
+        interval=(rounded(about.low), rounded(about.high)) if math.isfinite(about.reach) else None,
         smallest_visible=rounded(about.smallest),
         rounds=rounds,
         clocks_mhz=clocks if clocks and any(clocks) else None,
@@ -61,9 +63,17 @@ def of_diff(result: DiffResult, again: str = "") -> Verdict:
         parts=parts_of((part.cause, part.name, part.change_ns) for part in split.parts)
         if split
         else [],
-        evidence=evidence_of(shown),
+        evidence=evidence_of(_by_trace(spans)),
         next=[*_after_diff(result, about, again)],
     )
+
+
+def _by_trace(spans: Sequence[Shown]) -> dict[str, list[int]]:
+    """Return the rows of each trace."""
+    of: dict[str, list[int]] = {}
+    for each in spans:
+        of.setdefault(each.trace, []).append(each.span)
+    return of
 
 
 def _after_diff(result: DiffResult, about: Effect, again: str) -> Iterator[str]:
@@ -115,9 +125,6 @@ def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "")
 def of_findings(result: FindingsResult, verdict: Sequence[Finding], again: str) -> Verdict:
     """Return what is worth mending in a program."""
     first = verdict[0]
-    shown: dict[str, list[int]] = {}
-    for span in first.spans:
-        shown.setdefault(span.trace, []).append(span.span)
     judged: Judged = "found" if any(each.is_problem for each in verdict) else "nothing found"
     return Verdict(
         command="why",
@@ -125,7 +132,7 @@ def of_findings(result: FindingsResult, verdict: Sequence[Finding], again: str) 
         reason=reason_of(" ".join(each.text for each in verdict)),
         what=first.rule,
         is_simulated=result.is_simulated,
-        evidence=evidence_of(shown),
+        evidence=evidence_of(_by_trace(first.spans)),
         next=[f"{again} --all"] if again else [],
     )
 

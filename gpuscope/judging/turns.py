@@ -33,12 +33,15 @@ class Turns:
         Rounds of A beside others of A.
     left_out
         Of pairs whose conditions differed: in what.
+    stopped
+        Whether it ended early.
     """
 
     unit: str
     pairs: Pairs = field(repr=False)
     control: Pairs = field(repr=False)
     left_out: tuple[str, ...] = ()
+    stopped: bool = False
 
     def clocks_mhz(self) -> tuple[float | None, float | None]:
         """Return the median SM clock of either side."""
@@ -111,7 +114,8 @@ def in_turns(
     apart = [differ(left.conditions, right.conditions, spread) for left, right in pairs]
     kept = [each for each, why in zip(pairs, apart, strict=True) if not why]
     unit = "process" if first.is_process else "round"
-    return Turns(unit, kept, of_a, tuple(filter(None, apart)))
+    left_out = tuple(filter(None, apart))
+    return Turns(unit, kept, of_a, left_out, stopped=len(pairs) < rounds)
 
 
 @contextlib.contextmanager

@@ -261,6 +261,8 @@ RULES = {
             "gone": "is gone, which took",
             "slower": "takes longer by",
             "faster": "is shorter by",
+            "longer": "is longer by",
+            "shorter": "is shorter by",
             "more": "comes more often and takes longer by",
             "fewer": "comes less often and is shorter by",
         }.items()

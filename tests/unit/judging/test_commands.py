@@ -113,7 +113,7 @@ def test_check_exits_by_what_it_found(files):
     assert (code, facts["verdict"]["verdict"]) == (0, "holds")
     assert {each["what"] for each in facts["limits"]} == {"escapes", "w.latency_p50_us"}
     code, said = command("check", "after.json", *common)
-    assert (code, "Violated: w.latency_p50_us" in said) == (1, True)
+    assert (code, "Violated, 1 of 2 limits: w.latency_p50_us" in said) == (1, True)
     (files / "budget.toml").write_text('[limits]\n"w.latency_p99_us" = "<= 1"', "utf-8")
     assert command("check", "before.json", *common)[0] == 3
     assert "| w.latency" in command("check", "before.json", *common, "--markdown")[1].replace(

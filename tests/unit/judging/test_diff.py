@@ -117,7 +117,7 @@ def test_a_stop_ends_it_early_and_what_was_measured_counts(gpu):
 
 
 def test_what_cannot_be_compared_is_refused(gpu, tmp_path):
-    with pytest.raises(InvalidArgument, match="give a second one"):
+    with pytest.raises(InvalidArgument, match="give a second"):
         gs.diff(ONE, device=gpu)
     with pytest.raises(InvalidArgument, match="an experiment and a program"):
         gs.diff(ONE, ["python", "x.py"])
@@ -130,6 +130,12 @@ def test_what_cannot_be_compared_is_refused(gpu, tmp_path):
     with pytest.raises(InvalidArgument, match="first is 3"):
         gs.diff(3, ONE, device=gpu)
     other = {**ONE, "workloads": {"v": ONE["workloads"]["w"]}}
+    renamed = {**ONE, "workloads": {"v": ONE["workloads"]["w"], "load": ONE["workloads"]["load"]}}
+    partly = gs.diff(ONE, renamed, device=gpu, rounds=3)
+    assert (partly.verdict, "only in A, and not compared: w" in partly.caution) == (
+        "cannot tell",
+        True,
+    )
     with pytest.raises(MissingEvidence, match="no workload in common"):
         gs.diff(ONE, other, device=gpu, rounds=3)
 
@@ -255,6 +261,39 @@ def test_an_experiment_file_is_compared_with_what_it_was(repository, gpu, monkey
     result = gs.diff("run.json", at="HEAD", device=gpu, rounds=3)
     assert result.verdict == "slower"
     assert result.changes == ("workloads.w.duration_us: 100.0 → 150.0",)
+
+
+def test_a_program_without_steps_is_compared_by_its_steady_time(tmp_path):
+    (tmp_path / "a.py").write_text(PROGRAM, "utf-8")
+    (tmp_path / "b.py").write_text(PROGRAM.replace("range(10)", "range(1)"), "utf-8")
+    result = gs.diff([str(tmp_path / "a.py")], [str(tmp_path / "b.py")], rounds=3)
+    assert (result.effects[0].column, result.verdict) == ("steady_ms", "faster")
+    split = result.splits[0]
+    assert sums(split) < 1e-3
+    assert split.before_ns == pytest.approx(1e6 * result.effects[0].before, rel=1e-6)
+
+
+def test_lines_that_an_edit_moved_are_the_same(tmp_path):
+    (tmp_path / "a.py").write_text(PROGRAM, "utf-8")
+    (tmp_path / "b.py").write_text("# a line more\n" + PROGRAM.replace("50_000", "60_000"), "utf-8")
+    split = gs.diff([str(tmp_path / "a.py")], [str(tmp_path / "b.py")], rounds=3).splits[0]
+    assert [(part.cause, part.change, round(part.change_ns)) for part in split.changed] == [
+        ("kernels", "slower", 10_000)
+    ]
+    assert split.changed[0].line.startswith("b.py:14")
+
+
+def test_what_decided_is_what_the_verdict_is_about(gpu):
+    carved = {**ONE, "partitions": {"a": 16, "b": 8}, "settings": {
+        "shared": {"partitions": {}},
+        "split": {"streams": {"s": {"partition": "a"}, "t": {"partition": "b"}}},
+    }}  # fmt: skip
+    result = gs.diff(carved, setting=("shared", "split"), device=gpu, rounds=8)
+    facts = of_diff(result).to_json()
+    about = result.decisive
+    assert about.verdict == result.verdict or result.verdict in ("equal", "cannot tell")
+    assert facts["what"] == f"{about.workload}.{about.column}"
+    assert facts["effect"] == pytest.approx(about.change, rel=1e-4)
 
 
 @pytest.mark.parametrize("words", ["", "-m", "ls -l 'x", "python -c 'print(1)'", "/no/python x.py"])

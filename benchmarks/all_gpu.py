@@ -43,6 +43,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "memory_soak": ("memory_soak.py",),
     "interrupts": ("interrupts.py",),
     "models": ("models.py",),
+    "diff": ("diff.py", "--turns", "2"),
     "hazards_cost": ("hazards_cost.py", "--device", "cuda:0"),
     "hazards_torch": ("hazards_torch.py",),
     "hazards_confirm": ("hazards_confirm.py", "--device", "cuda:0"),

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpuscope._checks import door, given
+from gpuscope._text import clean
 from gpuscope.analyses.comparing import CompareResult
 from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
@@ -43,8 +44,10 @@ class DiffResult(CompareResult):
         The rounds; ``None`` of two traces.
     splits
         The time of a call, round or step in parts, of each workload.
+    uncompared
+        Which workloads one side has alone; while there are any, nothing is equal.
     caution
-        What is to be known before the verdict is relied on.
+        What else is to be known before the verdict is relied on.
 
     Examples
     --------
@@ -65,6 +68,7 @@ class DiffResult(CompareResult):
 
     turns: Turns | None = field(default=None, repr=False)
     splits: tuple[SplitResult, ...] = field(default=(), repr=False)
+    uncompared: tuple[str, ...] = ()
     caution: str = ""
 
     @property
@@ -76,7 +80,7 @@ class DiffResult(CompareResult):
     def verdict(self) -> Verdict:
         """``"slower"`` if any number is; ``"equal"`` only if all are."""
         verdict = worst(self.effects)
-        return "cannot tell" if verdict == "equal" and "only in" in self.caution else verdict
+        return "cannot tell" if verdict == "equal" and self.uncompared else verdict
 
     @property
     def decisive(self) -> Effect:
@@ -99,13 +103,12 @@ class DiffResult(CompareResult):
         about, subject = self.decisive, self.findings[0].subject
         text = super().headline
         if self.verdict not in ("slower", "faster"):
-            is_part = self.verdict == "cannot tell" and text.startswith("Equal")
-            return f"Cannot tell of all. {text}" if is_part else text
+            return f"{'; '.join(self.uncompared)}. {text}" if self.uncompared else text
         quantity = about.about.title if about.about.is_rate else about.about.quantity
         decided = f"{about.workload}'s {quantity} {100 * about.change:+.3g} %"
         is_told = (about.workload, about.column) == (subject["workload"], subject["column"])
         start = self.verdict.capitalize() + ("" if is_told else f" by {decided}")
-        return f"{start}. {text}"
+        return ". ".join([start, *self.uncompared, text])
 
     def figure(self) -> go.Figure:
         """Draw both on one axis, curves and differences, and why: ``figures.compared``."""
@@ -192,7 +195,7 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
     keys = _of_the_time(numbers(turns.pairs or turns.control))
-    cautions += _only_in_one(turns, names)
+    uncompared = tuple(_only_in_one(turns, names))
     if not keys:
         raise MissingEvidence(
             f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
@@ -216,7 +219,8 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
     if turns.unit == "process" and keys[0][0] == PROGRAM:
         return _of_programs(turns, names, effects, cautions)
     both = tuple(Trace.concat([pair[at].trace for pair in kept]) for at in (0, 1))
-    return _result((both[0], both[1]), names, effects, turns, cautions)
+    result = _result((both[0], both[1]), names, effects, turns, cautions)
+    return replace(result, uncompared=uncompared)
 
 
 def _of_programs(
@@ -258,7 +262,7 @@ def _only_in_one(turns: Turns, names: tuple[str, str]) -> Iterator[str]:
         known = [dict.fromkeys(workload for workload, _ in each.values) for each in (before, after)]
         for name, here, there in zip(names, known, known[::-1], strict=True):
             if alone := [workload for workload in here if workload not in there]:
-                yield f"only in {name}, and not compared: {', '.join(alone)}"
+                yield f"Only in {name}, and not compared: {clean(', '.join(alone))}"
 
 
 def _result(

@@ -132,10 +132,11 @@ def test_what_cannot_be_compared_is_refused(gpu, tmp_path):
     other = {**ONE, "workloads": {"v": ONE["workloads"]["w"]}}
     renamed = {**ONE, "workloads": {"v": ONE["workloads"]["w"], "load": ONE["workloads"]["load"]}}
     partly = gs.diff(ONE, renamed, device=gpu, rounds=3)
-    assert (partly.verdict, "only in A, and not compared: w" in partly.caution) == (
+    assert (partly.verdict, partly.uncompared) == (
         "cannot tell",
-        True,
+        ("Only in A, and not compared: w", "Only in B, and not compared: v"),
     )
+    assert of_diff(partly).exit_code == 3
     with pytest.raises(MissingEvidence, match="no workload in common"):
         gs.diff(ONE, other, device=gpu, rounds=3)
 

@@ -74,6 +74,7 @@ def diff_command(
 
     gpuscope diff out/before out/after
     """
+    _one_form(as_json=as_json, markdown=markdown)
     left: Compared | None = first if a is None else Command.parse(a)
     right: Compared | None = second if b is None else Command.parse(b)
     if left is None or (a is not None and first is not None):
@@ -108,7 +109,8 @@ def diff_command(
 
 def _written(result: DiffResult, folder: Path) -> list[Path]:
     page, facts, *traces = (folder / name for name in _FILES)
-    compared_report(result, result.splits, result.caution, page)
+    caution = "; ".join([*result.uncompared, *filter(None, [result.caution])])
+    compared_report(result, result.splits, result.told, caution, page)
     write_text(facts, terminal.json_text(told.of_diff(result).to_json()))
     for trace, path in zip(result.traces, traces, strict=True):
         save_trace(trace, path)
@@ -160,6 +162,7 @@ def check_command(
 
     gpuscope check --program 'python serve.py' --budget budget.toml --save-baseline baseline.json
     """
+    _one_form(as_json=as_json, markdown=markdown)
     if (target is None) == (program is None):
         raise InvalidArgument("name an experiment, a folder or a trace, or a program (--program)")
     if save_baseline is not None:
@@ -204,6 +207,12 @@ def skill_command() -> None:
     """
     skill = resources.files("gpuscope.judging").joinpath("SKILL.md").read_text("utf-8")
     terminal.say_text(skill.rstrip("\n"))
+
+
+def _one_form(*, as_json: bool, markdown: bool) -> None:
+    """Refuse two forms of one output."""
+    if as_json and markdown:
+        raise InvalidArgument("--json and --markdown are two forms of the same: give one")
 
 
 def _again() -> str:

@@ -98,17 +98,22 @@ class DiffResult(CompareResult):
         return with_cause(super().findings, self.splits)
 
     @property
+    def told(self) -> str:
+        """The verdict with the number that decided: ``"Slower by load's calls/s -7.8 %"``."""
+        about, word = self.decisive, self.verdict.capitalize()
+        if self.verdict not in ("slower", "faster"):
+            return word
+        quantity = about.about.title if about.about.is_rate else about.about.quantity
+        return f"{word} by {about.workload}'s {quantity} {100 * about.change:+.3g} %"
+
+    @property
     def headline(self) -> str:
         """The verdict, and what it comes to."""
-        about, subject = self.decisive, self.findings[0].subject
-        text = super().headline
-        if self.verdict not in ("slower", "faster"):
-            return f"{'; '.join(self.uncompared)}. {text}" if self.uncompared else text
-        quantity = about.about.title if about.about.is_rate else about.about.quantity
-        decided = f"{about.workload}'s {quantity} {100 * about.change:+.3g} %"
+        subject, about = self.findings[0].subject, self.decisive
+        is_seen = self.verdict in ("slower", "faster")
         is_told = (about.workload, about.column) == (subject["workload"], subject["column"])
-        start = self.verdict.capitalize() + ("" if is_told else f" by {decided}")
-        return ". ".join([start, *self.uncompared, text])
+        start = (self.verdict.capitalize() if is_told else self.told) if is_seen else ""
+        return ". ".join(filter(None, [start, *self.uncompared, super().headline]))
 
     def figure(self) -> go.Figure:
         """Draw both on one axis, curves and differences, and why: ``figures.compared``."""
@@ -236,6 +241,8 @@ def _of_programs(
     whole = [joined([of_program(trace) for trace in traces]) for traces in ordered]
     of = _split_program(effects[0].column, names, whole, len(ordered[0]))
     both = ordered[0][0], ordered[1][0]
+    if both[0].is_simulated:
+        cautions = [*cautions, "simulated: what the program does between its calls takes no time"]
     return _made(both, names, effects, {}, turns, (of,), cautions)
 
 

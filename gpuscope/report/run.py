@@ -243,10 +243,11 @@ def checked_report(checked: Mapping[str, CompareResult], path: str | Path) -> Pa
 
 
 def compared_report(
-    result: CompareResult, splits: Sequence[SplitResult], caution: str, path: Path
+    result: CompareResult, splits: Sequence[SplitResult], verdict: str, caution: str, path: Path
 ) -> Path:
     """Write two sides that took turns: what differs, how sure that is, and why."""
     sections = [
+        f'<p class="headline">{unbroken(verdict)}</p>',
         page.paragraph(caution, "warn") if caution else "",
         page.figure(result.figure(), "diff"),
         "<h2>Numbers</h2>",

@@ -97,6 +97,8 @@ def test_diff_prints_markdown(files):
         (["diff"], "name A"),
         (["diff", "x.toml", "--a", "python y.py"], "name A"),
         (["check", "--budget", "budget.toml"], "name an experiment"),
+        (["diff", "before.json", "after.json", "--json", "--markdown"], "give one"),
+        (["check", "before.json", "--budget", "b", "--json", "--markdown"], "give one"),
         (["check", "before.json", "--program", "python y.py", "--budget", "b"], "name an"),
         (["diff", "before.json", *["--setting", "x"] * 3], "--setting is given once"),
     ],

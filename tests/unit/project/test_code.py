@@ -24,7 +24,7 @@ ROOMS = {
     "experiments": 2_401,
     "figures": 800,
     "formats": 3_582,
-    "judging": 1_850,
+    "judging": 1_851,
     "learn": 1_505,
     "races": 1_771,
     "record": 5_035,

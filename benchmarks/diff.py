@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from facts import BESIDE, row, write
 
@@ -81,10 +82,10 @@ def same(device: gs.device.Device, turns: int) -> Iterator[dict]:
         told = sum(result.verdict == "equal" for result in results)
         single = [alarms_of_captures(result) for result in results]
         alarms, captures = (sum(each[at] for each in single) for at in (0, 1))
-        left = sum(len(result.turns.left_out) for result in results)
+        left = sum(len(result.turns.left_out) for result in results if result.turns)
         smallest = [max(each.smallest for each in result.effects) for result in results]
         largest = [max(abs(each.change) for each in result.effects) for result in results]
-        detail = {
+        detail: dict[str, Any] = {
             "verdicts": [result.verdict for result in results],
             "smallest_seen": smallest,
             "largest_change": largest,

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpuscope._optional import needed_for
 
@@ -43,6 +44,10 @@ def public(
 def _homes(room: str) -> dict[str, str]:
     """Return name → module of what a room imports as itself for type checkers."""
     spec = sys.modules[room].__spec__
-    source = getattr(spec and spec.loader, "get_source", lambda _: "")(room)
+    source = ""
+    if spec is not None and hasattr(spec.loader, "get_source"):
+        source = spec.loader.get_source(room)
+    elif spec is not None and spec.origin:  # pytest's loader, of packages that bring a plugin
+        source = Path(spec.origin).read_text("utf-8")
     imports = re.findall(r"from (\S+) import \(?\s*((?!_)\w+) as \2\b", source)
     return {name: f"{room}.{name}" if home == room else home for home, name in imports}

@@ -68,8 +68,8 @@ class CompareResult(Comparison):
         return compared(self)
 
     def __str__(self) -> str:
-        headline, rest = headline_and_rest(self.findings)
-        return "\n".join([headline, *rest, "", super().__str__()])
+        _, rest = headline_and_rest(self.findings)
+        return "\n".join([self.headline, *rest, "", super().__str__()])
 
 
 @door("first", "second", names=(SeveralOf(str, 2), None))

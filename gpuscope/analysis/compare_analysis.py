@@ -277,6 +277,17 @@ def paired_calls(both: Both) -> dict[str, Pairs]:
     return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
 
 
+def paired_requests(both: Both) -> dict[str, Pairs]:
+    """Return the requests of each workload that two traces have, in pairs as calls are."""
+    served = [requests_of(trace) for trace in both]
+    paired = {
+        name: _paired(*(_rows_of(trace, of[name]) for trace, of in zip(both, served, strict=True)))
+        for name in served[0]
+        if name in served[1]
+    }
+    return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
+
+
 # -- differences --------------------------------------------------------------------------
 def rate_interval(both: Both, workload: str) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio."""

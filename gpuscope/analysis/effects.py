@@ -46,6 +46,8 @@ class Effect(Difference):
     needed
         Pairs after which it would be equal, if it is; ``None`` where noise and number of pairs do
         not say.
+    is_capture
+        Whether there is one capture of each side alone, which tells no noise.
     """
 
     smallest: float = math.inf
@@ -53,6 +55,7 @@ class Effect(Difference):
     within: float = CLOSE
     verdict: Verdict = "cannot tell"
     needed: int | None = None
+    is_capture: bool = False
 
     @property
     def is_seen(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuscope._checks import door, given
 from gpuscope._text import clean
 from gpuscope.analyses.comparing import CompareResult
-from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls
+from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls, paired_requests
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
 from gpuscope.analysis.result import Row, sentences
 from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
@@ -195,7 +195,6 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
             f"in {len(turns.left_out)} of {len(pairs) + len(turns.left_out)} pairs the conditions "
             "differed: lock the clocks, or find what slows the GPU"
         )
-        pairs = []
     if turns.others:
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
@@ -220,6 +219,8 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
         )
         for key in keys
     ]
+    if turns.left_out and len(turns.left_out) >= len(pairs):
+        effects = [replace(each, verdict="cannot tell") for each in effects]
     kept = turns.pairs or turns.control
     if turns.unit == "process" and keys[0][0] == PROGRAM:
         return _of_programs(turns, names, effects, cautions)
@@ -282,7 +283,9 @@ def _result(
     """Return the result of experiments."""
     judged_workloads = dict.fromkeys(each.workload for each in effects)
     timed = {each.workload for each in effects if not each.about.is_rate}
-    pairs = {name: paired for name, paired in paired_calls(both).items() if name in timed}
+    served = paired_requests(both)
+    pairs = {**paired_calls(both), **served}
+    pairs = {name: paired for name, paired in pairs.items() if name in timed}
     splits = []
     for workload in judged_workloads:
         with contextlib.suppress(MissingEvidence):
@@ -293,7 +296,8 @@ def _result(
                 continue
             else:
                 halves = [of_background(trace, workload) for trace in both]
-            splits.append(split(workload, f"a call of {workload}", names, halves[0], halves[1]))
+            unit = f"a {'request' if workload in served else 'call'} of {workload}"
+            splits.append(split(workload, unit, names, halves[0], halves[1]))
     return _made(both, names, effects, pairs, turns, tuple(splits), cautions)
 
 
@@ -340,12 +344,14 @@ def of_captures(first: Trace, second: Trace, names: tuple[str, str]) -> DiffResu
     values = [sides.values_of(trace) if _is_experiment(trace) else {} for trace in both]
     if values[0] and values[1]:
         effects = [
-            Effect(*key, values[0][key], values[1][key]) for key in values[0] if key in values[1]
+            Effect(*key, values[0][key], values[1][key], is_capture=True)
+            for key in values[0]
+            if key in values[1]
         ]
         return _result(both, names, effects, None, [caution])
     values = [values_of_program(trace) for trace in both]
     keys = _of_the_time([key for key in values[0] if key in values[1]])
-    effects = [Effect(*key, values[0][key], values[1][key]) for key in keys]
+    effects = [Effect(*key, values[0][key], values[1][key], is_capture=True) for key in keys]
     of = _split_program(keys[0][1], names, [of_program(trace) for trace in both], 1)
     return _made(both, names, effects, {}, None, (of,), [caution])
 

@@ -158,7 +158,7 @@ def _of_effect(subject: dict[str, str], about: Effect) -> Finding:
         _by(about),
         *counts(pairs=about.pairs),
     ]
-    if not about.pairs:
+    if about.is_capture:
         return Finding("change.captures", "note", subject, tuple(values))
     if about.pairs < FEWEST:
         return Finding("change.few", "note", subject, tuple(values))

@@ -13,6 +13,7 @@ from gpuscope.cli.experiments import write_run
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.judging import sides
 from gpuscope.judging.conditions import Conditions, Watch, differ, usual_spread
+from gpuscope.judging.diff_result import judged
 from gpuscope.judging.programs import Command
 from gpuscope.judging.sides import Round
 from gpuscope.judging.told import diff_markdown, of_diff
@@ -175,6 +176,19 @@ def test_rounds_whose_clocks_differ_are_left_out_and_counted(gpu):
     assert len(turns.left_out) == 2
     assert "1980 and 1500 MHz" in turns.left_out[0]
     assert "THERMAL" in turns.left_out[1]
+
+
+def test_where_most_rounds_differ_in_their_clocks_nothing_is_told(gpu):
+    trace = gs.run(ONE, gpu)["default"]
+    kinds = [[Conditions(1980)] * 6, [Conditions(1500)] * 4 + [Conditions(1980)] * 2]
+    a, b = (Fixed(name, trace, kind) for name, kind in zip("ab", kinds, strict=True))
+    result = judged(in_turns(a, b, 6, 1, lambda *_: None, threading.Event()), ("a", "b"), None)
+    assert (result.verdict, len(result.turns.left_out)) == ("cannot tell", 4)
+    assert "4 of 6 pairs" in result.caution
+    every = [Fixed(name, trace, [Conditions(mhz)] * 4) for name, mhz in (("a", 1980), ("b", 1500))]
+    none = judged(in_turns(*every, 4, 1, lambda *_: None, threading.Event()), ("a", "b"), None)
+    assert (none.verdict, none.findings[0].rule) == ("cannot tell", "change.few")
+    assert of_diff(none).exit_code == 3
 
 
 def test_a_gpu_that_others_use_is_said(gpu, monkeypatch):

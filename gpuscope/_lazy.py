@@ -44,10 +44,9 @@ def public(
 def _homes(room: str) -> dict[str, str]:
     """Return name → module of what a room imports as itself for type checkers."""
     spec = sys.modules[room].__spec__
-    source = ""
-    if spec is not None and hasattr(spec.loader, "get_source"):
-        source = spec.loader.get_source(room)
-    elif spec is not None and spec.origin:  # pytest's loader, of packages that bring a plugin
+    get_source = getattr(spec and spec.loader, "get_source", None)
+    source = get_source(room) if get_source else ""
+    if spec is not None and spec.origin and not get_source:  # pytest's, of what brings a plugin
         source = Path(spec.origin).read_text("utf-8")
     imports = re.findall(r"from (\S+) import \(?\s*((?!_)\w+) as \2\b", source)
     return {name: f"{room}.{name}" if home == room else home for home, name in imports}

@@ -16,15 +16,15 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_091,
+    "": 4_097,
     "analyses": 323,
-    "analysis": 6_620,
+    "analysis": 6_626,
     "cli": 1_630,
     "device": 5_679,
     "experiments": 2_401,
     "figures": 800,
     "formats": 3_582,
-    "judging": 1_851,
+    "judging": 1_858,
     "learn": 1_505,
     "races": 1_771,
     "record": 5_035,

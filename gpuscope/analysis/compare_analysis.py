@@ -13,8 +13,8 @@ from gpuscope._checks import given
 from gpuscope._columns import COMPARED, PROGRAM, Column, is_of_requests
 from gpuscope._types import Array, Ints
 from gpuscope.analysis.certainty import ends_of, rate_spread
-from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.noise import TAIL, Statistic, bootstrap, repeats, student_t
+from gpuscope.analysis.pairing import Both, Pairs, paired, paired_calls, rows_of_requests
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
@@ -23,10 +23,8 @@ from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
 from gpuscope.analysis.settings import driven_by_requests, settings_table
 from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence, NotFound
-from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
-Both = tuple[Trace, Trace]
 _MARKS = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
 _MOST_PARTS = 10_000  # pairs whose parts are summed: of more, evenly many are left out
 
@@ -84,39 +82,6 @@ class Difference:
         """The end of its interval that is nearest to 0, as a logarithm without its sign."""
         nearest = max(self.low, min(0.0, self.high))
         return abs(math.log1p(nearest)) if nearest > -1 else math.inf
-
-
-class Pairs(NamedTuple):
-    """Calls or requests of one workload in two traces: those of one place stand together.
-
-    Attributes
-    ----------
-    first, second
-        Ids of the rows in either trace.
-    first_ns, second_ns
-        How long each took.
-    unpaired
-        Calls without another, or whose end was not seen.
-    """
-
-    first: Ints
-    second: Ints
-    first_ns: Ints
-    second_ns: Ints
-    unpaired: int
-
-    @property
-    def slow(self) -> tuple[str, tuple[int, int]]:
-        """The highest percentile that is stated, and which call of either took about that.
-
-        Not of one pair: what is slow in one run is as a rule faster in another of the same.
-        """
-        mark, share = ("p99", 0.99) if len(self.first) >= P99_NEEDS else ("p90", 0.9)
-        first, second = (
-            int(np.abs(took_ns - np.quantile(took_ns, share)).argmin())
-            for took_ns in (self.first_ns, self.second_ns)
-        )
-        return mark, (first, second)
 
 
 class PartSum(NamedTuple):
@@ -239,55 +204,6 @@ def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSu
     return PartSum(kind, calls, totals[0], totals[1], holder)
 
 
-# -- pairs --------------------------------------------------------------------------------
-def _places(trace: Trace) -> Ints:
-    """Row → a number of its rank, round and index among these, the same in another trace."""
-    starts, process = trace.array("start_ns"), trace.array("process", fill=-1)
-    windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
-    _, rank = np.unique(process, return_inverse=True)
-    turn = rank * (len(windows) + 1) + np.searchsorted(windows, starts, "right")
-    order = np.lexsort((starts, turn))
-    first = np.searchsorted(turn[order], turn[order], "left")
-    places = np.empty(len(trace), np.int64)
-    places[order] = (turn[order] << 40) + np.arange(len(trace)) - first
-    return places
-
-
-def _paired(first: Trace, second: Trace) -> Pairs:
-    """Pair the rows of two traces that hold those of one workload only."""
-    _, left, right = np.intersect1d(_places(first), _places(second), return_indices=True)
-    ended = ~(is_open(first)[left] | is_open(second)[right])
-    left, right = left[ended], right[ended]
-    ids, took_ns = list[Ints](), list[Ints]()
-    for trace, rows in ((first, left), (second, right)):
-        ids.append(trace.array("id")[rows])
-        took_ns.append((trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows])
-    unpaired = len(first) + len(second) - 2 * len(left)
-    return Pairs(ids[0], ids[1], took_ns[0], took_ns[1], unpaired)
-
-
-def paired_calls(both: Both) -> dict[str, Pairs]:
-    """Return the calls of each workload that two traces have, in pairs by rank, round and index."""
-    of = []
-    for trace in both:
-        calls = trace.where(kind="handle")
-        groups = by_workload(calls)
-        of.append({name: calls.where(groups.of_label(name)) for name in groups.labels})
-    paired = {name: _paired(of[0][name], of[1][name]) for name in of[0] if name in of[1]}
-    return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
-
-
-def paired_requests(both: Both) -> dict[str, Pairs]:
-    """Return the requests of each workload that two traces have, in pairs as calls are."""
-    served = [requests_of(trace) for trace in both]
-    paired = {
-        name: _paired(*(_rows_of(trace, of[name]) for trace, of in zip(both, served, strict=True)))
-        for name in served[0]
-        if name in served[1]
-    }
-    return {name: pairs for name, pairs in paired.items() if len(pairs.first)}
-
-
 # -- differences --------------------------------------------------------------------------
 def rate_interval(both: Both, workload: str) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the ratio of a workload's rates over that ratio."""
@@ -312,8 +228,8 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
     plans = [(trace.metadata.experiment or {}).get("workloads", {}) for trace in both]
     driven = driven_by_requests(plans[0]) | driven_by_requests(plans[1])
     pairs = {
-        name: paired
-        for name, paired in paired_calls(both).items()
+        name: calls
+        for name, calls in paired_calls(both).items()
         if name not in driven and all((row.get(name) or {}).get("latency_n") for row in rows)
     }
     served = [requests_of(trace) for trace in both]
@@ -322,10 +238,10 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         first, second = rows[0][workload], rows[1][workload]
         if is_of_requests(first) and is_of_requests(second):
             of = served[0][workload], served[1][workload]
-            paired = _paired(*map(_rows_of, both, of))
-            if not len(paired.first):
+            requests = paired(*map(rows_of_requests, both, of))
+            if not len(requests.first):
                 continue
-            pairs[workload] = paired
+            pairs[workload] = requests
             differences += _of_requests(both, workload, of, pairs[workload], (first, second))
         elif workload in pairs:
             differences += _of_latencies(workload, pairs[workload])
@@ -360,10 +276,6 @@ def _of_latencies(workload: str, pairs: Pairs) -> Iterator[Difference]:
     for at, share in enumerate(shares):
         numbers, column = (values[0][at], values[1][at]), f"latency_{_MARKS[share]}_us"
         yield Difference(workload, column, *numbers, float(low[at]), float(high[at]))
-
-
-def _rows_of(trace: Trace, requests: Sequence[Request]) -> Trace:
-    return trace.where(np.isin(trace.array("id"), [request.span for request in requests]))
 
 
 def _of_requests(

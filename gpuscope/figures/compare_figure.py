@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.compare_analysis import Comparison, Difference, Pairs
+from gpuscope.analysis.compare_analysis import Comparison, Difference
 from gpuscope.analysis.forecasts import FORECAST, RECORDED, times_us
+from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.split_analysis import SplitResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.compare_lanes import CallLanes, Lanes, part_look, step_lanes

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.analysis.compare_analysis import Comparison, Pairs
+from gpuscope.analysis.compare_analysis import Comparison
 from gpuscope.analysis.critical_path_analysis import critical_path
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
+from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts

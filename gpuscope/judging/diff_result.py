@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from gpuscope._checks import door, given
 from gpuscope._text import clean
 from gpuscope.analyses.comparing import CompareResult
-from gpuscope.analysis.compare_analysis import Difference, Pairs, paired_calls, paired_requests
+from gpuscope.analysis.compare_analysis import Difference
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
+from gpuscope.analysis.pairing import Pairs, paired_calls, paired_requests
 from gpuscope.analysis.result import Row, sentences
 from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program

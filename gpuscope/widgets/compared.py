@@ -9,7 +9,8 @@ import numpy as np
 from gpuscope._tables import Html
 from gpuscope._text import duration
 from gpuscope.analyses.comparing import CompareResult, compare
-from gpuscope.analysis.compare_analysis import Difference, Pairs
+from gpuscope.analysis.compare_analysis import Difference
+from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import parts_by_cause

@@ -15,8 +15,9 @@ import pytest
 import gpuscope as gs
 from gpuscope.analyses.comparing import check
 from gpuscope.analysis.certainty import ends_of, rate_spread
-from gpuscope.analysis.compare_analysis import Difference, paired_calls, rate_interval
+from gpuscope.analysis.compare_analysis import Difference, rate_interval
 from gpuscope.analysis.noise import bootstrap, quantile_interval, share_interval, student_t
+from gpuscope.analysis.pairing import paired_calls
 from gpuscope.analysis.part import PartKind
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace import Trace

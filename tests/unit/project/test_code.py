@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 4_097,
     "analyses": 323,
-    "analysis": 6_626,
+    "analysis": 6_640,
     "cli": 1_630,
     "device": 5_679,
     "experiments": 2_401,
@@ -34,7 +34,7 @@ ROOMS = {
     "telling": 1_930,
     "timeline": 5_933,
     "trace": 2_888,
-    "widgets": 4_890,
+    "widgets": 4_891,
     "workloads": 2_748,
 }
 """Code lines of each room and of the root: may only go down, unless a feature is added: then by

@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from gpuscope._optional import needed_for
 
@@ -44,9 +43,6 @@ def public(
 def _homes(room: str) -> dict[str, str]:
     """Return name → module of what a room imports as itself for type checkers."""
     spec = sys.modules[room].__spec__
-    get_source = getattr(spec and spec.loader, "get_source", None)
-    source = get_source(room) if get_source else ""
-    if spec is not None and spec.origin and not get_source:  # pytest's, of what brings a plugin
-        source = Path(spec.origin).read_text("utf-8")
+    source = getattr(spec and spec.loader, "get_source", lambda _: "")(room)
     imports = re.findall(r"from (\S+) import \(?\s*((?!_)\w+) as \2\b", source)
     return {name: f"{room}.{name}" if home == room else home for home, name in imports}

@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_097,
+    "": 4_091,
     "analyses": 323,
     "analysis": 6_640,
     "cli": 1_630,

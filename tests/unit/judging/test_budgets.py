@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -351,6 +350,8 @@ def test_markdown_names_what_does_not_hold_first(gpu):
 
 
 def test_the_fixture_fails_skips_or_passes_a_test(tmp_path):
+    plugin = 'pytest_plugins = ["gpuscope.judging.pytest_plugin"]'
+    (tmp_path / "conftest.py").write_text(plugin, "utf-8")
     (tmp_path / "test_it.py").write_text(
         f"ONE = {ONE!r}\n"
         "from gpuscope.judging import Budget\n"
@@ -364,11 +365,8 @@ def test_the_fixture_fails_skips_or_passes_a_test(tmp_path):
         '    hold(gpuscope_budget, \'[limits]\\n"w.latency_p99_us" = "<= 1"\')\n',
         "utf-8",
     )
-    known = {each.value for each in entry_points(group="pytest11")}
-    plugin = "gpuscope.judging.pytest_plugin"  # which an older installation does not know
-    by_hand = [] if plugin in known else ["-p", plugin]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *by_hand, "-p", "no:cacheprovider", "-rs",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs",
          str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip

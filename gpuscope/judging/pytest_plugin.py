@@ -1,7 +1,7 @@
 """A fixture for pytest: ``gpuscope_budget``, which fails a test whose budget is violated.
 
-A ``conftest.py`` names it in ``pytest_plugins``: an entry point would have pytest rewrite the asserts
-of the whole package.
+A ``conftest.py`` names it in ``pytest_plugins``: an entry point would have pytest rewrite the
+asserts of the whole package.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def check_refusals() -> None:
     assert "'.[notebook]'" in words, words
     command = [sys.executable, "-m", "gpuscope.cli", "devices"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done
+    assert done.returncode == 2, done
     assert "the gpuscope command needs the package typer" in done.stderr, done.stderr
     assert "'.[cli]'" in done.stderr, done.stderr
 

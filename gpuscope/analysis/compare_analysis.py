@@ -19,7 +19,7 @@ from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import Request, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
-from gpuscope.analysis.result import P99_NEEDS, Result, Row, sentences
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, about_several, sentences
 from gpuscope.analysis.settings import driven_by_requests, settings_table
 from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence, NotFound
@@ -260,9 +260,7 @@ def compared_traces(both: Both, names: tuple[str, str], kind: type[_Kind]) -> _K
         both,
         tuple(differences),
         pairs,
-        incomplete="; ".join(dict.fromkeys(filter(None, (t.metadata.incomplete for t in both)))),
-        provenance="; ".join(dict.fromkeys(trace.provenance for trace in both)),
-        is_simulated=any(trace.is_simulated for trace in both),
+        **about_several(both),
     )
 
 

@@ -143,16 +143,14 @@ def apart(
     first, second = (_level(float(each.mean()), least) for each in logs)
     fewest = min(len(before), len(after))
     compared = Effect(workload, column, first, second, pairs=fewest)
+    change = float(logs[1].mean() - logs[0].mean()) if fewest else 0.0
     if is_exact and fewest:
-        change = float(logs[1].mean() - logs[0].mean())
         return replace(compared, low=math.expm1(change), high=math.expm1(change), smallest=0.0)
     if fewest < FEWEST:
         return compared
     deviation = max(map(_deviation, logs))
     error = deviation * math.sqrt(1 / len(before) + 1 / len(after))
-    wide = student_t(fewest - 1, TAIL / judged) * error if error else 0.0
-    change = float(logs[1].mean() - logs[0].mean())
-    chance = student_t(fewest - 1, 1 - POWER) * error if error else 0.0
+    wide, chance = (student_t(fewest - 1, tail) * error for tail in (TAIL / judged, 1 - POWER))
     ends = math.expm1(change - wide), math.expm1(change + wide), math.expm1(wide + chance)
     return replace(compared, low=ends[0], high=ends[1], smallest=ends[2])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import (
@@ -85,6 +85,15 @@ def about(trace: Trace) -> About:
         "provenance": trace.provenance,
         "is_simulated": trace.is_simulated,
     }
+
+
+def about_several(traces: Iterable[Trace]) -> About:
+    """Return the same of a result that was worked out from several."""
+    every = [about(trace) for trace in traces]
+    texts = [[each[name] for each in every] for name in ("incomplete", "provenance")]
+    incomplete, provenance = ("; ".join(dict.fromkeys(filter(None, text))) for text in texts)
+    is_simulated = any(each["is_simulated"] for each in every)
+    return {"incomplete": incomplete, "provenance": provenance, "is_simulated": is_simulated}
 
 
 @dataclass(frozen=True, kw_only=True)

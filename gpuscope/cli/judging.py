@@ -21,8 +21,9 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.judging import told
 from gpuscope.judging.checking import CheckResult, check
 from gpuscope.judging.diff_result import DiffResult
-from gpuscope.judging.diffing import Compared, diff
+from gpuscope.judging.diffing import diff
 from gpuscope.judging.programs import Command
+from gpuscope.judging.targets import Given
 from gpuscope.judging.turns import Tell
 from gpuscope.report.run import compared_report
 from gpuscope.trace.store import save_trace
@@ -75,8 +76,8 @@ def diff_command(
     gpuscope diff out/before out/after
     """
     _one_form(as_json=as_json, markdown=markdown)
-    left: Compared | None = first if a is None else Command.parse(a)
-    right: Compared | None = second if b is None else Command.parse(b)
+    left: Given | None = first if a is None else Command.parse(a)
+    right: Given | None = second if b is None else Command.parse(b)
     if left is None or (a is not None and first is not None):
         raise InvalidArgument("name A: an experiment, a folder or a trace, or a program with --a")
     if setting is not None and len(setting) > 2:

@@ -17,19 +17,17 @@ from gpuscope.analysis.confinement_analysis import confinement
 from gpuscope.analysis.effects import FEWEST, Effect, apart
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.noise import TAIL, interval, quantile_interval
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, about_several
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.baseline import Baseline, differing, save
 from gpuscope.judging.budget import Budget, Limit
 from gpuscope.judging.machine import Machine
 from gpuscope.judging.measured import Seen
-from gpuscope.judging.programs import Command
+from gpuscope.judging.targets import Given
 from gpuscope.judging.verdict import Judged
 from gpuscope.trace.columns import is_open, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run
 from gpuscope.trace.schema import GPU_WORK
 
 _SPANS = 8
@@ -156,7 +154,7 @@ class CheckResult(Result):
 
 @door("budget", "device", "rounds", "baseline", "save_baseline", "other_machine", "stop")
 def check(
-    target: Experiment | Mapping[str, object] | Sequence[str] | Command | Run | Trace | str | Path,
+    target: Given,
     budget: Budget | str | Path,
     *,
     device: Device | str | None = None,
@@ -221,9 +219,9 @@ def check(
     needs_processes = stored is not None or save_baseline is not None
     limits = given_budget.limits
     seen = Seen.of(target, limits, device, asked, needs_processes, stop or threading.Event())
-    notes = [*seen.notes]
+    notes: tuple[str, ...] = ()
     if stored is not None:
-        notes += differing(seen.machine, stored, other_machine=other_machine)
+        notes = tuple(differing(seen.machine, stored, other_machine=other_machine))
     kept = [
         _judge(limit, setting, seen, stored, len(limits))
         for limit in limits
@@ -240,13 +238,9 @@ def check(
         seen.unit,
         seen.rounds,
         seen.machine,
-        tuple(notes),
+        notes,
         traces,
-        incomplete="; ".join(
-            dict.fromkeys(filter(None, (trace.metadata.incomplete for trace in traces.values())))
-        ),
-        provenance="; ".join(dict.fromkeys(trace.provenance for trace in traces.values())),
-        is_simulated=any(trace.is_simulated for trace in traces.values()),
+        **about_several(traces.values()),
     )
 
 
@@ -274,10 +268,6 @@ def _judge(limit: Limit, setting: str, seen: Seen, stored: Baseline | None, judg
     verdict: Judged = "holds" if all(inside) else "cannot tell" if any(inside) else "violated"
     why = "the limit lies within its interval" if verdict == "cannot tell" else ""
     return Kept(setting, limit, verdict, value, low, high, why)
-
-
-def _is_exact(seen: Seen) -> bool:
-    return all(trace.is_simulated for trace in seen.traces.values())
 
 
 def _is_inside(limit: Limit, value: float | None) -> bool:

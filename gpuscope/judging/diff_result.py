@@ -15,12 +15,13 @@ from gpuscope.analyses.comparing import CompareResult
 from gpuscope.analysis.compare_analysis import Difference
 from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
 from gpuscope.analysis.pairing import Pairs, paired_calls, paired_requests
-from gpuscope.analysis.result import Row, sentences
+from gpuscope.analysis.result import Row, about_several, sentences
 from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
 from gpuscope.judging import sides
 from gpuscope.judging.programs import PROGRAM, values_of_program
+from gpuscope.judging.sides import Round
 from gpuscope.judging.turns import Turns, numbers
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_split import with_cause
@@ -29,8 +30,7 @@ from gpuscope.trace.model import Trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_APART = "a process apart may differ by more: by 0.5 % on the GPU, by 19 % where the host counts"
-"""Medians of the differences of two equal processes on an H100 (2026-11-25, torch 2.11)."""
+_APART = "a process apart may differ by more, most where the host counts"
 
 
 @dataclass(frozen=True)
@@ -319,9 +319,7 @@ def _made(
         turns=turns,
         splits=splits,
         caution="; ".join(cautions),
-        incomplete="; ".join(dict.fromkeys(filter(None, (t.metadata.incomplete for t in both)))),
-        provenance="; ".join(dict.fromkeys(trace.provenance for trace in both)),
-        is_simulated=any(trace.is_simulated for trace in both),
+        **about_several(both),
     )
 
 
@@ -329,7 +327,10 @@ def of_saved(
     first: Trace, second: Trace, names: tuple[str, str], within: float | None
 ) -> DiffResult:
     """Compare two saved runs by their rounds."""
-    rounds = [sides.rounds_of(trace) for trace in (first, second)]
+    rounds = [
+        [Round(sides.values_of(part), part) for part in sides.windows_of(trace)]
+        for trace in (first, second)
+    ]
     pairs = list(zip(*rounds, strict=False))
     of_a = list(zip(rounds[0][::2], rounds[0][1::2], strict=False))
     turns = Turns("saved round", pairs, of_a)

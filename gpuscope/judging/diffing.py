@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -15,19 +15,14 @@ from gpuscope._checks import SeveralOf, count, door, given
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.experiment import Experiment, as_experiment
-from gpuscope.formats.reading import load_trace
 from gpuscope.judging import sides
 from gpuscope.judging.diff_result import DiffResult, judged, of_captures, of_saved
 from gpuscope.judging.programs import Command, ProgramSide, checked_out
-from gpuscope.judging.sides import Side, is_experiment_file, is_folder
+from gpuscope.judging.sides import Side
+from gpuscope.judging.targets import Given, target_of
 from gpuscope.judging.turns import Tell, in_turns
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run
 
-Compared: TypeAlias = (
-    Experiment | Mapping[str, object] | Command | Sequence[str] | Run | Trace | str | Path
-)
-"""An experiment, a program's command line, a saved run or a trace."""
 ROUNDS, CONTROL = (8, 20), 0.6
 """Pairs of rounds of A and B, at least and at most; and of A and A, as a share of these."""
 PROCESSES = 6
@@ -49,8 +44,8 @@ _ROUND_NS, _LONGEST = 300_000_000, 100
     stop=(threading.Event, None),
 )
 def diff(
-    first: Compared,
-    second: Compared | None = None,
+    first: Given,
+    second: Given | None = None,
     *,
     setting: str | tuple[str, str] | None = None,
     at: str | None = None,
@@ -140,7 +135,7 @@ def diff(
             case (Experiment(), Experiment()):
                 for experiment, name in zip((left, right), named, strict=True):
                     sides.setting_of(experiment, name)
-                target = sides.target_of(device)
+                target = sides.device_of(device)
                 before, after = (
                     sides.side_of_experiment(*each, target)
                     for each in zip(names, (left, right), named, strict=True)
@@ -203,36 +198,12 @@ _SORTS: dict[type, str] = {
 }
 
 
-def _known(which: str, found: Compared, setting: str | None) -> _Known:
-    """Return what an argument is."""
-    match found:
-        case Experiment() | Command() | Trace():
-            known: _Known = found
-        case Run():
-            known = Saved(sides.saved_trace(which, found, setting))
-        case Mapping():
-            known = as_experiment(found)
-        case list() | tuple():
-            known = Command.parse(found)
-        case str() | Path():
-            known = _from_path(which, Path(found), setting)
-        case _:
-            raise InvalidArgument(
-                f"{which} is {given(found)}: an experiment, a list of a program's words, a run, a "
-                "trace or a path is needed"
-            )
-    return known
-
-
-def _from_path(which: str, path: Path, setting: str | None) -> _Known:
-    """Return what a path is of."""
-    if is_experiment_file(path):
-        return as_experiment(path)
-    if path.suffix == ".py":
-        return Command.parse([str(path)])
-    if is_folder(path):
-        return Saved(sides.saved_trace(which, path, setting))
-    return load_trace(path)
+def _known(which: str, target: Given, setting: str | None) -> _Known:
+    """Return what a side is; of a saved run one setting."""
+    known = target_of(which, target)
+    if isinstance(known, Experiment | Command | Trace):
+        return known
+    return Saved(sides.saved_trace(which, known, setting))
 
 
 def _names(
@@ -251,7 +222,7 @@ def _names(
     return (first, second) if first and second and first != second else ("A", "B")
 
 
-def _at(revision: str, found: Compared, now: _Known, held: contextlib.ExitStack) -> _Known:
+def _at(revision: str, found: Given, now: _Known, held: contextlib.ExitStack) -> _Known:
     """Return what something was at a revision."""
     if isinstance(now, Command):
         folder = held.enter_context(checked_out(revision, now.folder))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -25,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True):
     gpu
         Name and number of SMs; of a simulated one its profile.
     clock_mhz
-        Median SM clock while it was measured.
+        Median SM clock, as it stood when each recording ended.
     cpu, cores
         Of the host: they count where launches do. Empty of a simulated GPU, which has its own.
     versions
@@ -72,8 +74,9 @@ class Machine(msgspec.Struct, frozen=True):
         ]
 
 
-def machine_of(trace: Trace, clock_mhz: float | None = None) -> Machine:
-    """Return the machine that a trace was just recorded on."""
+def machine_of(traces: Sequence[Trace]) -> Machine:
+    """Return the machine that traces were recorded on, which is this one."""
+    trace = traces[0]
     facts = next(iter(trace.metadata.devices.values()), None)
     versions = {"gpuscope": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
@@ -84,8 +87,16 @@ def machine_of(trace: Trace, clock_mhz: float | None = None) -> Machine:
     gpu, sms = (facts.name or "", facts.sm_count) if facts else ("", None)
     if trace.is_simulated:
         return Machine(gpu, sms, versions={"gpuscope": __version__})
+    clocks = [
+        each.sm_clock_mhz
+        for recorded in traces
+        for each in [*recorded.metadata.devices.values()][:1]
+        if each.sm_clock_mhz is not None
+    ]
     driver = (facts.driver if facts else None) or trace.metadata.driver
-    return Machine(gpu, sms, driver, clock_mhz, _cpu(), os.cpu_count() or 0, versions)
+    return Machine(
+        gpu, sms, driver, median(clocks) if clocks else None, _cpu(), os.cpu_count() or 0, versions
+    )
 
 
 def _cpu() -> str:

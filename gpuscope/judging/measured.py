@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -17,16 +16,14 @@ from gpuscope.analysis.settings import of_slowest_rank, settings_table
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import run
-from gpuscope.experiments.experiment import Experiment, as_experiment
-from gpuscope.formats.reading import load_trace
+from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine, machine_of
 from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
-from gpuscope.judging.sides import is_experiment_file, is_folder, rounds_of, target_of
+from gpuscope.judging.sides import device_of, windows_of
+from gpuscope.judging.targets import target_of
 from gpuscope.trace.columns import rows_of
-from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run
 from gpuscope.trace.schema import GPU_WORK
 
 ROUNDS, PROCESSES = 5, 5
@@ -55,7 +52,6 @@ class Seen:
     unit: str
     rounds: int
     machine: Machine
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -68,29 +64,21 @@ class Seen:
         stop: threading.Event,
     ) -> Seen:
         """Measure a target."""
-        if isinstance(target, list | tuple):
-            target = Command.parse(target)
-        if isinstance(target, str | Path) and Path(target).suffix == ".py":
-            target = Command.parse([str(target)])
-        if isinstance(target, Command):
-            if device is not None:
+        match target_of("target", target):
+            case Command() as command if device is None:
+                return cls._of_program(command, rounds or PROCESSES)
+            case Command():
                 raise InvalidArgument("device is for experiments: a program opens its own")
-            return cls._of_program(target, rounds or PROCESSES)
-        if isinstance(target, Trace):
-            return cls._of_traces({target.metadata.setting or "": target})
-        if isinstance(target, Run):
-            return cls._of_traces(target)
-        path = Path(target) if isinstance(target, str | Path) else None
-        if path is not None and is_folder(path):
-            return cls._of_traces(load_run(path))
-        if path is not None and not is_experiment_file(path):
-            trace = load_trace(path)
-            return cls._of_traces({trace.metadata.setting or "": trace})
-        experiment = as_experiment(target)  # type: ignore[arg-type]
+            case Trace() as trace:
+                return cls._of_traces({trace.metadata.setting or "": trace})
+            case Experiment() as experiment:
+                pass
+            case saved:
+                return cls._of_traces(saved)
         _check_names(experiment, limits)
         wanted = any(limit.column == "hazards" for limit in limits)
         return cls._of_experiment(
-            experiment, target_of(device), rounds, needs_processes, wanted, stop
+            experiment, device_of(device), rounds, needs_processes, wanted, stop
         )
 
     @classmethod
@@ -113,6 +101,7 @@ class Seen:
             runs = recorded_runs(experiment, device.info.key, rounds or PROCESSES)
             traces = {name: Trace.concat([each[name] for each in runs]) for name in runs[0]}
             numbers = {name: _joined([_numbers(each[name]) for each in runs]) for name in runs[0]}
+            each_run = [trace for each in runs for trace in each.values()]
             unit, several = "process", len(runs)
         else:
             if not device.is_simulated:
@@ -120,18 +109,15 @@ class Seen:
                 experiment = experiment.model_copy(update={"rounds": least})
             traces = dict(run(experiment, device, stop=stop))
             numbers, several = _by_rounds(traces)
-            unit = "round"
-        first = next(iter(traces.values()))
-        clock = next((f.sm_clock_mhz for f in first.metadata.devices.values()), None)
-        return cls(traces, numbers, searched, unit, several, machine_of(first, clock))
+            unit, each_run = "round", [*traces.values()]
+        return cls(traces, numbers, searched, unit, several, machine_of([*each_run]))
 
     @classmethod
     def _of_traces(cls, traces: Mapping[str, Trace]) -> Seen:
         """Take what was saved."""
         numbers, several = _by_rounds(traces)
-        first = next(iter(traces.values()))
-        clock = next((f.sm_clock_mhz for f in first.metadata.devices.values()), None)
-        return cls(traces, numbers, traces, "saved round", several, machine_of(first, clock))
+        machine = machine_of([*traces.values()])
+        return cls(traces, numbers, traces, "saved round", several, machine)
 
     @classmethod
     def _of_program(cls, command: Command, rounds: int) -> Seen:
@@ -139,9 +125,8 @@ class Seen:
         measured = [side.measure(number) for number in range(rounds)]
         first = measured[0].trace
         numbers = _joined([_of_program(each.trace) for each in measured])
-        clock = measured[0].conditions.sm_clock_mhz
         exact = first.is_simulated
-        machine = machine_of(first, clock)
+        machine = machine_of([each.trace for each in measured])
         return cls({"": first}, {"": numbers}, {}, "process", 1 if exact else rounds, machine)
 
     @property
@@ -190,7 +175,7 @@ def _by_rounds(traces: Mapping[str, Trace]) -> tuple[dict[str, Numbers], int]:
     numbers, several = {}, 0
     for name, trace in traces.items():
         whole = {key: [value] for key, (value,) in _numbers(trace).items()}
-        parts = [_numbers(each.trace) for each in rounds_of(trace)]
+        parts = [_numbers(part) for part in windows_of(trace)]
         for key, values in whole.items():
             values += [part[key][0] for part in parts if key in part]
         numbers[name], several = whole, max(several, len(parts))

@@ -98,8 +98,8 @@ class ProgramSide:
 
     is_process = True
 
-    def __init__(self, name: str, command: Command, device: str = "auto") -> None:
-        self.name, self.command, self._device = name, command, device
+    def __init__(self, name: str, command: Command) -> None:
+        self.name, self.command = name, command
 
     def measure(self, number: int) -> Round:
         """Run it once.
@@ -112,7 +112,7 @@ class ProgramSide:
         with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
             out = Path(folder) / "run"
             line = [self.command.interpreter, "-m", "gpuscope.cli", "record", "--no-report"]
-            line += ["--device", self._device, "--out", str(out)]
+            line += ["--out", str(out)]
             with Watch(read_gpus) as watch:
                 who = f"{self.name}, round {number + 1}: {self.command.title}"
                 _done([*line, *self.command.program], who, self.command.folder)

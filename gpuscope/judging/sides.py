@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from gpuscope._text import clean
@@ -27,9 +25,7 @@ from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Runner
 from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.judging.conditions import Conditions, Watch, read_gpus, uuid_of
-from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run
 
 Values: TypeAlias = Mapping[tuple[str, str], float]
 """Workload and column → what a round gave."""
@@ -59,7 +55,7 @@ class Side(Protocol):
         """Measure one round; those of one number draw the same arrivals."""
 
 
-def target_of(device: Device | str | None) -> Device:
+def device_of(device: Device | str | None) -> Device:
     """Return a device: itself, or the one of that name; what is judged tells which it was."""
     return device if isinstance(device, Device) else open_device(device or "auto", quiet=True)
 
@@ -189,35 +185,19 @@ def values_of(trace: Trace) -> dict[tuple[str, str], float]:
     return values
 
 
-def rounds_of(trace: Trace) -> list[Round]:
+def windows_of(trace: Trace) -> list[Trace]:
     """Return the rounds of a trace that was saved: its recording windows."""
     starts = trace.array("start_ns")
-    rounds = []
+    parts = []
     for low, high in trace.metadata.windows_ns:
         part = trace.where((starts >= low) & (starts < high))
         if len(part):
-            part = part.with_metadata(windows_ns=((low, high),))
-            rounds.append(Round(values_of(part), part))
-    return rounds
+            parts.append(part.with_metadata(windows_ns=((low, high),)))
+    return parts
 
 
 # -- what was saved -----------------------------------------------------------------------
-def is_folder(path: Path) -> bool:
-    """Whether a path is of a folder; no error of any text."""
-    with contextlib.suppress(OSError, ValueError):
-        return path.is_dir()
-    return False
-
-
-def is_experiment_file(path: Path) -> bool:
-    """Whether a file is an experiment: TOML, or JSON that is no trace of Chrome's."""
-    if path.suffix == ".json":
-        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-            return b"traceEvents" not in file.read(1 << 16)
-    return path.suffix in (".toml", ".json")
-
-
-def saved_trace(which: str, given: Run | Path, setting: str | None) -> Trace:
+def saved_trace(which: str, traces: Mapping[str, Trace], setting: str | None) -> Trace:
     """Return the trace of a setting of a run, or of its only one.
 
     Raises
@@ -225,7 +205,6 @@ def saved_trace(which: str, given: Run | Path, setting: str | None) -> Trace:
     InvalidArgument
         There are several settings and none is named, or there is none of that name.
     """
-    traces = given if isinstance(given, Run) else load_run(given)
     names = ", ".join(map(repr, traces))
     if setting is None and len(traces) > 1:
         raise InvalidArgument(f"{which} has {len(traces)} settings ({names}): say which")

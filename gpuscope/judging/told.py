@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 from gpuscope._tables import Rows
@@ -23,9 +22,9 @@ from gpuscope.judging.verdict import (
     rounded,
 )
 from gpuscope.telling.finding import Finding, FindingsResult, Shown
+from gpuscope.telling.media import unmarked
 from gpuscope.telling.of_split import shown
 
-_MARKUP = re.compile(r"([\\`*_<>#|\[\]])")
 _ROWS = 12
 """Of a table in Markdown."""
 
@@ -196,5 +195,5 @@ def _table(rows: Rows) -> list[str]:
 
 
 def _plain(text: object) -> str:
-    """Return foreign text without what Markdown would take for its own."""
-    return _MARKUP.sub(r"\\\1", clean(text))
+    """Return foreign text for Markdown."""
+    return unmarked(clean(text))

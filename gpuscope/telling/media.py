@@ -13,7 +13,7 @@ from gpuscope._text import clean, safe, shown
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.rules import RULES, fill
 
-_MARKUP, _ESCAPED = re.compile(r"([\\`*_<>#|])"), r"\\\1"
+_MARKUP = re.compile(r"([\\`*_<>#|\[\]])")
 _LONGEST = 500
 """Characters of a name in a card."""
 
@@ -92,8 +92,13 @@ def to_markdown(findings: Sequence[Finding | tuple[str, Finding]]) -> str:
     lines = []
     for about, finding in _with_settings(findings):
         text = to_text(finding, about).replace("\n", "\n  ")
-        lines.append(f"- **{finding.severity}** {_MARKUP.sub(_ESCAPED, text)}")
+        lines.append(f"- **{finding.severity}** {unmarked(text)}")
     return "\n".join(lines)
+
+
+def unmarked(text: str) -> str:
+    """Return plain text without what Markdown would take for its own."""
+    return _MARKUP.sub(r"\\\1", text)
 
 
 @door("finding")

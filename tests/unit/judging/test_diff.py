@@ -84,7 +84,7 @@ def test_two_settings_of_one_experiment_are_compared_by_name(gpu):
     }
     result = gs.diff(carved, setting=("shared", "split"), device=gpu, rounds=3)
     assert result.names == ("shared", "split")
-    assert "partitions.a: added" in result.changes or result.changes
+    assert "partitions.a: – → 16" in result.changes
     with pytest.raises(InvalidArgument, match="say which"):
         gs.diff(carved, carved, device=gpu)
     with pytest.raises(InvalidArgument, match="no setting 'other'"):
@@ -299,16 +299,25 @@ def test_lines_that_an_edit_moved_are_the_same(tmp_path):
 
 
 def test_what_decided_is_what_the_verdict_is_about(gpu):
-    carved = {**ONE, "partitions": {"a": 16, "b": 8}, "settings": {
-        "shared": {"partitions": {}},
-        "split": {"streams": {"s": {"partition": "a"}, "t": {"partition": "b"}}},
-    }}  # fmt: skip
-    result = gs.diff(carved, setting=("shared", "split"), device=gpu, rounds=8)
+    gemm = {"kind": "gemm", "dtype": "float16"}
+    small = {**gemm, "m": 512, "n": 512, "k": 512, "stream": "s", "repeats": 100, "max_queued": 1}
+    load = {**gemm, "m": 4096, "n": 4096, "k": 4096, "stream": "t", "background": True}
+    shared = {
+        "name": "both",
+        "streams": {"s": {}, "t": {}},
+        "workloads": {"small": {**small, "arrival": "poisson", "rate_hz": 1000}, "load": load},
+    }
+    on = {"s": {"partition": "a"}, "t": {"partition": "b"}}
+    carved = {**shared, "partitions": {"a": 16, "b": "rest"}, "streams": on}
+    result = gs.diff(shared, carved, device=gpu, rounds=8)
+    verdicts = {each.workload: each.verdict for each in result.effects}
+    assert verdicts == {"small": "faster", "load": "slower"}
     facts = of_diff(result).to_json()
-    about = result.decisive
-    assert about.verdict == result.verdict or result.verdict in ("equal", "cannot tell")
-    assert facts["what"] == f"{about.workload}.{about.column}"
-    assert facts["effect"] == pytest.approx(about.change, rel=1e-4)
+    assert (facts["verdict"], facts["what"]) == ("slower", "load.calls_per_s")
+    assert facts["effect"] == pytest.approx(result.decisive.change, rel=1e-4)
+    assert facts["interval"][1] < 0
+    assert facts["parts"][0]["part"] == "kernels"
+    assert result.headline.startswith("Slower by load's calls/s -")
 
 
 @pytest.mark.parametrize("words", ["", "-m", "ls -l 'x", "python -c 'print(1)'", "/no/python x.py"])

@@ -271,7 +271,7 @@ def test_each_finding_has_words_in_every_medium():
     assert "<b>[" not in page
     note = telling.to_markdown([("", finding)])
     assert note.startswith("- **error** ESCAPED")
-    assert r"\<b\>[{mend}] \`$x$" in note
+    assert r"\<b\>\[{mend}\] \`$x$" in note  # brackets would begin a link
     facts = json.loads(json.dumps(telling.to_json(finding)))
     assert (facts["rule"], facts["severity"]) == ("escape.partition", "error")
     assert facts["subject"]["kernel"] == hostile

@@ -23,7 +23,7 @@ import numpy as np
 
 import gpuscope as gs
 from gpuscope.device.api import KernelModel
-from gpuscope.simulator.calibration.fit import fit_copy
+from gpuscope.simulator.calibration.memory import fit_copy
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.profiles.schema import CopyTimes
 
@@ -51,7 +51,7 @@ def of_copies() -> Profile:
     """Return a profile with the copy kernel of the pairs, CuPy's, which is slower than ours."""
     profile = Profile.load("h200")
     rows = json.loads((DATA.parent / "h200.json").read_text("utf-8"))["copy"]
-    kernel = CopyTimes.model_validate(fit_copy(rows))
+    kernel = CopyTimes.model_validate(fit_copy(rows)[0])
     file = profile.file.model_copy(update={"copy_kernel": kernel})
     return dataclasses.replace(profile, file=file)
 

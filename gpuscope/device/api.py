@@ -145,18 +145,25 @@ class KernelCost:
         Duration of each block, or of each of its tiles, in ns without competition for memory
         bandwidth.
     nbytes
-        Bytes that all blocks read from and write to device memory. Kernels whose total demand
-        exceeds the bandwidth slow each other down.
+        Bytes that all blocks read from and write to device memory, alone.
     tiles
         Of a persistent kernel: pieces of work that its blocks loop over. Each block does one of
         its own; the others go to whichever block is free, so that some blocks end earlier than
         others. 0: each block does one.
-    stall
-        How much longer a block takes, of its duration, while other kernels use all of the memory
-        bandwidth; in proportion where they use less.
     traffic
-        Bytes that all blocks move beside ``nbytes``, which keep the cache busy: others stall on
-        them, too.
+        Bytes that all blocks move beside ``nbytes``, which keep cache and memory busy.
+    exposure
+        By how much of its duration on an idle memory a block's grows for each multiple of the
+        memory's latency. At least what ``nbytes`` take of the bandwidth.
+    idle
+        Its duration on an idle memory, of ``block_ns``; 0 if that follows from ``nbytes``.
+    cold_nbytes
+        Bytes like ``nbytes`` where others have replaced what it left in the cache.
+    cold
+        How many times longer accesses take there, beside 1.
+    early
+        By which share of ``block_ns`` the first blocks end before the last: memory that all SMs
+        overload serves some of them sooner.
     power
         What it draws of what the GPU may draw for long, beside what an idle GPU draws.
     gap_ns
@@ -168,10 +175,19 @@ class KernelCost:
     block_ns: int
     nbytes: int = 0
     tiles: int = 0
-    stall: float = 0.0
     traffic: int = 0
+    exposure: float = 0.0
+    idle: float = 0.0
+    cold_nbytes: int = 0
+    cold: float = 0.0
+    early: float = 0.0
     power: float = 0.0
     gap_ns: int | None = None
+
+    @property
+    def busy_ns(self) -> int:
+        """How long all of its blocks take together, alone."""
+        return max(self.blocks, self.tiles) * self.block_ns
 
     def alone_ns(self, sm_count: int) -> int:
         """Return how long the kernel takes on so many SMs, alone."""

@@ -8,6 +8,7 @@ from gpuscope._lazy import public
 
 if TYPE_CHECKING:
     from gpuscope.simulator.calibration.calibrator import calibrate as calibrate
+    from gpuscope.simulator.calibration.this_host import calibrate_host as calibrate_host
     from gpuscope.simulator.forecast.what_if import what_if as what_if
 
 __getattr__, __dir__, __all__ = public(__name__)

@@ -16,11 +16,12 @@ from gpuscope.device.device import Device
 from gpuscope.device.select import UnifiedDevice, open_device
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
 from gpuscope.search.scale_out import Team, locked, team_of
+from gpuscope.simulator.calibration import contention, gemms, host
 from gpuscope.simulator.calibration import errors as judge
-from gpuscope.simulator.calibration import gemms, host
 from gpuscope.simulator.calibration.design import MOST, shapes
 from gpuscope.simulator.calibration.fit import fit_gemm
 from gpuscope.simulator.calibration.kernels import KINDS, Row, kind, unreadable
+from gpuscope.simulator.calibration.memory import Pair
 from gpuscope.simulator.calibration.written import profile_of, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
@@ -28,14 +29,14 @@ from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.profiles.schema import DeviceLayout, ProfileFile
 from gpuscope.trace.metadata import TraceMetadata
 
-BUDGET_S = 170.0
+BUDGET_S = 200.0
 
 _BFLOAT16_SINCE = (8, 0)
 
 Progress = Callable[[float, str], None]
 """Takes the share that is done, from 0 to 1, and what is being done."""
 
-_FIT_S = 55.0
+_FIT_S = 85.0
 """Kept back for the fits."""
 
 _LEAST_SHAPES = 40
@@ -52,8 +53,8 @@ class Measurements:
         Tables of the profile.
     gemm, told
         Rows of GEMMs, not told the SM count and told; the second say what the library prefers.
-    copy
-        Rows of the copy kernel.
+    copy, softmax, pairs
+        Rows of the copy and the softmax kernel, and of kernels beside others.
     jitter, power
         How host times vary, and what a large GEMM draws, by dtype: see
         :mod:`gpuscope.simulator.calibration.host`.
@@ -70,6 +71,8 @@ class Measurements:
     gemm: Sequence[Row]
     told: Sequence[Row]
     copy: Sequence[Mapping[str, float]]
+    softmax: Sequence[Mapping[str, float]]
+    pairs: Sequence[Pair]
     transfers: Mapping[str, Sequence[tuple[int, float]]]
     jitter: Speeds
     power: Mapping[str, float]
@@ -182,13 +185,13 @@ def calibrate(
     gpuscope.errors.DeviceUnavailable: calibrate measures a real GPU, and sim:h200 is simulated: ...
     """
     target = Path(path)
-    _check_target(target)
+    check_target(target)
     if not budget_s > _FIT_S:
         raise GpuscopeError(
             f"budget_s is {budget_s}; more than {_FIT_S:.0f} s is needed for the fit alone"
         )
     tell = progress or (lambda _share, _what: None)
-    gpu = _real_gpu(device)
+    gpu = real_gpu(device)
     library_path()  # says what is missing before anything is measured
     start_s, left_s = time.monotonic(), budget_s - _FIT_S
     if executor is None:
@@ -201,7 +204,8 @@ def calibrate(
     return fit(measured, target, measured_s=measured_s, progress=tell)
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Refuse a file that is no profile's, or that cannot be written."""
     if target.suffix != ".json":
         raise GpuscopeError(
             f"a profile's file ends in .json, which {target.name!r} does not: "
@@ -217,7 +221,8 @@ def _check_target(target: Path) -> None:
         ) from error
 
 
-def _real_gpu(device: Device | str | None) -> Device:
+def real_gpu(device: Device | str | None) -> Device:
+    """Open a GPU that can be measured."""
     asked = device or "cuda:0"
     gpu = asked if isinstance(asked, Device) else open_device(asked, quiet=True)
     if gpu.info.kind != "cuda":
@@ -274,7 +279,8 @@ def measure(
     constants |= host.copy_rate(device, source)
     host_samples.append(host.launches(device))
     transfers = host.transfers(device, source)
-    copies = host.copy_kernels(device, source)
+    copies = contention.copy_kernels(device, source)
+    softmaxes = contention.row_kernels(device, source)
     host_samples.append(host.launches(device))
     lacking = {"bfloat16"} if info.compute_capability < _BFLOAT16_SINCE else set()
     dtypes = [name for name in ITEM_BYTES if name not in lacking]
@@ -291,6 +297,8 @@ def measure(
         team=team,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
     )
+    progress(0.86, "kernels beside others")
+    beside = contention.pairs(device)
     host_samples.append(host.launches(device))
     costs, jitter = host.experiment_costs(host_samples, constants)
     constants |= costs
@@ -310,6 +318,8 @@ def measure(
         gemm=rows,
         told=measured.told,
         copy=copies,
+        softmax=softmaxes,
+        pairs=beside,
         transfers=transfers,
         jitter=jitter,
         power=drawn,
@@ -343,6 +353,8 @@ def fit(
         kinds,
         rows,
         measured.copy,
+        measured.softmax,
+        measured.pairs,
         name=target.stem,
         device=measured.device,
         measured=_provenance(measured),

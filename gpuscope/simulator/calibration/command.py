@@ -14,6 +14,7 @@ from gpuscope._files import check_new, make_folder
 from gpuscope.cli.app import Force, Json, progress_bar, say, say_json, show_table
 from gpuscope.device.select import open_device
 from gpuscope.simulator.calibration.calibrator import Calibration, calibrate
+from gpuscope.simulator.calibration.this_host import calibrate_host
 
 
 def calibrate_command(
@@ -28,10 +29,16 @@ def calibrate_command(
             help="Measure GEMMs on several GPUs of one model, with --device cuda.",
         ),
     ] = None,
+    host_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="Measure this host alone, in 20 s; the GPU is this profile's."
+        ),
+    ] = None,
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
-    """Measure this GPU, in under 3 minutes, and write the profile that it is simulated by.
+    """Measure this GPU, in some 3 minutes, and write the profile that it is simulated by.
 
     Example: gpuscope calibrate --out gpu.json, then gpuscope predict FILE --gpu-profile gpu.json
     """
@@ -40,11 +47,19 @@ def calibrate_command(
     check_new(out, replace=force)
     with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("calibrating", total=1)
+
+        def tell(done: float, what: str) -> None:
+            bar.update(task, completed=done, description=what)
+
+        if host_of is not None:
+            written = calibrate_host(target, out, profile=host_of, progress=tell)
+            _say_host(written, as_json=as_json)
+            return
         result = calibrate(
             target,
             out,
             executor=workers,
-            progress=lambda done, what: bar.update(task, completed=done, description=what),
+            progress=tell,
         )
     if as_json:
         facts = {field.name: getattr(result, field.name) for field in fields(result)}
@@ -52,6 +67,13 @@ def calibrate_command(
         say_json({"file": str(facts.pop("path")), **facts})
     else:
         _show_calibration(result)
+
+
+def _say_host(path: Path, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"file": str(path)})
+    else:
+        say(f'wrote {path}: open_device("sim:{path}")')
 
 
 def _show_calibration(result: Calibration) -> None:

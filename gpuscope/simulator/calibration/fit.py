@@ -8,7 +8,7 @@ the times of whatever kernels they choose.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -79,11 +79,12 @@ _HABITS: dict[str, list[float]] = {
 """What is tried; numbers of blocks as shares of the SMs."""
 
 
-def _digits(value: float) -> float:
+def digits(value: float) -> float:
+    """Round to five digits."""
     return float(f"{value:.5g}")
 
 
-def _descend(
+def descend(
     start: Floats, errors: Callable[[Floats], Floats], wariness: float = _WARINESS
 ) -> Floats:
     """Least absolute error, by Levenberg-Marquardt on reweighted squares."""
@@ -128,8 +129,8 @@ def _fit_times(
     names = [name for name in start if name not in idle]
     flop = 2 * np.prod(rows.shape.astype(float), axis=0)
     rates = {
-        "tflop_per_s": _digits(np.max(flop / rows.us * (rows.sms == layout.sm_count)) / 1e6),
-        "sm_tflop_per_s": _digits(np.max(flop / rows.us / rows.sms) / 1e6),
+        "tflop_per_s": digits(np.max(flop / rows.us * (rows.sms == layout.sm_count)) / 1e6),
+        "sm_tflop_per_s": digits(np.max(flop / rows.us / rows.sms) / 1e6),
     }
     read = rows.readable
     kernels, shape = rows.kernels.where(read), tuple(rows.shape[:, read])
@@ -141,7 +142,7 @@ def _fit_times(
         for name, (low, high) in _BOUNDS.items():
             values[name] = min(max(values[name], low), high)
         if final:
-            values = {name: _digits(value) for name, value in values.items()}
+            values = {name: digits(value) for name, value in values.items()}
         kinds = {"persistent": rows.persistent, "vector": item > 2 or rows.vector}
         return KernelTimes.model_construct(None, **kinds, power=0.0, **rates, **values)
 
@@ -153,7 +154,7 @@ def _fit_times(
 
     final = False
     wariness = _WARINESS if near is None else _NEAR
-    best = _descend(np.log([max(start[name], 1e-9) for name in names]), errors, wariness)
+    best = descend(np.log([max(start[name], 1e-9) for name in names]), errors, wariness)
     final = True
     return times(best)
 
@@ -251,7 +252,7 @@ def _with_preferences(
         first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2
         root = np.sqrt(second / (1 - 0.99**step)) + 1e-8
         liked = liked - 0.1 * first / (1 - 0.9**step) / root
-    preferences = [[_digits(value) for value in row] for row in (liked / _CERTAINTY).tolist()]
+    preferences = [[digits(value) for value in row] for row in (liked / _CERTAINTY).tolist()]
     choice = kernels.choice.model_copy(update={"preferences": preferences})
     return kernels.model_copy(update={"choice": choice})
 
@@ -304,24 +305,3 @@ def fit_gemm(
             tiled = [row for row in by_key[key] if not is_vector(row)]
             fitted[key] = _with_preferences(fitted[key], item, tiled, heard, layout)
     return fitted
-
-
-def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Fit the copy kernel: launch + bytes / (soft minimum of the SMs' and memory's rate).
-
-    Parameters
-    ----------
-    rows
-        ``mb`` (MiB read, and as many written), ``sms`` and ``us`` of each.
-    """
-    moved = np.array([2 * row["mb"] * 2**20 for row in rows])
-    sms, us = (np.array([row[name] for row in rows]) for name in ("sms", "us"))
-    names = ("launch_us", "sm_bytes_per_us", "bytes_per_us", "sharpness")
-
-    def errors(x: Floats) -> Floats:
-        launch, of_sm, of_memory, p = np.exp(x)
-        rate = ((sms * of_sm) ** -p + of_memory**-p) ** (-1 / p)
-        return np.asarray(np.log((launch + moved / rate) / us))
-
-    best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)
-    return dict(zip(names, map(_digits, np.exp(best)), strict=True))

@@ -16,13 +16,12 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.experiments.execution import run
 from gpuscope.experiments.profiling import profile
-from gpuscope.simulator.calibration.design import sm_counts, streams_by_count
+from gpuscope.simulator.calibration.design import sm_counts
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.engine.ops import FULL
 from gpuscope.simulator.models.assumed import IDLE_POWER
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.gemm import Gemm
 from gpuscope.workloads.product import mm_out
 from gpuscope.workloads.spin import Spin
@@ -37,12 +36,15 @@ _WAITS, _HELD_NS = 40, 200_000
 _QUEUED, _HOLD_NS = 24, 5_000_000
 _STREAMS = 8
 _COPIES = 5
-_COPY_MIB = (64, 512)
 _TRANSFERS = 11
 _TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
 _BUSY = 200, {"duration_us": 20, "max_queued": 8}
 _IDLE = 500, {"duration_us": 5000, "max_queued": 3}
-"""Launches, and the load beside them."""
+"""Launches of a small GEMM, and the load beside them."""
+_COPIED = 300, {"duration_us": 5000, "max_queued": 3}
+"""The same of a small copy."""
+_GEMM = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16"}
+_COPY = {"kind": "copy", "nbytes": 4096}
 _RATE_HZ = 2000
 _SLEPT_US = (30, 60, 150, 400, 1000)
 """Between these, times of sleep are taken together; below the first counts as none."""
@@ -86,22 +88,26 @@ def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
     return max(1, round(statistics.median(costs[1:])))
 
 
-def launches(device: Device) -> tuple[_Launches, _Launches]:
-    """Launch a small GEMM at random moments, and wait for it; as an experiment does.
+def launches(device: Device) -> tuple[_Launches, _Launches, _Launches]:
+    """Launch small kernels at random moments, and wait for each; as an experiment does.
 
-    First while the experiment's loop is always busy with launches of short kernels, then while it
-    mostly sleeps. A host is slower for seconds: sample it now and then.
+    First GEMMs while the experiment's loop is always busy with launches of short kernels, then
+    while it mostly sleeps, then copies. A host is slower for seconds: sample it now and then.
     """
-    return _launches(device, *_BUSY), _launches(device, *_IDLE)
+    return (
+        _launches(device, _GEMM, *_BUSY),
+        _launches(device, _GEMM, *_IDLE),
+        _launches(device, _COPY, *_COPIED),
+    )
 
 
 def experiment_costs(
-    samples: Sequence[tuple[_Launches, _Launches]], calls: Mapping[str, int]
+    samples: Sequence[tuple[_Launches, _Launches, _Launches]], calls: Mapping[str, int]
 ) -> tuple[dict[str, int], Speeds]:
     """Return what launches cost in an experiment, in ns, and how that varies.
 
-    The GEMM is over before its launch has returned; so the time until the loop sees it is the
-    host's alone.
+    The kernels are over before their launch has returned; so the time until the loop sees them is
+    the host's alone.
 
     Parameters
     ----------
@@ -117,17 +123,22 @@ def experiment_costs(
     Speeds
         How fast it goes after it slept; empty where launches do not vary.
     """
-    busy, idle = (
+    busy, idle, copied = (
         [np.concatenate(parts) for parts in zip(*some, strict=True)]
         for some in zip(*samples, strict=True)
     )
-    whole = float(np.median(idle[2] / idle[1]))  # nothing else is launched meanwhile
     slept_us = np.concatenate((busy[0], idle[0]))
     before_ns = np.concatenate((busy[1], idle[1]))
     group = np.digitize(slept_us, _SLEPT_US)
-    costs = {"gemm_call_ns": _typical(before_ns[group == 0]), "launch_call_ns": _typical(busy[3])}
-    known = costs["gemm_call_ns"] + calls["event_record_call_ns"] + calls["query_call_ns"]
-    costs["return_call_ns"] = max(0, round(whole * costs["gemm_call_ns"]) - known)
+    costs = {"gemm_call_ns": _typical(before_ns[group == 0])}
+    slower = float(np.median(copied[1]) / np.median(idle[1]))  # both of a host that mostly slept
+    costs["launch_call_ns"] = max(1, round(slower * costs["gemm_call_ns"]))
+    for name, (_, before, whole, _) in (("gemm", idle), ("launch", copied)):
+        call_ns = costs[f"{name}_call_ns"]  # nothing else is launched until it is seen
+        known = call_ns + calls["event_record_call_ns"] + calls["query_call_ns"]
+        costs[f"{name}_return_ns"] = max(
+            0, round(float(np.median(whole / before)) * call_ns) - known
+        )
     speeds: list[tuple[float, list[tuple[float, float]]]] = []
     for number in range(len(_SLEPT_US) + 1):
         members = group == number
@@ -141,15 +152,16 @@ def experiment_costs(
     return costs, speeds if varies else []
 
 
-def _launches(device: Device, count: int, load: Mapping[str, int]) -> _Launches:
-    gemm = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a"}
+def _launches(
+    device: Device, paced: Mapping[str, object], count: int, load: Mapping[str, int]
+) -> _Launches:
     pace = {"repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ}
     spin = {"kind": "spin", "stream": "b", "background": True}
     experiment = {
         "name": "calibration",
         "alone_repeats": 0,
         "streams": {"a": {}, "b": {}},
-        "workloads": {"paced": {**gemm, **pace}, "load": {**spin, **load}},
+        "workloads": {"paced": {**paced, "stream": "a", **pace}, "load": {**spin, **load}},
     }
     trace = complete(run(experiment, device)["default"])
     handles, kernels = (
@@ -312,16 +324,17 @@ def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float
                 for _ in range(_TRANSFERS):
                     mm_out(cleared, *nothing, stream=stream)
                     stream.synchronize()
-            copied = _durations_us(complete(recording.trace).where(kind="memcpy"))
+            copied = durations_us(complete(recording.trace).where(kind="memcpy"))
             cleared_by = "kernel" if device.is_simulated else "memset"
-            set_us = _durations_us(complete(recording.trace).where(kind=cleared_by))
+            set_us = durations_us(complete(recording.trace).where(kind=cleared_by))
             medians = np.median(copied.reshape(len(copies), _TRANSFERS), axis=1).tolist()
             for way, us in zip((*copies, "memset"), (*medians, np.median(set_us)), strict=True):
                 times.setdefault(way, []).append((nbytes, max(0.001, round(float(us), 3))))
     return times
 
 
-def _durations_us(trace: Trace) -> Floats:
+def durations_us(trace: Trace) -> Floats:
+    """Return how long its rows took, in the order in which they started."""
     ordered = _in_order(trace)
     return np.asarray((ordered.array("end_ns") - ordered.array("start_ns")) / 1e3)
 
@@ -335,25 +348,5 @@ def copy_rate(device: Device, source: Source) -> dict[str, int]:
             for _ in range(_COPIES):
                 stream.copy(second, first)
                 stream.synchronize()
-        us = float(np.median(_durations_us(complete(recording.trace).where(kind="memcpy"))))
+        us = float(np.median(durations_us(complete(recording.trace).where(kind="memcpy"))))
     return {"device_copy_bytes_per_us": max(1, round(2 * first.nbytes / us))}
-
-
-def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
-    """Measure the element-wise copy kernel: ``mb`` read (MiB), ``sms``, ``us`` of each."""
-    sizes = [mib for mib in _COPY_MIB if mib << 24 <= device.info.memory_bytes] or [8]
-    copies = {mib: Copy(device, nbytes=mib << 20, name=f"{mib}") for mib in sizes}
-    rows: list[dict[str, float]] = []
-    for sms, stream in streams_by_count(device):
-        with profile(device, source=source) as recording:
-            for copy in copies.values():
-                for _ in range(1 + _COPIES):
-                    copy.execute(stream=stream)
-            stream.synchronize()
-        trace = complete(recording.trace).where(kind="kernel")
-        for mib, copy in copies.items():
-            us = float(np.median(_durations_us(trace.where(category=copy.name))[1:]))
-            rows.append({"mb": mib, "sms": sms, "us": us})
-    for copy in copies.values():
-        copy.close()
-    return rows

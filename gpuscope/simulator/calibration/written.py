@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuscope._files import write_text
-from gpuscope.simulator.calibration.fit import fit_copy
 from gpuscope.simulator.calibration.kernels import Key, Row
+from gpuscope.simulator.calibration.memory import Pair, fitted
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, ProfileFile
@@ -19,6 +19,8 @@ def profile_of(
     kinds: Mapping[Key, GemmKernels],
     rows: Sequence[Row],
     copies: Sequence[Mapping[str, float]],
+    softmaxes: Sequence[Mapping[str, float]],
+    pairs: Sequence[Pair],
     *,
     name: str,
     device: DeviceLayout,
@@ -34,8 +36,9 @@ def profile_of(
     ----------
     kinds, rows
         What :func:`~gpuscope.simulator.calibration.fit.fit_gemm` made of which measured rows.
-    copies
-        Measurements of the copy kernel, which are fitted here.
+    copies, softmaxes, pairs
+        Measurements of the copy kernel, of the softmax kernel, and of kernels beside others, which
+        are fitted here.
     device, measured, constants, transfers, jitter
         The tables of these names; counts of shapes and rows are added to ``measured``.
     power
@@ -53,17 +56,17 @@ def profile_of(
         "shapes": len({tuple(row["shape"]) for row in rows}),
         "rows": sum(len(row["us"]) for row in rows),
     }
-    return {
-        "schema": 5,
+    made = {
+        "schema": 6,
         "name": name,
         "device": device.model_dump(mode="json"),
         "measured": {**measured, **counts},
         "constants": dict(constants),
         "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
         "transfers": dict(transfers),
-        "copy": fit_copy(copies),
         "gemm": gemm,
     }
+    return fitted(made, copies, softmaxes, pairs)
 
 
 def write_profile(profile: Mapping[str, object], target: Path) -> None:

@@ -144,8 +144,7 @@ class SimMemory(SimHost):
         )
         with self.assigning(array, sources) as call, self._lock:
             number = 0 if call is None else call.correlation
-            call_ns = self._cost["launch_call_ns"]
-            self._queue_kernel(legacy, number, "assign", effect, cost, call_ns)
+            self._queue_kernel(legacy, number, "assign", effect, cost, "launch")
             self._tag(Tag(None, self.mark(legacy)), (array, *sources))
 
     def to_host(self, array: SimArray) -> Array:

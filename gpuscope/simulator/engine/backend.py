@@ -305,10 +305,10 @@ class SimBackend(SimMemory):
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)
-            work = correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
+            work = correlation, kernel.name, effect, cost
             config = model.launch_config
             config = launch_config(grid, block) if config is None else config
-            self._queue_kernel(stream, *work, together, config)
+            self._queue_kernel(stream, *work, "launch", together, config)
 
     def matmul(
         self,
@@ -323,14 +323,13 @@ class SimBackend(SimMemory):
         out, a, b = cast("tuple[SimArray, SimArray, SimArray]", operands)
         with self._lock:
             raw = stream.raw
-            call_ns = self._cost["gemm_call_ns"]
             sms = raw.sms.bit_count()
             if plan.k:
                 cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
             else:  # the sum of nothing: the result is cleared
                 cost = KernelCost(1, self.profile.transfer_ns("memset", out.nbytes))
             effect = Write(out, (a, b), _PRODUCTS[plan.dtype])
-            self._queue_kernel(raw, correlation, plan.name, effect, cost, call_ns)
+            self._queue_kernel(raw, correlation, plan.name, effect, cost, "gemm")
         if event is not None:
             self.record(event.raw, raw, 0)
 
@@ -341,7 +340,7 @@ class SimBackend(SimMemory):
         with self._lock:
             cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
             effect = Write(into, (array,), lambda values: values)
-            self._queue_kernel(stream.raw, correlation, "rearrange", effect, cost, 0)
+            self._queue_kernel(stream.raw, correlation, "rearrange", effect, cost, "")
 
     def host_call(
         self,

@@ -10,8 +10,8 @@ pre-empted; so an unpartitioned kernel queues behind one that fills the GPU, and
 lets the next one in. A block of a persistent kernel holds its SM for several tiles: its own
 first, then whichever is left.
 
-Blocks that start together advance together, as one counted *wave*, which shares the memory
-bandwidth and the power with others.
+Blocks that start together advance together, as one counted *wave*, which shares the memory,
+the cache and the power with others.
 
 Each step begins with a checkpoint for interrupts; none strikes inside one.
 """
@@ -41,7 +41,8 @@ from gpuscope.simulator.engine.ops import (
     Wait,
     activity_of,
 )
-from gpuscope.simulator.engine.waves import Sharing, Wave, lowest
+from gpuscope.simulator.engine.waves import Sharing, Wave, lowest, waves_of
+from gpuscope.simulator.models.memory_model import SharedMemory
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -58,8 +59,8 @@ class Engine:
         From a kernel being queued on an idle stream to its first block.
     kernel_gap_ns
         Between one kernel's end and the next one's start on one stream.
-    bytes_per_us
-        Memory bandwidth that everything shares; ``None`` for no limit.
+    memory
+        That everything shares; ``None`` for no limit.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Engine:
         *,
         launch_latency_ns: int,
         kernel_gap_ns: int,
-        bytes_per_us: int | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         self.free = sms
         self.now_ns = 0
@@ -84,7 +85,7 @@ class Engine:
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
         self._copying: set[str] = set()
         self._copies_wait = False
-        self._sharing = Sharing(bytes_per_us)
+        self._sharing = Sharing(memory, sms.bit_count())
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
@@ -251,12 +252,13 @@ class Engine:
         taken = lowest(usable, count)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        wave = Wave(op, taken, count, self.now_ns)
+        waves = waves_of(op, taken, self.now_ns)
         op.left -= count
         if op.spare:
             held = not op.left or taken == op.stream.sms
-            wave.take_tiles(op, alone=held and not op.running)
-        self._run(wave)
+            waves[0].take_tiles(op, alone=held and not op.running)
+        for wave in waves:
+            self._run(wave)
 
     def _dispatch_copies(self) -> None:
         """Give free copy engines to copies, in the order in which they became ready."""
@@ -274,6 +276,7 @@ class Engine:
             elif op.effect is not None:
                 op.commit = self._call(op, op.effect)
             op.start_ns = self.now_ns
+            self._sharing.begin(op, self.now_ns)
         self._sharing.add(wave)
         if isinstance(op, KernelOp):
             self.free &= ~wave.sms
@@ -307,6 +310,7 @@ class Engine:
         if op.shares:
             self._sharing.drop(wave)
         if is_over:
+            self._sharing.end(op, self.now_ns)
             if op.commit is not None:
                 self._call(op, op.commit)
             op.commit = op.effect = None

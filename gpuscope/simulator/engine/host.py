@@ -58,7 +58,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             self._all_sms,
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
-            bytes_per_us=constants["device_copy_bytes_per_us"],
+            memory=self.profile.memory,
         )
         self.engine.now_ns = self._host_ns = EPOCH_NS
         self._pace = pace
@@ -148,7 +148,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         name: str,
         effect: Effect | None,
         cost: KernelCost,
-        call_ns: int,
+        call: Literal["launch", "gemm", ""],
         together: Together | None = None,
         config: str | None = None,
     ) -> None:
@@ -169,16 +169,20 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             cost.block_ns,
             cost.nbytes,
             cost.tiles,
-            stall=cost.stall,
+            exposure=cost.exposure,
+            idle=cost.idle,
             traffic=cost.traffic,
+            cold_nbytes=cost.cold_nbytes,
+            cold=cost.cold,
+            early=cost.early,
             gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
             together=together,
             launch_config=config,
         )
         self._jitter.draw()
-        self._queue(op, call_ns)
-        self._pay(self._cost["return_call_ns"])
+        self._queue(op, self._cost[f"{call}_call_ns"] if call else 0)
+        self._pay(self._cost[f"{call or 'launch'}_return_ns"])
 
     def _require_no_blocking_capture(self) -> None:
         for stream in self.engine.blocking:

@@ -16,7 +16,7 @@ ORDERED_BY_EVENTS = ("kernel", "memcpy")
 """Kinds of work of which it is told which event records held them back."""
 
 FULL = 1 << 30
-"""Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
+"""Speed of work that nothing holds up."""
 
 
 class Capturing(Protocol):
@@ -150,20 +150,14 @@ class WaveOp(Op):
     ----------
     work_ns
         How long one of its blocks takes when nothing holds it up.
-    nbytes
-        What all of its blocks move in device memory.
-    stall
-        How much longer a block takes, of its time, while others use all of the memory bandwidth.
-    traffic
-        Bytes that they move beside these, on which others stall.
+    nbytes, traffic, cold_nbytes, exposure, idle, cold
+        As in :class:`~gpuscope.device.api.KernelCost`.
     power
         What a block draws of what the GPU may draw for long: so much of FULL.
     gap_ns
         From the end of what it follows to its start; the engine's for kernels if not given.
-    rate
-        What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
-    pressure
-        The same with the traffic beside it.
+    kept
+        Which share of what its cache held is still there.
     left
         How many blocks have not begun.
     """
@@ -172,28 +166,39 @@ class WaveOp(Op):
     blocks: int
     work_ns: int
     nbytes: int = 0
-    stall: float = field(default=0.0, kw_only=True)
+    exposure: float = field(default=0.0, kw_only=True)
+    idle: float = field(default=0.0, kw_only=True)
     traffic: int = field(default=0, kw_only=True)
+    cold_nbytes: int = field(default=0, kw_only=True)
+    cold: float = field(default=0.0, kw_only=True)
     power: int = field(default=0, kw_only=True)
     gap_ns: int | None = field(default=None, kw_only=True)
-    rate: int = field(init=False)
-    pressure: int = field(init=False)
+    kept: float = field(default=1.0, init=False)
     left: int = field(init=False)
     commit: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.left = self.blocks
-        self._ask(self.blocks)
 
-    def _ask(self, pieces: int) -> None:
-        work_ns = max(1, pieces * self.work_ns)
-        self.rate = self.nbytes * FULL // work_ns
-        self.pressure = (self.nbytes + self.traffic) * FULL // work_ns
+    @property
+    def pieces(self) -> int:
+        """How many times ``work_ns`` its blocks take together."""
+        return self.blocks
+
+    @property
+    def waiting(self) -> int:
+        """How many of these no block has begun."""
+        return self.left
 
     @property
     def shares(self) -> bool:
         """Whether what else runs matters to it, or it to that."""
-        return bool(self.pressure or self.stall or self.power)
+        return bool(self.nbytes or self.traffic or self.exposure or self.power)
+
+    @property
+    def busy_ns(self) -> int:
+        """How long all of its blocks take together when nothing holds them up."""
+        return self.pieces * self.work_ns
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -215,6 +220,8 @@ class KernelOp(WaveOp):
         go to whichever block is done with one. 0: one for each block.
     spare
         Tiles that are no block's own and that none has taken.
+    early
+        As in :class:`~gpuscope.device.api.KernelCost`.
     together
         Of a collective: what it has in common with the same one on other ranks.
     launch_config
@@ -224,6 +231,7 @@ class KernelOp(WaveOp):
     kind = "kernel"
 
     tiles: int = 0
+    early: float = field(default=0.0, kw_only=True)
     together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
@@ -234,9 +242,18 @@ class KernelOp(WaveOp):
     turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        tiles = max(self.tiles, self.blocks)
-        self.left, self.spare = self.blocks, tiles - self.blocks
-        self._ask(tiles)
+        WaveOp.__post_init__(self)
+        self.spare = self.pieces - self.blocks
+
+    @property
+    def pieces(self) -> int:
+        """How many times ``work_ns`` its blocks take together: once for each tile."""
+        return max(self.tiles, self.blocks)
+
+    @property
+    def waiting(self) -> int:
+        """How many of these no block has begun."""
+        return self.left + self.spare
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -349,6 +366,8 @@ class SimStream:
         The number of what was done last.
     waited
         Records that held back what comes next.
+    brought
+        Name of work → bytes that had come into the cache when the last of it was over.
     capture
         The capture that what is queued now becomes part of.
     """
@@ -361,6 +380,7 @@ class SimStream:
     last: Op | None = field(default=None, init=False)
     done: int = field(default=0, init=False)
     waited: tuple[int, ...] = field(default=(), init=False)
+    brought: dict[str, float] = field(default_factory=dict, init=False)
     capture: Capturing | None = field(default=None, init=False)
 
     @property

@@ -1,19 +1,19 @@
-"""Waves of blocks, and the memory bandwidth and the power that they share.
+"""Waves of blocks, and the memory, the cache and the power that they share.
 
-Waves share the bandwidth max-min fairly: where all of them ask for more than there is, every
-block gets what it asks for up to one common level. What stalls on memory under load goes slower by
-what others move (``stall``), and what computes goes slower while all together would draw more power
-than the GPU may for long. A wave has ``work_ns * FULL`` units of work left, and does ``speed`` of
-them a nanosecond.
+All who run meet one latency of the memory, and are as much slower as they wait for it
+(:mod:`gpuscope.simulator.models.memory_model`). What work left in the cache is replaced by what
+others bring in before it runs again. What computes goes slower while all together would draw more
+power than the GPU may for long. A wave has ``work_ns * FULL`` units of work left, and does
+``speed`` of them a nanosecond.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
+from gpuscope.simulator.models.memory_model import SharedMemory, moved, solve
 
 
 class Wave:
@@ -34,13 +34,14 @@ class Wave:
 
     __slots__ = ("count", "end_ns", "op", "pace", "since_ns", "sms")
 
-    def __init__(self, op: WaveOp, sms: int, count: int, now_ns: int) -> None:
+    def __init__(self, op: WaveOp, sms: int, count: int, now_ns: int, share: float = 1.0) -> None:
+        work_ns = max(1, round(op.work_ns * share))
         self.op = op
         self.sms = sms
         self.count = count
         self.since_ns = now_ns
-        self.pace = (op.work_ns * FULL, now_ns, FULL)
-        self.end_ns = now_ns + op.work_ns
+        self.pace = (work_ns * FULL, now_ns, FULL)
+        self.end_ns = now_ns + work_ns
 
     def take_tiles(self, op: KernelOp, *, alone: bool) -> None:
         """Let every block do one spare tile more for each while it is certain.
@@ -80,31 +81,47 @@ def lowest(mask: int, count: int) -> int:
     return mask & ((1 << above) - 1)
 
 
+def waves_of(op: KernelOp, sms: int, now_ns: int) -> list[Wave]:
+    """Return waves of blocks that start together: one, or some that end before the others."""
+    count = sms.bit_count()
+    if not op.early or count < _PARTS:
+        return [Wave(op, sms, count, now_ns)]
+    waves = []
+    for part in range(_PARTS, 0, -1):  # of those that are left, an equal share each
+        some = lowest(sms, sms.bit_count() // part)
+        sms &= ~some
+        share = 1 - op.early * (part - 1) / (_PARTS - 1)
+        waves.append(Wave(op, some, some.bit_count(), now_ns, share))
+    return waves
+
+
+_PARTS = 4
+
+
 class Sharing:
     """Lets waves that share something advance as fast as all of them can.
 
     Attributes
     ----------
     waves
-        Each, and what it asks of the bandwidth.
-    bandwidth
-        In units of 1/FULL bytes a ns; ``None`` for no limit.
+        Those that matter to others, or to which others matter.
     changed
         Whether waves came or went since their speeds were set.
     """
 
-    def __init__(self, bytes_per_us: int | None) -> None:
-        self.waves: dict[Wave, int] = {}
-        self.bandwidth = None if bytes_per_us is None else bytes_per_us * FULL // 1000
+    def __init__(self, memory: SharedMemory | None, sm_count: int) -> None:
+        self.waves: dict[Wave, None] = {}
         self.changed = False
+        self._memory = memory
+        self._sm_count = sm_count
         self._slowed = False  # whether anything runs slower than it could
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
+        self._brought = 0.0  # bytes that work which is over brought into the cache
 
     def add(self, wave: Wave) -> None:
         """Count a wave in, if what else runs matters to it, or it to that."""
-        op = wave.op
-        if op.shares:
-            self.waves[wave] = op.rate * wave.count
+        if wave.op.shares:
+            self.waves[wave] = None
             self.changed = True
 
     def drop(self, wave: Wave) -> None:
@@ -112,37 +129,74 @@ class Sharing:
         self.waves.pop(wave, None)
         self.changed = True
 
-    def share(self, now_ns: int) -> list[Wave]:
-        """Set the speeds by bandwidth, load on memory, and power; returns waves whose end moved."""
-        self.changed, moved = False, list[Wave]()
-        asked, clock = sum(self.waves.values()), self._clock(now_ns)
-        several = len(self.waves) > 1
-        if self.bandwidth is None or not (
-            self._slowed or several or clock < FULL or asked > self.bandwidth
-        ):
-            return moved
-        level = None
-        if asked > self.bandwidth:
-            level = fair_level(self.bandwidth, ((w.op.rate, w.count) for w in self.waves))
-        pressures: dict[WaveOp, int] = {}
+    def begin(self, op: WaveOp, now_ns: int) -> None:
+        """Look what the cache still holds of what an operation of this name left there."""
+        if self._memory is not None and (op.cold_nbytes or op.cold):
+            brought = self._brought_by(now_ns)
+            op.kept = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
+
+    def end(self, op: WaveOp, now_ns: int) -> None:
+        """Note that an operation is over."""
+        self._brought += moved(op, op.kept)
+        if op.cold_nbytes or op.cold:
+            op.stream.brought[op.name] = self._brought_by(now_ns)
+
+    def _brought_by(self, now_ns: int) -> float:
+        """Return how many bytes were brought into the cache so far."""
+        brought, left = self._brought, dict[WaveOp, float]()
         for wave in self.waves:
-            pressures[wave.op] = pressures.get(wave.op, 0) + wave.op.pressure * wave.count
-        pressure, self._slowed = sum(pressures.values()), False
+            work, since_ns, speed = wave.pace
+            share = (work - (now_ns - since_ns) * speed) / (wave.op.work_ns * FULL)
+            left[wave.op] = left.get(wave.op, wave.op.waiting) + wave.count * share
+        for op, pieces in left.items():
+            brought += moved(op, op.kept) * (1 - pieces / op.pieces)
+        return brought
+
+    def share(self, now_ns: int) -> list[Wave]:
+        """Set the speeds by memory and power; returns waves whose end moved."""
+        self.changed, shifted = False, list[Wave]()
+        clock = self._clock(now_ns)
+        paces = self._paces()
+        if not (self._slowed or paces or clock < FULL):
+            return shifted
+        self._slowed = False
         for wave in self.waves:
             op = wave.op
             speed = clock if op.power else FULL
-            if op.stall:
-                others = min(1.0, (pressure - pressures[op]) / self.bandwidth)
-                speed = int(speed / (1 + op.stall * others))
-            speed = min(speed, speed_at(level, op.rate))
-            self._slowed |= speed < FULL
+            if (pace := paces.get(op)) is not None:
+                speed = max(1, int(speed * pace))
+            self._slowed |= speed != FULL
             left, since_ns, before = wave.pace
             if speed != before:
                 left -= (now_ns - since_ns) * before
                 wave.end_ns = now_ns - (-left // speed)
                 wave.pace = (left, now_ns, speed)
-                moved.append(wave)
-        return moved
+                shifted.append(wave)
+        return shifted
+
+    def _paces(self) -> dict[WaveOp, float]:
+        """Return how fast operations go, of their speed alone, where memory slows any."""
+        memory = self._memory
+        if memory is None:
+            return {}
+        running: dict[WaveOp, int] = {}
+        for wave in self.waves:
+            running[wave.op] = running.get(wave.op, 0) + wave.count
+        demands = {
+            op: memory.demand(op, op.kept, count, self._sm_share(op, count))
+            for op, count in running.items()
+        }
+        if len(running) == 1:
+            ((op, demand),) = demands.items()
+            if op.kept == 1.0:  # it takes as long as alone, if the memory can do that
+                asked = demand.rate * demand.idle
+                return {op: 1 / asked} if asked > 1 else {}
+        latency = solve([*demands.values()])
+        return {op: 1 / demand.slowdown(latency) for op, demand in demands.items()}
+
+    def _sm_share(self, op: WaveOp, count: int) -> float:
+        """Return which share of the SMs blocks hold; a copy engine is as far from memory as all."""
+        return count / self._sm_count if isinstance(op, KernelOp) else 1.0
 
     def _clock(self, now_ns: int) -> int:
         """Return how fast SMs may go: power drawn, which follows the demand slowly, has a cap."""
@@ -152,33 +206,3 @@ class Sharing:
         demand = IDLE_POWER + sum(wave.op.power * wave.count for wave in self.waves)
         self._drawn = (drawn, now_ns, demand)
         return FULL if drawn <= FULL else FULL * FULL // drawn
-
-
-def fair_level(bandwidth: int, asked: Iterable[tuple[int, int]]) -> int | None:
-    """Return what a block may have at most, for all to have no more than ``bandwidth``.
-
-    Parameters
-    ----------
-    asked
-        What each block of a wave asks for, and how many blocks the wave has.
-
-    Returns
-    -------
-    int or None
-        The max-min fair level; ``None`` where everybody can have what they ask for.
-    """
-    left, waves = bandwidth, sorted(asked)
-    blocks = sum(count for _, count in waves)
-    for rate, count in waves:
-        if rate * blocks > left:
-            return left // blocks
-        left -= rate * count
-        blocks -= count
-    return None
-
-
-def speed_at(level: int | None, rate: int) -> int:
-    """Return how fast a block goes that asks for ``rate`` and may have ``level``."""
-    if level is None or rate <= level:
-        return FULL
-    return max(1, FULL * level // rate)

@@ -100,7 +100,7 @@ class Replay:
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
             kernel_gap_ns=program.gap_ns,
-            bytes_per_us=profile.constants["device_copy_bytes_per_us"],
+            memory=profile.memory,
         )
         starts_ns = [work.start_ns for work in program.works[:1]]
         self.first_ns = min(starts_ns + [call.start_ns for call in program.calls[:1]])
@@ -191,7 +191,11 @@ class Replay:
             max(1, round(cost.block_ns * factor)),
             nbytes,
             cost.tiles,
-            stall=cost.stall * (1 + 0.5 * self.lean),
+            exposure=cost.exposure * (1 + 0.5 * self.lean),
+            idle=cost.idle,
+            cold_nbytes=max(nbytes, cost.cold_nbytes),
+            cold=cost.cold,
+            early=cost.early,
             gap_ns=gap_ns,
         )
 

@@ -20,14 +20,6 @@ GRAPH_LAUNCH_CALL_NS = 5_000
 HOST_FUNCTION_NS = 2_000
 """How long a host function holds its stream."""
 
-GEMM_STALLS = 0.27, 0.41
-"""How much longer a GEMM takes while others use all of the memory bandwidth: of its time, and so
-much more over its rounds, as few of them hide little. Seen in pairs of workloads on an H200."""
-
-GEMM_MISSES = 0.26
-"""Share of the operands that tiles load which keeps memory busy: the cache holds the others. From
-the same pairs."""
-
 IDLE_POWER = round(0.67 * (1 << 30))
 """What a GPU draws that computes nothing, of what it may draw for long (in ``ops.FULL``)."""
 
@@ -52,7 +44,7 @@ COLLECTIVE_MEMORY = 3.0
 """Bytes that a rank moves in device memory for each that crosses its link: a ring's step reads what
 it sends and what it adds to, and writes what came."""
 
-COLLECTIVE_STALL_LATENCY = 2.0
-COLLECTIVE_STALL = 0.25
+COLLECTIVE_WAITING = 2.0
+COLLECTIVE_MOVING = 0.25
 """How much longer the latency of a collective and its moving of bytes take while others use all of
 the memory bandwidth. From all-reduces beside 4096³ GEMMs on two H200s."""

@@ -40,7 +40,7 @@ def collective_cost(
         waiting_ns += latency_ns + assumed.COLLECTIVE_STEP_NS * (world_size - 2)
         moving_ns += 1000 * bus_bytes * wave / blocks / min(of_link, wave * of_block)
     took_ns = round(waiting_ns + moving_ns)
-    stall = assumed.COLLECTIVE_STALL_LATENCY * waiting_ns + assumed.COLLECTIVE_STALL * moving_ns
+    exposed = assumed.COLLECTIVE_WAITING * waiting_ns + assumed.COLLECTIVE_MOVING * moving_ns
     moved = int(assumed.COLLECTIVE_MEMORY * bus_bytes)
     most = bytes_per_us * took_ns // 1000
-    return KernelCost(min(blocks, sm_count), took_ns, min(moved, most), stall=stall / took_ns)
+    return KernelCost(min(blocks, sm_count), took_ns, min(moved, most), exposure=exposed / took_ns)

@@ -136,6 +136,7 @@ def durations(
     believed: int,
     layout: SmLayout,
     capped: bool = True,
+    idle: bool = False,
 ) -> Array:
     """Return how long kernels take, alone on ``sm_count`` SMs.
 
@@ -149,6 +150,8 @@ def durations(
         SMs that the library believes there are.
     capped
         Exceed no measured rate: the power cap's effect, of which the library knows nothing.
+    idle
+        Let memory deliver whatever all SMs ask for.
     """
     m, n, k = shape
     area, side = kernels.rows * kernels.columns, kernels.rows + kernels.columns
@@ -175,7 +178,9 @@ def durations(
     slower = np.where(n * item % 16 + k * item % 16 == 0, 1.0, times.misaligned)
     step = slower * (area * times.multiply_us + side * times.load_us)
     working = rounds * (steps * step + area * times.store_us)
-    us_per_byte = np.maximum(1 / (sm_count * times.sm_bytes_per_us), 1 / times.bytes_per_us)
+    us_per_byte = 1 / (sm_count * times.sm_bytes_per_us)
+    if not idle:
+        us_per_byte = np.maximum(us_per_byte, 1 / times.bytes_per_us)
     moving = (m * k + k * n + m * n) * item * us_per_byte
     p = times.sharpness
     body = (waiting**p + working**p + moving**p) ** (1 / p)
@@ -228,6 +233,24 @@ class Library:
         """Return how long kernels of this kind take: see :func:`durations`."""
         given = self.kernels.times, kernels, shape, self.item, sm_count
         return durations(*given, believed=believed, layout=self.layout, capped=capped)
+
+    def timed(
+        self, kernels: Kernels, shape: tuple[int, int, int], sm_count: int, believed: int
+    ) -> tuple[float, float, float]:
+        """Return how long a kernel takes in µs, how long on an idle memory, and its moving's share.
+
+        The last is of its time after the launch, by which moving its operands bounds it.
+        """
+        given = self.kernels.times, kernels, shape, self.item, sm_count
+        us, idle_us = (
+            float(durations(*given, believed=believed, layout=self.layout, idle=idle)[0])
+            for idle in (False, True)
+        )
+        m, n, k = shape
+        times = self.kernels.times
+        rate = min(sm_count * times.sm_bytes_per_us, times.bytes_per_us)
+        moving_us = (m * k + k * n + m * n) * self.item / rate
+        return us, idle_us, min(1.0, moving_us / max(us - times.launch_us, 1e-9))
 
     def weighed(self, shape: tuple[int, int, int], believed: int) -> Array:
         """Return how long the library seems to think kernels take; infinity where it takes none.

@@ -124,10 +124,10 @@ class Scaling:
 SCALING = Scaling()
 _BUSY = {"tiles": 0.2, "persistent": 0.3}
 """Kind → its share of the memory's bandwidth on all SMs, where the roof does not say it."""
-_STALL = {"product": 0.25, "tiles": 0.25, "persistent": 0.35, "tile": 0.4, "attention": 0.5}
-_USUAL_STALL = 1.0
-"""How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
-stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
+_EXPOSURE = {"tiles": 1.5, "persistent": 2.1, "tile": 2.4, "attention": 3.0}
+_USUAL_EXPOSURE = 4.0
+"""How kernels wait for memory (:class:`~gpuscope.device.api.KernelCost`): those that fetch ahead
+wait less. Chosen for the pairs of ``benchmarks/what_if.py``."""
 _SPREAD = {
     "tiles": (0.25, 0.28),
     "tile": (0.21, 0.1),
@@ -353,7 +353,6 @@ class RecordedKernel:
                 modelled,
                 block_ns=max(1, round(tile_ns)),
                 nbytes=min(modelled.nbytes, int(rate * duration_ns)),
-                stall=self._stall,
                 gap_ns=gap_ns,
             )
         occupied = sm_count
@@ -370,13 +369,13 @@ class RecordedKernel:
             occupied,
             max(1, round(duration_ns / waves)),
             round(busy * rate * duration_ns),
-            stall=self._stall,
+            exposure=self._exposure,
             gap_ns=gap_ns,
         )
 
     @property
-    def _stall(self) -> float:
-        return _STALL.get(self.kind, _USUAL_STALL)
+    def _exposure(self) -> float:
+        return _EXPOSURE.get(self.kind, _USUAL_EXPOSURE)
 
     def scaled(self, factor: float) -> RecordedKernel:
         """Return it with so many times the work."""

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.errors import DeviceUnavailable
-from gpuscope.simulator.models import collective_model, softmax_model
-from gpuscope.simulator.models.assumed import GEMM_MISSES, GEMM_STALLS
+from gpuscope.simulator.models import collective_model
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
-from gpuscope.simulator.profiles.schema import ProfileFile
+from gpuscope.simulator.models.memory_model import SharedMemory, share_cached
+from gpuscope.simulator.models.row_model import row_time
+from gpuscope.simulator.profiles.schema import MemoryTimes, ProfileFile
 
 _GemmKey = tuple[int, int, int, str, int, int]
 
 _read: dict[str, Profile] = {}
 """Profiles that were read from files, by their keys."""
-_LARGE = 1 << 30
-"""Bytes of a copy whose launch does not count."""
+_LAUNCH_SHARE = 0.6
+"""Most that the launch, which loaded memory does not lengthen, is of a kernel's time."""
+
+
+_SERVED_ALIKE, _SERVED_SOONER, _EARLY = 2.2, 4.5, 0.36
+"""Of a kernel that would be so many times as fast on an idle memory, all blocks end at the same
+time; of one that would be so much faster, the first end by this share of its time before the last:
+element-wise copies on 64 and on 132 SMs of an H100, by their thread blocks' own records."""
+
+
+class _Product(NamedTuple):
+    """A product alone: blocks, tiles, times in µs, and bytes that it touches and its tiles load."""
+
+    blocks: int
+    tiles: int
+    us: float
+    idle_us: float
+    moving: float
+    touched: int
+    loaded: int
+    power: float
 
 
 def shipped() -> list[str]:
@@ -49,7 +70,13 @@ class Profile:
 
     file: ProfileFile = field(repr=False)
     key: str
+    _products: dict[_GemmKey, _Product] = field(default_factory=dict, compare=False, repr=False)
     _costs: dict[_GemmKey, KernelCost] = field(default_factory=dict, compare=False, repr=False)
+
+    def with_memory(self, memory: MemoryTimes) -> Profile:
+        """Return it with another cache and memory."""
+        file = self.file.model_copy(update={"memory": memory})
+        return Profile(file, self.key, self._products)
 
     @classmethod
     def load(cls, name: str) -> Profile:
@@ -107,6 +134,13 @@ class Profile:
         """Host costs and overheads: ns where the name ends in ``_ns``."""
         return self.file.constants.model_dump()
 
+    @cached_property
+    def memory(self) -> SharedMemory:
+        """Device memory and the cache, as all that runs shares them."""
+        memory = self.file.memory
+        bandwidth = self.constants["device_copy_bytes_per_us"]
+        return SharedMemory(bandwidth, memory.smallest_share, memory.cache_bytes)
+
     # -- GEMM -------------------------------------------------------------------------
     def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
         """Cost of an m × n × k GEMM.
@@ -126,7 +160,10 @@ class Profile:
         key = (m, n, k, dtype, sm_count, told)
         cost = self._costs.get(key)
         if cost is None:
-            cost = self._costs[key] = self._modelled(*key)
+            product = self._products.get(key)
+            if product is None:
+                product = self._products[key] = self._timed(*key)
+            cost = self._costs[key] = self._product_cost(product, dtype, sm_count)
         return cost
 
     def library(self, m: int, n: int, k: int, dtype: str) -> Library:
@@ -141,33 +178,90 @@ class Profile:
             for dtype, kinds in self.file.gemm.items()
         }
 
-    def _modelled(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
+    def _timed(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> _Product:
         library, layout = self.library(m, n, k, dtype), self.layout
         times, item = library.kernels.times, library.item
         believed = min(told, layout.sm_count) if told else layout.sm_count
         chosen = library.choose((m, n, k), believed)
-        (us,) = library.durations(chosen, (m, n, k), sm_count, believed)
+        us, idle_us, moving = library.timed(chosen, (m, n, k), sm_count, believed)
+        touched = item * (m * k + k * n + m * n)
+        missed = touched * (1 - share_cached(touched, self.file.memory.cached_bytes))
+        if min(m, n) == 1:  # it only moves data, faster than products do
+            idle_us = times.launch_us + touched / (sm_count * self.file.memory.sm_bytes_per_us)
+            us = max(idle_us, times.launch_us + touched / times.bytes_per_us)
+        us = max(us, missed / self.constants["device_copy_bytes_per_us"])
         tiles = max(1, int(chosen.blocks(m, n)[0]))
         launched = int(grid(chosen, m, n, believed, layout)[0][0]) if times.persistent else tiles
         blocks = min(launched, tiles)  # those that complete a cluster have no tile
-        at_once = min(blocks, sm_count)
-        block_ns = max(1, round(float(us) * 1000 / -(-tiles // at_once)))
-        # Each operand moves once; yet no more than there is bandwidth for: what was measured
-        # alone must take as long alone, and small operands stay in the cache.
-        moved = item * (m * k + k * n + m * n)
-        bandwidth = self.constants["device_copy_bytes_per_us"]
-        most = bandwidth * tiles * block_ns // (1000 * at_once)
-        few, more = GEMM_STALLS
-        rate = 2 * m * n * k / max(1.0, float(us)) / 1e6
-        loaded = tiles * int(chosen.rows[0] + chosen.columns[0]) * -(-k // int(chosen.splits[0]))
-        return KernelCost(
+        rate = 2 * m * n * k / max(1.0, us) / 1e6
+        side = int(chosen.rows[0] + chosen.columns[0])
+        return _Product(
             blocks,
-            block_ns,
-            min(moved, most),
             tiles,
-            stall=few + more / -(-tiles // at_once),
-            traffic=max(0, int(GEMM_MISSES * loaded * item) - moved),
+            us,
+            idle_us,
+            moving,
+            touched=touched,
+            loaded=item * tiles * side * -(-k // int(chosen.splits[0])),
             power=times.power * min(1.0, rate / times.tflop_per_s),
+        )
+
+    def _product_cost(self, product: _Product, dtype: str, sm_count: int) -> KernelCost:
+        memory = self.file.memory
+        computing, moving = getattr(memory.exposure, dtype), product.moving
+        rounds = -(-product.tiles // min(product.blocks, sm_count))
+        cost = KernelCost(
+            product.blocks,
+            max(1, round(product.us * 1000 / rounds)),
+            tiles=product.tiles,
+            traffic=max(0, int(memory.misses[dtype] * (product.loaded - product.touched))),
+            power=product.power,
+            exposure=computing + (memory.exposure.vector - computing) * moving,
+            cold=memory.cold_products * (1 - moving),
+        )
+        return self._waiting(cost, product.touched, product.us, product.idle_us, sm_count)
+
+    def _waiting(
+        self,
+        cost: KernelCost,
+        touched: float,
+        us: float,
+        idle_us: float,
+        sm_count: int,
+        read_again: float = 0.0,
+    ) -> KernelCost:
+        """Return a cost with what a kernel moves and how it waits for memory, alone and beside others.
+
+        Parameters
+        ----------
+        cost
+            Its exposure is that of the time after the launch.
+        touched
+            Bytes that it touches, and finds in the cache as far as that holds so many.
+        us, idle_us
+            Its time, and that on an idle memory.
+        read_again
+            Bytes that the cache holds for it while nothing else fills that.
+
+        Notes
+        -----
+        It moves no more than there is bandwidth for: what was measured alone must take as long
+        alone.
+        """
+        memory = self.file.memory
+        cached = share_cached(touched, memory.cached_bytes)
+        most = self.constants["device_copy_bytes_per_us"] * cost.alone_ns(sm_count) / 1000
+        overload = (us / idle_us - _SERVED_ALIKE) / (_SERVED_SOONER - _SERVED_ALIKE)
+        early = _EARLY * min(1.0, max(0.0, overload))
+        launch_us = min(self.file.copy_kernel.launch_us, _LAUNCH_SHARE * us)
+        return replace(
+            cost,
+            nbytes=int(min(touched * (1 - cached), most)),
+            cold_nbytes=int(touched + memory.rereads * read_again),
+            exposure=(cost.exposure * (idle_us - launch_us) + memory.tail_us) / idle_us,
+            idle=idle_us / us,
+            cold=cost.cold * cached,
+            early=early,
         )
 
     # -- copies and other kernels -----------------------------------------------------
@@ -190,30 +284,41 @@ class Profile:
         On all SMs it saturates the memory, at less than a device copy's rate; two of them side
         by side reach no more. So its bytes count by what they keep the memory busy for.
         """
-        block_ns = self._copy_ns(nbytes, sm_count)
-        return KernelCost(sm_count, block_ns, self._kept_busy(nbytes, block_ns))
+        copy, touched = self.file.copy_kernel, 2 * nbytes
+        cached = share_cached(touched, self.file.memory.cached_bytes)
+        p, idle_us = copy.sharpness, touched / (sm_count * copy.sm_bytes_per_us)
+        rates = cached / copy.cached_bytes_per_us + (1 - cached) / copy.bytes_per_us
+        us = copy.launch_us + (idle_us**p + (touched * rates) ** p) ** (1 / p)
+        busy = self.constants["device_copy_bytes_per_us"] / copy.bytes_per_us
+        cost = KernelCost(
+            sm_count, max(1, round(us * 1000)), exposure=self.file.memory.exposure.copies
+        )
+        return self._waiting(cost, touched * max(1.0, busy), us, copy.launch_us + idle_us, sm_count)
 
     def softmax_cost(self, rows: int, columns: int, sm_count: int) -> KernelCost:
-        """Cost of a softmax over rows of float32: see ``simulator/models/softmax_model.py``."""
-        block_ns = max(1, round(softmax_model.duration_us(rows, columns, sm_count) * 1000))
-        moved = self._kept_busy(rows * columns * 4, block_ns)
-        return KernelCost(min(rows, sm_count), block_ns, moved)
+        """Cost of a softmax over rows of float32: see ``simulator/models/row_model.py``."""
+        memory = self.file.memory
+        time = row_time(
+            self.file.rows,
+            rows,
+            columns,
+            sm_count,
+            cached_bytes=memory.cached_bytes,
+            copy=self.file.copy_kernel,
+        )
+        cost = KernelCost(
+            min(rows, sm_count),
+            max(1, round(time.us * 1000)),
+            exposure=memory.exposure.rows * time.waiting,
+            cold=memory.cold_rows,
+        )
+        touched = 8.0 * rows * columns
+        return self._waiting(cost, touched, time.us, time.idle_us, sm_count, time.read_again)
 
     def collective_cost(self, bus_bytes: float, world_size: int, sm_count: int) -> KernelCost:
         """Cost of one rank's kernel: see ``simulator/models/collective_model.py``."""
         bandwidth = self.constants["device_copy_bytes_per_us"]
         return collective_model.collective_cost(bandwidth, bus_bytes, world_size, sm_count)
-
-    def _kept_busy(self, nbytes: int, block_ns: int) -> int:
-        """Return the bytes that count of a kernel over ``nbytes``, read and written."""
-        busy_ns = self._copy_ns(_LARGE, self.layout.sm_count) * nbytes // _LARGE
-        return self.constants["device_copy_bytes_per_us"] * min(busy_ns, block_ns) // 1000
-
-    def _copy_ns(self, nbytes: int, sm_count: int) -> int:
-        copy = self.file.copy_kernel
-        p = copy.sharpness
-        us_per_byte = ((sm_count * copy.sm_bytes_per_us) ** -p + copy.bytes_per_us**-p) ** (1 / p)
-        return max(1, round(float(copy.launch_us + 2 * nbytes * us_per_byte) * 1000))
 
 
 @cache

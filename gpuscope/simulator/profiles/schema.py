@@ -25,6 +25,7 @@ Times = Annotated[
     Field(min_length=1),
 ]
 Quantiles = list[Annotated[tuple[Share, PositiveFloat], Field(min_length=2, max_length=2)]]
+Range = Annotated[tuple[PositiveInt, PositiveInt], Field(min_length=2, max_length=2)]
 Tile = Annotated[tuple[Side, Side, Side, Side], Field(min_length=4, max_length=4)]
 
 
@@ -83,8 +84,10 @@ class HostCosts(_Part):
     """host cost of launching a kernel, up to the launch"""
     gemm_call_ns: PositiveInt
     """host cost of one GEMM through the library, up to the launch"""
-    return_call_ns: Annotated[int, Field(ge=0, le=10**15)]
-    """host cost of either call after the launch, without the event's record"""
+    launch_return_ns: Annotated[int, Field(ge=0, le=10**15)]
+    """host cost of launching a kernel after the launch, without the event's record"""
+    gemm_return_ns: Annotated[int, Field(ge=0, le=10**15)]
+    """the same of a GEMM"""
     event_record_call_ns: PositiveInt
     """host cost of one event record"""
     stream_wait_call_ns: PositiveInt
@@ -162,8 +165,82 @@ class CopyTimes(_Part):
     """rate of one SM"""
     bytes_per_us: PositiveFloat
     """highest rate of this kernel"""
+    cached_bytes_per_us: PositiveFloat
+    """the same where the cache holds all that it touches"""
     sharpness: Exponent
     """sharpness of the transition from the first bound to the second"""
+
+
+class RowTimes(_Part):
+    """A softmax in float32, one thread block of 256 threads for each row; an SM holds eight.
+
+    launch + soft maximum of the blocks' latency, the SM's work, and the data from the SM's load
+    units, the cache and memory. Rows that the level-1 cache does not hold are read again.
+    """
+
+    launch_us: PositiveFloat
+    """time of an empty kernel"""
+    block_us: PositiveFloat
+    """latency of a block"""
+    column_us: PositiveFloat
+    """the same for each column"""
+    sm_block_us: PositiveFloat
+    """an SM's time for each block"""
+    sm_column_us: PositiveFloat
+    """the same for each column"""
+    sm_bytes_per_us: PositiveFloat
+    """rate at which one SM gets data; the cache and memory deliver it at a copy's rates"""
+    sm_cached_bytes: Range
+    """bytes of rows in work on an SM up to which it reads them once, and from which on again and
+    again"""
+    reread_bytes: Range
+    """bytes of rows in work up to which the cache holds all for the second reading, and from which
+    on none"""
+    sharpness: Exponent
+    """exponent of the soft maximum"""
+
+
+class Exposure(_Part):
+    """By how much of its time on an idle memory a kernel grows for each multiple of the latency."""
+
+    copies: NonNegativeFloat
+    """element-wise copies"""
+    rows: NonNegativeFloat
+    """softmax, of the part that grows with the columns"""
+    vector: NonNegativeFloat
+    """products as far as moving their operands bounds them"""
+    float16: NonNegativeFloat
+    """other products, by dtype"""
+    bfloat16: NonNegativeFloat
+    float32: NonNegativeFloat
+    float64: NonNegativeFloat
+
+
+class MemoryTimes(_Part):
+    """The cache, and how loaded memory slows kernels: see `simulator/models/memory_model.py`."""
+
+    cached_bytes: Range
+    """footprints up to which repeated work finds all of its data in the cache, and from which on
+    none"""
+    cache_bytes: PositiveInt
+    """bytes of others that replace all that work left in the cache"""
+    sm_bytes_per_us: PositiveFloat
+    """rate at which one SM gets data for a matrix × vector"""
+    smallest_share: Share
+    """share of an added latency that kernels on hardly any SMs meet"""
+    tail_us: NonNegativeFloat
+    """how much longer any kernel takes for each multiple of the latency"""
+    exposure: Exposure
+    """how kernels wait for memory, by kind"""
+    misses: dict[Dtype, Share]
+    """share of the operands that the tiles of products load which counts as moved, by dtype"""
+    cold_rows: NonNegativeFloat
+    """how much longer a softmax waits for data that the cache lost"""
+    cold_products: NonNegativeFloat
+    """the same of products"""
+    rereads: NonNegativeFloat
+    """bytes that memory moves for each byte of rows that the cache lost before the second
+    reading"""
 
 
 class KernelTimes(_Part):
@@ -249,7 +326,7 @@ class GemmKernels(_Part):
 class ProfileFile(_Part):
     """A whole GPU profile."""
 
-    schema_version: Literal[5] = Field(alias="schema")
+    schema_version: Literal[6] = Field(alias="schema")
     """version of this schema"""
     name: Annotated[str, Field(min_length=1)]
     """the part after `sim:`"""
@@ -266,6 +343,10 @@ class ProfileFile(_Part):
     """copies and memsets"""
     copy_kernel: CopyTimes = Field(alias="copy")
     """the element-wise copy kernel"""
+    rows: RowTimes
+    """the softmax kernel"""
+    memory: MemoryTimes
+    """the cache, and what loaded memory does to kernels"""
     gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]]
     """kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"""
 
@@ -318,7 +399,7 @@ class ProfileFile(_Part):
         except ValidationError as error:
             lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
             raise InvalidProfile(
-                f"{where} is not a GPU profile of schema 5 (docs/gpu_profile.md):\n"
+                f"{where} is not a GPU profile of schema 6 (docs/gpu_profile.md):\n"
                 + "\n".join(lines)
             ) from None
 

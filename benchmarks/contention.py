@@ -1,0 +1,211 @@
+"""Victims beside aggressors, measured on a GPU and simulated: kernel medians and latencies.
+
+    python benchmarks/contention.py --out benchmarks/results/contention_h100.json
+    python benchmarks/contention.py --simulate     the simulation alone, beside what was measured
+
+Each victim is called 150 times, each call waited for, while an aggressor keeps three calls queued:
+on two streams without partitions, and on partitions of 16, 40 and 88 SMs with the aggressor on the
+rest; and alone on each of these. What the simulated GPU's memory model was fitted to is marked: the
+others judge it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import facts  # beside this file
+
+import gpuscope as gs
+
+RESULTS = Path(__file__).parent / "results" / "contention_h100.json"
+SIZES = (16, 40, 88)
+FREE = "free"
+ALONE = "nothing"
+COLUMNS = (
+    "kernels", "kernel_median_us", "latency_p50_us", "latency_p90_us", "latency_p99_us",
+    "calls_per_s",
+)  # fmt: skip
+CLOSE = 0.2
+
+Facts = dict[str, Any]
+
+
+def _gemm(m: int, n: int, k: int, dtype: str = "float16") -> Facts:
+    return {"kind": "gemm", "m": m, "n": n, "k": k, "dtype": dtype}
+
+
+def _softmax(mib: int, columns: int = 4096) -> Facts:
+    return {"kind": "softmax", "rows": (mib << 18) // columns, "columns": columns}
+
+
+def _copy(mib: int) -> Facts:
+    return {"kind": "copy", "nbytes": mib << 20}
+
+
+VICTIMS: dict[str, Facts] = {
+    "softmax 8M": _softmax(8),
+    "softmax 128M": _softmax(128),
+    "copy 8M": _copy(8),
+    "copy 128M": _copy(128),
+    "gemv 32M": _gemm(1, 4096, 4096),
+    "gemm 512": _gemm(512, 512, 512),
+    "gemm 2048": _gemm(2048, 2048, 2048),
+    "sgemm 1024": _gemm(1024, 1024, 1024, "float32"),
+    "softmax 32M 1024": _softmax(32, 1024),
+    "softmax 2M 256": _softmax(2, 256),
+    "copy 1M": _copy(1),
+    "copy 24M": _copy(24),
+    "gemv 128M": _gemm(1, 8192, 8192),
+    "skinny 16x4096": _gemm(16, 4096, 4096),
+    "gemm 2048x512": _gemm(2048, 2048, 512),
+    "dgemm 1024": _gemm(1024, 1024, 1024, "float64"),
+}
+AGGRESSORS: dict[str, Facts] = {
+    "gemm 4096": _gemm(4096, 4096, 4096),
+    "copy 256M": _copy(256),
+    "softmax 256M": _softmax(256),
+    "gemv 512M": _gemm(1, 16384, 16384),
+    "sgemm 2048": _gemm(2048, 2048, 2048, "float32"),
+    "copy 16M": _copy(16),
+}
+FITTED_VICTIMS = {"softmax 8M", "softmax 128M", "copy 8M", "copy 128M", "gemm 512", "gemm 2048"}
+FITTED_AGGRESSORS = {"gemm 4096", "copy 256M", "softmax 256M"}
+
+
+def experiment(victim: Facts, aggressor: Facts | None) -> Facts:
+    """Return one victim beside an aggressor, or alone, without partitions and on each size."""
+    calls = {**victim, "stream": "v", "repeats": 150, "max_queued": 1}
+    workloads = {"victim": calls}
+    streams: dict[str, Facts] = {"v": {}}
+    homes = {"v": {"partition": "v"}}
+    if aggressor is not None:
+        workloads["aggressor"] = {
+            **aggressor, "stream": "a", "background": True, "max_queued": 3,
+        }  # fmt: skip
+        streams["a"], homes["a"] = {}, {"partition": "a"}
+    settings: dict[str, Facts] = {FREE: {}}
+    for size in SIZES:
+        sizes: dict[str, int | str] = {"v": size}
+        if aggressor is not None:
+            sizes["a"] = "rest"
+        settings[str(size)] = {"partitions": sizes, "streams": homes}
+    return {
+        "name": "contention", "seed": 3, "rounds": 1, "alone_repeats": 0, "streams": streams,
+        "workloads": workloads, "settings": settings,
+    }  # fmt: skip
+
+
+def rows_of(device: Any, victim: str, aggressor: str) -> list[Facts]:
+    """Run one pair; return a row a setting and workload."""
+    beside = None if aggressor == ALONE else AGGRESSORS[aggressor]
+    run = gs.run(experiment({**VICTIMS, **AGGRESSORS}[victim], beside), device)
+    return [
+        {"victim": victim, "aggressor": aggressor, "setting": row["setting"]}
+        | {"workload": row["workload"][0]}
+        | {column: row[column] for column in COLUMNS}
+        for row in run.comparison.to_pylist()
+    ]
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Yield who is measured beside whom: each alone first."""
+    for victim in [*VICTIMS, *AGGRESSORS]:
+        yield victim, ALONE
+    for aggressor in AGGRESSORS:
+        for victim in VICTIMS:
+            yield victim, aggressor
+
+
+def key_of(row: Facts) -> tuple[str, ...]:
+    """Return what a row is of."""
+    return row["victim"], row["aggressor"], row["setting"], row["workload"]
+
+
+def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
+    """Return each victim's error: of its p50, and of its kernels' median."""
+    twins = {key_of(row): row for row in simulated}
+    compared = []
+    for row in measured:
+        twin = twins.get(key_of(row))
+        if twin is None or row["workload"] != "v" or row["aggressor"] == ALONE:
+            continue
+        fitted = row["victim"] in FITTED_VICTIMS and row["aggressor"] in FITTED_AGGRESSORS
+        compared.append(
+            {"victim": row["victim"], "aggressor": row["aggressor"], "setting": row["setting"]}
+            | {"fitted": fitted}
+            | {
+                name: {"measured": row[name], "simulated": twin[name]}
+                | {"error": twin[name] / row[name] - 1}
+                for name in ("kernel_median_us", "latency_p50_us")
+            }
+        )
+    return compared
+
+
+def show(rows: list[Facts], *, every: bool) -> None:
+    """Print a line a case, and how many are close."""
+    if every:
+        for row in rows:
+            cells = "   ".join(
+                f"{row[name]['measured']:8.1f} {row[name]['simulated']:8.1f} "
+                f"{100 * row[name]['error']:+6.1f} %"
+                for name in ("kernel_median_us", "latency_p50_us")
+            )
+            print(f"{row['victim']:18}{row['aggressor']:14}{row['setting']:5}{cells}")
+    for fitted in (True, False):
+        some = [row for row in rows if row["fitted"] == fitted]
+        split = [row for row in some if row["setting"] != FREE]
+        for what, name, cases in (
+            ("p50", "latency_p50_us", some),
+            ("kernel median on partitions", "kernel_median_us", split),
+        ):
+            if cases:
+                off = [abs(row[name]["error"]) for row in cases]
+                close = sum(error <= CLOSE for error in off)
+                print(
+                    f"{'fitted' if fitted else 'held out'}: {what} within 20 %: {close} of "
+                    f"{len(off)}, median {statistics.median(off):.1%}"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--profile", default="h100", help="the part after sim:")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--every", action="store_true", help="print each case")
+    parser.add_argument("--budget-s", type=float, default=400.0)
+    parser.add_argument("--device", default="cuda:0")
+    arguments = parser.parse_args()
+    if arguments.simulate:
+        seen = json.loads(arguments.out.read_text("utf-8"))["seen"]
+    else:
+        gpu = gs.open_device(arguments.device)
+        seen = {"device": gpu.info.name, "on": time.strftime("%Y-%m-%d", time.gmtime()), "rows": []}
+        until = time.monotonic() + arguments.budget_s
+        for victim, aggressor in pairs():
+            if time.monotonic() > until:
+                print("the time is over: the other pairs are left out")
+                break
+            seen["rows"] += rows_of(gpu, victim, aggressor)
+            arguments.out.write_text(json.dumps({"seen": seen}), "utf-8")
+        return
+    simulator = gs.open_device(f"sim:{arguments.profile}", quiet=True)
+    asked = dict.fromkeys((row["victim"], row["aggressor"]) for row in seen["rows"])
+    simulated = [row for pair in asked for row in rows_of(simulator, *pair)]
+    rows = errors(seen["rows"], simulated)
+    show(rows, every=arguments.every)
+    facts.write(
+        arguments.out, "python benchmarks/contention.py", seen["device"], rows,
+        seen=seen, profile=arguments.profile, simulated=simulated,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

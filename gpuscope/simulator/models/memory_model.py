@@ -1,0 +1,171 @@
+"""How memory that others load, and a cache that others fill, slow kernels down.
+
+An access waits ``latency(load)`` times as long as on an idle memory, where ``load`` is what
+all would move at that speed over what the memory can move. Kernels that issue all they can keep the
+same number of accesses in flight, so that a longer latency lowers their demand: one latency solves
+this for all who run (:func:`solve`). It rises smoothly to the roof: an element-wise copy's rate on
+n SMs is the soft minimum of n times an SM's and the memory's, of the same exponent. Smaller
+partitions meet less of it, seen on an H100 (``benchmarks/contention.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+_MOST_ALONE = 0.97
+"""Of the bandwidth: what moves more alone is taken to ask for the latency at this."""
+_STEPS, _CLOSE = 12, 1e-3
+
+
+class SharedMemory(NamedTuple):
+    """Device memory and the cache before it.
+
+    Attributes
+    ----------
+    bytes_per_us
+        What the memory moves at most.
+    smallest_share
+        Of an added latency, what kernels on hardly any SMs meet. From half of the SMs on it is all.
+    cache_bytes
+        Bytes that replace all that work left in the cache; 0 if nothing is ever replaced.
+    """
+
+    bytes_per_us: int
+    smallest_share: float = 1.0
+    cache_bytes: int = 0
+
+    def kept(self, brought: float) -> float:
+        """Return which share of what work left in the cache others' bytes have not replaced."""
+        return max(0.0, 1 - brought / self.cache_bytes) if self.cache_bytes else 1.0
+
+    def demand(self, work: Waiting, kept: float, count: int, sm_share: float) -> Demand:
+        """Return what blocks ask of the memory.
+
+        Parameters
+        ----------
+        kept
+            Which share of what it left in the cache is still there.
+        count
+            How many run.
+        sm_share
+            Of all SMs, those that they hold.
+        """
+        rate = moved(work, kept) * count / (work.busy_ns * self.bytes_per_us / 1000)
+        exposure, idle = work.exposure, work.idle
+        if not idle:
+            exposure = max(exposure, min(1.0, rate))
+            idle = idle_share(rate, exposure)
+        met = self.smallest_share + (1 - self.smallest_share) * min(1.0, 2 * sm_share)
+        return Demand(rate / idle, exposure, idle, met, 1 + (1 - kept) * work.cold)
+
+
+class Waiting(Protocol):
+    """A kernel or a copy: see :class:`~gpuscope.device.api.KernelCost`.
+
+    Attributes
+    ----------
+    busy_ns
+        How long all of its blocks take together, alone.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def traffic(self) -> int: ...
+    @property
+    def cold_nbytes(self) -> int: ...
+    @property
+    def exposure(self) -> float: ...
+    @property
+    def idle(self) -> float: ...
+    @property
+    def cold(self) -> float: ...
+    @property
+    def busy_ns(self) -> int: ...
+
+
+def moved(work: Waiting, kept: float) -> float:
+    """Return the bytes that come into the cache while work runs.
+
+    Parameters
+    ----------
+    kept
+        Which share of what it left there is still in the cache.
+    """
+    return work.nbytes + work.traffic + (1 - kept) * max(0, work.cold_nbytes - work.nbytes)
+
+
+class Demand(NamedTuple):
+    """What one of several kernels asks of the memory.
+
+    Attributes
+    ----------
+    rate
+        Of the bandwidth, what it would move on an idle memory.
+    exposure
+        By how much of its time on an idle memory it grows for each multiple of the latency.
+    idle
+        Its time on an idle memory, of that alone.
+    met
+        Which share of the added latency it meets: smaller partitions meet less.
+    cold
+        How many times as long its accesses take because they miss the cache.
+    """
+
+    rate: float
+    exposure: float
+    idle: float
+    met: float
+    cold: float
+
+    def slowdown(self, latency: float) -> float:
+        """Return its time at a latency, of that alone."""
+        waits = (1 + self.met * (latency - 1)) * self.cold - 1
+        return self.idle * (1 + self.exposure * waits)
+
+
+def latency(load: float) -> float:
+    """Return how many times an idle memory's latency accesses take."""
+    return math.sqrt(math.sqrt(1 + load**4))
+
+
+def idle_share(moved: float, exposure: float) -> float:
+    """Return a kernel's time on an idle memory, of that alone.
+
+    Parameters
+    ----------
+    moved
+        What it moves alone, of the bandwidth.
+    exposure
+        As in :class:`Demand`.
+    """
+    moved = min(moved, _MOST_ALONE)
+    return 1 / (1 + exposure * (1 / math.sqrt(math.sqrt(1 - moved**4)) - 1))
+
+
+def solve(demands: Sequence[Demand]) -> float:
+    """Return the latency at which all of them together move what memory can."""
+    at = 1.0
+    for _ in range(_STEPS):
+        load = at * sum(one.rate * one.idle / one.slowdown(at) for one in demands)
+        following = latency(load)
+        if abs(following - at) < _CLOSE * at:
+            return following
+        at = math.sqrt(at * following)
+    return at
+
+
+def share_cached(footprint: float, held: tuple[float, float]) -> float:
+    """Return which share of its bytes repeated work finds in the cache, alone.
+
+    Parameters
+    ----------
+    footprint
+        Bytes that it touches.
+    held
+        Footprints up to which it finds all, and from which it finds none.
+    """
+    most, none = held
+    return min(1.0, max(0.0, (none - footprint) / (none - most)))

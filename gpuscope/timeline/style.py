@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gpuscope.timeline.readings import CLOCK, THROTTLED
 from gpuscope.trace.model import Trace
 
 Properties: TypeAlias = dict[str, Any]
@@ -66,6 +67,8 @@ KIND_STYLES = {
     "sync": KindStyle("synchronisation", "x"),
     "range": KindStyle("range"),
     "mark": KindStyle("mark"),
+    CLOCK: KindStyle("SM clock, power", strength=0.25),
+    THROTTLED: KindStyle("throttled, SM clock and power", "/"),
 }
 """The kinds that a timeline draws."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from gpuscope.trace.gpu_states import POWER_CAP
+from gpuscope.trace.gpu_states import POWER_CAP, typical
 from gpuscope.trace.model import Trace
 
 _APART = 0.01
@@ -46,13 +45,10 @@ def conditions_of(
         Whether one of these is this process.
     """
     states, uuid = trace.metadata.gpu_states, _uuid_of(trace)
-    clocks = [float(state.sm_clock_mhz) for state in states if state.sm_clock_mhz is not None]
-    powers = [float(state.power_w) for state in states if state.power_w is not None]
     slowed = {reason for state in states for reason in state.throttled} - {POWER_CAP}
     most = max((count.get(uuid, 0) for count in processes), default=0)
     return Conditions(
-        median(clocks) if clocks else None,
-        median(powers) if powers else None,
+        *typical(states),
         tuple(sorted(slowed)),
         max(0, most - is_here),
     )

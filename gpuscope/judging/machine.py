@@ -7,11 +7,11 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
 from gpuscope import __version__
+from gpuscope.trace.gpu_states import typical
 from gpuscope.trace.model import Trace
 
 _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "numpy")
@@ -88,11 +88,8 @@ def machine_of(traces: Sequence[Trace]) -> Machine:
     if trace.is_simulated:
         return Machine(gpu, sms, versions={"gpuscope": __version__})
     states = [state for recorded in traces for state in recorded.metadata.gpu_states]
-    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     driver = (facts.driver if facts else None) or trace.metadata.driver
-    return Machine(
-        gpu, sms, driver, median(clocks) if clocks else None, _cpu(), os.cpu_count() or 0, versions
-    )
+    return Machine(gpu, sms, driver, typical(states)[0], _cpu(), os.cpu_count() or 0, versions)
 
 
 def _cpu() -> str:

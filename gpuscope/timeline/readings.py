@@ -55,6 +55,6 @@ def _changed(spans: pa.Table, column: str, rows: Ints, texts: Sequence[str]) -> 
 
 
 def _words(known: dict[str, float], throttled: tuple[str, ...]) -> str:
-    parts = [f"{known[SM_CLOCK]:,.0f} MHz"] if SM_CLOCK in known else []
-    parts += [f"{known[POWER]:,.0f} W"] if POWER in known else []
-    return " · ".join([*parts, *throttled])
+    parts = [f"{known[SM_CLOCK]:.0f} MHz"] if SM_CLOCK in known else []
+    parts += [f"{known[POWER]:.0f} W"] if POWER in known else []
+    return ", ".join([*parts, *throttled])

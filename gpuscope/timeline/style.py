@@ -20,6 +20,7 @@ ESCAPED = "#D55E00"
 """Their vermilion: what ran outside its partition, and nothing else."""
 WHOLE_GPU_COLOUR = "#6E7781"
 HOST_COLOUR = "#A8B0B9"
+SLOWED_COLOUR = "#8C5A2B"
 FOCUS = "#3D7BE0"
 """What is chosen, on either page."""
 INK = "#1B1F24"
@@ -68,7 +69,7 @@ KIND_STYLES = {
     "range": KindStyle("range"),
     "mark": KindStyle("mark"),
     CLOCK: KindStyle("SM clock, power", strength=0.25),
-    THROTTLED: KindStyle("throttled, SM clock and power", "/"),
+    THROTTLED: KindStyle("throttled, SM clock and power"),
 }
 """The kinds that a timeline draws."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -97,13 +98,17 @@ def rounds_throttled(states: Sequence[GpuStateFacts]) -> tuple[int, int]:
 
 
 def throttled_rounds(states: Sequence[GpuStateFacts]) -> str:
-    """Say in how many recordings a GPU was throttled, and for what; empty if in none."""
+    """Say for what GPUs were throttled, and in how many rounds; empty if in none."""
     slowed, rounds = rounds_throttled(states)
-    if not slowed:
-        return ""
-    words = dict.fromkeys(word for state in states for word in state.throttled)
-    where = f"in {slowed} of {rounds} rounds " if rounds > 1 else ""
-    return f"{where}({', '.join(words)})"
+    words = ", ".join(dict.fromkeys(word for state in states for word in state.throttled))
+    return f"{words}, in {slowed} of {rounds} rounds" if slowed and rounds > 1 else words
+
+
+def typical(states: Sequence[GpuStateFacts]) -> tuple[float | None, float | None]:
+    """Return the SM clock in MHz and the power in W at which GPUs ran: medians of their states."""
+    clocks = [float(state.sm_clock_mhz) for state in states if state.sm_clock_mhz is not None]
+    powers = [float(state.power_w) for state in states if state.power_w is not None]
+    return median(clocks) if clocks else None, median(powers) if powers else None
 
 
 def numbered(every: Sequence[Sequence[GpuStateFacts]]) -> tuple[GpuStateFacts, ...]:
@@ -124,7 +129,7 @@ def state_words(states: Sequence[GpuStateFacts]) -> str:
     parts = [
         _range("SM clock", clocks, "MHz"),
         _range("", powers, "W"),
-        f"throttled {throttled}" if throttled else "",
+        f"throttled: {throttled}" if throttled else "",
     ]
     return ", ".join(filter(None, parts))
 

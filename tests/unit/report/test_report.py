@@ -126,7 +126,7 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
         "median kernel (µs)", "latency p99 (µs)", "of alone (%)",
         "measured on H200", "16 | rest", "n = 1,000", "overlap", "gain", "calls timed",
         "TFLOP/s", "load: of alone (longer is better)", "3 dropped", "a note",
-        "SM clock 1,980 MHz, 412.5 W, throttled (power cap)",
+        "SM clock 1,980 MHz, 412.5 W, throttled: power cap",
         "with nothing queued", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words

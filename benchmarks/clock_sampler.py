@@ -1,4 +1,4 @@
-"""What reading clocks and power costs: a launching loop with and without the sampler, in turns ABBA.
+"""What reading clocks and power costs: a loop of launches with and without the sampler, ABBA.
 
     python benchmarks/clock_sampler.py --out benchmarks/results/clock_sampler.json
 

@@ -343,9 +343,7 @@ def main() -> None:
         rows = [
             {"date": before["date"], **one} for one in before["rows"] if one["group"] not in chosen
         ]
-        stood = {
-            name: one for name, one in before.get("clocks", {}).items() if name not in chosen
-        }
+        stood = {name: one for name, one in before.get("clocks", {}).items() if name not in chosen}
     failed = []
     for name in chosen:
         try:

@@ -16,6 +16,7 @@ from gpuscope.trace.gpu_states import POWER, REASONS, SM_CLOCK, GpuStateFacts, m
 
 EVERY_S = 0.1
 """Between readings: NVML averages power over longer, and a reading takes about 35 µs of a GPU."""
+_PATIENCE_S = 1.0
 _LOOK_AGAIN = 10
 """Readings between two looks for GPUs that a program has begun to use."""
 Gpus: TypeAlias = Mapping[int, str]
@@ -104,10 +105,10 @@ class ClockSampler:
         start(self._thread)
 
     def close(self) -> None:
-        """Read once more, and end."""
+        """Read once more, and end; a driver that does not answer is not waited for."""
         self._over.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE_S)
 
     def _loop(self) -> None:
         number = 0

@@ -87,7 +87,7 @@ def gpus_in_use() -> dict[int, str]:
     It initialises nothing: where the driver is not in use, there are none.
     """
     gpus: dict[int, str] = {}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # no driver, or one of long ago
         library, by = ctypes.CDLL("libcuda.so.1"), ctypes.byref
         count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
         library.cuDeviceGetCount(by(count))

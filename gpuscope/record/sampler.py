@@ -39,27 +39,28 @@ class _Seen:
 
     clocks: Counter[int] = field(default_factory=Counter)
     powers: Counter[int] = field(default_factory=Counter)
-    reasons: set[str] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
     readings: int = 0
 
     def add(self, reading: _Reading) -> None:
         known, lasted_ns = reading.health, reading.end_ns - reading.start_ns
         self.readings += 1
-        self.reasons.update(known.get("throttle_reasons", ()))
+        self.reasons.update(dict.fromkeys(known.get("throttle_reasons", ()), lasted_ns))
         if "sm_clock_mhz" in known:
             self.clocks[known["sm_clock_mhz"]] += lasted_ns + 1
         if "power_w" in known:
             self.powers[round(known["power_w"])] += lasted_ns + 1
 
     def facts(self, device: int) -> GpuStateFacts:
-        clocks = self.clocks.copy()  # the thread adds to it
+        clocks, reasons = self.clocks.copy(), self.reasons.copy()  # the thread adds to them
+        held = (reason for reason, lasted_ns in reasons.items() if lasted_ns or self.readings == 1)
         return GpuStateFacts(
             device=f"cuda:{device}",
             sm_clock_mhz=_median(clocks),
             lowest_mhz=min(clocks, default=None),
             highest_mhz=max(clocks, default=None),
             power_w=_median(self.powers.copy()),
-            reasons=tuple(sorted(self.reasons.copy())),
+            reasons=tuple(sorted(held)),
             readings=self.readings,
         )
 

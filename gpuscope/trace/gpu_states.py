@@ -71,7 +71,8 @@ class GpuStateFacts(Facts, frozen=True):
     lowest_mhz, highest_mhz
         Of the SM clocks read.
     reasons
-        NVML's names of the reasons for which a clock was not the highest, of all readings.
+        NVML's names of the reasons for which a clock was not the highest, of all readings; the
+        first is of what was before and does not count where there are others.
     readings
         How many there are.
     """

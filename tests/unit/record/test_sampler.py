@@ -79,6 +79,17 @@ def test_a_state_is_weighted_by_time(nvml):
     assert state.throttled == ("power cap",)
 
 
+def test_what_held_the_clock_down_before_does_not_count(nvml):
+    nvml.clocks = iter([1740, 1980])
+    (state,) = sampled(lambda: {0: "a"}, itertools.count().__next__, 2).facts()
+    assert (state.throttled, state.lowest_mhz) == ((), 1740)
+    nvml.clocks = iter([1740, 1980])
+    sampler = ClockSampler(lambda: {0: "a"}, itertools.count().__next__)
+    sampler.close()
+    sampler._loop()
+    assert sampler.facts()[0].throttled == ("power cap",)
+
+
 def test_a_reading_that_was_undone_is_read_again(nvml):
     sampler = sampled(lambda: {0: "a"}, itertools.count().__next__, 2)
     undo = sampler.begin_reading()

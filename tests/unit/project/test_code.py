@@ -27,7 +27,7 @@ ROOMS = {
     "judging": 1_803,
     "learn": 1_505,
     "races": 1_771,
-    "record": 5_165,
+    "record": 5_167,
     "report": 664,
     "search": 1_813,
     "simulator": 5_684,

@@ -21,6 +21,7 @@ from typing import Any
 from facts import BESIDE, row, write
 
 import gpuscope as gs
+from gpuscope.device.cuda.health import clocks_of
 from gpuscope.judging.diffing import DiffResult
 
 CULPRITS = Path(__file__).resolve().parent / "culprits"
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     device = gs.open_device(options.device, quiet=True)
-    print(f"{device.name}: {device.backend.health()}", flush=True)
+    print(f"{device.name}: {clocks_of(device.info.uuid)}", flush=True)
     of = {
         "same": lambda: same(device, options.turns),
         "changed": lambda: changed(device, max(2, options.turns // 2)),

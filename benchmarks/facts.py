@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import platform
 import statistics
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
+
+from gpuscope.record.sampler import ClockSampler
 
 BESIDE = "(beside it)"
 """Goal of a row that is there for comparison."""
@@ -19,6 +26,19 @@ def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: A
 
 def spread(values: list[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+@contextlib.contextmanager
+def clocks(gpu: Any) -> Iterator[dict[str, Any]]:
+    """Read a GPU's clock and power inside; what it yields is filled when that ends."""
+    sampler, found = ClockSampler(lambda: {gpu.info.index: gpu.info.uuid}, time.time_ns), {}
+    sampler.start()
+    try:
+        yield found
+    finally:
+        sampler.close()
+        for state in sampler.facts():
+            found.update(to_builtins(state), throttled=[*state.throttled])
 
 
 def write(out: Path, command: str, machine: str, rows: Any, **more: Any) -> None:

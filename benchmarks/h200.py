@@ -29,7 +29,7 @@ import observer
 import recording
 import shapes
 import torch
-from facts import BESIDE, row, spread
+from facts import BESIDE, clocks, row, spread
 from msgspec import to_builtins as plain
 
 import gpuscope as gs
@@ -336,17 +336,20 @@ def main() -> None:
     gpu = gs.open_device("cuda:0")
     today = dt.datetime.now(dt.UTC).date().isoformat()
     chosen = arguments.only or list(BENCHMARKS)
-    rows, kept = [], {}
+    rows, kept, stood = [], {}, {}
     if arguments.only and arguments.keep:
         before = json.loads(arguments.keep.read_text("utf-8"))
         kept = {"notes": before["notes"]} if "notes" in before else {}
         rows = [
             {"date": before["date"], **one} for one in before["rows"] if one["group"] not in chosen
         ]
+        stood = {name: one for name, one in before.get("clocks", {}).items() if name not in chosen}
     failed = []
     for name in chosen:
         try:
-            for one in BENCHMARKS[name](gpu):
+            with clocks(gpu) as stood[name]:
+                measured = list(BENCHMARKS[name](gpu))
+            for one in measured:
                 rows.append({"group": name, "date": today, **one})
                 mark = "ok  " if one["met"] else "MISS"
                 print(f"{mark} {one['what']}: {one['value']:.4g} {one['unit']} "
@@ -363,6 +366,7 @@ def main() -> None:
         "cpu_count": os.cpu_count(),
         "versions": versions(),
         **kept,
+        "clocks": stood,
         "rows": rows,
     }
     rows.sort(key=lambda one: list(BENCHMARKS).index(one["group"]))

@@ -124,13 +124,17 @@ COMPARED: dict[str, Column] = {
         Column("gain", "gain", better=1, meaning="time alone over time together"),
         _detail("low", "low", "%", digits=1, meaning=f"{_ENDS}, its low end"),
         _detail("high", "high", "%", digits=1, meaning=f"{_ENDS}, its high end"),
+        _detail("sm_clock_mhz", "SM clock", "MHz", meaning="median while it was recorded"),
+        _detail("power_w", "power", "W", meaning="of the GPU, median as well"),
+        Column("throttled", "throttled", meaning="for what, and in how many rounds", kind="text"),
         Column("incomplete", "incomplete", meaning="what of the trace is missing", kind="text"),
     )
 }
 """Key → column of a comparison. Null are: latencies of a background; rates and the share of alone
 of a workload that arrives at a given rate or as requests need it; the tight overlap where no
-uncertainty is stated. ``ttft``, ``tbt``, ``requests`` and ``goodput`` are of requests, which have
-no kernels of their own. Overlap and gain are the setting's."""
+uncertainty is stated; clock, power and throttling where the driver does not tell. ``ttft``,
+``tbt``, ``requests`` and ``goodput`` are of requests, which have no kernels of their own. Overlap
+and gain are the setting's, clock and power those of its GPUs."""
 PROGRAM = {
     column.key: column
     for column in (

@@ -168,6 +168,18 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
     return ["Missed:", "", *reasons, ""] if reasons else []
 
 
+def at_clocks(stood: dict[str, Any] | None) -> str:
+    """At which SM clock and power a section was measured."""
+    if not stood:
+        return "Clocks: not recorded."
+    low, high = stood["lowest_mhz"], stood["highest_mhz"]
+    slowed = ", ".join(stood["throttled"])
+    return (
+        f"Clocks: SM {stood['sm_clock_mhz']} MHz ({low} to {high}), {stood['power_w']} W; "
+        f"{f'throttled: {slowed}' if slowed else 'not throttled'}."
+    )
+
+
 def h200_page(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [
@@ -190,7 +202,8 @@ def h200_page(facts: dict[str, Any]) -> str:
         if not rows:
             continue
         dates = sorted({row.get("date", facts["date"]) for row in rows})
-        lines += [f"## {title} ({', '.join(dates)})", "", *goals_table(rows)]
+        clocks = at_clocks(facts.get("clocks", {}).get(group))
+        lines += [f"## {title} ({', '.join(dates)})", "", clocks, "", *goals_table(rows)]
     recorders = json.loads((RESULTS / "recorders.json").read_text("utf-8"))
     lines += [
         f"## Recorders side by side ({recorders['date']}, `{recorders['command']}`)", "",
@@ -198,6 +211,13 @@ def h200_page(facts: dict[str, Any]) -> str:
         "own, which take turns with bare ones; the recording begins before the loops that are",
         "timed and ends after them.", "", *goals_table(recorders["rows"]),
     ]  # fmt: skip
+    if (path := RESULTS / "clock_sampler.json").exists():
+        sampler = json.loads(path.read_text("utf-8"))
+        lines += [
+            f"## Reading clocks ({sampler['date']}, `{sampler['command']}`)", "",
+            f"On {sampler['machine']}, beside a loop that launches empty kernels.",
+            at_clocks(sampler["clocks"]), "", *goals_table(sampler["rows"]),
+        ]  # fmt: skip
     programs = json.loads((RESULTS / "recording_programs.json").read_text("utf-8"))
     lines += [
         f"## Recorded programs ({programs['date']}, `{programs['command']}`)", "",

@@ -485,9 +485,6 @@ class FakeGpu:
     def process_and_thread(self):
         return os.getpid(), threading.get_native_id()
 
-    def health(self):
-        return {}
-
     def set_activity_sink(self, sink):
         pass
 

@@ -18,7 +18,13 @@ from gpuscope.analysis.result import Result
 from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_program import of_program
-from gpuscope.telling.of_trace import of_confinement, of_hazards, of_idle_tracks, of_unloaded_calls
+from gpuscope.telling.of_trace import (
+    of_clocks,
+    of_confinement,
+    of_hazards,
+    of_idle_tracks,
+    of_unloaded_calls,
+)
 from gpuscope.trace.model import Trace
 
 _MOST_FIGURES = 6
@@ -133,4 +139,5 @@ BUILT_IN = (
         findings=of_unloaded_calls,
     ),
     Analysis("requests", "Requests", analysis.requests, "requests"),
+    Analysis("clocks", "Clocks", analysis.clocks, "readings of clocks", findings=of_clocks),
 )

@@ -15,6 +15,8 @@ from gpuscope.analysis.busy_analysis import SummaryRow as SummaryRow
 from gpuscope.analysis.busy_analysis import concurrency as concurrency
 from gpuscope.analysis.busy_analysis import overlap as overlap
 from gpuscope.analysis.busy_analysis import summary as summary
+from gpuscope.analysis.clocks_analysis import ClocksResult as ClocksResult
+from gpuscope.analysis.clocks_analysis import clocks as clocks
 from gpuscope.analysis.collectives_analysis import Collective as Collective
 from gpuscope.analysis.collectives_analysis import CollectiveGroup as CollectiveGroup
 from gpuscope.analysis.collectives_analysis import CollectivesResult as CollectivesResult

@@ -18,6 +18,7 @@ from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
 from gpuscope.analysis.certainty import certainty, certainty_of, ends_of
+from gpuscope.analysis.clocks_analysis import of_recording
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import durations_ns, latency
 from gpuscope.analysis.rates import Done, done, done_alone
@@ -129,7 +130,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "overlap": most.fraction if most else None,
                     "overlap_tight": most.tight_fraction if most else None,
                     "gain": together.gain if together else None,
-                    "incomplete": trace.metadata.incomplete or None,
+                    **of_recording(trace),
                 }
             )
             ended = ends_of(trace, workload) if index is None else ends[groups.rows(index)]
@@ -195,7 +196,7 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
             "goodput_per_s": workload.goodput_per_s,
             **certainty_of(workload),
             "sms": trace.metadata.partition(home_of(trace, decode)).sm_count,
-            "incomplete": trace.metadata.incomplete or None,
+            **of_recording(trace),
         }
         for workload in served
         for decode in [str(planned.get(workload.workload, {}).get("decode"))]

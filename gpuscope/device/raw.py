@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from gpuscope._threads import thread_number
 from gpuscope._types import Array, DType
@@ -33,16 +33,6 @@ from gpuscope.device.views import EventView, GraphView, StreamKind, StreamView
 Places = tuple[tuple[object, object, object], tuple[int, int, int], object]
 """Of out, a and b: the device that holds each, the address of each first element, and
 whatever the backend's ``matmul`` takes of them."""
-
-
-class Health(TypedDict, total=False):
-    """Clocks in MHz, power in W, throttle reasons, and processes with a context, where told."""
-
-    sm_clock_mhz: int
-    memory_clock_mhz: int
-    throttle_reasons: tuple[str, ...]
-    power_w: float
-    processes: int
 
 
 _Stream = TypeVar("_Stream")
@@ -113,10 +103,6 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
         return os.getpid(), thread_number()
-
-    def health(self) -> Health:
-        """Return what is known of the device as it stands, where that can be told."""
-        return {}
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``, on devices that know it themselves."""

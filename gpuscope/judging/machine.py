@@ -7,11 +7,11 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
 from gpuscope import __version__
+from gpuscope.trace.gpu_states import typical
 from gpuscope.trace.model import Trace
 
 _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "numpy")
@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True):
     gpu
         Name and number of SMs; of a simulated one its profile.
     clock_mhz
-        Median SM clock, as it stood when each recording ended.
+        Median SM clock.
     cpu, cores
         Of the host: they count where launches do. Empty of a simulated GPU, which has its own.
     versions
@@ -87,16 +87,9 @@ def machine_of(traces: Sequence[Trace]) -> Machine:
     gpu, sms = (facts.name or "", facts.sm_count) if facts else ("", None)
     if trace.is_simulated:
         return Machine(gpu, sms, versions={"gpuscope": __version__})
-    clocks = [
-        each.sm_clock_mhz
-        for recorded in traces
-        for each in [*recorded.metadata.devices.values()][:1]
-        if each.sm_clock_mhz is not None
-    ]
+    states = [state for recorded in traces for state in recorded.metadata.gpu_states]
     driver = (facts.driver if facts else None) or trace.metadata.driver
-    return Machine(
-        gpu, sms, driver, median(clocks) if clocks else None, _cpu(), os.cpu_count() or 0, versions
-    )
+    return Machine(gpu, sms, driver, typical(states)[0], _cpu(), os.cpu_count() or 0, versions)
 
 
 def _cpu() -> str:

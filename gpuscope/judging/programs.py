@@ -20,9 +20,10 @@ from gpuscope._text import clean, shortened
 from gpuscope.analysis.idle_analysis import idle_causes
 from gpuscope.analysis.split_sides import of_program
 from gpuscope.analysis.steps_analysis import steps
+from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.judging.conditions import Watch, read_gpus, uuid_of
+from gpuscope.judging.conditions import conditions_of
 from gpuscope.judging.sides import Round
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
@@ -113,16 +114,16 @@ class ProgramSide:
             out = Path(folder) / "run"
             line = [self.command.interpreter, "-m", "gpuscope.cli", "record", "--no-report"]
             line += ["--out", str(out)]
-            with Watch(read_gpus) as watch:
-                who = f"{self.name}, round {number + 1}: {self.command.title}"
-                _done([*line, *self.command.program], who, self.command.folder)
+            who = f"{self.name}, round {number + 1}: {self.command.title}"
+            before = processes_by_uuid()
+            _done([*line, *self.command.program], who, self.command.folder)
             traces = [read_parquet(path) for path in sorted(out.glob("*.parquet"))]
         if not traces:
             raise MissingEvidence(
                 f"{self.name}: {self.command.title} used no GPU: nothing to compare"
             )
         trace = max(traces, key=len)
-        return Round(values_of_program(trace), trace, watch.of(uuid_of(trace)))
+        return Round(values_of_program(trace), trace, conditions_of(trace, [before]))
 
 
 def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:

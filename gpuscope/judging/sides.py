@@ -16,15 +16,15 @@ from gpuscope.analysis.settings import (
     of_slowest_rank,
     settings_table,
 )
+from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.device.device import Device
-from gpuscope.device.raw import Health
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidArgument, NothingRecorded
 from gpuscope.experiments.execution import devices_of, run
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Runner
 from gpuscope.experiments.setting import ResolvedSetting
-from gpuscope.judging.conditions import Conditions, Watch, read_gpus, uuid_of
+from gpuscope.judging.conditions import Conditions, conditions_of
 from gpuscope.trace.model import Trace
 
 Values: TypeAlias = Mapping[tuple[str, str], float]
@@ -112,19 +112,17 @@ class ExperimentSide:
 
     def measure(self, number: int) -> Round:
         """Run it once."""
-        device, watch = self._device, Watch(self._read)
+        device, before = self._device, processes_by_uuid()
         if device.is_simulated:
             device = open_device(device.info.key, quiet=True)
             device.backend.wait_until_ns(device.now_ns() + number * _APART_NS)
         runner = Runner(self.experiment, device, None, threading.Event())
-        with runner.ready(), watch:
+        with runner.ready():
             trace = runner.one_round(self._setting, number)
         if trace is None:
             raise NothingRecorded(f"{self.name}: no kernel and no call ended: nothing to compare")
-        return Round(values_of(trace), trace, watch.of(None, is_here=True))
-
-    def _read(self) -> Mapping[str, Health]:
-        return {"": self._device.backend.health()}
+        processes = before, processes_by_uuid()
+        return Round(values_of(trace), trace, conditions_of(trace, processes, is_here=True))
 
 
 class RankedSide:
@@ -145,10 +143,9 @@ class RankedSide:
     def measure(self, number: int) -> Round:
         """Run it once."""
         seeded = self.experiment.model_copy(update={"seed": self.experiment.seed + number})
-        with Watch(read_gpus) as watch:
-            result = run(seeded, self._device)
-        trace = result[self._setting]
-        return Round(values_of(trace), trace, watch.of(uuid_of(trace)))
+        before = processes_by_uuid()
+        trace = run(seeded, self._device)[self._setting]
+        return Round(values_of(trace), trace, conditions_of(trace, [before]))
 
 
 def side_of_experiment(
@@ -189,10 +186,11 @@ def windows_of(trace: Trace) -> list[Trace]:
     """Return the rounds of a trace that was saved: its recording windows."""
     starts = trace.array("start_ns")
     parts = []
-    for low, high in trace.metadata.windows_ns:
+    for number, (low, high) in enumerate(trace.metadata.windows_ns):
         part = trace.where((starts >= low) & (starts < high))
         if len(part):
-            parts.append(part.with_metadata(windows_ns=((low, high),)))
+            states = [each for each in trace.metadata.gpu_states if each.round == number]
+            parts.append(part.with_metadata(windows_ns=((low, high),), gpu_states=states))
     return parts
 
 

@@ -44,19 +44,6 @@ def one_clock(devices: Sequence[Device]) -> str:
     return "virtual" if simulated else "unix"
 
 
-def device_facts(device: Device, *, health: bool) -> DeviceFacts:
-    """Return the facts of a device.
-
-    Parameters
-    ----------
-    health
-        Also ask the driver for clocks, power and throttling, which takes a while.
-    """
-    known = device.backend.health() if health else {}
-    kept = {name: value for name, value in known.items() if name != "processes"}
-    return msgspec.structs.replace(info_facts(device.info), **kept)
-
-
 def info_facts(info: DeviceInfo) -> DeviceFacts:
     """Return the facts of a device that may not be open."""
     return msgspec.convert(info, DeviceFacts, from_attributes=True)

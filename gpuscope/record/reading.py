@@ -14,6 +14,7 @@ from gpuscope.record.clock import ClockFit
 from gpuscope.record.observers import RecordingObserver
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
+from gpuscope.record.sampler import ClockSampler
 from gpuscope.record.source import Source
 from gpuscope.record.window import PATIENCE_S, Kept, Span
 
@@ -26,6 +27,8 @@ class Reading:
     ----------
     devices, globaltimers
         Key of a device → the device, and how its %globaltimer stands to the recording's clock.
+    sampler
+        Reads clocks and power of GPUs.
     keep_ns
         How long what ended is kept; ``None``: all the time.
     notes
@@ -49,6 +52,7 @@ class Reading:
     keep_ns: int | None
     notes: list[str]
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
+    sampler: ClockSampler = field(init=False)
     lock: threading.Lock = field(default_factory=lambda: free_in_children(threading.Lock()))
     kept: Kept = field(default_factory=Kept)
     ending: tuple[int, int] | None = None
@@ -56,6 +60,14 @@ class Reading:
     lost: dict[str, int] = field(default_factory=lambda: {"dropped": 0, "unmatched": 0})
     _drained: int = 0
     _all_read: bool = False
+
+    def __post_init__(self) -> None:
+        self.sampler = ClockSampler(self._opened, self.span.clock)
+
+    def _opened(self) -> dict[int, str]:
+        """Return the GPUs that are open: index → UUID."""
+        infos = [device.info for device in self.devices.copy().values()]
+        return {info.index: info.uuid for info in infos if info.kind == "cuda"}
 
     def collect(self, *, over: bool = False) -> Kept:
         """Make batches of what is new; all of it, or where that fails none."""
@@ -84,6 +96,7 @@ class Reading:
         undo = together(
             self.calls.begin_reading(),
             self.ranges.begin_reading(),
+            self.sampler.begin_reading(),
             *(source.begin_reading() for source in self.sources),
             keep(self, "_drained", "_all_read"),
         )
@@ -119,6 +132,7 @@ class Reading:
             observer.read(over=over)
         for source in self.sources:
             source.drain(rows)
+        self.sampler.drain(rows)
         if over and not self.waited:
             for source in self.sources:
                 for call in source.unfinished:

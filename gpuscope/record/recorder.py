@@ -22,7 +22,7 @@ from gpuscope.record import nvtx, ranges
 from gpuscope.record.calls import CallLog
 from gpuscope.record.facts import (
     clock_name,
-    device_facts,
+    info_facts,
     one_clock,
     partition_facts,
     process_name,
@@ -130,6 +130,8 @@ class Recording:
         for observer in self.observers if self._on_gpu else ():
             self._libraries.enter_context(observer.watching())
         self._span.begin()
+        if self._on_gpu:
+            self._reading.sampler.start()
         if threads and not self._simulated:
             from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
 
@@ -202,6 +204,7 @@ class Recording:
         """Record no more, and make the trace; where that failed, again does what is left."""
         if self._reader is not None:
             self._reader.close()
+        self._reading.sampler.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
         for device in self.devices:
@@ -265,7 +268,7 @@ class Recording:
 
     def known(self) -> TraceMetadata:
         """Return what is known by now of devices, streams and partitions, at little cost."""
-        return self._metadata({}, health=False)
+        return replace(self._metadata({}), gpu_states=())
 
     @property
     def has_begun(self) -> bool:
@@ -340,11 +343,7 @@ class Recording:
             return self._calls.ended(since)
 
     def _metadata(
-        self,
-        clocks: Mapping[str, Calibration],
-        kept: KeptFacts | None = None,
-        *,
-        health: bool = True,
+        self, clocks: Mapping[str, Calibration], kept: KeptFacts | None = None
     ) -> TraceMetadata:
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
         partitions = self._calls.partitions.copy()
@@ -370,7 +369,7 @@ class Recording:
             complete &= facts.completeness.complete
         streams.update(self._calls.streams.copy())
         for key, device in self._reading.devices.items():
-            devices[key] = device_facts(device, health=health)
+            devices[key] = info_facts(device.info)
         self._rank = rank_facts(self._process, [*devices]) or self._rank
         metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
@@ -383,6 +382,7 @@ class Recording:
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
+            gpu_states=self._reading.sampler.facts(),
             kept=kept,
             ranks=() if self._rank is None else (self._rank,),
             edges=in_all([source.edges for source in self.sources]),

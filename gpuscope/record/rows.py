@@ -21,7 +21,7 @@ from gpuscope.device.calls import Call
 from gpuscope.device.views import GraphView, StreamView
 from gpuscope.trace import schema
 
-Row: TypeAlias = "dict[str, int | str | None]"
+Row: TypeAlias = "dict[str, int | float | str | None]"
 """A span on its way into a trace: column → value."""
 
 # A call's rows are numbered from its correlation, so that nothing has to be remembered.
@@ -67,7 +67,13 @@ def noted_row(number: _Number) -> _Number:
     return range_row(_NOTED + number)
 
 
+def reading_row(number: _Number) -> _Number:
+    """Id of the row of a recording's n-th reading of a GPU's clock, power or throttling."""
+    return range_row(_READINGS + number)
+
+
 _NOTED = 1 << 44
+_READINGS = 1 << 45
 _BLOCKS = 1 << 48
 _NODES = 1 << 52
 

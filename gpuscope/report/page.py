@@ -28,7 +28,7 @@ from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas import file
 from gpuscope.timeline.text import provenance_lines, uncertainty
-from gpuscope.trace.facts import DeviceFacts
+from gpuscope.trace.gpu_states import state_words
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
@@ -215,7 +215,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             "times": uncertainty(trace),
             "driver": facts.driver or "",
             "records": counted(facts.counts),
-            "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))),
+            "clocks": state_words(facts.gpu_states),
             "versions": ", ".join(f"{name} {text}" for name, text in facts.versions.items()),
             "notes": "; ".join(facts.notes),
         }
@@ -228,18 +228,6 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             lines_of.setdefault(what, []).append(line if of_all else f"{', '.join(names)}: {line}")
     rows = [{"What": what, "Found": "; ".join(lines)} for what, lines in lines_of.items()]
     return table(rows, limit=2000)
-
-
-def _state(device: DeviceFacts) -> str:
-    """Say how a device stood when the recording ended."""
-    known = {
-        "SM clock {:g} MHz": device.sm_clock_mhz,
-        "memory clock {:g} MHz": device.memory_clock_mhz,
-        "{:g} W": device.power_w,
-        "throttled: {}": ", ".join(device.throttle_reasons),
-    }
-    words = [text.format(value) for text, value in known.items() if value]
-    return f"{device.name or 'device'}: {', '.join(words)}" if words else ""
 
 
 def write(

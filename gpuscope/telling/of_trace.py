@@ -19,6 +19,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
 from gpuscope.trace.facts import HazardFact
+from gpuscope.trace.gpu_states import rounds_throttled, typical
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
@@ -183,6 +184,20 @@ def of_missing_rows(trace: Trace) -> Iterator[Finding]:
     """Find that rows are missing."""
     if trace.metadata.missing:
         yield Finding("incomplete", "warning", {"missing": trace.metadata.missing})
+
+
+def of_clocks(trace: Trace) -> Iterator[Finding]:
+    """Find that GPUs were throttled, in how many rounds and at which clock they ran."""
+    states = trace.metadata.gpu_states
+    slowed, rounds = rounds_throttled(states)
+    if not slowed:
+        return
+    words = dict.fromkeys(word for state in states for word in state.throttled)
+    clock_mhz, _ = typical([state for state in states if state.throttled])
+    values = counts(slowed=slowed, rounds=rounds) if rounds > 1 else ()
+    if clock_mhz is not None:
+        values += (Quantity("clock", clock_mhz, "MHz"),)
+    yield Finding("throttled", "note", {"why": [*words]}, values)
 
 
 # -- queues and gaps -------------------------------------------------------------------------

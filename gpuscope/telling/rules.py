@@ -175,6 +175,7 @@ RULES = {
     "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
+    "throttled": Rule("Throttled[ in {slowed} of {rounds} rounds][, at {clock}]: {why}"),
     "program.compiles": Rule(
         "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
+from gpuscope.timeline.readings import CLOCK, THROTTLED
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
@@ -31,6 +32,8 @@ LAYOUT = Layout(
         "host function": Group.STREAM,
         "event": Group.STREAM,
         "graph": Group.STREAM,
+        CLOCK: Group.COUNTER,
+        THROTTLED: Group.COUNTER,
     },
     {
         Group.RANGES: _ON_HOST,
@@ -38,10 +41,12 @@ LAYOUT = Layout(
         Group.CALLS: _ON_HOST,
         Group.SYNC: _ON_HOST,
         Group.STREAM: ("process", "device", "partition", "stream"),
+        Group.COUNTER: ("process", "device"),
         Group.PATH: (),
     },
 )
 """The tracks of a timeline; other kinds, such as thread blocks, have none."""
+_ON_GPU = (Group.STREAM, Group.COUNTER, Group.PATH)
 _HOST_LABELS = {
     Group.RANGES: "ranges",
     Group.CALLS: "API calls",
@@ -109,7 +114,12 @@ class Track:
     @property
     def is_host(self) -> bool:
         """Whether it shows what the host did."""
-        return self.group not in (Group.STREAM, Group.PATH)
+        return not self.is_work and self.group != Group.COUNTER
+
+    @property
+    def is_work(self) -> bool:
+        """Whether it shows what kept a GPU busy."""
+        return self.group in (Group.STREAM, Group.PATH)
 
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
@@ -142,8 +152,8 @@ def labelled(
     ranks = {rank.process: at for at, rank in enumerate(metadata.ranks)}
     keys = sorted(numbers, key=lambda key: (ranks.get(key.process, -1), _sort_key(places, key)))
     processes = {key.process for key in keys}
-    threads = {key.thread for key in keys if key.group not in (Group.STREAM, Group.PATH)}
-    devices = {key.device for key in keys if key.group == Group.STREAM}
+    threads = {key.thread for key in keys if key.group not in _ON_GPU}
+    devices = {key.device for key in keys if key.group in (Group.STREAM, Group.COUNTER)}
     tracks: list[Track] = []
     seen: set[tuple[str | None, str]] = set()
     for key in keys:
@@ -159,6 +169,9 @@ def labelled(
                 label = f"GPU {'?' if key.device is None else key.device} · {label}"
             if (owner, label) in seen:
                 label = f"{label} #{key.stream}"
+        elif key.group == Group.COUNTER:
+            gpu = f"GPU {'?' if key.device is None else key.device} · "
+            label = f"{gpu * (len(devices) > 1)}SM clock, power"
         else:
             handle = key.category or key.name
             what = _HOST_LABELS.get(key.group) or f"handle {clean(handle, 18)}"
@@ -209,7 +222,7 @@ def _sort_key(
         -1 if value is None else value
         for value in (key.process, key.thread, key.device, key.stream)
     )
-    block = {Group.STREAM: 0, Group.RANGES: 1}.get(key.group, 2)
+    block = {Group.STREAM: 0, Group.COUNTER: 0, Group.RANGES: 1}.get(key.group, 2)
     partition, name = key.partition or "", key.category or key.name or ""
     where = (device, key.partition is None, places.get(partition, len(places)), partition)
     return (process, block, thread, key.group, name, *where, stream)
@@ -352,7 +365,7 @@ def _heights(
     """Return heights of tracks: a name fits into each line, and a folded host stays small."""
     heights = []
     for track, count in zip(tracks, lines, strict=True):
-        least = 0 if track.is_host else _ESCAPED_PX if track.number in escaped else _GPU_PX
+        least = _ESCAPED_PX if track.number in escaped else _GPU_PX if track.is_work else 0
         heights.append(max(8 + 18 * count, least))
     hosts = [at for at, track in enumerate(tracks) if track.folded]
     if hosts:

@@ -10,6 +10,7 @@ from gpuscope.analysis.part import PartKind
 from gpuscope.telling.explanation import in_words
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, partition_label
+from gpuscope.timeline.readings import THROTTLED
 from gpuscope.timeline.text import clean
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass
@@ -52,7 +53,7 @@ def look(
     how = style.KIND_STYLES[kind]
     name = how.label.partition(",")[0] + (", open" if is_open else "")
     if partition is None:
-        colour = style.HOST_COLOUR
+        colour = style.SLOWED_COLOUR if kind == THROTTLED else style.HOST_COLOUR
     elif stream:
         colour, name = colours[stream], f"{stream_label(stream, 24)}: {name}"
     elif not partition:

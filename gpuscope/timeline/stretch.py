@@ -49,7 +49,7 @@ class Stretch:
 
 def stretch_of(tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int]) -> Stretch:
     """Return what a stretch of time consists of."""
-    rows = [track for track in shown if not track.is_host]
+    rows = [track for track in shown if track.is_work]
     busy = {track.label: tracks.busy_in([track.number], window_ns) for track in rows}
     busiest = sorted(rows, key=lambda track: -busy[track.label])[:_PAIRS]
     overlap = {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gpuscope.timeline.readings import CLOCK, THROTTLED
 from gpuscope.trace.model import Trace
 
 Properties: TypeAlias = dict[str, Any]
@@ -19,6 +20,7 @@ ESCAPED = "#D55E00"
 """Their vermilion: what ran outside its partition, and nothing else."""
 WHOLE_GPU_COLOUR = "#6E7781"
 HOST_COLOUR = "#A8B0B9"
+SLOWED_COLOUR = "#8C5A2B"
 FOCUS = "#3D7BE0"
 """What is chosen, on either page."""
 INK = "#1B1F24"
@@ -66,6 +68,8 @@ KIND_STYLES = {
     "sync": KindStyle("synchronisation", "x"),
     "range": KindStyle("range"),
     "mark": KindStyle("mark"),
+    CLOCK: KindStyle("SM clock, power", strength=0.25),
+    THROTTLED: KindStyle("throttled, SM clock and power"),
 }
 """The kinds that a timeline draws."""
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline import plotly_parts, style
+from gpuscope.timeline.extent import default_window_ns
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours, looks_of
 from gpuscope.timeline.raster import StaticFigure, png
 from gpuscope.timeline.scene import PIXELS, Scene
@@ -18,7 +19,7 @@ from gpuscope.timeline.sm_map_figure import ON_SM_AXIS, sm_axis, sm_image
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, escape, notes_of, stated
-from gpuscope.timeline.tracks import Tracks, default_window_ns
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.words import statement
 from gpuscope.trace.model import Trace
 

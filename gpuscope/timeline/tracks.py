@@ -16,6 +16,7 @@ from gpuscope.timeline.columns import Row
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
+from gpuscope.timeline.readings import BESIDE, as_bars
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.waits import Waits
 from gpuscope.trace.columns import combined, outside
@@ -236,7 +237,7 @@ class Tracks:
         return {
             str(kind): count
             for kind, count in zip(kinds.values, counts, strict=True)
-            if count and kind not in KIND_STYLES
+            if count and kind not in (*KIND_STYLES, BESIDE)
         }
 
     def extended(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> Tracks:
@@ -246,6 +247,7 @@ class Tracks:
         """
         count = len(self)
         knew_process = len(self.coded["process"].values) > 1
+        spans = as_bars(spans)
         plain = spans.set_column(spans.schema.get_field_index("name"), "name", plain_names(spans))
         coded = {name: column.extended(plain.column(name)) for name, column in self.coded.items()}
         columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
@@ -315,27 +317,6 @@ class Tracks:
             _sole_process=sole,
             calls=None,
         )
-
-
-def default_window_ns(trace: Trace) -> tuple[int, int]:
-    """Return the first of several recording windows, else the whole trace."""
-    windows = trace.metadata.windows_ns
-    if len(windows) > 1:
-        return int(windows[0][0]), int(windows[0][1])
-    return whole_ns(trace)
-
-
-def whole_ns(trace: Trace) -> tuple[int, int]:
-    """Return start and end of all that is in a trace."""
-    windows = trace.metadata.windows_ns
-    if not len(trace):
-        low = int(windows[0][0]) if windows else 0
-        return low, low + 1
-    starts = trace.array("start_ns")
-    ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
-    closing = [int(windows[-1][1])] if windows and trace.spans.column("end_ns").null_count else []
-    # An instant at the very end is in the window, too.
-    return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
 
 
 def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:

@@ -129,7 +129,7 @@ def shares_of(
     length = recorded_ns(tracks.names.metadata.windows_ns, window_ns)
     texts: list[list[str]] = []
     for track in shown:
-        if track.is_host:
+        if not track.is_work:
             texts.append([])
             continue
         busy_ns = tracks.busy_in([track.number], window_ns)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from gpuscope.trace.gpu_states import numbered
 from gpuscope.trace.metadata import TraceMetadata
 
 _V = TypeVar("_V")
@@ -70,6 +71,7 @@ def _later(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
 ONE_CLOCK: Rules = {
     **dict.fromkeys(("devices", "partitions", "streams", "process_names", "thread_names"), _later),
     "windows_ns": lambda windows: tuple(chain.from_iterable(windows)),
+    "gpu_states": numbered,
     "kept": lambda _: None,  # the notes say it of each
     "counts": summed,
     "simulated": any,
@@ -87,6 +89,7 @@ RANKS: Rules = {
     "complete": all,
     "forecast": joined,
     "driver": lambda drivers: joined(drivers) or None,
+    "gpu_states": lambda states: tuple(chain.from_iterable(states)),
     "kept": lambda _: None,
     "solo": agreed,
     "versions": lambda versions: {

@@ -44,8 +44,6 @@ class DeviceFacts(Facts, frozen=True):
         How many SMs it has.
     launch_latency_ns, kernel_gap_ns
         Constants of a simulated device.
-    sm_clock_mhz, memory_clock_mhz, power_w, throttle_reasons
-        As they stood when the recording ended, where the driver tells.
     """
 
     index: Short | None = None
@@ -55,10 +53,6 @@ class DeviceFacts(Facts, frozen=True):
     driver: str | None = None
     launch_latency_ns: Time | None = None
     kernel_gap_ns: Time | None = None
-    sm_clock_mhz: Number = None
-    memory_clock_mhz: Number = None
-    power_w: Number = None
-    throttle_reasons: tuple[str, ...] = ()
 
 
 class PartitionFacts(Facts, frozen=True):

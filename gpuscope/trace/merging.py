@@ -127,17 +127,19 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
     others = tuple(f"rank {other.rank}: " for other in facts.ranks if other != rank)
     notes = [note for note in facts.notes if not note.startswith(others)]
     own_process = str(rank.process)
+    devices = {
+        key: device
+        for key, device in facts.devices.items()
+        if device.index in used["device"] or key == rank.device
+    }
     metadata = replace(
         facts,
         clock=clock,
         # Two halves are no less than what the two can be off against each other.
         clocks={"of ranks": ClockFacts(residual_ns=(rank.error_ns or 0) / 2)},
         ranks=(replace(rank, offset_ns=0, drift_ns=0, error_ns=None, evidence=""),),
-        devices={
-            key: device
-            for key, device in facts.devices.items()
-            if device.index in used["device"] or key == rank.device
-        },
+        devices=devices,
+        gpu_states=tuple(state for state in facts.gpu_states if state.device in devices),
         streams={key: name for key, name in facts.streams.items() if int(key) in used["stream"]},
         partitions={name: size for name, size in facts.partitions.items() if name in named},
         process_names={

@@ -22,6 +22,7 @@ from gpuscope.trace.facts import (
     StreamFacts,
     Time,
 )
+from gpuscope.trace.gpu_states import GpuStateFacts
 
 TimeBase = Literal["unix", "virtual", "relative"]
 Description: TypeAlias = Mapping[str, Any]
@@ -59,6 +60,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         Stream id as text → :class:`StreamFacts`.
     windows_ns
         ``(start, end)`` pairs of the times of recording, as far as their rows are kept.
+    gpu_states
+        :class:`GpuStateFacts` of each GPU and time of recording, where the driver told of them.
     kept
         :class:`KeptFacts` where only the latest rows were kept.
     ranks
@@ -114,6 +117,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     partitions: Mapping[str, PartitionFacts] = {}
     streams: Mapping[str, StreamFacts] = {}
     windows_ns: tuple[tuple[Time, Time], ...] = ()
+    gpu_states: tuple[GpuStateFacts, ...] = ()
     kept: KeptFacts | None = None
     ranks: tuple[RankFacts, ...] = ()
     edges: tuple[str, ...] = ()

@@ -19,7 +19,11 @@ from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
 from gpuscope.trace.combining import ONE_CLOCK, combined
+from gpuscope.trace.gpu_states import state_words
 from gpuscope.trace.metadata import TraceMetadata
+
+_NO_KERNELS = ("nvtx", "nvml", "host")
+"""Sources that time no work of a GPU."""
 
 
 class Trace:
@@ -335,9 +339,10 @@ class Trace:
 
     @property
     def provenance(self) -> str:
-        """One line for figures: what is missing or left out, and the :attr:`origin`."""
+        """One line for figures: what is missing or left out, the :attr:`origin`, and the clocks."""
         facts = self.metadata
-        return "; ".join(filter(None, [facts.incomplete, facts.left_out, self.origin]))
+        states = state_words(facts.gpu_states)
+        return "; ".join(filter(None, [facts.incomplete, facts.left_out, self.origin, states]))
 
     @property
     def origin(self) -> str:
@@ -346,7 +351,7 @@ class Trace:
         several = (f"{count} × {name}" if count > 1 else name for name, count in named.items())
         devices = ", ".join(several) or "host only"
         sources = list(filter(None, self._values("source")))
-        kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
+        kernels = [source for source in sources if source not in _NO_KERNELS] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
         times = f"kernel times from: {', '.join(kernels) or 'nothing'}"
         times *= kernels != ["simulated"]  # that has been said

@@ -216,6 +216,10 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
             )
             for key, stream in metadata.streams.items()
         },
+        gpu_states=tuple(
+            replace(state, device=keys.get(state.device, state.device))
+            for state in metadata.gpu_states
+        ),
         process_names=_keyed(metadata.process_names, processes),
         thread_names=_keyed(metadata.thread_names, threads),
         clocks={_clock(key, keys): clock for key, clock in metadata.clocks.items()},

@@ -96,7 +96,7 @@ MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
 _WAITS = ("event synchronize", "stream wait event", "stream synchronize", "context synchronize")
 SYNC_KINDS = ("unknown", *_WAITS)
 """Synchronisations as CUPTI numbers them, from 0."""
-SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
+SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nvml", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
 """An edge leads from the span that must come first to the one that follows from it."""

@@ -182,7 +182,7 @@ def test_event_brackets_state_one_sided_bounds(gpu):
     slack = clock.residual_ns
     assert starts.min() >= low - slack
     assert ends.max() <= high + slack
-    assert recording.trace.metadata.devices["cuda:0"].sm_clock_mhz > 0
+    assert recording.trace.metadata.gpu_states[0].sm_clock_mhz > 0
 
 
 def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):

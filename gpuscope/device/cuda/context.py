@@ -15,8 +15,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import check, translated
-from gpuscope.device.cuda.health import health_of
-from gpuscope.device.raw import Backend, GrantedPartition, Health
+from gpuscope.device.raw import Backend, GrantedPartition
 from gpuscope.device.views import StreamKind
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
 
@@ -119,10 +118,6 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
                 _interrupts.sleep((left - _SPIN_NS) / 1e9)
             else:
                 time.sleep(_DOZE_S if left > _SPIN_NS // 2 else 0)
-
-    def health(self) -> Health:
-        """Return clocks, power, throttle reasons and processes, as NVML tells them."""
-        return health_of(self._device.to_system_device())
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:

@@ -55,6 +55,7 @@ class Event(msgspec.Struct, gc=False):
     id2: msgspec.Raw = ABSENT
     bp: str | None = None
     args: msgspec.Raw = ABSENT
+    columns: msgspec.Raw = ABSENT
 
 
 _EVENTS = msgspec.json.Decoder(list[Event])

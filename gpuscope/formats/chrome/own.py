@@ -82,8 +82,8 @@ def trace(
 
 
 def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]) -> pa.Table:
-    """Return the rows of some events; a counter's sample lacks its id and its source."""
-    given = [_DECODE(event.args if bytes(event.args) else b"{}") for event in events]
+    """Return the rows of some events; older samples of counters lack an id and a source."""
+    given = [_DECODE(next(filter(bytes, (event.columns, event.args)), b"{}")) for event in events]
     columns: dict[str, list[Any]] = {
         name: [getattr(arguments, name) for arguments in given] for name in _ARGUMENTS
     }
@@ -92,7 +92,9 @@ def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]
         raise TraceFormatError("a span has no start")
     lasts, lasting = raw.nanoseconds([event.dur for event in events])
     columns["start_ns"] = (starts + base).tolist()
-    columns["end_ns"] = arrow.nullable(starts + lasts + base, ~lasting).to_pylist()
+    ends = arrow.nullable(starts + lasts + base, ~lasting).to_pylist()
+    of_counters = [None if value is None else value + base for value in columns["end_ns"]]
+    columns["end_ns"] = _either(ends, of_counters)
     for name in TIMES:
         columns[name] = [None if value is None else value + base for value in columns[name]]
     for name in JSON:
@@ -127,7 +129,7 @@ def _either(first: list[Any], second: list[Any]) -> list[Any]:
 
 
 def _completed(table: pa.Table) -> pa.Table:
-    """Give samples of counters, which cannot say their own, an id and the source of the rest."""
+    """Give samples of counters that do not say their own an id and the source of the rest."""
     ids = np.asarray(table.column("id").cast(pa.int64()).fill_null(NONE))
     lacking = ids == NONE
     ids = np.where(

@@ -298,11 +298,15 @@ class _Events:
                 values = pc.if_else(pc.equal(values, track_number), None, values)
             if values.null_count < len(values):
                 pieces.append(text.argument(name, values, self.base_ns))
-        inside = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
         counter = self.counter[rows]
         if not counter.any():
-            return inside
-        counted = text.joined('"value":', text.finite(self.values.take(index)))
+            return pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
+        ends = pa.array(self.ends[rows], mask=~counter | (self.ends[rows] == OPEN))
+        pieces.append(text.argument("end_ns", ends, 0))
+        inside = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
+        # Each number among the arguments would be a curve: the columns stand beside them.
+        value = text.joined('"value":', text.finite(self.values.take(index)))
+        counted = text.joined(value, '},"columns":{', inside)
         return pc.if_else(pa.array(counter), counted, inside)
 
     def _arrows(self, which: slice) -> pa.StringArray:

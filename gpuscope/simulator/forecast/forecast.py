@@ -268,6 +268,7 @@ def as_trace(
         partitions=dict(carving.partitions),
         streams=streams,
         windows_ns=_windows(trace, start, end, keep),
+        gpu_states=(),
         kept=None,
         clocks={},
         solo={},

@@ -35,7 +35,7 @@ async function showTimeline(root, isLinked) {
     const words = [];
     layout.rows.forEach((row, track) => {
       const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      if (!layout.isHost[row]) words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
+      if (layout.scene.gpu[row]) words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
     });
     return words;
   };

@@ -117,7 +117,6 @@ def layout(snapshot: Snapshot, unfolded: Snapshot) -> Properties:
         ),
         "height": min(max(snapshot.places.bottom + 6, HEIGHTS[0]), HEIGHTS[1]),
         "labels": [clean(track.label, _LONGEST) for track in rows],
-        "isHost": [track.is_host for track in rows],
         "rows": [of_number[track.number] for track in unfolded.places.tracks],
     }
 

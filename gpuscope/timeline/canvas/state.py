@@ -13,12 +13,13 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
 from gpuscope.timeline.canvas.window import Window
+from gpuscope.timeline.extent import default_window_ns, whole_ns
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.labels import Track, busiest, folded
 from gpuscope.timeline.scene import LANES, lanes_of
 from gpuscope.timeline.sms import Blocks, HeldIndex
 from gpuscope.timeline.text import provenance_lines, provenance_of, title_suffix
-from gpuscope.timeline.tracks import Tracks, default_window_ns, whole_ns
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace.model import Trace
 
 HEIGHTS = (140, 1200)

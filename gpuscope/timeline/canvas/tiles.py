@@ -198,7 +198,7 @@ def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: b
         "lane": MARKS_PX,
         "waits": places.lanes,
         "wait": WAITS_PX,
-        "gpu": [not track.is_host for track in places.tracks],
+        "gpu": [track.is_work for track in places.tracks],
         "focus": style.FOCUS,
         "least": LEAST_PX,
         "free": FREE_PX,

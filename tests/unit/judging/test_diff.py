@@ -12,13 +12,15 @@ import gpuscope as gs
 from gpuscope.cli.experiments import write_run
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.judging import sides
-from gpuscope.judging.conditions import Conditions, Watch, differ, usual_spread
+from gpuscope.judging.conditions import Conditions, conditions_of, differ, usual_spread
 from gpuscope.judging.diff_result import judged
 from gpuscope.judging.programs import Command
 from gpuscope.judging.sides import Round
 from gpuscope.judging.told import diff_markdown, of_diff
 from gpuscope.judging.turns import in_turns
 from gpuscope.judging.verdict import LIMIT
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
 
 
 def sums(split):
@@ -192,9 +194,7 @@ def test_where_most_rounds_differ_in_their_clocks_nothing_is_told(gpu):
 
 
 def test_a_gpu_that_others_use_is_said(gpu, monkeypatch):
-    monkeypatch.setattr(
-        "gpuscope.judging.sides.ExperimentSide._read", lambda _: {"": {"processes": 3}}
-    )
+    monkeypatch.setattr(sides, "processes_by_uuid", lambda: {gpu.info.uuid: 3})
     assert "2 others use this GPU" in gs.diff(ONE, ONE, device=gpu, rounds=3).caution
 
 
@@ -205,26 +205,18 @@ def test_clocks_may_differ_as_far_as_those_of_a_do():
     assert not differ(Conditions(), less, 0.01)
 
 
-def test_a_watch_reads_while_the_block_runs():
-    reads = []
-
-    def read():
-        reads.append(1)
-        return {"GPU-1": {"sm_clock_mhz": 1900 + len(reads), "power_w": 70.0, "processes": 2,
-                          "throttle_reasons": ("SW_POWER_CAP", "HW_SLOWDOWN")}}  # fmt: skip
-
-    with Watch(read) as watch:
-        while len(reads) < 3:
-            pass
-    seen = watch.of("GPU-1")
-    assert seen.readings == len(reads) >= 3
-    assert 1901 <= seen.sm_clock_mhz <= 1900 + len(reads)
-    assert (seen.power_w, seen.slowed, seen.others) == (70.0, ("HW_SLOWDOWN",), 2)
-    assert watch.of("GPU-1", is_here=True).others == 1
-    assert watch.of(None) == watch.of("other") == seen  # there is only one
-    with Watch(dict) as nothing:
-        pass
-    assert nothing.of(None) == Conditions()
+def test_conditions_are_those_of_the_recording():
+    uuid = "e6f79b85"
+    states = [
+        {"device": "cuda:0", "sm_clock_mhz": clock, "power_w": 70.0, "reasons": reasons}
+        for clock, reasons in ((1900, ["sw_power_cap", "gpu_idle"]), (1960, ["hw_slowdown"]))
+    ]
+    metadata = TraceMetadata(devices={"cuda:0": {"uuid": uuid}}, gpu_states=states)
+    trace = Trace.from_columns({}, metadata=metadata)
+    seen = conditions_of(trace, [{uuid: 1, "other": 9}, {uuid: 2}], is_here=True)
+    assert seen == Conditions(1930, 70.0, ("hardware slowdown",), 1)
+    assert conditions_of(trace, [{uuid: 2}]).others == 2
+    assert conditions_of(trace.with_metadata(gpu_states=()), [{}]) == Conditions()
 
 
 # -- programs and revisions ---------------------------------------------------------------

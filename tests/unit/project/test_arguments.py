@@ -314,6 +314,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "sweep_report": (report.sweep_report, {"result": swept, "path": "r.html"}),
         "interference_report": (report.interference_report, {"result": shares, "path": "r.html"}),
         "tune_report": (report.tune_report, {"result": tuned, "path": "r.html"}),
+        "analysis.clocks": (analysis.clocks, {"trace": trace}),
         "analysis.collectives": (analysis.collectives, {"trace": trace}),
         "analysis.hazards": (analysis.hazards, {"trace": trace}),
         "analysis.critical_path": (analysis.critical_path, {"trace": trace, "to": None}),

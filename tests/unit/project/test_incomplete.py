@@ -32,6 +32,7 @@ from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.trace import Trace
 from gpuscope.trace.facts import HazardFacts
+from gpuscope.trace.gpu_states import GpuStateFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import answers, results
@@ -96,6 +97,11 @@ def looked_for_hazards(trace: Trace) -> Trace:
     return trace.with_metadata(hazards=HazardFacts(accesses=3))
 
 
+def at_a_clock(trace: Trace) -> Trace:
+    """The same rows, of a GPU whose clock was read."""
+    return trace.with_metadata(gpu_states=[GpuStateFacts("cuda:0", sm_clock_mhz=1980)])
+
+
 def plain(text: str) -> str:
     """What people read of HTML, or of Plotly's."""
     text = text.replace("\\u003c", "<").replace("\\u003e", ">")
@@ -152,6 +158,7 @@ def losing(monkeypatch, *, if_: bool):
 ANALYSES = {
     "settings_table": lambda run, trace: analysis.settings_table(run),
     "concurrency": lambda run, trace: analysis.concurrency(trace),
+    "clocks": lambda run, trace: analysis.clocks(at_a_clock(trace)),
     "collectives": lambda run, trace: analysis.collectives(of_two_ranks(trace)),
     "confinement": lambda run, trace: analysis.confinement(trace),
     "findings": lambda run, trace: telling.findings(trace),

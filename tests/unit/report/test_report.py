@@ -60,14 +60,15 @@ def make_trace(
         {"from": [0], "to": [5], "kind": ["event wait"]},
         TraceMetadata(
             simulated=simulated,
-            devices={
-                "cuda:0": {
-                    "name": device,
+            devices={"cuda:0": {"name": device}},
+            gpu_states=[
+                {
+                    "device": "cuda:0",
                     "sm_clock_mhz": 1980,
                     "power_w": 412.5,
-                    "throttle_reasons": ["power cap"],
+                    "reasons": ["sw_power_cap"],
                 }
-            },
+            ],
             partitions={small: {"granted": 16}, load: {"granted": 116}},
             streams={"1": {"name": small}, "2": {"name": load}},
             windows_ns=[[0, calls * 200_000]],
@@ -125,7 +126,7 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
         "median kernel (µs)", "latency p99 (µs)", "of alone (%)",
         "measured on H200", "16 | rest", "n = 1,000", "overlap", "gain", "calls timed",
         "TFLOP/s", "load: of alone (longer is better)", "3 dropped", "a note",
-        "SM clock 1980 MHz, 412.5 W, throttled: power cap",
+        "SM clock 1,980 MHz, 412.5 W, throttled: power cap",
         "with nothing queued", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words

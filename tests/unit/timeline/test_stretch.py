@@ -9,8 +9,9 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.timeline import stretch
+from gpuscope.timeline.extent import default_window_ns
 from gpuscope.timeline.stretch import stretch_of
-from gpuscope.timeline.tracks import Tracks, default_window_ns
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace.naming import kernel_name
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -12,9 +12,10 @@ import gpuscope as gs
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.columns import edges_of, step_of
+from gpuscope.timeline.extent import default_window_ns
 from gpuscope.timeline.labels import WAITS_PX, Places
 from gpuscope.timeline.scene import Scene
-from gpuscope.timeline.tracks import Tracks, default_window_ns
+from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import boxes_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"

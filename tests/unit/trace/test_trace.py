@@ -739,11 +739,11 @@ def test_facts_are_checked_where_metadata_is_made():
 
 
 def test_facts_are_written_as_they_are_read():
-    plain = {"index": 0, "name": "H200", "sm_clock_mhz": 1980, "throttle_reasons": ["idle"]}
+    plain = {"index": 0, "name": "H200", "sm_count": 132}
     metadata = TraceMetadata(devices={"cuda:0": {**plain, "uuid": None, "more": 1}})
     assert json.loads(metadata.to_json())["devices"] == {"cuda:0": plain}
     assert TraceMetadata.from_json(metadata.to_json()) == metadata
-    assert metadata.device(0).sm_clock_mhz == 1980
+    assert metadata.device(0).sm_count == 132
     assert metadata.device(1) == DeviceFacts()
 
 

@@ -1,0 +1,60 @@
+"""Readings of GPUs as bars of a track: at which clock and power, and for what throttled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._types import Ints
+from gpuscope.trace import schema
+from gpuscope.trace.columns import codes, combined
+from gpuscope.trace.gpu_states import COUNTERS, POWER, REASONS, SM_CLOCK, reasons_of, throttling
+
+CLOCK, THROTTLED, BESIDE = "clock", "clock, throttled", "clock, beside"
+"""What stands for the kind ``counter`` of readings: the bar of a reading, the same where the GPU
+was throttled, and the other counters of it, whose values the bar tells."""
+
+
+def as_bars(spans: pa.Table) -> pa.Table:
+    """Return rows with the first counter of each reading as its bar, named by all it read."""
+    code, kinds = codes(spans.column("kind"))
+    name, names = codes(spans.column("name"))
+    is_reading = np.array([kind == "counter" for kind in kinds], bool)[code]
+    is_reading &= np.array([text in COUNTERS for text in names], bool)[name]
+    rows = np.flatnonzero(is_reading)
+    if not len(rows):
+        return spans
+    part = spans.take(pa.array(rows))
+    when = (codes(part.column(column))[0] for column in ("start_ns", "end_ns", "device", "process"))
+    first, of = combined(*when)
+    read: list[dict[str, float]] = [{} for _ in first]
+    values = part.column("value").to_pylist()
+    for number, text, value in zip(of.tolist(), name[rows].tolist(), values, strict=True):
+        read[number].setdefault(str(names[text]), 0.0 if value is None else value)
+    why = [throttling(reasons_of(int(known.get(REASONS, 0)))) for known in read]
+    looks = np.full(len(rows), BESIDE, object)
+    looks[first] = [THROTTLED if words else CLOCK for words in why]
+    texts = [_words(known, words) for known, words in zip(read, why, strict=True)]
+    spans = _changed(spans, "kind", rows, looks.tolist())
+    return _changed(spans, "name", rows[first], texts)
+
+
+def _changed(spans: pa.Table, column: str, rows: Ints, texts: Sequence[str]) -> pa.Table:
+    """Return rows with other texts in some of them."""
+    code, values = codes(spans.column(column))
+    distinct = {text: len(values) + number for number, text in enumerate(dict.fromkeys(texts))}
+    code = code.copy()
+    code[rows] = [distinct[text] for text in texts]
+    coded = pa.DictionaryArray.from_arrays(
+        pa.array(code.astype(np.int32) - 1, mask=code == 0),
+        pa.array([*values[1:], *distinct], pa.string()),
+    )
+    return schema.with_column(spans, column, coded)
+
+
+def _words(known: dict[str, float], throttled: tuple[str, ...]) -> str:
+    parts = [f"{known[SM_CLOCK]:.0f} MHz"] if SM_CLOCK in known else []
+    parts += [f"{known[POWER]:.0f} W"] if POWER in known else []
+    return ", ".join([*parts, *throttled])

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from gpuscope._checks import door, given
-from gpuscope.analysis.race import FEWEST, Goal
+from gpuscope.analysis.race import FEWEST, FEWEST_SMS, Goal
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import opened
@@ -61,7 +61,8 @@ def tune(
         the GPU can make while another partition is ``"rest"``.
     objective
         ``"workload.column"`` of the comparison, as ``"decode.calls_per_s"``: a rate is to be as
-        great as possible, a time as small.
+        great as possible, a time as small. Or ``"fewest SMs"``: the smallest partitions of the
+        workloads of ``slo`` that are surely enough; what has more SMs is not measured.
     slo
         ``"workload.column"`` → limit: ``{"small.latency_p99_us": "<= 100"}``.
     device
@@ -120,8 +121,15 @@ def tune(
     names = described.workloads
     goal = Goal.parse(objective, names)
     limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
+    if goal.is_of_sms and not limits:
+        raise InvalidArgument(
+            f"objective is {FEWEST_SMS!r}, but there is no slo: say what they have to be enough "
+            f"for, as {{'{next(iter(names))}.latency_p50_us': '<= 100'}}"
+        )
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
+    serving |= {limit.workload for limit in limits} if goal.is_of_sms else set()
     others = [key for key in names if names[key].launches and key not in serving]
+    rates = tuple(Goal(key, "calls_per_s") for key in others)
     target = opened(device)
     with nullcontext() if executor is None else team_of(executor, device, target.info) as team:
         search = Search(
@@ -130,7 +138,7 @@ def tune(
             target,
             goal,
             limits,
-            costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
+            costs=(*limits, *rates) if goal.is_of_sms else limits or rates,
             confidence=confidence,
             repeats=repeats,
             gpu_profile=str(gpu_profile),

@@ -354,12 +354,15 @@ class Race:
         return n < self.repeats and not is_done and self._may_win(number, leader)
 
     def has_too_many(self, number: int, leader: int) -> bool:
-        """Whether a setting has as many SMs as one that seems to meet the SLO, and few are sought.
+        """Whether a setting has as many SMs as one that meets the SLO, and few are sought.
 
-        That is known without a measurement.
+        That is known without a measurement. Of one that was measured less than :data:`FEWEST` times
+        it is enough that it seems to meet it.
         """
-        is_no_better = self.costs[number] >= self.costs[leader] and number != leader
-        return self.objective.is_of_sms and is_no_better and not self.off(leader)
+        if not self.objective.is_of_sms or number == leader or self.off(leader):
+            return False
+        is_enough = self.meets(leader) or len(self.samples[leader]) < FEWEST
+        return is_enough and self.costs[number] >= self.costs[leader]
 
     def _may_win(self, number: int, leader: int) -> bool:
         """Whether a setting may be better by more than :data:`CLOSE`, or equal with fewer SMs."""

@@ -75,7 +75,8 @@ class Tuning(Result):
         What was sought, and what had to hold.
     costs
         The columns that an improvement is paid with: those of the SLO, or else the rates of the
-        other workloads; both where the fewest SMs are sought.
+        other workloads; both where the fewest SMs are sought; of energy what of it is beyond the
+        idle power, too.
     confidence
         Of the verdicts together, and of each interval.
     reference

@@ -122,7 +122,7 @@ def tune_command(
         typer.Option(
             metavar="WORKLOAD.COLUMN",
             help="What is sought, as decode.calls_per_s: of a rate the greatest, of a time the "
-            "least; or 'fewest SMs' that meet the SLO.",
+            "least; 'fewest SMs' that meet the SLO; or 'joules' a call.",
         ),
     ] = None,
     slo: Annotated[

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpuscope._columns import OF_ENERGY
 from gpuscope.analysis.outlook import Outlook
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting
@@ -61,6 +62,8 @@ class Search:
         device, viewer, stop = self.device, self.viewer, self.stop
         goals = (self.objective, *self.slo, *self.costs)
         update = {"rounds": 1}
+        if any(goal.column in OF_ENERGY for goal in goals):
+            update["energy"] = True
         if not any(goal.column in _OF_ALONE for goal in goals):
             update["alone_repeats"] = 0
         self.experiment = self.experiment.model_copy(update=update)

@@ -175,15 +175,16 @@ def left(result: Tuning) -> Iterator[Finding]:
     others = sum(choice.sizes.values()) - choice.sms
     if not free and others <= 0:
         return
+    decisive = _decisive(result)
     parts = {"in no partition": free, "in other partitions": others}
     kept = [
         f"{goal.name} is {format_value(mean)}"
         for goal in result.costs
-        if goal not in result.slo and (mean := choice.mean(goal)) is not None
+        if goal.workload not in decisive and (mean := choice.mean(goal)) is not None
     ]
     subject = {
         "choice": choice.label,
-        "workloads": " and ".join(map(repr, _decisive(result))),
+        "workloads": " and ".join(map(repr, decisive)),
         "where": " and ".join(f"{count} {where}" for where, count in parts.items() if count > 0),
     }
     share = (free + others) / result.device["sm_count"]

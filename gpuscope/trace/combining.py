@@ -70,6 +70,7 @@ def _later(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
 ONE_CLOCK: Rules = {
     **dict.fromkeys(("devices", "partitions", "streams", "process_names", "thread_names"), _later),
     "windows_ns": lambda windows: tuple(chain.from_iterable(windows)),
+    "energy": lambda rounds: tuple(chain.from_iterable(rounds)) if all(rounds) else (),
     "kept": lambda _: None,  # the notes say it of each
     "counts": summed,
     "simulated": any,
@@ -89,6 +90,7 @@ RANKS: Rules = {
     "driver": lambda drivers: joined(drivers) or None,
     "kept": lambda _: None,
     "solo": agreed,
+    "energy": lambda _: (),  # a GPU's, which may be that of several
     "versions": lambda versions: {
         name: joined([packages.get(name) for packages in versions]) for name in united(versions)
     },

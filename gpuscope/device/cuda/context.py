@@ -15,7 +15,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import check, translated
-from gpuscope.device.cuda.health import health_of
+from gpuscope.device.cuda.health import ENERGY_STEP_NS, energy_j_of, health_of
 from gpuscope.device.raw import Backend, GrantedPartition, Health
 from gpuscope.device.views import StreamKind
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
@@ -53,6 +53,7 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
         CUDA ordinal.
     """
 
+    energy_step_ns = ENERGY_STEP_NS
     now_ns = staticmethod(time.time_ns)  # no call of Python's, which recording would pay for
 
     def __init__(self, index: int) -> None:
@@ -123,6 +124,10 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
     def health(self) -> Health:
         """Return clocks, power, throttle reasons and processes, as NVML tells them."""
         return health_of(self._device.to_system_device())
+
+    def energy_j(self) -> float | None:
+        """Return the energy that NVML's counter tells."""
+        return energy_j_of(self._device.to_system_device())
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:

@@ -59,8 +59,9 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
             bytes_per_us=constants["device_copy_bytes_per_us"],
+            now_ns=EPOCH_NS,
         )
-        self.engine.now_ns = self._host_ns = EPOCH_NS
+        self._host_ns = EPOCH_NS
         self._pace = pace
         self._started_wall_ns = time.monotonic_ns()
         self._lock = free_in_children(threading.RLock())
@@ -100,6 +101,11 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def now_ns(self) -> int:
         """Return the virtual host clock."""
         return self._host_ns
+
+    def energy_j(self) -> float:
+        """Return the energy drawn until now, by a model: see ``docs/simulator.md``."""
+        with self._lock:
+            return self.engine.energy.joules(self._host_ns)
 
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the virtual host sleep."""

@@ -91,12 +91,16 @@ class Sharing:
         In units of 1/FULL bytes a ns; ``None`` for no limit.
     changed
         Whether waves came or went since their speeds were set.
+    memory, gemms
+        The share of the bandwidth that is asked for, and what GEMMs draw, of what may be drawn for
+        long, at their speed.
     """
 
     def __init__(self, bytes_per_us: int | None) -> None:
         self.waves: dict[Wave, int] = {}
         self.bandwidth = None if bytes_per_us is None else bytes_per_us * FULL // 1000
         self.changed = False
+        self.memory = self.gemms = 0.0
         self._slowed = False  # whether anything runs slower than it could
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
 
@@ -116,6 +120,8 @@ class Sharing:
         """Set the speeds by bandwidth, load on memory, and power; returns waves whose end moved."""
         self.changed, moved = False, list[Wave]()
         asked, clock = sum(self.waves.values()), self._clock(now_ns)
+        self.memory = asked / self.bandwidth if self.bandwidth else 0.0
+        self.gemms = (self._drawn[2] - IDLE_POWER) * clock / FULL / FULL
         several = len(self.waves) > 1
         if self.bandwidth is None or not (
             self._slowed or several or clock < FULL or asked > self.bandwidth

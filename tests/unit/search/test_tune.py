@@ -588,3 +588,30 @@ def test_what_is_free_is_what_one_more_partition_may_have(smallest, sms, free):
 def test_fewest_sms_need_something_that_they_are_enough_for(gpu):
     with pytest.raises(gs.errors.InvalidArgument, match="there is no slo"):
         gs.tune(described(), VARY, "fewest SMs", device=gpu)
+
+
+# -- energy ---------------------------------------------------------------------------------
+def test_the_least_energy_a_call_is_found_and_forecast(gpu):
+    one = {
+        "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+        "streams": {"s": {"partition": "a"}},
+        "workloads": {"w": {**GEMM, "stream": "s", "repeats": 20}},
+    }  # fmt: skip
+    result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "joules", None, gpu)
+    drawn, dynamic = "w.joules_per_call", "w.dynamic_joules_per_call"
+    assert (result.objective.name, [goal.name for goal in result.costs]) == (drawn, [dynamic])
+    assert result.best.label == "a = 120", "the idle power is paid for the shortest"
+    for setting in result.settings:
+        assert setting.forecast[drawn] > 0
+        if setting.values:
+            assert all(map(float.__gt__, setting.values[drawn], setting.values[dynamic]))
+
+
+def test_of_which_workload_joules_are_sought_is_known_or_asked(gpu):
+    plan = described(alone_repeats=0)
+    plan["workloads"]["other"] = {**GEMM, "stream": "d", "repeats": 3}
+    with pytest.raises(gs.errors.InvalidArgument, match=r"'decode\.joules_per_call' or 'other"):
+        gs.tune(plan, {"partitions.prefill": [8]}, "joules", device=gpu)
+    result = gs.tune(plan, {"partitions.prefill": [8]}, "joules",
+                     {"other.latency_p50_us": "<= 1e6"}, gpu, repeats=3)  # fmt: skip
+    assert result.objective.workload == "other"

@@ -202,7 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(found)
         command = f"python benchmarks/rightsize.py --device {asked.device}"
         more = " --joules" if asked.joules else ""
-        write(asked.out, command + more, f"{device.info.name}, driver {device.info.driver}", rows)
+        name = device.info.key if device.is_simulated else device.info.name
+        write(asked.out, command + more, f"{name}, driver {device.info.driver}", rows)
         told = {name: value for name, value in found.items() if not isinstance(value, dict)}
         print(json.dumps(told), flush=True)
 

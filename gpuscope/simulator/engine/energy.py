@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+from gpuscope.simulator.engine.waves import Sharing
 from gpuscope.simulator.models.assumed import CAP_W, GEMM_W, IDLE_W, MEMORY_W, SM_W
 
 
 class Energy:
-    """Integrates the power, which is constant from one instant of the engine to the next.
+    """Integrates the power, which is constant from one instant of the engine to the next."""
 
-    Parameters
-    ----------
-    now_ns
-        When it begins to count.
-    """
-
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self) -> None:
         self._joules = 0.0
-        self._since_ns = now_ns
+        self._since_ns: int | None = None
         self._watts = float(IDLE_W)
+        self._draws = (0, 0.0, 0.0)
 
     def joules(self, now_ns: int) -> float:
-        """Return what was drawn until a time."""
+        """Return what was drawn until a time, since any other."""
+        if self._since_ns is None:
+            self._since_ns = now_ns
         return self._joules + self._watts * (now_ns - self._since_ns) / 1e9
 
-    def draw(self, now_ns: int, sm_count: int, memory: float, gemms: float) -> None:
-        """Draw power from now on.
+    def follow(self, now_ns: int, busy_sms: int, sharing: Sharing) -> None:
+        """Draw from now on what runs now.
 
         Parameters
         ----------
-        sm_count
-            SMs that are busy.
-        memory
-            The share of the memory bandwidth that is asked for.
-        gemms
-            What GEMMs draw, as the profile's ``power`` has it.
+        busy_sms
+            Bit mask of the SMs that are busy.
+        sharing
+            Tells what is moved and multiplied.
         """
-        self._joules, self._since_ns = self.joules(now_ns), now_ns
-        watts = IDLE_W + SM_W * sm_count + MEMORY_W * min(1.0, memory) + GEMM_W * gemms
-        self._watts = min(CAP_W, watts)
+        draws = (busy_sms, sharing.memory, sharing.gemms)
+        if draws == self._draws:
+            return
+        self._joules = self.joules(now_ns)
+        self._since_ns, self._draws = now_ns, draws
+        watts = IDLE_W + SM_W * busy_sms.bit_count() + GEMM_W * sharing.gemms
+        self._watts = min(CAP_W, watts + MEMORY_W * min(1.0, sharing.memory))

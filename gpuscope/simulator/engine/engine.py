@@ -61,8 +61,6 @@ class Engine:
         Between one kernel's end and the next one's start on one stream.
     bytes_per_us
         Memory bandwidth that everything shares; ``None`` for no limit.
-    now_ns
-        When its time begins.
     """
 
     def __init__(
@@ -72,10 +70,9 @@ class Engine:
         launch_latency_ns: int,
         kernel_gap_ns: int,
         bytes_per_us: int | None = None,
-        now_ns: int = 0,
     ) -> None:
         self.free = sms
-        self.now_ns = now_ns
+        self.now_ns = 0
         self.sink: Callable[[Activity], None] | None = None
         self.legacy = SimStream(0, sms, 0)
         self.blocking: weakref.WeakKeyDictionary[SimStream, None] = weakref.WeakKeyDictionary()
@@ -89,8 +86,8 @@ class Engine:
         self._copying: set[str] = set()
         self._copies_wait = False
         self._sharing = Sharing(bytes_per_us)
-        self._sms = self._free_before = sms
-        self.energy = Energy(now_ns)
+        self._sms = sms
+        self.energy = Energy()
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
@@ -184,15 +181,7 @@ class Engine:
         if self._sharing.changed:
             for wave in self._sharing.share(self.now_ns):
                 self._at(wave.end_ns, self._end, wave)
-            self._draw()
-        elif self.free != self._free_before:
-            self._draw()
-
-    def _draw(self) -> None:
-        """Let the power be that of what runs now."""
-        self._free_before = self.free
-        busy, sharing = self._sms & ~self.free, self._sharing
-        self.energy.draw(self.now_ns, busy.bit_count(), sharing.memory, sharing.gemms)
+        self.energy.follow(self.now_ns, self._sms & ~self.free, self._sharing)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""

@@ -59,9 +59,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
             bytes_per_us=constants["device_copy_bytes_per_us"],
-            now_ns=EPOCH_NS,
         )
-        self._host_ns = EPOCH_NS
+        self.engine.now_ns = self._host_ns = EPOCH_NS
         self._pace = pace
         self._started_wall_ns = time.monotonic_ns()
         self._lock = free_in_children(threading.RLock())

@@ -34,7 +34,8 @@ Verdict = Literal[
 """What is known of a setting. ``"equal"``: noise does not tell it from the best, or they differ by
 less than :data:`CLOSE`; ``"no better"``: surely not by as much, with as many SMs or more;
 ``"undecided"``: more measurements might tell, or whether it meets the SLO is open; ``"unlikely"``:
-not measured, and ruled out by its corrected forecast."""
+not measured, and ruled out by its corrected forecast. Where the fewest SMs are sought, what has
+more of them than the best is ``"worse"``, measured or not."""
 
 FEWEST = 3
 """Measurements below which no setting is the best, or meets the SLO."""
@@ -354,7 +355,7 @@ class Race:
         return n < self.repeats and not is_done and self._may_win(number, leader)
 
     def has_too_many(self, number: int, leader: int) -> bool:
-        """Whether a setting has as many SMs as one that meets the SLO, and few are sought.
+        """Whether a setting has as many SMs as one that meets the SLO, and the fewest are sought.
 
         That is known without a measurement. Of one that was measured less than :data:`FEWEST` times
         it is enough that it seems to meet it.

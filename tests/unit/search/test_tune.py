@@ -615,3 +615,13 @@ def test_of_which_workload_joules_are_sought_is_known_or_asked(gpu):
     result = gs.tune(plan, {"partitions.prefill": [8]}, "joules",
                      {"other.latency_p50_us": "<= 1e6"}, gpu, repeats=3)  # fmt: skip
     assert result.objective.workload == "other"
+
+
+def test_where_it_is_not_decided_it_says_which_limit_is_open(smallest):
+    _, result = smallest
+    (limit,) = result.slo
+    doubtful = replace(result.best, verdict="undecided", bounds={limit.name: (14.0, 16.0)})
+    finding = gs.telling.tuned(replace(result, settings=(doubtful,)))
+    assert finding.rule == "tuned.open"
+    assert f"{limit.name} is" in finding.subject["settings"][0]
+    assert "(14 to 16)" in finding.subject["settings"][0]

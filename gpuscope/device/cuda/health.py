@@ -29,7 +29,7 @@ def health_of(system: Untyped) -> Health:
 
 
 ENERGY_STEP_NS = 100_000_000
-"""How often the driver adds to the counter of energy: seen on an H100 and an H200 (580)."""
+"""How often the driver adds to the counter of energy: seen on an H100 with driver 580."""
 
 
 def energy_j_of(system: Untyped) -> float | None:

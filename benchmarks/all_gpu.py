@@ -27,6 +27,8 @@ GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contr
 """What h200.py measures."""
 BESIDE: dict[str, tuple[str, ...]] = {
     "tune": ("tune.py",),
+    "rightsize": ("rightsize.py", "--device", "cuda:0", "--seconds", "330"),
+    "rightsize_joules": ("rightsize.py", "--device", "cuda:0", "--joules"),
     "recorders": ("recorders.py",),
     "recording_programs": ("recording_programs.py",),
     "softmax": ("softmax.py",),

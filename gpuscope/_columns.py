@@ -90,6 +90,8 @@ def _quantiles(what: str, unit: str, meaning: str, brief: Sequence[str]) -> list
 
 _SHARE = "share_of_alone_on_whole_gpu"
 _ENDS = "95 % interval of the first of goodput, p99, p50 and rate that there is, over it, minus 1"
+JOULES = "joules_per_call"
+_DRAWN = "what the GPU drew, by whatever, over its calls or requests"
 _detail = partial(Column, is_brief=False)
 _count = partial(_detail, kind="count")
 
@@ -119,6 +121,9 @@ COMPARED: dict[str, Column] = {
         Column("tflop_per_s", "TFLOP/s", "TFLOP/s", 1, meaning="stated operations over that time"),
         Column("gb_per_s", "GB/s", "GB/s", 1, meaning="stated bytes over that time"),
         Column(_SHARE, "of alone", "%", 1, 1, "the rate over the rate alone on the whole GPU"),
+        Column(JOULES, "energy a call", "J", -1, meaning=_DRAWN),
+        Column("dynamic_joules_per_call", "above idle", "J", -1, meaning="without idle power"),
+        _detail("idle_w", "idle power", "W", meaning="of the GPU at rest, before each round"),
         Column("overlap", "overlap", meaning="shared over the shorter busy time, of one pair"),
         _detail("overlap_tight", "overlap (tight)", meaning="without what is uncertain of spans"),
         Column("gain", "gain", better=1, meaning="time alone over time together"),
@@ -135,6 +140,8 @@ of a workload that arrives at a given rate or as requests need it; the tight ove
 uncertainty is stated; clock, power and throttling where the driver does not tell. ``ttft``,
 ``tbt``, ``requests`` and ``goodput`` are of requests, which have no kernels of their own. Overlap
 and gain are the setting's, clock and power those of its GPUs."""
+OF_ENERGY = (JOULES, "dynamic_joules_per_call", "idle_w")
+"""Columns for which the energy of each round is measured."""
 PROGRAM = {
     column.key: column
     for column in (

@@ -51,10 +51,18 @@ class Outlook:
             How many are compared at a time.
         """
         chosen = [*self.places][:: math.ceil(len(self.places) / (2 * width - 1)) or 1]
+        ends = ends_of(self.places)
         if self.forecast:
             forecasts = {number: {0: values} for number, values in self.forecast.items()}
-            chosen = replace(self.race, samples=forecasts).ranked()[:width]
-        return [*chosen, *ends_of(self.places)]
+            race = replace(self.race, samples=forecasts)
+            chosen = race.ranked()[:width]
+            leader = chosen[0]
+            if race.objective.is_of_sms and not race.off(leader):  # its edge, and who is beside
+                fewer = [n for n in self.places if race.costs[n] < race.costs[leader]]
+                fewer.sort(key=lambda number: -race.costs[number])
+                chosen = [leader, *fewer[: width - 2]]
+                ends = [number for number in ends if not race.has_too_many(number, leader)]
+        return [*chosen, *ends]
 
     def fresh(self) -> list[int]:
         """Return the settings to measure that were not yet, the most promising first.
@@ -65,6 +73,7 @@ class Outlook:
         race = self.race
         leader = (race.inside or race.ranked())[0]
         unseen = [number for number in self.places if number not in race.samples]
+        unseen = [number for number in unseen if not race.has_too_many(number, leader)]
         beside = [number for number in unseen if self._steps([number], [leader])[0, 0] == 1]
         ends = ends_of(self.places)
         inside = [n for n in unseen if n not in beside and (n in ends or self._is_between(n))]
@@ -78,6 +87,8 @@ class Outlook:
 
     def _is_out(self, number: int, leader: int | None) -> bool:
         race = self.race
+        if leader is not None and race.has_too_many(number, leader):
+            return True
         if not self._is_between(number):
             return False
         if any(max(map(goal.margin, self.bounds(number, goal))) < 0 for goal in race.slo):
@@ -107,10 +118,9 @@ class Outlook:
         """
         race = self.race
         bounds = {n: {goal.name: race.bounds(n, goal) for goal in race.slo} for n in race.samples}
+        goals = [goal for goal in self._goals if not goal.is_of_sms]
         unseen = [n for n in self.places if n not in race.samples and self._is_between(n)]
-        bounds.update(
-            (n, {goal.name: self.bounds(n, goal) for goal in self._goals}) for n in unseen
-        )
+        bounds.update((n, {goal.name: self.bounds(n, goal) for goal in goals}) for n in unseen)
         return bounds
 
     # -- corrections --------------------------------------------------------------------
@@ -121,6 +131,8 @@ class Outlook:
 
     def _corrected(self, number: int, goal: Goal) -> Estimate:
         """Return the logarithm of a column as its forecast and the measurements have it."""
+        if goal.is_of_sms:
+            return self.race.level(number, goal)
         base = self._forecast_of(number, goal)
         if not self._seen:
             return Estimate(base, math.inf, 1)

@@ -34,12 +34,15 @@ Verdict = Literal[
 """What is known of a setting. ``"equal"``: noise does not tell it from the best, or they differ by
 less than :data:`CLOSE`; ``"no better"``: surely not by as much, with as many SMs or more;
 ``"undecided"``: more measurements might tell, or whether it meets the SLO is open; ``"unlikely"``:
-not measured, and ruled out by its corrected forecast."""
+not measured, and ruled out by its corrected forecast. Where the fewest SMs are sought, what has
+more of them than the best is ``"worse"``, measured or not."""
 
 FEWEST = 3
 """Measurements below which no setting is the best, or meets the SLO."""
 CLOSE = 0.01
 """Settings that differ by less than this share are equal."""
+FEWEST_SMS = "fewest SMs"
+"""The objective that no column measures."""
 _LIMIT = re.compile(r"\s*(<=|>=)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*")
 
 
@@ -50,6 +53,8 @@ class Goal:
 
     Attributes
     ----------
+    workload
+        Empty of the fewest SMs, which are those of the workloads of the SLO.
     limit
         The SLO; ``None`` where there is none.
     """
@@ -60,7 +65,7 @@ class Goal:
 
     @classmethod
     def parse(cls, text: object, workloads: Collection[str], limit: object = None) -> Goal:
-        """Read ``workload.column``, and a limit such as ``"<= 100"``.
+        """Read ``workload.column`` or :data:`FEWEST_SMS`, and a limit such as ``"<= 100"``.
 
         Raises
         ------
@@ -68,6 +73,8 @@ class Goal:
             There is no such workload or column, or it has no better end; or the limit is none.
         """
         what = "objective" if limit is None else "slo"
+        if text == FEWEST_SMS and limit is None:
+            return cls("", "sms")
         workload, _, column = str(text).rpartition(".") if isinstance(text, str) else ("", "", "")
         if workload not in workloads:
             raise InvalidArgument(
@@ -94,7 +101,17 @@ class Goal:
     @property
     def name(self) -> str:
         """Workload and column."""
-        return f"{self.workload}.{self.column}"
+        return "SMs" if self.is_of_sms else f"{self.workload}.{self.column}"
+
+    @property
+    def is_of_sms(self) -> bool:
+        """Whether it is the fewest SMs: known of each setting, and free of noise."""
+        return not self.workload
+
+    @property
+    def asked(self) -> str:
+        """What :meth:`parse` reads."""
+        return FEWEST_SMS if self.is_of_sms else self.name
 
     @property
     def is_rate(self) -> bool:
@@ -115,6 +132,8 @@ class Goal:
         return self.gain(value, self.limit or 0.0) / (self.limit or 1.0)
 
     def __str__(self) -> str:
+        if self.is_of_sms:
+            return FEWEST_SMS
         if self.limit is None:
             return f"{'greatest' if self.is_rate else 'least'} {self.name}"
         return f"{self.name} {self.sign} {self.limit:g}"
@@ -137,7 +156,7 @@ class Race:
     repeats
         Measurements of a setting, at most.
     costs
-        Setting → SMs that decide between equals: fewer are better.
+        Setting → SMs that decide between equals, or are sought themselves: fewer are better.
     """
 
     samples: Samples
@@ -202,6 +221,8 @@ class Race:
 
     def _worth(self, number: int) -> float:
         """Return a setting's objective as a logarithm that is greater for the better one."""
+        if self.objective.is_of_sms:
+            return -math.log(self.costs[number])
         value = self._all_levels.value(number)
         return value if self.objective.is_rate else -value
 
@@ -223,6 +244,8 @@ class Race:
 
     def level(self, number: int, goal: Goal) -> Estimate:
         """Return the logarithm of a setting's column, from all its measurements by themselves."""
+        if goal.is_of_sms:
+            return Estimate(math.log(self.costs[number]), 0.0, 1)
         return self._alone[goal].level(number)
 
     def bounds(self, number: int, goal: Goal) -> tuple[float, float]:
@@ -249,6 +272,8 @@ class Race:
 
     def _gain(self, number: int, other: int, levels: Levels | None = None) -> Estimate:
         """Return by which share a setting is better than another, as a logarithm."""
+        if self.objective.is_of_sms:
+            return Estimate(self._worth(number) - self._worth(other), 0.0, 1)
         levels = levels or self._standing[1]
         if self.objective.is_rate:
             return levels.difference(number, other)
@@ -328,6 +353,17 @@ class Race:
         is_done = self.meets(number) and (number == leader or self.is_same(number, leader))
         n = len(self.samples[number])
         return n < self.repeats and not is_done and self._may_win(number, leader)
+
+    def has_too_many(self, number: int, leader: int) -> bool:
+        """Whether a setting has as many SMs as one that meets the SLO, and the fewest are sought.
+
+        That is known without a measurement. Of one that was measured less than :data:`FEWEST` times
+        it is enough that it seems to meet it.
+        """
+        if not self.objective.is_of_sms or number == leader or self.off(leader):
+            return False
+        is_enough = self.meets(leader) or len(self.samples[leader]) < FEWEST
+        return is_enough and self.costs[number] >= self.costs[leader]
 
     def _may_win(self, number: int, leader: int) -> bool:
         """Whether a setting may be better by more than :data:`CLOSE`, or equal with fewer SMs."""

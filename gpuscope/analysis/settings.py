@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 from gpuscope._checks import MappingOf, SeveralOf, door
 from gpuscope._columns import COMPARED, readable
 from gpuscope._text import clean
-from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
 from gpuscope.analysis.certainty import certainty, certainty_of, ends_of
 from gpuscope.analysis.clocks_analysis import of_recording
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import durations_ns, latency
-from gpuscope.analysis.rates import Done, done, done_alone
+from gpuscope.analysis.rates import Done, done
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row, sentences
 from gpuscope.errors import MissingEvidence, NotFound
@@ -127,6 +126,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "tflop_per_s": None if paced else rates.tflop_per_s,
                     "gb_per_s": None if paced else rates.gb_per_s,
                     "share_of_alone_on_whole_gpu": None if paced else _share(rates, alone),
+                    **_energy(trace, rates.calls),
                     "overlap": most.fraction if most else None,
                     "overlap_tight": most.tight_fraction if most else None,
                     "gain": together.gain if together else None,
@@ -155,6 +155,19 @@ def _share(now: Done, alone: SoloFacts) -> float | None:
     if now.tflop_per_s and alone.whole_gpu_tflop_per_s:
         return now.tflop_per_s / alone.whole_gpu_tflop_per_s
     return None
+
+
+def _energy(trace: Trace, calls: int) -> Row:
+    """Return the GPU's energy over so many calls, and its idle power, if they were measured."""
+    rounds = trace.metadata.energy
+    if not rounds or not calls:
+        return {}
+    took_ns = [each.duration_ns for each in rounds]
+    return {
+        "joules_per_call": sum(each.joules for each in rounds) / calls,
+        "dynamic_joules_per_call": sum(each.dynamic_joules for each in rounds) / calls,
+        "idle_w": float(np.average([each.idle_w for each in rounds], weights=took_ns)),
+    }
 
 
 def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
@@ -194,6 +207,7 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
             "tbt_n": workload.tbt_n,
             "requests_per_s": workload.requests_per_s,
             "goodput_per_s": workload.goodput_per_s,
+            **_energy(trace, workload.n),
             **certainty_of(workload),
             "sms": trace.metadata.partition(home_of(trace, decode)).sm_count,
             **of_recording(trace),
@@ -362,39 +376,3 @@ class SweepResult(Result):
             clean(f"{self.experiment.get('name')} at {varied}"),
             gpus and f"times × and rates ÷ the speed of a reference on each GPU: {gpus}",
         )
-
-
-def solo_statistics(
-    in_place: Sequence[Trace], whole_gpu: Sequence[Trace], *, paced: bool
-) -> SoloFacts | None:
-    """Return what one workload reached alone; ``None`` if no kernel and no call of it ended.
-
-    Parameters
-    ----------
-    in_place
-        Recordings of it on its own stream and partition.
-    whole_gpu
-        Recordings of it on the unpartitioned GPU.
-    paced
-        Whether its calls arrive at given times: their rate says nothing about the GPU.
-    """
-    kernels, whole_kernels = ([*map(ended_kernels, traces)] for traces in (in_place, whole_gpu))
-    durations, whole_durations = _durations(kernels), _durations(whole_kernels)
-    names = {name for trace in kernels for name in trace.texts("name")}
-    whole = None if paced else done_alone(whole_gpu)
-    if not len(durations) and not whole:
-        return None
-    # A workload that launches different kernels has no typical one.
-    typical = np.median if len(names) == 1 else np.mean
-    return SoloFacts(
-        kernel_ns=float(typical(durations)) if len(durations) else None,
-        n=len(durations),
-        whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
-        whole_gpu_calls_per_s=whole.calls_per_s if whole else None,
-        whole_gpu_tflop_per_s=whole.tflop_per_s if whole else None,
-    )
-
-
-def _durations(kernels: Sequence[Trace]) -> Ints:
-    durations = [trace.array("end_ns") - trace.array("start_ns") for trace in kernels]
-    return np.concatenate([np.zeros(0, np.int64), *durations])

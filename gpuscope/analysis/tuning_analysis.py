@@ -75,7 +75,8 @@ class Tuning(Result):
         What was sought, and what had to hold.
     costs
         The columns that an improvement is paid with: those of the SLO, or else the rates of the
-        other workloads.
+        other workloads; both where the fewest SMs are sought; of energy what of it is beyond the
+        idle power, too.
     confidence
         Of the verdicts together, and of each interval.
     reference
@@ -177,7 +178,12 @@ class Tuning(Result):
 
     @door(setting=TunedSetting)
     def interval(self, setting: TunedSetting) -> tuple[float, float] | None:
-        """Return the t-interval of a setting's objective; ``None`` below two measurements."""
+        """Return the t-interval of a setting's objective; ``None`` below two measurements.
+
+        SMs have none: they are no measurement.
+        """
+        if self.objective.is_of_sms:
+            return None
         values = setting.values.get(self.objective.name, ())
         return interval(values, (1 - self.confidence) / 2) if len(values) > 1 else None
 
@@ -188,12 +194,15 @@ class Tuning(Result):
                 "setting": tuned.label,
                 **{f"SMs of {name}": count for name, count in tuned.sizes.items()},
                 "n": len(tuned.values.get(self.objective.name, ())),
-                self.objective.name: tuned.mean(self.objective),
+                self.objective.name: tuned.sms or None
+                if self.objective.is_of_sms
+                else tuned.mean(self.objective),
                 **dict(zip(("from", "to"), self.interval(tuned) or (None, None), strict=True)),
                 **{goal.name: tuned.mean(goal) for goal in self.costs},
                 **{
                     f"forecast {goal.name}": tuned.forecast.get(goal.name)
                     for goal in (self.objective, *self.slo)
+                    if not goal.is_of_sms
                 },
                 "verdict": tuned.verdict,
                 "error": tuned.error or None,
@@ -215,7 +224,7 @@ class Tuning(Result):
         forecasts = [f"forecast {name}" for name in (objective, *slo)]
         costs = [goal.name for goal in self.costs]
         every = ("setting", "verdict", objective, *costs, "n", *forecasts, "error")
-        shown = [name for name in every if any(row[name] not in (None, "") for row in rows)]
+        shown = [name for name in every if any(row.get(name) not in (None, "") for row in rows)]
         return [{name: row[name] for name in shown} for row in rows], left_out
 
     @door(setting=TunedSetting)
@@ -231,12 +240,22 @@ class Tuning(Result):
                 changes[goal.name] = now / before - 1
         return changes
 
+    @door(setting=TunedSetting)
+    def free_sms(self, setting: TunedSetting) -> int:
+        """Return the SMs of which a setting leaves room for one more partition; 0 if it has none.
+
+        A partition that is ``"rest"`` takes all that the driver does not split off, the remainder
+        included; less than a quantum is no partition.
+        """
+        free = int(self.device["sm_count"]) - sum(setting.sizes.values())
+        return free if setting.sizes and free >= self.device["quantum"] else 0
+
     @property
     def command(self) -> str:
         """The call that gives this again; ``experiment`` is the description."""
         values = {path: list(values) for path, values in self.parameters.items()}
         slo = {goal.name: str(goal).removeprefix(f"{goal.name} ") for goal in self.slo}
         return (
-            f"gs.tune(experiment, {values!r}, {self.objective.name!r}, {slo!r}, "
+            f"gs.tune(experiment, {values!r}, {self.objective.asked!r}, {slo!r}, "
             f"repeats={self.repeats}, confidence={self.confidence})"
         )

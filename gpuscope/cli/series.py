@@ -31,7 +31,7 @@ from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
 from gpuscope.telling.of_series import interfered, swept
-from gpuscope.telling.of_tuning import forecast_errors, measured, recommended, tuned
+from gpuscope.telling.of_tuning import forecast_errors, left, measured, recommended, tuned
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
 _TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]
@@ -122,7 +122,7 @@ def tune_command(
         typer.Option(
             metavar="WORKLOAD.COLUMN",
             help="What is sought, as decode.calls_per_s: of a rate the greatest, of a time the "
-            "least.",
+            "least; 'fewest SMs' that meet the SLO; or 'joules' a call.",
         ),
     ] = None,
     slo: Annotated[
@@ -340,7 +340,8 @@ def _tell(
 
 
 def _tuning_on(screen: Screen, result: Tuning) -> None:
-    screen.findings(("", finding) for finding in (*recommended(result), tuned(result)))
+    findings = (*recommended(result), *left(result), tuned(result))
+    screen.findings(("", finding) for finding in findings)
     screen.result("settings", result)
     screen.detail("how it was measured", measured(result).text)
     for finding in forecast_errors(result):

@@ -88,6 +88,8 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     """Type of the arrays it makes."""
     home: object
     """Where its arrays are: what :meth:`home_of` returns of each."""
+    energy_step_ns: int = 0
+    """How often the counter behind :meth:`energy_j` advances; 0 where it is always of now."""
 
     def now_ns(self) -> int:
         """Return the host clock: Unix ns, or the virtual time of a simulated device."""
@@ -103,6 +105,10 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
         return os.getpid(), thread_number()
+
+    def energy_j(self) -> float | None:
+        """Return the energy in J that the device has drawn, since any time; if that can be told."""
+        return None
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``, on devices that know it themselves."""

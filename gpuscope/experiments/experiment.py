@@ -69,6 +69,9 @@ class Experiment(ExtendedModel):
         What is recorded while workloads run together, as :func:`~gpuscope.profile` takes it.
     hazards
         Whether hazards are looked for while workloads run together.
+    energy
+        Whether the energy is measured that the GPU draws in each round, and at rest before it. On a
+        GPU, a round then lasts at least 2 s: its foreground makes more calls than ``repeats``.
     colors
         Partition → its colour in figures, as ``"#RRGGBB"``; others get one by position.
 
@@ -82,7 +85,7 @@ class Experiment(ExtendedModel):
     'one'
     """
 
-    _later = ("devices", "detail", "hazards", "colors")
+    _later = ("devices", "detail", "hazards", "energy", "colors")
 
     name: Name
     seed: NonNegativeInt = 0
@@ -91,6 +94,7 @@ class Experiment(ExtendedModel):
     rounding: Rounding = "exact"
     detail: Literal["launches", "full"] = "launches"
     hazards: bool = False
+    energy: bool = False
     devices: Annotated[list[DeviceName], Field(max_length=64)] = Field(default_factory=list)
     partitions: dict[Name, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[Name, StreamSpec], Field(min_length=1)]

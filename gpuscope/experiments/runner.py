@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, partial
 
 from gpuscope import _interrupts
-from gpuscope.analysis.settings import settings_table, solo_statistics
+from gpuscope.analysis.settings import settings_table
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.ranks import ranks_of_process
@@ -19,15 +19,17 @@ from gpuscope.device.stream import Stream
 from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.experiments.driving import LOOK_NS, Driving, no_collection
+from gpuscope.experiments.energy import Meter
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.serving import Feed, Request, Serving, draws, share
 from gpuscope.experiments.setting import ResolvedSetting
+from gpuscope.experiments.whole import whole
 from gpuscope.experiments.workers import QUEUED_NS, Worker
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, incomplete
+from gpuscope.trace.run import Run
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
@@ -86,6 +88,7 @@ class Runner:
         self.done = self.round = 0
         self.recordings: dict[str, list[Recording]] = {each.name: [] for each in self.settings}
         self.alone: dict[tuple[str, str], list[Recording]] = {}
+        self._meter: Meter | None = None
         self.handles: dict[tuple[str, object], Handle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
@@ -112,37 +115,20 @@ class Runner:
         return run
 
     def _result(self, *, stopped: bool) -> Run:
-        kept = {name: _traces(recordings) for name, recordings in self.recordings.items()}
         traces = {
-            name: self._whole(name, Trace.concat(parts)) for name, parts in kept.items() if parts
+            name: trace for name in self.recordings if (trace := self._whole(name)) is not None
         }
         comparison = settings_table(traces)
         if not traces or (stopped and not comparison.num_rows):  # no kernel ended, and no call
             raise NothingRecorded("the run was stopped before anything was recorded: run it again")
         return Run(traces, comparison, self.experiment.to_dict(), stopped)
 
-    def _whole(self, setting: str, trace: Trace) -> Trace:
-        """Return a setting's trace with what was seen of each workload alone."""
-        solo = {}
-        for name, spec in self.experiment.workloads.items():
-            in_place, whole = (
-                _traces(self.alone.get((where, name), [])) for where in (setting, "")
-            )
-            paced = spec.rate_hz is not None or name in self.experiment.driven
-            if measured := solo_statistics(in_place, whole, paced=paced):
-                solo[name] = measured
-        plan = self.experiment.to_dict()
-        trace = trace.with_metadata(solo=solo, experiment=plan, setting=setting)
-        alone = {
-            f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
-            for (where, workload), recordings in self.alone.items()
-            for number, part in enumerate(_traces(recordings), 1)
-            if where in (setting, "")
-        }
-        if missing := incomplete(alone):
-            notes = (*trace.metadata.notes, f"what ran alone is {missing}")
-            trace = trace.with_metadata(complete=False, notes=notes)
-        return trace
+    def _whole(self, setting: str) -> Trace | None:
+        """Return a setting's trace, if anything was recorded."""
+        rounds = _traces(self.recordings[setting])
+        alone = {key: _traces(recordings) for key, recordings in self.alone.items()}
+        energy = self._meter.of[setting] if self._meter is not None else ()
+        return whole(rounds, setting, self.experiment, alone, energy) if rounds else None
 
     def perform(self) -> None:
         """Do every round of every setting; closes all that was made, also on an error."""
@@ -161,11 +147,11 @@ class Runner:
         Rounds of one number draw the same arrivals, and the same jitter of a simulated host.
         """
         self.device.backend.seed(self.experiment.seed + number)
-        kept = self.recordings[setting.name]
-        kept.clear()
+        self.recordings[setting.name].clear()
+        if self._meter is not None:
+            self._meter.of.clear()
         self._round(setting, number)
-        traces = _traces(kept)
-        return self._whole(setting.name, traces[0]) if traces else None
+        return self._whole(setting.name)
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -179,6 +165,8 @@ class Runner:
                     raise InvalidPartition(
                         f"setting {setting.name!r}: {error}{where * error.may_round}"
                     ) from error
+        if self.experiment.energy and self.records:
+            self._meter = Meter(self.device)
         ranks = ranks_of_process()  # whose hosts do not take the same time for each call
         self.device.backend.seed(self.experiment.seed + (ranks.rank if ranks else 0))
         try:
@@ -220,18 +208,25 @@ class Runner:
         self.round = number
         self._finished = 0
         self._workers = self._make_workers(setting, self._make_streams(setting), number)
-        tell = functools.partial(self._count_finished, setting.name, number)
+        tell = partial(self._count_finished, setting.name, number)
         around = [] if self.records else [setting.name]
         driven = (self.device, self._workers, self.stop, tell, [f"round {number}"], around)
         self._driving = driving = Driving(*driven)
         driving.warm_up()
         if not self.stop.is_set():
             options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
+            if self._meter is not None:
+                self._meter.rest()
             with self._recorded(self.recordings[setting.name], options), no_collection():
                 for serving in self._servings:
                     serving.begin(self.device.now_ns())
                 began_ns = self.device.now_ns()
+                if self._meter is not None:
+                    self._meter.begin(began_ns)
                 driving.drive()
+                ended_ns = self.device.now_ns()
+            if self._meter is not None and not self.stop.is_set():
+                self._meter.end(setting.name, ended_ns)
             self.before_round()
             if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 self._measure_alone(setting, number, driving.launched_ns - began_ns)
@@ -261,18 +256,19 @@ class Runner:
         launching = {name: spec for name, spec in setting.workloads.items() if spec.launches}
         handles = {name: self._handle(name, spec) for name, spec in launching.items()}
         feeds = self._serve(setting, number)
+        meter = None if self.ends else self._meter
         return [
             Worker(
                 handles[name],
                 streams[spec.stream],
                 spec,
-                len(self._share(spec, number)),
+                len(self._share(spec, number)) + (meter.more if meter else 0),
                 draws(self.experiment.seed, name, number),
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
                 unguarded=None if spec.guard else self._legacy,
                 feed=feeds.get(name),
-                ends=None if self.ends is None else functools.partial(self.ends, name),
+                ends=meter.is_enough if meter else self.ends and partial(self.ends, name),
             )
             for name, spec in launching.items()
         ]
@@ -289,7 +285,7 @@ class Runner:
             if isinstance(spec, RequestsSpec):
                 numbers = self._share(spec, number)
                 rng = draws(self.experiment.seed, name, number)
-                serving = Serving(spec, numbers, rng, functools.partial(self._note_request, name))
+                serving = Serving(spec, numbers, rng, partial(self._note_request, name))
                 self._servings.append(serving)
                 feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
         return feeds
@@ -302,7 +298,7 @@ class Runner:
         times_ns = request.arrival_ns, request.tokens_ns[-1]
         self.recording.ranges.note(name, *times_ns, workload, payload)
 
-    @functools.cached_property
+    @cached_property
     def _legacy(self) -> Stream:
         """CUDA's legacy default stream, where work goes that nobody guards."""
         return self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
@@ -329,8 +325,9 @@ class Runner:
     def _count_finished(self, setting: str, number: int) -> None:
         """Tell the viewer of foreground calls and requests that finished since."""
         finished = sum(serving.finished for serving in self._servings)
-        alone = (worker for worker in self._workers if worker.feed is None)
-        finished += sum(worker.finished for worker in alone if not worker.spec.background)
+        for worker in self._workers:
+            if worker.feed is None and not worker.spec.background:
+                finished += min(worker.finished, len(self._share(worker.spec, number)))
         if finished != self._finished:
             self.done += finished - self._finished
             self._finished = finished

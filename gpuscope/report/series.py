@@ -78,6 +78,7 @@ def tune_report(result: Tuning, path: str | Path) -> Path:
     sections = [
         *page.banners_of(result, "It is not decided."),
         f'<p class="headline">{unbroken(words.take or words.outcome)}</p>',
+        page.paragraph(words.left) if words.left else "",
         page.paragraph(words.outcome) if words.take else "",
         page.figure(figures.tuning(result), "tuning"),
         "<h2>All settings</h2>",

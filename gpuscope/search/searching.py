@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpuscope._columns import OF_ENERGY
 from gpuscope.analysis.outlook import Outlook
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting
@@ -61,6 +62,8 @@ class Search:
         device, viewer, stop = self.device, self.viewer, self.stop
         goals = (self.objective, *self.slo, *self.costs)
         update = {"rounds": 1}
+        if any(goal.column in OF_ENERGY for goal in goals):
+            update["energy"] = True
         if not any(goal.column in _OF_ALONE for goal in goals):
             update["alone_repeats"] = 0
         self.experiment = self.experiment.model_copy(update=update)
@@ -242,6 +245,8 @@ class Search:
         needed = (self.objective, *self.slo)
         for goal in dict.fromkeys((*needed, *self.costs)):
             value = rows.get(goal.workload, {}).get(goal.column)
+            if goal.is_of_sms:
+                value = self.sms[number]
             if value is not None:
                 values[goal.name] = float(value)
             elif goal in needed:
@@ -264,6 +269,9 @@ class Search:
         outlook = self._outlook(race)
         unseen = [number for number in self.able if samples and number not in samples]
         verdicts.update((n, "unlikely") for n in unseen if outlook.rules_out(n))
+        sure = next(filter(race.meets, race.inside), None)
+        if sure is not None:
+            verdicts.update((n, "worse") for n in unseen if race.has_too_many(n, sure))
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
         measured = [row for rows in self.rows.values() for row in rows]
         missing = dict.fromkeys(row["incomplete"] for row in measured if row.get("incomplete"))
@@ -291,7 +299,11 @@ class Search:
                         for goal in dict.fromkeys((self.objective, *self.slo, *costs))
                         if turns
                     },
-                    forecast=forecast.get(number, {}),
+                    forecast={
+                        name: value
+                        for name, value in forecast.get(number, {}).items()
+                        if not self.objective.is_of_sms or name != self.objective.name
+                    },
                     error=error,
                     verdict="refused" if error else verdicts.get(number, "not measured"),
                     behind=race.behind(number, inside),

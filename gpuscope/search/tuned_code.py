@@ -85,6 +85,8 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
         **{name: setting and setting.label for name, setting in chosen.items()},
         "equals": [setting.label for setting in result.equals],
         "take": words.take,
+        "left": words.left,
+        "free_sms": None if result.choice is None else result.free_sms(result.choice),
         "outcome": words.outcome,
         "method": words.method,
         "ties": ties(result),

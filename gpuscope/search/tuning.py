@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from gpuscope._checks import door, given
-from gpuscope.analysis.race import FEWEST, Goal
+from gpuscope._columns import JOULES
+from gpuscope.analysis.race import FEWEST, FEWEST_SMS, Goal
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import opened
-from gpuscope.experiments.experiment import Description, as_experiment
+from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.grid import Varied, checked
 from gpuscope.search.scale_out import team_of
@@ -61,7 +62,12 @@ def tune(
         the GPU can make while another partition is ``"rest"``.
     objective
         ``"workload.column"`` of the comparison, as ``"decode.calls_per_s"``: a rate is to be as
-        great as possible, a time as small.
+        great as possible, a time as small. Or ``"fewest SMs"``: the smallest partitions of the
+        workloads of ``slo`` that are surely enough; what has more SMs is not measured. Or
+        ``"joules"``: the least ``joules_per_call`` of the workload of ``slo`` or, without it, of
+        the one in the foreground. All that the GPU draws counts, whoever it is for. On a GPU each
+        measurement then takes at least 2 s, at rest before it 0.3 s; on a simulated one the power
+        is a model's (``docs/simulator.md``).
     slo
         ``"workload.column"`` → limit: ``{"small.latency_p99_us": "<= 100"}``.
     device
@@ -118,10 +124,17 @@ def tune(
         raise InvalidArgument(f"repeats is {given(repeats)}; at least {FEWEST} are needed")
     described = as_experiment(experiment)
     names = described.workloads
-    goal = Goal.parse(objective, names)
+    goal = Goal.parse(_spelled(objective, described, slo or {}), names)
     limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
+    if goal.is_of_sms and not limits:
+        raise InvalidArgument(
+            f"objective is {FEWEST_SMS!r}, but there is no slo: say what they have to be enough "
+            f"for, as {{'{next(iter(names))}.latency_p50_us': '<= 100'}}"
+        )
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
+    serving |= {limit.workload for limit in limits} if goal.is_of_sms else set()
     others = [key for key in names if names[key].launches and key not in serving]
+    rates = tuple(Goal(key, "calls_per_s") for key in others)
     target = opened(device)
     with nullcontext() if executor is None else team_of(executor, device, target.info) as team:
         search = Search(
@@ -130,7 +143,7 @@ def tune(
             target,
             goal,
             limits,
-            costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
+            costs=_costs(goal, limits, rates),
             confidence=confidence,
             repeats=repeats,
             gpu_profile=str(gpu_profile),
@@ -144,3 +157,30 @@ def tune(
         except Exception:
             search.seal()
             raise
+
+
+def _spelled(objective: str, described: Experiment, slo: Mapping[str, str]) -> str:
+    """Return ``"joules"`` as the column that it stands for; anything else as it is."""
+    if objective != "joules":
+        return objective
+    foreground = [
+        name
+        for name, spec in described.workloads.items()
+        if not spec.background and name not in described.driven
+    ]
+    workloads = {name.rpartition(".")[0] for name in slo} or {*foreground}
+    if len(workloads) > 1:
+        one_of = " or ".join(repr(f"{name}.{JOULES}") for name in sorted(workloads))
+        raise InvalidArgument(
+            f"objective is 'joules', but not of which of {len(workloads)} workloads: give {one_of}"
+        )
+    return f"{workloads.pop()}.{JOULES}"
+
+
+def _costs(goal: Goal, limits: tuple[Goal, ...], rates: tuple[Goal, ...]) -> tuple[Goal, ...]:
+    """Return the columns that an improvement is paid with."""
+    if goal.is_of_sms:
+        return (*limits, *rates)
+    if goal.column == JOULES:
+        return (*(limits or rates), Goal(goal.workload, "dynamic_joules_per_call"))
+    return limits or rates

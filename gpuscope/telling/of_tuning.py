@@ -23,11 +23,12 @@ class TunedWords(NamedTuple):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> gs.telling.TunedWords("Take a = 8", "best: a = 8", "in turns", "").joined
+    >>> gs.telling.TunedWords("Take a = 8", "", "best: a = 8", "in turns", "").joined
     'Take a = 8. best: a = 8. in turns'
     """
 
     take: str
+    left: str
     outcome: str
     method: str
     errors: str
@@ -35,14 +36,19 @@ class TunedWords(NamedTuple):
     @property
     def joined(self) -> str:
         """All but the errors of forecasts."""
-        return ". ".join(filter(None, self[:3]))
+        return ". ".join(filter(None, self[:4]))
 
 
 def tuned_words(result: Tuning) -> TunedWords:
     """Return a tuning in words."""
     errors = "; ".join(finding.clause for finding in forecast_errors(result))
-    take = "".join(finding.clause for finding in recommended(result))
-    return TunedWords(*map(clean, (take, tuned(result).clause, measured(result).clause, errors)))
+    take, rest = (
+        "".join(finding.clause for finding in findings)
+        for findings in (recommended(result), left(result))
+    )
+    return TunedWords(
+        *map(clean, (take, rest, tuned(result).clause, measured(result).clause, errors))
+    )
 
 
 @door(result=Tuning)
@@ -87,7 +93,7 @@ def tuned(result: Tuning) -> Finding:
         ]
         return Finding("tuned.hopeless", "warning", subject, tuple(values))
     likely = [each for each in result.settings if each.verdict in ("equal", "undecided")]
-    names = [_with_mean(result, setting) for setting in likely[:_NAMED]]
+    names = [_with_doubt(result, setting) for setting in likely[:_NAMED]]
     subject["settings"] = names or ["settings that were not measured"]
     counts = {"more": len(likely) - _NAMED, "unseen": verdicts.count("not measured")}
     values += [Quantity(name, count) for name, count in counts.items() if count > 0]
@@ -96,8 +102,22 @@ def tuned(result: Tuning) -> Finding:
 
 def _with_mean(result: Tuning, setting: TunedSetting) -> str:
     mean, bounds = setting.mean(result.objective), result.interval(setting) or (None, None)
-    known = "" if mean is None else f" with {Quantity('mean', mean, '', *bounds)}"
+    unit = "SMs" if result.objective.is_of_sms else ""
+    known = "" if mean is None else f" with {Quantity('mean', mean, unit, *bounds)}"
     return f"{setting.label}{known}"
+
+
+def _with_doubt(result: Tuning, setting: TunedSetting) -> str:
+    """Add the limits of which noise does not tell whether it meets them."""
+    doubts = []
+    for goal in result.slo:
+        mean, bounds = setting.mean(goal), setting.bounds.get(goal.name)
+        if mean is not None and bounds is not None:
+            margins = [*map(goal.margin, bounds)]
+            if min(margins) < 0 <= max(margins):
+                doubts.append(f"{goal.name} is {Quantity('mean', mean, '', *bounds)}")
+    doubt = f", where {' and '.join(doubts)}" if doubts else ""
+    return f"{_with_mean(result, setting)}{doubt}"
 
 
 def _taken(result: Tuning, finding: Finding) -> Finding:
@@ -114,7 +134,12 @@ def _taken(result: Tuning, finding: Finding) -> Finding:
 
 def ties(result: Tuning) -> str:
     """Say which of equals is taken."""
-    return fewest(goal.workload for goal in result.slo or (result.objective,))
+    return fewest(_decisive(result))
+
+
+def _decisive(result: Tuning) -> list[str]:
+    """Return the workloads whose SMs count."""
+    return [*dict.fromkeys(goal.workload for goal in result.slo or (result.objective,))]
 
 
 def fewest(workloads: Iterable[str]) -> str:
@@ -139,6 +164,33 @@ def recommended(result: Tuning) -> Iterator[Finding]:
         subject["reference"] = repr(result.reference)
     values = (Quantity("mean", mean, "", low, high), *changes)
     yield Finding("take", "note", subject, values)
+
+
+def left(result: Tuning) -> Iterator[Finding]:
+    """Yield how many SMs the setting to take leaves for others; if it has partitions."""
+    choice = result.choice
+    if choice is None or not choice.sizes:
+        return
+    free = result.free_sms(choice)
+    others = sum(choice.sizes.values()) - choice.sms
+    if not free and others <= 0:
+        return
+    decisive = _decisive(result)
+    parts = {"in no partition": free, "in other partitions": others}
+    kept = [
+        f"{goal.name} is {format_value(mean)}"
+        for goal in result.costs
+        if goal.workload not in decisive and (mean := choice.mean(goal)) is not None
+    ]
+    subject = {
+        "choice": choice.label,
+        "workloads": " and ".join(map(repr, decisive)),
+        "where": " and ".join(f"{count} {where}" for where, count in parts.items() if count > 0),
+    }
+    share = (free + others) / result.device["sm_count"]
+    values = (*counts(left=free + others, free=free), Quantity("share", share, "%"))
+    kept_facts = {"kept": ", ".join(kept)} if kept else {}
+    yield Finding("tuned.left", "note", {**subject, **kept_facts}, values)
 
 
 def measured(result: Tuning) -> Finding:

@@ -321,6 +321,10 @@ RULES = {
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
     "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}]"),
+    "tuned.left": Rule(
+        "{choice} leaves {left} SMs ({share} of the GPU) to others than {workloads}: {where}"
+        "[; there {kept}]"
+    ),
     "take.ties": Rule("Noise does not tell {choice} from {equals}: {ties}"),
     "tuned.method": Rule(
         "{measurements} measurements of {measured} of {settings} settings in turns, at most "

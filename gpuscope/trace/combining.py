@@ -72,6 +72,7 @@ ONE_CLOCK: Rules = {
     **dict.fromkeys(("devices", "partitions", "streams", "process_names", "thread_names"), _later),
     "windows_ns": lambda windows: tuple(chain.from_iterable(windows)),
     "gpu_states": numbered,
+    "energy": lambda rounds: tuple(chain.from_iterable(rounds)) if all(rounds) else (),
     "kept": lambda _: None,  # the notes say it of each
     "counts": summed,
     "simulated": any,
@@ -92,6 +93,7 @@ RANKS: Rules = {
     "gpu_states": lambda states: tuple(chain.from_iterable(states)),
     "kept": lambda _: None,
     "solo": agreed,
+    "energy": lambda _: (),  # a GPU's, which may be that of several
     "versions": lambda versions: {
         name: joined([packages.get(name) for packages in versions]) for name in united(versions)
     },

@@ -134,6 +134,29 @@ class SoloFacts(Facts, frozen=True):
     whole_gpu_calls_per_s: Number = None
 
 
+class EnergyFacts(Facts, frozen=True):
+    """The energy that a GPU drew in a round, whoever used it.
+
+    Attributes
+    ----------
+    joules
+        All of it, from the first launch to the end of the work.
+    duration_ns
+        How long that was.
+    idle_w
+        What the GPU drew at rest before the round: so much of ``joules`` a second.
+    """
+
+    joules: float
+    duration_ns: Time
+    idle_w: float
+
+    @property
+    def dynamic_joules(self) -> float:
+        """What was drawn beyond the power at rest."""
+        return self.joules - self.idle_w * self.duration_ns / 1e9
+
+
 class ClockFacts(Facts, frozen=True):
     """How the times of a clock were put on the trace's time base.
 

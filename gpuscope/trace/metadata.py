@@ -14,6 +14,7 @@ from gpuscope.trace import schema
 from gpuscope.trace.facts import (
     ClockFacts,
     DeviceFacts,
+    EnergyFacts,
     HazardFacts,
     KeptFacts,
     PartitionFacts,
@@ -72,6 +73,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         another kind may be missing.
     solo
         Workload → :class:`SoloFacts`.
+    energy
+        :class:`EnergyFacts` of each round, if they were measured of all.
     clocks
         Clock → :class:`ClockFacts`. ``"cupti"``: CUPTI's clock, against Unix time. A device key:
         the clock of its events. ``"globaltimer cuda:0"``: the GPU's timer that thread blocks
@@ -122,6 +125,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankFacts, ...] = ()
     edges: tuple[str, ...] = ()
     solo: Mapping[str, SoloFacts] = {}
+    energy: tuple[EnergyFacts, ...] = ()
     clocks: Mapping[str, ClockFacts] = {}
     hazards: HazardFacts | None = None
     device_max_connections: str | None = None

@@ -15,6 +15,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import check, translated
+from gpuscope.device.cuda.health import ENERGY_STEP_NS, energy_j_of
 from gpuscope.device.raw import Backend, GrantedPartition
 from gpuscope.device.views import StreamKind
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
@@ -52,6 +53,7 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
         CUDA ordinal.
     """
 
+    energy_step_ns = ENERGY_STEP_NS
     now_ns = staticmethod(time.time_ns)  # no call of Python's, which recording would pay for
 
     def __init__(self, index: int) -> None:
@@ -118,6 +120,10 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
                 _interrupts.sleep((left - _SPIN_NS) / 1e9)
             else:
                 time.sleep(_DOZE_S if left > _SPIN_NS // 2 else 0)
+
+    def energy_j(self) -> float | None:
+        """Return the energy that NVML's counter tells."""
+        return energy_j_of(self.info.uuid or "")
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:

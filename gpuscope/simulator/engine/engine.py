@@ -29,6 +29,7 @@ from typing import TypeVar
 from gpuscope import _interrupts
 from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
+from gpuscope.simulator.engine.energy import Energy
 from gpuscope.simulator.engine.ops import (
     ORDERED_BY_EVENTS,
     CopyOp,
@@ -86,6 +87,8 @@ class Engine:
         self._copying: set[str] = set()
         self._copies_wait = False
         self._sharing = Sharing(memory, sms.bit_count())
+        self._sms = sms
+        self.energy = Energy()
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
@@ -179,6 +182,7 @@ class Engine:
         if self._sharing.changed:
             for wave in self._sharing.share(self.now_ns):
                 self._at(wave.end_ns, self._end, wave)
+        self.energy.follow(self.now_ns, self._sms & ~self.free, self._sharing)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""

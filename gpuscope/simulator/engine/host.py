@@ -101,6 +101,11 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         """Return the virtual host clock."""
         return self._host_ns
 
+    def energy_j(self) -> float:
+        """Return the energy drawn until now, by a model: see ``docs/simulator.md``."""
+        with self._lock:
+            return self.engine.energy.joules(self._host_ns)
+
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the virtual host sleep."""
         with self._lock:

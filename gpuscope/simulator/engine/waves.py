@@ -107,6 +107,9 @@ class Sharing:
         Those that matter to others, or to which others matter.
     changed
         Whether waves came or went since their speeds were set.
+    memory, gemms
+        The share of the bandwidth that all would use alone, and what GEMMs draw, of what may be
+        drawn for long, at their speed.
     """
 
     def __init__(self, memory: SharedMemory | None, sm_count: int) -> None:
@@ -114,6 +117,7 @@ class Sharing:
         self.changed = False
         self._memory = memory
         self._sm_count = sm_count
+        self.memory = self.gemms = 0.0
         self._slowed = False  # whether anything runs slower than it could
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
         self._brought = 0.0  # bytes that work which is over brought into the cache
@@ -156,6 +160,7 @@ class Sharing:
         """Set the speeds by memory and power; returns waves whose end moved."""
         self.changed, shifted = False, list[Wave]()
         clock = self._clock(now_ns)
+        self.gemms = (self._drawn[2] - IDLE_POWER) * clock / FULL / FULL
         paces = self._paces()
         if not (self._slowed or paces or clock < FULL):
             return shifted
@@ -186,11 +191,11 @@ class Sharing:
             op: memory.demand(op, op.kept, count, self._sm_share(op, count))
             for op, count in running.items()
         }
+        self.memory = sum(demand.rate * demand.idle for demand in demands.values())
         if len(running) == 1:
-            ((op, demand),) = demands.items()
+            (op,) = demands
             if op.kept == 1.0:  # it takes as long as alone, if the memory can do that
-                asked = demand.rate * demand.idle
-                return {op: 1 / asked} if asked > 1 else {}
+                return {op: 1 / self.memory} if self.memory > 1 else {}
         latency = solve([*demands.values()])
         return {op: 1 / demand.slowdown(latency) for op, demand in demands.items()}
 

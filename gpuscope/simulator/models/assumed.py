@@ -27,6 +27,18 @@ POWER_FOLLOWS_NS = 45_000_000
 """How slowly the power that counts follows what is drawn: an H200 computes at its highest clock
 for so long before the power cap slows it down."""
 
+CAP_W = 700
+"""What an H100 or H200 (SXM) may draw for long, as its data sheet states."""
+
+IDLE_W = 118
+SM_W = 0.53
+MEMORY_W = 297
+GEMM_W = 1_120
+"""What a GPU draws: idle with a context; for each busy SM; at all of the memory bandwidth; and for
+each unit of a profile's ``power``, at the highest clock. From an H100 80GB HBM3 (driver 580.159),
+by NVML's counter over 2 s: idle 118 W, a kernel that waits on all 132 SMs 188 W, a device copy
+485 W, a float16 GEMM of 4096³ 684 W."""
+
 COLLECTIVE_STEP_NS = 2_000
 """How much longer a collective takes for each rank beyond two: a ring has more steps."""
 

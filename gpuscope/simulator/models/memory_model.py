@@ -62,28 +62,35 @@ class SharedMemory(NamedTuple):
 
 
 class Waiting(Protocol):
-    """A kernel or a copy: see :class:`~gpuscope.device.api.KernelCost`.
-
-    Attributes
-    ----------
-    busy_ns
-        How long all of its blocks take together, alone.
-    """
+    """A kernel or a copy: see :class:`~gpuscope.device.api.KernelCost`."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes that it moves alone."""
+
     @property
-    def traffic(self) -> int: ...
+    def traffic(self) -> int:
+        """Bytes beside these that keep cache and memory busy."""
+
     @property
-    def cold_nbytes(self) -> int: ...
+    def cold_nbytes(self) -> int:
+        """Bytes that it moves where the cache holds nothing for it."""
+
     @property
-    def exposure(self) -> float: ...
+    def exposure(self) -> float:
+        """By how much it waits for memory."""
+
     @property
-    def idle(self) -> float: ...
+    def idle(self) -> float:
+        """Its time on an idle memory, of that alone."""
+
     @property
-    def cold(self) -> float: ...
+    def cold(self) -> float:
+        """How much longer accesses past the cache take."""
+
     @property
-    def busy_ns(self) -> int: ...
+    def busy_ns(self) -> int:
+        """How long all of its blocks take together, alone."""
 
 
 def moved(work: Waiting, kept: float) -> float:

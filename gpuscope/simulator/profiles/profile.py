@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
+from gpuscope.device.dtypes import Dtype
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.models import collective_model
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
@@ -163,7 +164,7 @@ class Profile:
             product = self._products.get(key)
             if product is None:
                 product = self._products[key] = self._timed(*key)
-            cost = self._costs[key] = self._product_cost(product, dtype, sm_count)
+            cost = self._costs[key] = self._product_cost(product, cast("Dtype", dtype), sm_count)
         return cost
 
     def library(self, m: int, n: int, k: int, dtype: str) -> Library:
@@ -206,7 +207,7 @@ class Profile:
             power=times.power * min(1.0, rate / times.tflop_per_s),
         )
 
-    def _product_cost(self, product: _Product, dtype: str, sm_count: int) -> KernelCost:
+    def _product_cost(self, product: _Product, dtype: Dtype, sm_count: int) -> KernelCost:
         memory = self.file.memory
         computing, moving = getattr(memory.exposure, dtype), product.moving
         rounds = -(-product.tiles // min(product.blocks, sm_count))
@@ -230,7 +231,7 @@ class Profile:
         sm_count: int,
         read_again: float = 0.0,
     ) -> KernelCost:
-        """Return a cost with what a kernel moves and how it waits for memory, alone and beside others.
+        """Return a cost with what a kernel moves and how it waits for memory.
 
         Parameters
         ----------

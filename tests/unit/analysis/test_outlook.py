@@ -14,6 +14,7 @@ from gpuscope.analysis.race import CLOSE, Goal, Race
 
 RATE = Goal("load", "calls_per_s")
 TIME = Goal("fast", "latency_p90_us", 100.0)
+SMS = Goal.parse("fewest SMs", ["fast", "load"])
 
 
 def outlook(measured, forecast=None, repeats=5):
@@ -121,7 +122,7 @@ class Pair:
         self.limit = Goal("fast", "latency_p90_us", self.time.min() * draw.uniform(0.8, 6))
         off = np.cumsum(draw.normal(0, 0.05, (2, splits)), axis=1) + draw.normal(0, 0.3, (2, 1))
         self.forecast = {
-            number: {RATE.name: rate, self.limit.name: time_us}
+            number: {RATE.name: rate, self.limit.name: time_us, SMS.name: 8 + 8 * number}
             for number, (rate, time_us) in enumerate(
                 zip(self.rate * np.exp(off[0]), self.time * np.exp(off[1]), strict=True)
             )
@@ -131,23 +132,21 @@ class Pair:
     def measure(self, number, drift):
         """Return one measurement."""
         rate, time_us = np.exp(drift + self.noise * self.draw.standard_normal(2))
-        return {RATE.name: self.rate[number] * rate, self.limit.name: self.time[number] * time_us}
+        return {
+            RATE.name: self.rate[number] * rate,
+            self.limit.name: self.time[number] * time_us,
+            SMS.name: 8 + 8 * number,
+        }
 
-    def tuned(self, repeats=7):
+    def tuned(self, repeats=7, objective=RATE):
         """Return how the search went: its verdict, and how often each was measured."""
         places = {number: ("split", (number,)) for number in range(len(self.rate))}
         costs = {number: 8 + 8 * number for number in places}
         samples, turn = {}, 0
         while True:
-            found = Outlook(
-                Race(samples, RATE, (self.limit,), 0.95, repeats, costs), self.forecast, places
-            )
-            if samples:
-                chosen = found.race.turn(found.fresh(), 3)
-            else:
-                first = {number: {0: values} for number, values in self.forecast.items()}
-                race = Race(first, RATE, (self.limit,), 0.95, repeats, costs)
-                chosen = [*dict.fromkeys([*race.ranked()[:3], *ends_of(places)])]
+            race = Race(samples, objective, (self.limit,), 0.95, repeats, costs)
+            found = Outlook(race, self.forecast, places)
+            chosen = race.turn(found.fresh(), 3) if samples else [*dict.fromkeys(found.start(3))]
             chosen = chosen[: 35 - sum(map(len, samples.values()))]
             if not chosen:
                 return self.judged(found), [len(turns) for turns in samples.values()]
@@ -166,6 +165,10 @@ class Pair:
         meeting = np.flatnonzero(self.time <= self.limit.limit)
         if not equals or not len(meeting):
             return "right" if not equals and not len(meeting) else "wrong"
+        if found.race.objective is SMS:
+            leader = equals[0]
+            beside = [n for n in verdicts if n == leader - 1 and verdicts[n] == "misses SLO"]
+            return "right" if equals == [meeting[0]] and (beside or not leader) else "wrong"
         best = self.rate[meeting].max()
         right = {number for number in meeting if self.rate[number] >= best * (1 - CLOSE)}
         if min(equals) in right:
@@ -198,3 +201,23 @@ def test_where_nothing_meets_the_limit_few_measurements_say_so(searches):
     ]
     assert hopeless
     assert all(verdict == "right" and sum(counts) <= 15 for verdict, counts in hopeless)
+
+
+def test_the_fewest_sms_are_found_with_the_next_smaller_size_seen_to_miss():
+    searches = [Pair(seed).tuned(objective=SMS) for seed in range(50)]
+    told = Counter(verdict for verdict, _ in searches)
+    assert told["right"] >= 40
+    assert told["wrong"] <= 1
+    assert np.median([sum(counts) for _, counts in searches]) <= 8
+
+
+def test_of_more_sms_than_are_enough_nothing_is_measured():
+    forecast = {n: (1000.0, 300.0 if n < 4 else 90.0, 8 + 8 * n) for n in range(10)}
+    names = (RATE.name, TIME.name, SMS.name)
+    known = {n: dict(zip(names, values, strict=True)) for n, values in forecast.items()}
+    places = {number: ("split", (number,)) for number in range(10)}
+    costs = {number: 8 + 8 * number for number in places}
+    race = Race({}, SMS, (TIME,), 0.95, 5, costs)
+    assert {*Outlook(race, known, places).start(3)} == {4, 3, 0}
+    race = replace(race, samples={n: dict.fromkeys(range(3), known[n]) for n in (0, 3, 4)})
+    assert not {*Outlook(race, known, places).fresh()} & {*range(5, 10)}

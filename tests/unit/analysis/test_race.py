@@ -262,3 +262,21 @@ def test_goals_are_read_as_they_are_written():
     assert str(Goal.parse("a.b.latency_p99_us", ["a.b"], "<= 1e2")) == "a.b.latency_p99_us <= 100"
     assert str(Goal.parse("w.tflop_per_s", ["w"])) == "greatest w.tflop_per_s"
     assert math.isclose(TIME.margin(90), 0.1)
+
+
+def test_fewest_sms_is_what_surely_meets_the_limit_though_more_sms_may_miss_it():
+    goal = Goal.parse("fewest SMs", ["w"])
+    times = {8: (150, 151, 149), 16: (80, 81, 79), 24: (120, 121, 119), 32: (50, 51, 49)}
+
+    def verdicts(of):
+        samples = {
+            sms: {turn: {TIME.name: us, goal.name: sms} for turn, us in enumerate(took_us)}
+            for sms, took_us in of.items()
+        }
+        costs = {sms: sms for sms in of}
+        return ended(Race(samples, goal, (TIME,), 0.95, 5, costs))
+
+    expected = {8: "misses SLO", 16: "best", 24: "misses SLO", 32: "worse"}
+    assert verdicts(times) == expected
+    doubtful = verdicts({**times, 16: (90, 120, 89)})
+    assert doubtful[16] == "undecided", "it may be enough, and has fewer SMs than what surely is"

@@ -14,7 +14,7 @@ from kept_points import kept_points
 import gpuscope as gs
 from gpuscope.search import candidates, series
 from gpuscope.simulator.forecast import stand_ins
-from gpuscope.telling.of_tuning import recommended
+from gpuscope.telling.of_tuning import left, recommended
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -528,3 +528,100 @@ def test_a_real_gpu_is_forecast_from_recordings(gpu, monkeypatch, tmp_path):
         repeats=3,
     )  # fmt: skip
     assert "no forecasts: decode, whose code only a GPU runs, is varied itself" in varied.forecasts
+
+
+# -- the fewest SMs -------------------------------------------------------------------------
+ENOUGH = {"decode.kernel_median_us": "<= 15"}
+
+
+@pytest.fixture(scope="module")
+def smallest():
+    device = gs.open_device("sim:h200", quiet=True)
+    split = {
+        **described()["settings"]["split"],
+        "partitions": {"decode": 64, "prefill": "rest"},
+    }
+    plan = described(settings={"split": split}, alone_repeats=0)
+    plan["workloads"]["decode"] = {**GEMM, "m": 1024, "n": 1024, "k": 1024, "stream": "d",
+                                   "repeats": 20}  # fmt: skip
+    return plan, gs.tune(plan, {"partitions.decode": "all"}, "fewest SMs", ENOUGH, device)
+
+
+def test_the_fewest_sms_are_those_of_the_full_grid(smallest):
+    plan, result = smallest
+    vary = {"partitions.decode": "all"}
+    every = gs.search.sweep(plan, vary, gs.open_device("sim:h200", quiet=True)).rows()
+    enough = [
+        row["partitions.decode"]
+        for row in every
+        if row["workload"] == "decode" and row["kernel_median_us"] <= 15
+    ]
+    assert result.best.sizes["decode"] == result.best.sms == min(enough)
+    beside = result[f"decode = {min(enough) - 8}"]
+    assert (beside.verdict, bool(beside.values)) == ("misses SLO", True)
+    more = [setting for setting in result.settings if setting.sms > result.best.sms]
+    assert {setting.verdict for setting in more} == {"worse"}
+    assert result.measurements < len(result.settings)
+    assert result.interval(result.best) is None
+
+
+def test_it_says_what_is_left_for_others_and_what_they_keep(smallest, tmp_path):
+    _, result = smallest
+    (finding,) = left(result)
+    assert finding["left"].value == 132 - result.best.sms
+    assert finding["free"].value == 0
+    assert "prefill.calls_per_s is" in finding.subject["kept"]
+    facts = json.loads(result.export(tmp_path / "a.json").read_text("utf-8"))
+    assert (facts["objective"], facts["free_sms"]) == ("fewest SMs", 0)
+    assert facts["left"] == result.words.left
+    assert finding.subject["where"] in result.export(tmp_path / "a.html").read_text("utf-8")
+    assert ast.parse(result.command).body[0].value.args[2].value == "fewest SMs"
+
+
+@pytest.mark.parametrize(("sms", "free"), [(8, 124), (120, 12), (124, 8), (128, 0), (None, 0)])
+def test_what_is_free_is_what_one_more_partition_may_have(smallest, sms, free):
+    _, result = smallest
+    setting = replace(result.best, sizes={} if sms is None else {"a": sms})
+    assert result.free_sms(setting) == free
+
+
+def test_fewest_sms_need_something_that_they_are_enough_for(gpu):
+    with pytest.raises(gs.errors.InvalidArgument, match="there is no slo"):
+        gs.tune(described(), VARY, "fewest SMs", device=gpu)
+
+
+# -- energy ---------------------------------------------------------------------------------
+def test_the_least_energy_a_call_is_found_and_forecast(gpu):
+    one = {
+        "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+        "streams": {"s": {"partition": "a"}},
+        "workloads": {"w": {**GEMM, "stream": "s", "repeats": 20}},
+    }  # fmt: skip
+    result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "joules", None, gpu)
+    drawn, dynamic = "w.joules_per_call", "w.dynamic_joules_per_call"
+    assert (result.objective.name, [goal.name for goal in result.costs]) == (drawn, [dynamic])
+    assert result.best.label == "a = 120", "the idle power is paid for the shortest"
+    for setting in result.settings:
+        assert setting.forecast[drawn] > 0
+        if setting.values:
+            assert all(map(float.__gt__, setting.values[drawn], setting.values[dynamic]))
+
+
+def test_of_which_workload_joules_are_sought_is_known_or_asked(gpu):
+    plan = described(alone_repeats=0)
+    plan["workloads"]["other"] = {**GEMM, "stream": "d", "repeats": 3}
+    with pytest.raises(gs.errors.InvalidArgument, match=r"'decode\.joules_per_call' or 'other"):
+        gs.tune(plan, {"partitions.prefill": [8]}, "joules", device=gpu)
+    result = gs.tune(plan, {"partitions.prefill": [8]}, "joules",
+                     {"other.latency_p50_us": "<= 1e6"}, gpu, repeats=3)  # fmt: skip
+    assert result.objective.workload == "other"
+
+
+def test_where_it_is_not_decided_it_says_which_limit_is_open(smallest):
+    _, result = smallest
+    (limit,) = result.slo
+    doubtful = replace(result.best, verdict="undecided", bounds={limit.name: (14.0, 16.0)})
+    finding = gs.telling.tuned(replace(result, settings=(doubtful,)))
+    assert finding.rule == "tuned.open"
+    assert f"{limit.name} is" in finding.subject["settings"][0]
+    assert "(14 to 16)" in finding.subject["settings"][0]

@@ -1508,3 +1508,21 @@ def test_a_step_is_one_instant_and_never_at_the_limit():
     assert bench.engine.step(None)
     assert not bench.engine.step(None)
     assert bench.seen[0].end_ns == START + LATENCY + 10
+
+
+@pytest.mark.parametrize(("n", "watts"), [(0, 118), (4096, 684)])
+def test_power_is_near_that_of_a_gpu(n, watts):
+    # Measured on an H100 80GB HBM3 by NVML's counter: idle, and a float16 GEMM without end.
+    gpu = gs.open_device("sim:h100", quiet=True)
+    if n:
+        with gs.Gemm(gpu, m=n, n=n, k=n) as gemm, gpu.create_stream() as stream:
+            for number in range(2000):
+                if number == 1000:
+                    began = gpu.now_ns(), gpu.backend.energy_j()
+                gemm.execute(stream=stream)
+            stream.synchronize()
+    else:
+        began = gpu.now_ns(), gpu.backend.energy_j()
+        gpu.backend.wait_until_ns(gpu.now_ns() + 1_000_000)
+    drawn = (gpu.backend.energy_j() - began[1]) / (gpu.now_ns() - began[0]) * 1e9
+    assert drawn == pytest.approx(watts, rel=0.05)

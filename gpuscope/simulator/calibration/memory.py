@@ -94,7 +94,6 @@ _ROWS = {
     "sm_bytes_per_us": 5e4,
     "sharpness": 1.7,
 }
-_SIZES = "rows", "columns", "sm_count"
 _RANGES = {"sm_cached_bytes": (1e5, 1.3e5), "reread_bytes": (2e7, 1.5e7)}
 """Where the fit starts: see :class:`~gpuscope.simulator.profiles.schema.RowTimes`."""
 
@@ -112,21 +111,20 @@ def fit_rows(
         What :func:`fit_copy` found.
     """
 
+    cases = [(int(row["rows"]), int(row["columns"]), int(row["sm_count"])) for row in rows]
+
     def times(x: Floats) -> RowTimes:
         values = np.exp(x).tolist()
-        made = dict(zip(_ROWS, map(digits, values), strict=False))
-        made["sharpness"] = max(1.0, made["sharpness"])
+        constants: dict[str, Any] = dict(zip(_ROWS, map(digits, values), strict=False))
+        constants["sharpness"] = max(1.0, constants["sharpness"])
         pairs = zip(values[len(_ROWS) :: 2], values[len(_ROWS) + 1 :: 2], strict=True)
         ranges = [(round(most), round(most + more)) for most, more in pairs]
-        return RowTimes(**made, **dict(zip(_RANGES, ranges, strict=True)))
+        return RowTimes.model_validate({**constants, **dict(zip(_RANGES, ranges, strict=True))})
 
     def errors(x: Floats) -> Floats:
         candidate = times(x)
-        guesses = [
-            row_time(candidate, *map(row.get, _SIZES), cached_bytes=cached, copy=copy).us
-            for row in rows
-        ]
-        return np.log(np.array(guesses) / [row["us"] for row in rows])
+        guesses = [row_time(candidate, *case, cached_bytes=cached, copy=copy).us for case in cases]
+        return np.asarray(np.log(np.array(guesses) / [row["us"] for row in rows]))
 
     best = descend(
         np.log([*_ROWS.values(), *itertools.chain(*_RANGES.values())]), errors, _WARINESS

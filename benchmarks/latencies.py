@@ -1,7 +1,7 @@
 """Latencies of settings, measured twice on a GPU and simulated: written side by side.
 
     python benchmarks/latencies.py --out benchmarks/results/latencies.json
-    python benchmarks/latencies.py --simulate     the simulation alone, beside what was measured
+    python benchmarks/latencies.py --simulate     the simulation, beside what was measured
 
 The first four settings are the quickstart's. The others differ in size, dtype, rate, partition and
 load; nothing was fitted to those of ``HELD_OUT``. Before them a process of its own calibrates the
@@ -205,19 +205,21 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "host.json")
-        if arguments.simulate:
-            kept = json.loads(arguments.out.read_text("utf-8"))
-            names = ("device", "measured_on", "measured", "again", "host")
-            seen = {name: kept[name] for name in names}
-        else:
+        if not arguments.simulate:
             calibrated_apart(arguments.device, arguments.profile, path)
             host = json.loads(path.read_text("utf-8"))
             gpu = gs.open_device(arguments.device)
             seen = {
                 "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
-                "measured": figures(runs(gpu)), "again": figures(runs(gpu)),
                 "host": {name: host[name] for name in ("constants", "jitter")},
             }  # fmt: skip
+            for name in ("measured", "again"):
+                seen[name] = figures(runs(gpu))
+                arguments.out.write_text(json.dumps(seen), "utf-8")
+            return
+        kept = json.loads(arguments.out.read_text("utf-8"))
+        names = ("device", "measured_on", "measured", "again", "host")
+        seen = {name: kept[name] for name in names}
         profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
         path.write_text(json.dumps(profile | seen["host"]), "utf-8")
         simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))

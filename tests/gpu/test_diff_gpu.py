@@ -99,6 +99,6 @@ def test_programs_are_split_by_range_and_line_on_a_gpu(tmp_path):
     result = gs.diff([str(script)], [str(script), "1000000"], rounds=3)
     assert result.verdict == "slower", str(result)
     part = result.splits[0].changed[0]
-    assert (part.cause, part.range, "prog.py:14" in part.line) == ("kernels", "head", True), part
+    assert (part.cause, part.range, "prog.py:15" in part.line) == ("kernels", "head", True), part
     assert part.change_ns == pytest.approx(1_000_000, rel=0.2)
     assert result.turns.clocks_mhz()[0] > 100

@@ -21,7 +21,7 @@ from gpuscope.simulator.calibration import errors as judge
 from gpuscope.simulator.calibration.design import MOST, shapes
 from gpuscope.simulator.calibration.fit import fit_gemm
 from gpuscope.simulator.calibration.kernels import KINDS, Row, kind, unreadable
-from gpuscope.simulator.calibration.memory import Pair
+from gpuscope.simulator.calibration.memory import Pair, fitted
 from gpuscope.simulator.calibration.written import profile_of, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
@@ -349,12 +349,9 @@ def fit(
     _check_enough(rows)
     progress(0.88, "the fit")
     kinds = fit_gemm(rows, layout, measured.told)
-    made = profile_of(
+    tables = profile_of(
         kinds,
         rows,
-        measured.copy,
-        measured.softmax,
-        measured.pairs,
         name=target.stem,
         device=measured.device,
         measured=_provenance(measured),
@@ -363,9 +360,10 @@ def fit(
         jitter=measured.jitter,
         power=measured.power,
     )
+    made = fitted(tables, measured.copy, measured.softmax, measured.pairs)
     progress(0.94, "the fit without a fifth of the shapes")
-    fitted, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
-    targeted = judge.errors_told(fitted, out_told, layout=layout)
+    kinds_without, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
+    targeted = judge.errors_told(kinds_without, out_told, layout=layout)
     write_profile(made, target)
     profile = Profile.read(target)
     progress(1, "done")
@@ -373,7 +371,7 @@ def fit(
         path=target,
         profile=profile.file,
         errors=judge.judged(kinds, rows, layout=layout),
-        held_out=judge.judged(fitted, out, layout=layout),
+        held_out=judge.judged(kinds_without, out, layout=layout),
         told_errors=judge.spread(targeted) if targeted else {},
         unreadable=tuple(unreadable(rows)),
         skipped=measured.skipped,

@@ -110,7 +110,6 @@ def fit_rows(
     cached, copy
         What :func:`fit_copy` found.
     """
-
     cases = [(int(row["rows"]), int(row["columns"]), int(row["sm_count"])) for row in rows]
 
     def times(x: Floats) -> RowTimes:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpuscope._files import write_text
 from gpuscope.simulator.calibration.kernels import Key, Row
-from gpuscope.simulator.calibration.memory import Pair, fitted
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, ProfileFile
@@ -18,9 +17,6 @@ from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, Profil
 def profile_of(
     kinds: Mapping[Key, GemmKernels],
     rows: Sequence[Row],
-    copies: Sequence[Mapping[str, float]],
-    softmaxes: Sequence[Mapping[str, float]],
-    pairs: Sequence[Pair],
     *,
     name: str,
     device: DeviceLayout,
@@ -30,15 +26,12 @@ def profile_of(
     jitter: Speeds,
     power: Mapping[str, float],
 ) -> dict[str, object]:
-    """Return a whole profile, as its file holds it.
+    """Return a profile without its tables of copies, rows and memory, as its file holds it.
 
     Parameters
     ----------
     kinds, rows
         What :func:`~gpuscope.simulator.calibration.fit.fit_gemm` made of which measured rows.
-    copies, softmaxes, pairs
-        Measurements of the copy kernel, of the softmax kernel, and of kernels beside others, which
-        are fitted here.
     device, measured, constants, transfers, jitter
         The tables of these names; counts of shapes and rows are added to ``measured``.
     power
@@ -56,7 +49,7 @@ def profile_of(
         "shapes": len({tuple(row["shape"]) for row in rows}),
         "rows": sum(len(row["us"]) for row in rows),
     }
-    made = {
+    return {
         "schema": 6,
         "name": name,
         "device": device.model_dump(mode="json"),
@@ -66,7 +59,6 @@ def profile_of(
         "transfers": dict(transfers),
         "gemm": gemm,
     }
-    return fitted(made, copies, softmaxes, pairs)
 
 
 def write_profile(profile: Mapping[str, object], target: Path) -> None:

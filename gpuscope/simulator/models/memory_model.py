@@ -156,8 +156,8 @@ def solve(demands: Sequence[Demand]) -> float:
     """Return the latency at which all of them together move what memory can."""
     at = 1.0
     for _ in range(_STEPS):
-        load = at * sum(one.rate * one.idle / one.slowdown(at) for one in demands)
-        following = latency(load)
+        moving = (each.rate * each.idle / each.slowdown(at) for each in demands)
+        following = latency(at * math.fsum(moving))  # in whatever order
         if abs(following - at) < _CLOSE * at:
             return following
         at = math.sqrt(at * following)

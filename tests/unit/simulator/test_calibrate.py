@@ -35,7 +35,7 @@ from gpuscope.experiments.profiling import profile
 from gpuscope.search.scale_out import Team
 from gpuscope.simulator import calibrate
 from gpuscope.simulator.calibration import calibrator as calibration
-from gpuscope.simulator.calibration import gemms, host
+from gpuscope.simulator.calibration import contention, gemms, host
 from gpuscope.simulator.calibration.design import shapes, sm_counts
 from gpuscope.simulator.calibration.kernels import (
     KINDS,
@@ -303,7 +303,7 @@ def gemms_of_one_shape(gpu, source):
 
 @pytest.mark.parametrize(
     "measure",
-    [host.overheads, host.transfers, host.copy_rate, host.copy_kernels, gemms_of_one_shape],
+    [host.overheads, host.transfers, host.copy_rate, contention.copy_kernels, gemms_of_one_shape],
 )
 def test_an_incomplete_recording_is_refused(monkeypatch, measure):
     @contextlib.contextmanager

@@ -374,7 +374,7 @@ FIRST = ("gemm", "float16", 0)
         (("copy", "launch_us"), -1.5, r"\n  copy\.launch_us: should be greater than .*-1\.5"),
         (("copy", "lunch_us"), 2, r"\n  copy\.lunch_us: unknown field"),
         (("copy", "launch_us"), "2", r"\n  copy\.launch_us: should be a valid number.*'2'"),
-        (("schema",), 1, r"\n  schema: should be 5.*1"),
+        (("schema",), 1, r"\n  schema: should be 6.*1"),
         (("surplus",), 1, r"\n  surplus: unknown field"),
         (("device", "quanta"), 0, r"\n  device\.quanta: should be greater than 0"),
         (("device", "quanta"), 1.5, r"\n  device\.quanta: should be a valid integer"),

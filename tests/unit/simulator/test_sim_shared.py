@@ -8,7 +8,8 @@ import pytest
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.simulator.engine.jitter import Jitter
-from gpuscope.simulator.models.assumed import GEMM_STALLS, POWER_FOLLOWS_NS
+from gpuscope.simulator.models.assumed import POWER_FOLLOWS_NS
+from gpuscope.simulator.models.memory_model import latency
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.workloads.spin import Spin
 
@@ -194,21 +195,30 @@ BUSY_NS = 1_000_000
 ALL_BYTES = H200.constants["device_copy_bytes_per_us"] * BUSY_NS // 1000
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1.0), (0.5, 1.25), (1.0, 1.5), (4.0, 1.5)])
-def test_a_kernel_stalls_by_what_others_move_in_memory_or_cache(share, expected):
-    stalling = KernelCost(64, 100_000, stall=0.5)
-    by_traffic = KernelCost(68, BUSY_NS, traffic=int(share * ALL_BYTES))
-    assert beside(stalling, by_traffic) == pytest.approx(expected, rel=0.01)
-    if share <= 1:
-        by_bytes = KernelCost(68, BUSY_NS, nbytes=int(share * ALL_BYTES))
-        assert beside(stalling, by_bytes) == pytest.approx(expected, rel=0.01)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 4.0])
+def test_a_kernel_waits_by_what_others_move_in_memory_or_cache(share):
+    waiting = KernelCost(66, 100_000, exposure=0.5, idle=1.0)
+    moved = int(share * ALL_BYTES)
+    by_traffic = KernelCost(66, BUSY_NS, traffic=moved, exposure=1.0, idle=1.0)
+    expected = 1 + 0.5 * (latency(share) - 1)  # half of the SMs meet all of the latency
+    assert beside(waiting, by_traffic, (64, 68)) == pytest.approx(expected, rel=0.03)
+    by_bytes = KernelCost(66, BUSY_NS, nbytes=moved, exposure=1.0, idle=1.0)
+    assert beside(waiting, by_bytes, (64, 68)) == pytest.approx(expected, rel=0.03)
     unmoved = KernelCost(64, 100_000)
     assert beside(unmoved, by_traffic) == pytest.approx(1, rel=0.001)
 
 
-def test_a_product_of_few_rounds_stalls_more_than_one_of_many():
-    few, more = GEMM_STALLS
-    small, large = (H200.gemm_cost(n, n, n, "float16", 132, 0) for n in (512, 8192))
-    assert few < large.stall < small.stall <= few + more
+def test_products_wait_for_memory_by_what_bounds_them():
+    cost = H200.gemm_cost
+    large, vector = (
+        cost(8192, 8192, 8192, "float16", 132, 0),
+        cost(1, 8192, 8192, "float16", 132, 0),
+    )
+    exposure = H200.file.memory.exposure
+    assert large.exposure == pytest.approx(exposure.float16, rel=0.1)
+    assert vector.exposure == pytest.approx(exposure.vector, rel=0.2)
     assert large.traffic > large.nbytes, "tiles load operands again and again"
+    assert large.idle > 0.9 > vector.idle, "memory bounds the second"
+    small = cost(512, 512, 512, "float16", 132, 0)
     assert 0 < small.power < large.power < 1
+    assert small.nbytes == 0 < small.cold_nbytes, "the cache holds its operands"

@@ -160,7 +160,7 @@ def compared(measured: list[Facts], again: list[Facts], simulated: list[Facts]) 
         for name in QUANTILES:
             if row[name] is None or key not in twins:
                 continue
-            both = [row[name], others[key][name]]
+            both = [row[name], others.get(key, row)[name]]
             middle = sum(both) / 2
             rows.append(
                 {
@@ -218,8 +218,8 @@ def main() -> None:
                 arguments.out.write_text(json.dumps(seen), "utf-8")
             return
         kept = json.loads(arguments.out.read_text("utf-8"))
-        names = ("device", "measured_on", "measured", "again", "host")
-        seen = {name: kept[name] for name in names}
+        names = ("device", "measured_on", "measured", "again")
+        seen = {name: kept[name] for name in names} | {"host": kept.get("host", {})}
         profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
         path.write_text(json.dumps(profile | seen["host"]), "utf-8")
         simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))

@@ -297,7 +297,7 @@ def measure(
         team=team,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
     )
-    progress(0.86, "kernels beside others")
+    progress(0.87, "kernels beside others")
     beside = contention.pairs(device)
     host_samples.append(host.launches(device))
     costs, jitter = host.experiment_costs(host_samples, constants)

@@ -110,7 +110,8 @@ def test_host_costs_are_found_again(calibrated):
     found = calibrated.profile.constants.model_dump()
     for name, value in H200.constants.items():
         # A large copy goes at the rate of the largest one that was measured.
-        within = 0.02 if name == COPY_RATE else 0.001
+        # Launches of kernels are measured while the host mostly sleeps, and then scaled.
+        within = 0.02 if name == COPY_RATE or name.startswith("launch_") else 0.001
         assert found[name] == pytest.approx(value, rel=within), name
 
 
@@ -313,7 +314,7 @@ def test_an_incomplete_recording_is_refused(monkeypatch, measure):
             yield lost
         lost.trace = recording.trace.with_metadata(complete=False, counts={"dropped": 3})
 
-    for module in (host, gemms):
+    for module in (host, gemms, contention):
         monkeypatch.setattr(module, "profile", lossy)
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     with pytest.raises(MissingEvidence, match=r"measure again: .* incomplete: 3 dropped"):
@@ -425,7 +426,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
 
 
 def test_a_budget_below_the_fit_is_refused(as_cuda, tmp_path):
-    with pytest.raises(GpuscopeError, match="budget_s is 5; more than 55 s"):
+    with pytest.raises(GpuscopeError, match="budget_s is 5; more than 85 s"):
         calibrate(as_cuda, tmp_path / "mine.json", budget_s=5)
 
 

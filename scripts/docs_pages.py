@@ -446,11 +446,12 @@ def softmax_table(facts: dict[str, Any]) -> list[str]:
         simulated_us = cost.alone_ns(row["sm_count"]) / 1e3
         off.setdefault(row["sm_count"], []).append(abs(simulated_us / row["us"] - 1))
     lines = prose(
-        "A softmax takes its launch and the soft maximum of what bounds it: the latency of its blocks,",
-        "of which an SM holds eight; the SM's work for each block and column; and its data, from the",
-        "SM's load units, the cache and memory. Rows that the level-1 cache does not hold are read",
-        "again, from memory where too many are in work (`simulator/models/row_model.py`).",
-        "`calibrate` fits the constants; `sim:h200` has the H100's. Sizes that were not measured, on",
+        "A softmax takes its launch and the soft maximum of what bounds it: the latency of its",
+        "blocks, of which an SM holds eight; the SM's work for blocks and columns; and its data,",
+        "from the SM's load units, the cache and memory. Rows that the level-1 cache does not hold",
+        "are read again, from memory where too many are in work",
+        "(`simulator/models/row_model.py`). `calibrate` fits the constants; `sim:h200` has the",
+        "H100's. Sizes that were not measured, on",
         f"{facts['machine'].partition(', ')[2]} ({facts['date']}, `{facts['command']}`), alone:",
     )
     lines += ["", "| SMs | cases | off by, median | worst |", "| --- | --- | --- | --- |"]
@@ -993,8 +994,8 @@ def latencies_table(latencies: dict[str, Any]) -> list[str]:
             ),
             "; the median error is",
             f"{percent(statistics.median(abs(one['error']) for one in rows))}, the worst",
-            f"{percent(max(abs(one['error']) for one in rows))}. In brackets is by how much a second",
-            "measurement, minutes later, differed, where one was made. Times in µs.",
+            f"{percent(max(abs(one['error']) for one in rows))}. In brackets is by how much a",
+            "second measurement, minutes later, differed, where one was made. Times in µs.",
         ),
         "",
         "| experiment | setting | p50 measured | simulated | p90 | simulated | p99 | simulated |",

@@ -98,6 +98,18 @@ def waves_of(op: KernelOp, sms: int, now_ns: int) -> list[Wave]:
 _PARTS = 4
 
 
+_KNOWN = 4096
+"""Solutions of the memory's law that are kept: most instants are like an earlier one."""
+
+
+def _asking(op: WaveOp) -> tuple[object, ...]:
+    """Return all that an operation's demand follows from."""
+    return (
+        op.nbytes, op.traffic, op.cold_nbytes, op.pieces, op.work_ns, op.exposure, op.idle,
+        op.cold, op.kept, op.kind,
+    )  # fmt: skip
+
+
 class Sharing:
     """Lets waves that share something advance as fast as all of them can.
 
@@ -120,6 +132,7 @@ class Sharing:
         self.memory = self.gemms = 0.0
         self._slowed = False  # whether anything runs slower than it could
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
+        self._known: dict[object, tuple[float, tuple[float, ...]]] = {}
         self._brought = 0.0  # bytes that work which is over brought into the cache
 
     def add(self, wave: Wave) -> None:
@@ -187,17 +200,32 @@ class Sharing:
         running: dict[WaveOp, int] = {}
         for wave in self.waves:
             running[wave.op] = running.get(wave.op, 0) + wave.count
-        demands = {
-            op: memory.demand(op, op.kept, count, self._sm_share(op, count))
-            for op, count in running.items()
-        }
-        self.memory = sum(demand.rate * demand.idle for demand in demands.values())
         if len(running) == 1:
-            (op,) = demands
+            ((op, count),) = running.items()
+            asked = moved(op, op.kept) * count / (op.busy_ns * memory.bytes_per_us / 1000)
             if op.kept == 1.0:  # it takes as long as alone, if the memory can do that
-                return {op: 1 / self.memory} if self.memory > 1 else {}
-        latency = solve([*demands.values()])
-        return {op: 1 / demand.slowdown(latency) for op, demand in demands.items()}
+                self.memory = asked
+                return {op: 1 / asked} if asked > 1 else {}
+        alike = tuple([(_asking(op), count) for op, count in running.items()])
+        known = self._known.get(alike)
+        if known is None:
+            known = self._known[alike] = self._solved(memory, running)
+            if len(self._known) > _KNOWN:
+                self._known.clear()
+        self.memory, paces = known
+        return dict(zip(running, paces, strict=True))
+
+    def _solved(
+        self, memory: SharedMemory, running: dict[WaveOp, int]
+    ) -> tuple[float, tuple[float, ...]]:
+        """Return the share of the bandwidth that all would use alone, and the pace of each."""
+        demands = [
+            memory.demand(op, op.kept, count, self._sm_share(op, count))
+            for op, count in running.items()
+        ]
+        latency = solve(demands)
+        asked = sum(demand.rate * demand.idle for demand in demands)
+        return asked, tuple([1 / demand.slowdown(latency) for demand in demands])
 
     def _sm_share(self, op: WaveOp, count: int) -> float:
         """Return which share of the SMs blocks hold; a copy engine is as far from memory as all."""

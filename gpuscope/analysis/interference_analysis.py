@@ -16,6 +16,9 @@ from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
+FORECAST_CONFIDENCE = 0.8
+"""Share of forecasts whose interval is to hold the value."""
+
 
 @dataclass(frozen=True)
 class Interference(Result):
@@ -38,6 +41,9 @@ class Interference(Result):
         wholly.
     reason
         Why there is no value; A stands for ``of`` and B for ``given``.
+    forecast, forecast_low, forecast_high
+        Where the pair was left out, what ``value`` is forecast to be from other pairs, and the
+        ends of its 80 % interval. A cell never has both a value and a forecast.
     """
 
     of: Annotated[str, "a"]
@@ -51,6 +57,9 @@ class Interference(Result):
     alone_n: Annotated[int, "n alone"]
     inside: float
     reason: Annotated[str | None, "why not"]
+    forecast: Annotated[float | None, "forecast"] = None
+    forecast_low: Annotated[float | None, "forecast low"] = None
+    forecast_high: Annotated[float | None, "forecast high"] = None
 
     @property
     def definition(self) -> str:
@@ -61,6 +70,8 @@ class Interference(Result):
 @dataclass(frozen=True)
 class InterferenceResult(Result):
     """Interference of every ordered pair of workloads; ``result["a", "b"]`` is a given b.
+
+    It is ``None`` where it was not measured; ``result.cell("a", "b").forecast`` may have it then.
 
     Attributes
     ----------
@@ -118,20 +129,45 @@ class InterferenceResult(Result):
             alone_us = None if alone is None else alone / 1e3
             row: Row = {"a": of, "on": partition, "alone (µs)": alone_us}
             for given in self.partitions:
-                value = cells[given].value if given in cells else None
-                words = "–" if value is None else f"{100 * value:+.1f} %"
+                words = _words(cells[given]) if given in cells else "–"
                 row[f"given {given}"] = "" if given == of else words
             rows.append(row)
         whys = [
-            f"{cell.of} given {cell.given}: {cell.reason}" for cell in self.cells if cell.reason
+            f"{cell.of} given {cell.given}: {cell.reason}"
+            for cell in self.cells
+            if cell.reason and cell.forecast is None
         ]
         return rows, "; ".join(whys)
 
     @property
     def definition(self) -> str:
-        """What interference is, and whether the measurement was stopped."""
+        """What interference is, what is forecast, and whether the measurement was stopped."""
         inside = self.cells[0].inside if self.cells else 1.0
-        return sentences("stopped early" if self.stopped else "", definition(inside))
+        stopped = "stopped early" if self.stopped else ""
+        return sentences(stopped, definition(inside), self.forecasts)
+
+    @property
+    def forecasts(self) -> str:
+        """How many cells are forecast, and how; empty if none is."""
+        forecast = sum(cell.forecast is not None for cell in self.cells)
+        if not forecast:
+            return ""
+        measured = sum(cell.value is not None for cell in self.cells)
+        return (
+            f"≈: not measured, but forecast ({forecast} of {len(self.cells)}) from the {measured} "
+            "measured, as sensitivity(A) × pressure(B); in parentheses the "
+            f"{FORECAST_CONFIDENCE:.0%} interval by leave-one-out errors"
+        )
+
+
+def _words(cell: Interference) -> str:
+    if cell.value is not None:
+        return f"{100 * cell.value:+.1f} %"
+    if cell.forecast is None or cell.forecast_low is None or cell.forecast_high is None:
+        return "–"
+    numbers = (cell.forecast, cell.forecast_low, cell.forecast_high)
+    value, low, high = (round(100 * each) for each in numbers)
+    return f"≈ {value:+} % ({low} to {high})"
 
 
 def definition(inside: float = 1.0) -> str:

@@ -243,6 +243,10 @@ def interference_command(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Calls a round, alone and in each pair.")] = 50,
     rounds: Annotated[int, typer.Option(help="Rounds, over which the spread is taken.")] = 5,
+    pairs: Annotated[
+        int | None,
+        typer.Option(help="Pairs to measure, others are forecast; at least one a workload."),
+    ] = None,
     inside: Annotated[
         float,
         typer.Option(help="Share of its time for which a kernel must meet the other workload."),
@@ -258,7 +262,8 @@ def interference_command(
 ) -> None:
     """Measure how much longer each workload of an experiment takes while each other one runs.
 
-    After Ctrl-C the pairs measured until then are kept.
+    With --pairs, some pairs are measured and the others forecast from them, marked by ≈. After
+    Ctrl-C the pairs measured until then are kept.
 
     Example: gpuscope interference examples/interference.toml --inside 0.9
     """
@@ -286,6 +291,7 @@ def interference_command(
             workloads,
             repeats=repeats,
             rounds=rounds,
+            pairs=pairs,
             rounding=chosen.rounding,
             seed=experiment.seed,
             inside=inside,
@@ -352,7 +358,7 @@ def _tuning_on(screen: Screen, result: Tuning) -> None:
 def _interference_on(screen: Screen, result: InterferenceResult) -> None:
     screen.findings([("", interfered(result))])
     screen.result("interference", result)
-    untold = [cell for cell in result.cells if cell.value is None]
+    untold = [cell for cell in result.cells if cell.value is None and cell.forecast is None]
     for cell in untold[:1]:
         screen.note(f"{cell.of} given {cell.given}: {cell.reason}")
     screen.note(result.definition)

@@ -195,7 +195,8 @@ def _of_goal(result: Tuning, goal: Goal) -> Iterator[_Mark]:
 def interference(result: InterferenceResult) -> go.Figure:
     """Draw how much longer each workload's kernels take while each other one runs.
 
-    A mark for each pair, with the least and the greatest value of a round.
+    A mark for each pair, with the least and the greatest value of a round. Pairs that were only
+    forecast are hollow, with their 80 % interval.
 
     Raises
     ------
@@ -217,18 +218,22 @@ def interference(result: InterferenceResult) -> go.Figure:
         raise MissingEvidence("the result has no pair of workloads: measure at least two")
     marks = []
     for cell in result.cells:
-        low, high = (math.nan if end is None else 100 * end for end in (cell.low, cell.high))
-        value = math.nan if cell.value is None else 100 * cell.value
+        numbers = (cell.value, cell.low, cell.high)
+        if cell.forecast is not None:
+            numbers = (cell.forecast, cell.forecast_low, cell.forecast_high)
+        value, low, high = (math.nan if each is None else 100 * each for each in numbers)
         alone = "not measured" if cell.alone_ns is None else duration(cell.alone_ns)
         more = f"n = {cell.n:,}; alone {alone}, n = {cell.alone_n:,}"
         pair = f"{cell.of} beside {cell.given}"
-        marks.append(_Mark("longer than alone (%)", pair, value, "measured", low, high, more))
-    untold = [cell for cell in result.cells if cell.value is None]
+        look = "measured" if cell.forecast is None else "forecast"
+        marks.append(_Mark("longer than alone (%)", pair, value, look, low, high, more))
+    untold = [cell for cell in result.cells if cell.value is None and cell.forecast is None]
     notes = [
         *(["stopped early: what was measured until then"] if result.stopped else []),
         *(f"{cell.of} beside {cell.given}: {cell.reason}" for cell in untold[:_SHOWN]),
         ", ".join(f"{name} on {where}" for name, where in result.partitions.items()),
         definition(result.cells[0].inside),
+        result.forecasts,
     ]
     return _drawn(marks, [], (interfered(result).text, notes, ""), stated(result))
 

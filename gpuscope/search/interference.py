@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TypeAlias
 
 from pydantic import BaseModel
 
-from gpuscope._checks import door, given
+from gpuscope._checks import count, door, given
 from gpuscope.analysis.interference_analysis import InterferenceResult, interference
+from gpuscope.analysis.interference_forecast import forecast_cells
 from gpuscope.device.device import Device
 from gpuscope.device.sizes import Rounding, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, NothingRecorded
@@ -28,6 +31,7 @@ from gpuscope.workloads.spec import WorkloadSpec
 
 _Turn: TypeAlias = tuple[int, tuple[str, ...]]
 """The round, and who is measured: a workload, or one and that behind it."""
+_Pair: TypeAlias = frozenset[str]
 
 BACKGROUND_QUEUED = 4
 """Calls that the one in the background keeps queued at least, so that the GPU never waits."""
@@ -41,6 +45,7 @@ def measure_interference(
     *,
     repeats: int = 50,
     rounds: int = 5,
+    pairs: int | None = None,
     seed: int = 0,
     rounding: Rounding = "exact",
     inside: float = 1.0,
@@ -73,8 +78,13 @@ def measure_interference(
         Calls of the measured workload in each round, alone and in each pair.
     rounds
         Number of rounds, over which the spread is taken.
+    pairs
+        Number of unordered pairs to measure, each in both orders; ``None`` measures all. ``seed``
+        chooses them so that each workload is in about as many. At least as many as there are
+        workloads are needed. Cells of the other pairs have a ``forecast`` instead of a value:
+        sensitivity × pressure, with an 80 % interval.
     seed
-        Random seed of operands and arrivals.
+        Random seed of operands and arrivals, and of which pairs are measured.
     inside
         Share of its duration, in (0, 1], for which a kernel of A must lie inside busy(B). 1 is
         the definition. Use a smaller value if A's kernels are longer than B's busy times without
@@ -98,6 +108,8 @@ def measure_interference(
     ------
     InvalidExperiment
         A workload is invalid or names no partition, or there are fewer than two workloads.
+    InvalidArgument
+        ``pairs`` is less than the number of workloads, or more than there are pairs.
     InvalidPartition
         The GPU cannot grant the sizes.
     GpuscopeError
@@ -120,9 +132,10 @@ def measure_interference(
     sizes = {name: size.plain for name, size in named.items()}
     plan = _plan(sizes, workloads, repeats, rounds=rounds, seed=seed, rounding=rounding)
     stop = stop or threading.Event()
+    chosen = _chosen([*plan.workloads], pairs, seed)
     jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
     for number, name in itertools.product(range(rounds), plan.workloads):
-        others = [other for other in plan.workloads if other != name]
+        others = [other for other in plan.workloads if frozenset((name, other)) in chosen]
         planned: dict[_Turn, Plan[Trace]] = {}
         for names in ((name,), *((name, other) for other in others)):
             label = " with ".join(names) if names[1:] else f"{name} alone"
@@ -146,7 +159,7 @@ def measure_interference(
             for turn in sorted(traces):
                 recorded.setdefault(turn[1], []).append(traces[turn])
             stopped = series.stopped or len(traces) < len(plans)
-            return _result(plan, recorded, inside=inside, stopped=stopped)
+            return _result(plan, recorded, chosen, inside=inside, stopped=stopped)
 
         return as_far_as_measured(lambda: series.run(jobs), result)
 
@@ -158,6 +171,7 @@ def _trace(made: Run, _: str) -> Trace:
 def _result(
     plan: Experiment,
     recorded: Mapping[tuple[str, ...], list[Trace]],
+    chosen: Collection[_Pair],
     *,
     inside: float,
     stopped: bool,
@@ -166,13 +180,13 @@ def _result(
     if not every:
         raise NothingRecorded("it was stopped before anything was recorded: measure again")
     whole = Trace.concat(every)
+    ordered = [*itertools.permutations(plan.workloads, 2)]
+    cells = [
+        interference(recorded.get((a, b), ()), recorded.get((a,), ()), of=a, given=b, inside=inside)
+        for a, b in ordered
+    ]
     return InterferenceResult(
-        cells=tuple(
-            interference(
-                recorded.get((a, b), ()), recorded.get((a,), ()), of=a, given=b, inside=inside
-            )
-            for a, b in itertools.permutations(plan.workloads, 2)
-        ),
+        cells=forecast_cells(cells, [each for each in ordered if frozenset(each) not in chosen]),
         partitions={
             name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
         },
@@ -181,6 +195,42 @@ def _result(
         is_simulated=whole.is_simulated,
         incomplete=whole.metadata.incomplete,
     )
+
+
+def _chosen(names: Sequence[str], pairs: int | None, seed: int) -> list[_Pair]:
+    """Return the pairs to measure: a ring of an odd number of workloads, then chords.
+
+    Within a ring of an even number every second workload slows down only the ones between, so
+    that nothing relates what both halves bear: there the last workload is tied to one of the ring
+    instead.
+    """
+    every = [frozenset(each) for each in itertools.combinations(names, 2)]
+    if pairs is None:
+        return every
+    needed = min(len(names), len(every))
+    why = f"{len(names)} workloads have {len(every)} pairs, and forecasts take {needed} at least"
+    pairs = count(
+        "pairs",
+        pairs,
+        least=needed,
+        most=len(every),
+        error=lambda text: InvalidArgument(f"{text}: {why}"),
+    )
+    shuffled = random.Random(seed).sample(names, len(names))  # noqa: S311 - no secret
+    ring = shuffled[: len(names) - (len(names) + 1) % 2]
+    chosen = [frozenset(each) for each in zip(ring, ring[1:] + ring[:1], strict=True)]
+    if len(ring) < len(names):
+        chosen.append(frozenset((shuffled[-1], ring[0])))
+    chosen = [each for each in chosen if len(each) > 1]
+    met = Counter(itertools.chain(*chosen))
+    chords = [frozenset(each) for each in itertools.combinations(shuffled, 2)]
+    chords = [each for each in chords if each not in chosen]
+    while len(chosen) < pairs:
+        fewest = min(chords, key=lambda each: sorted((met[name] for name in each), reverse=True))
+        chords.remove(fewest)
+        chosen.append(fewest)
+        met.update(fewest)
+    return chosen
 
 
 def _plan(

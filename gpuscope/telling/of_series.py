@@ -94,6 +94,8 @@ def _ends(every: Sequence[Choice]) -> Iterator[Finding]:
 def interfered(result: InterferenceResult) -> Finding:
     """Return the pair of workloads whose value is the greatest, or that none is known.
 
+    The pair whose forecast is the greatest of those not measured is named beside it.
+
     Examples
     --------
     >>> import gpuscope as gs
@@ -107,12 +109,22 @@ def interfered(result: InterferenceResult) -> Finding:
     'interferes'
     """
     known = {cell: cell.value for cell in result.cells if cell.value is not None}
-    values = counts(told=len(known), untold=len(result.cells) - len(known))
+    forecast = {cell: cell.forecast for cell in result.cells if cell.forecast is not None}
+    values = counts(
+        told=len(known),
+        untold=len(result.cells) - len(known) - len(forecast),
+        forecast=len(forecast),
+    )
     if not known:
         return Finding("interferes.unknown", "warning", {}, values)
     most = max(known, key=known.__getitem__)
     subject = {"workload": most.of, "given": most.given}
-    longer = Quantity("longer", known[most], "%", most.low, most.high)
+    longer = [Quantity("longer", known[most], "%", most.low, most.high)]
+    if forecast:
+        likely = max(forecast, key=forecast.__getitem__)
+        subject |= {"other": likely.of, "beside": likely.given}
+        ends = likely.forecast_low, likely.forecast_high
+        longer.append(Quantity("likely", forecast[likely], "%", *ends))
     return Finding(
-        "interferes", "note", subject, (longer, *(each for each in values if each.value))
+        "interferes", "note", subject, (*longer, *(each for each in values if each.value))
     )

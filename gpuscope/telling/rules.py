@@ -339,7 +339,8 @@ RULES = {
     ),
     "interferes": Rule(
         "Kernels of {workload} take {longer} longer while {given} runs, the most of {told} pairs"
-        "[; {untold} more cannot be told]"
+        "[; {untold} more cannot be told][; {forecast} more are forecast: those of {other} take "
+        "≈ {likely} longer while {beside} runs, the most]"
     ),
     "interferes.unknown": Rule("Of {untold} pairs none can be told"),
     "unused": Rule("{partition}: no work was given to it"),

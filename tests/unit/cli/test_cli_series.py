@@ -283,6 +283,29 @@ def test_a_workload_on_no_partition_is_refused(command, tmp_path):
     assert "in setting 'half' 'load' run on no partition" in said
 
 
+def test_interference_of_some_pairs_forecasts_the_others(command, tmp_path):
+    names = "pqrs"
+    file, out = tmp_path / "four.json", tmp_path / "out"
+    plan = {
+        "name": "four",
+        "partitions": dict.fromkeys(names, 16),
+        "streams": {name: {"partition": name} for name in names},
+        "workloads": {name: {"kind": "copy", "nbytes": 2**26, "stream": name} for name in names},
+    }
+    file.write_text(json.dumps(plan))
+    options = ("--repeats", 5, "--rounds", 1, "--inside", 0.1, "--device", "sim:h200", "--out", out)
+    code, _, said = command("interference", file, *options, "--pairs", 3)
+    assert code == 2
+    assert "pairs is 3; a whole number from 4 to 6 is needed" in said
+    code, printed, _ = command("interference", file, *options, "--pairs", 4)
+    assert code == 0
+    assert " ≈ +" in printed
+    rows = json.loads((out / "interference.json").read_text("utf-8"))
+    assert sum(row["interference"] is not None for row in rows) == 8
+    assert sum(row["forecast"] is not None for row in rows) == 4
+    assert "forecast (4 of 12) from the 8" in (out / "interference.html").read_text("utf-8")
+
+
 def test_after_ctrl_c_interference_keeps_what_was_measured(command, trial, tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 4)
     out = tmp_path / "out"

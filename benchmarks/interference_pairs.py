@@ -1,0 +1,121 @@
+"""Interference forecast from few pairs against the matrix measured whole, of six workloads.
+
+A copy, a softmax, two GEMMs, a GEMV and a kernel that spins run without partitions, three and
+three on two partitions, and each on its own. Of each, ``measure_interference`` measures all pairs,
+and then n and 2n of them (n = 6 workloads) for several seeds. What is judged are the cells that
+were forecast then: how far they are off the full matrix, in percentage points of A's time alone,
+and how many of their 80 % intervals hold its value, at least 70 %. Beside it is the error of the
+mean of the measured cells, which a forecast has to beat.
+
+    python benchmarks/interference_pairs.py [--device NAME] [--seeds N] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from facts import row, spread, write
+
+import gpuscope as gs
+from gpuscope.analysis.interference_analysis import FORECAST_CONFIDENCE
+
+HERE = Path(__file__).resolve().parent
+HELD = FORECAST_CONFIDENCE - 0.1
+"""Share of intervals that hold the value at least: of some dozens, fewer do so by chance."""
+INSIDE = 0.15
+"""Kernels count from this share on: some are several times as long as others' busy times."""
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "copy": {"kind": "copy", "nbytes": 2**28},
+    "softmax": {"kind": "softmax", "rows": 8192, "columns": 8192},
+    "gemm float16": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},
+    "gemm float32": {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "dtype": "float32"},
+    "gemv": {"kind": "gemm", "m": 1, "n": 16384, "k": 16384},
+    "spin": {"kind": "spin", "duration_us": 200},
+}
+DIVISIONS: dict[str, tuple[dict[str, int | str] | None, str]] = {
+    "no partition": (None, ""),
+    "two partitions": ({"a": 64, "b": "rest"}, "ababab"),
+    "six partitions": ({**dict.fromkeys("abcde", 24), "f": "rest"}, "abcdef"),
+}
+"""Name → sizes, and the partition of each workload."""
+
+
+def errors(device: Any, division: str, seeds: int) -> list[dict]:
+    """Return a row for n and for 2n pairs: how far forecasts are off what was measured."""
+    sizes, homes = DIVISIONS[division]
+    workloads = {
+        name: {**spec, **({"partition": homes[at]} if homes else {})}
+        for at, (name, spec) in enumerate(WORKLOADS.items())
+    }
+
+    def measured(**more: Any) -> tuple[Any, float]:
+        began_s = time.monotonic()
+        result = gs.search.measure_interference(
+            device, sizes, workloads, repeats=10, rounds=2, inside=INSIDE, **more
+        )
+        return result, time.monotonic() - began_s
+
+    full, full_s = measured()
+    rows = []
+    for pairs in (len(WORKLOADS), 2 * len(WORKLOADS)):
+        off, off_mean, widths, took_s, held = [], [], [], [], 0
+        cells = []
+        for seed in range(seeds):
+            result, seconds = measured(pairs=pairs, seed=seed)
+            took_s.append(seconds)
+            mean = statistics.mean(cell.value for cell in result.cells if cell.value is not None)
+            for cell in result.cells:
+                truth = full[cell.of, cell.given]
+                if cell.forecast is None or truth is None:
+                    continue
+                off.append(100 * abs(cell.forecast - truth))
+                off_mean.append(100 * abs(mean - truth))
+                widths.append(100 * (cell.forecast_high - cell.forecast_low))
+                held += cell.forecast_low <= truth <= cell.forecast_high
+                cells.append(
+                    {"seed": seed, "of": cell.of, "given": cell.given, "measured": truth,
+                     "forecast": cell.forecast, "low": cell.forecast_low,
+                     "high": cell.forecast_high}
+                )  # fmt: skip
+        error, error_mean = statistics.median(off), statistics.median(off_mean)
+        rows.append(
+            row(f"{division}: median error of forecast cells, {pairs} pairs of 15 measured",
+                f"below the mean's, and {HELD:.0%} of the 80 % intervals hold", round(error, 2),
+                "percentage points",
+                met=error < error_mean and held >= HELD * len(off),
+                error=spread(off), error_mean=statistics.mean(off),
+                error_of_the_mean=spread(off_mean), in_interval=round(held / len(off), 3),
+                interval_width=spread(widths), forecast_cells=len(off), full_s=round(full_s, 1),
+                pairs_s=spread([round(each, 1) for each in took_s]), cells=cells)
+        )  # fmt: skip
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, writing what was found as it comes; returns 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--device", default="sim:h100")
+    parser.add_argument("--seeds", type=int, default=5, help="choices of pairs")
+    out = HERE / "results" / "interference_pairs_simulated.json"
+    parser.add_argument("--out", type=Path, default=out)
+    asked = parser.parse_args(arguments)
+    device = gs.open_device(asked.device, quiet=True)
+    name = device.info.key if device.is_simulated else device.info.name
+    rows: list[dict] = []
+    for division in DIVISIONS:
+        for each in errors(device, division, asked.seeds):
+            rows.append(each)
+            command = f"python benchmarks/interference_pairs.py --device {asked.device}"
+            write(asked.out, command, f"{name}, driver {device.info.driver}", rows)
+            print(json.dumps({key: each[key] for key in each if key != "cells"}), flush=True)
+    return int(not all(each["met"] for each in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Forecasting interference of pairs that were not measured, from those that were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpuscope._types import Bools, Floats
+from gpuscope.analysis.interference_analysis import FORECAST_CONFIDENCE, Interference
+
+RIDGE = 0.1
+"""Weight of the mean of all cells, as a share of a measured cell's weight."""
+_STEPS = 200
+"""Of alternating least squares; it has settled long before."""
+
+
+def forecast_cells(
+    cells: Sequence[Interference], wanted: Collection[tuple[str, str]]
+) -> tuple[Interference, ...]:
+    """Return the cells, those wanted with a forecast from the values of the others.
+
+    log(1 + interference(A | B)) is taken to be sensitivity(A) × pressure(B), which are fitted by
+    alternating least squares with a ridge to the mean. The interval is that of leave-one-out
+    errors: each measured value is forecast from the other ones, and its error counts in
+    proportion to the size of that forecast plus the mean size of all values.
+
+    Parameters
+    ----------
+    wanted
+        (of, given) of the cells to forecast. There is none, and the reason says so, where the
+        measured pairs do not relate the two workloads, or are too few for an interval.
+    """
+    names = [*dict.fromkeys(cell.of for cell in cells)]
+    logs = np.full((len(names), len(names)), np.nan)
+    for cell in cells:
+        if cell.value is not None:
+            logs[names.index(cell.of), names.index(cell.given)] = math.log1p(cell.value)
+    known = ~np.isnan(logs)
+    rank = math.ceil(FORECAST_CONFIDENCE * (known.sum() + 1))
+    related = _related(known) if rank <= known.sum() else np.zeros_like(known)
+    margins = fitted = logs
+    if related.any():
+        fitted, margins = _with_margins(logs, known, rank)
+    forecast = []
+    for cell in cells:
+        at = names.index(cell.of), names.index(cell.given)
+        if (cell.of, cell.given) not in wanted:
+            forecast.append(cell)
+        elif not related[at]:
+            reason = "not measured, and too few others are to forecast it: measure more pairs"
+            forecast.append(replace(cell, reason=reason))
+        else:
+            # No forecast is below everything that was measured, nor speeds up what nothing did.
+            least = min(0.0, np.nanmin(logs))
+            ends = (fitted[at], fitted[at] - margins[at], fitted[at] + margins[at])
+            value, low, high = (math.expm1(max(least, end)) for end in ends)
+            forecast.append(
+                replace(
+                    cell,
+                    forecast=value,
+                    forecast_low=low,
+                    forecast_high=high,
+                    reason="not measured: forecast from the pairs that were",
+                )
+            )
+    return tuple(forecast)
+
+
+def _related(known: Bools) -> Bools:
+    """Return which cells' sensitivity and pressure measured cells put on one scale.
+
+    The scale of a sensitivity and that of a pressure are related by the cells that both have, and
+    by those that others share with them: by a path from cell to cell in a row or a column.
+    """
+    related = known
+    for _ in known:
+        related = known @ known.T @ related
+    return related
+
+
+def _with_margins(logs: Floats, known: Bools, rank: int) -> tuple[Floats, Floats]:
+    """Return the fitted matrix, and for each cell the margin of its interval to either side."""
+    typical = np.abs(logs[known]).mean()
+    fitted = _fitted(logs, known)
+    errors = []
+    for cell in np.argwhere(known):
+        others = known.copy()
+        others[tuple(cell)] = False
+        without = _fitted(logs, others)[tuple(cell)]
+        error = abs(without - logs[tuple(cell)])
+        errors.append(error / (abs(without) + typical) if error else 0.0)
+    return fitted, sorted(errors)[rank - 1] * (np.abs(fitted) + typical)
+
+
+def _fitted(logs: Floats, known: Bools) -> Floats:
+    """Return sensitivity × pressure for every cell, fitted to the known ones."""
+    values = np.where(known, logs, 0.0)
+    mean, square = values.sum() / known.sum(), (values**2).sum() / known.sum()
+    sensitivity, pressure = np.ones(len(logs)), np.full(len(logs), mean)
+    if not square:
+        return np.zeros_like(logs)
+    for _ in range(_STEPS):
+        weight = known @ pressure**2 + RIDGE * square
+        sensitivity = np.maximum((values @ pressure + RIDGE * square) / weight, 0.0)
+        weight = sensitivity**2 @ known + RIDGE
+        pressure = (sensitivity @ values + RIDGE * mean) / weight
+    return np.outer(sensitivity, pressure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -22,7 +21,7 @@ from gpuscope.simulator.calibration.design import MOST, shapes
 from gpuscope.simulator.calibration.fit import fit_gemm
 from gpuscope.simulator.calibration.kernels import KINDS, Row, kind, unreadable
 from gpuscope.simulator.calibration.memory import Pair, fitted
-from gpuscope.simulator.calibration.written import profile_of, write_profile
+from gpuscope.simulator.calibration.written import check_target, profile_of, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
@@ -202,23 +201,6 @@ def calibrate(
             measured = measure(gpu, "cupti", budget_s=left_s, progress=tell, team=team)
     measured_s = time.monotonic() - start_s
     return fit(measured, target, measured_s=measured_s, progress=tell)
-
-
-def check_target(target: Path) -> None:
-    """Refuse a file that is no profile's, or that cannot be written."""
-    if target.suffix != ".json":
-        raise GpuscopeError(
-            f"a profile's file ends in .json, which {target.name!r} does not: "
-            "open_device('sim:PATH.json') would not take it"
-        )
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise GpuscopeError(
-            f"cannot write {target.name!r}: {error.strerror}. Choose a folder that exists and "
-            "can be written"
-        ) from error
 
 
 def real_gpu(device: Device | str | None) -> Device:

@@ -120,18 +120,18 @@ def pairs(device: Device, progress: Callable[[float], None] = lambda _: None) ->
     """Measure kernels alone and beside others, on partitions of three sizes."""
     layout = device.backend.layout
     sizes = _sizes(layout)
-    found: list[Pair] = []
+    measured: list[Pair] = []
     for number, watched in enumerate(WATCHED if sizes else ()):
         alone = _watched(device, watched, None, sizes)
         for other in BESIDE:
             beside = _watched(device, watched, other, sizes)
-            found += [
+            measured += [
                 Pair(watched, other, sms, layout.sm_count - sms, alone[sms][0], *beside[sms])
                 for sms in sizes
                 if sms in alone and sms in beside
             ]
         progress((number + 1) / len(WATCHED))
-    return found
+    return measured
 
 
 def _watched(

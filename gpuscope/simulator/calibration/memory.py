@@ -137,8 +137,8 @@ def _cost(profile: Profile, spec: Mapping[str, Any], sms: int) -> KernelCost:
         return profile.copy_cost(spec["nbytes"], sms)
     if spec["kind"] == "softmax":
         return profile.softmax_cost(spec["rows"], spec["columns"], sms)
-    told = sms if sms % profile.layout.quantum_sm_count == 0 else 0
-    return profile.gemm_cost(spec["m"], spec["n"], spec["k"], spec["dtype"], sms, told)
+    target = sms if sms % profile.layout.quantum_sm_count == 0 else 0
+    return profile.gemm_cost(spec["m"], spec["n"], spec["k"], spec["dtype"], sms, target)
 
 
 def slowdown(profile: Profile, pair: Pair) -> float:

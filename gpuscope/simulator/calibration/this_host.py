@@ -10,8 +10,8 @@ from gpuscope._libcupti import library_path
 from gpuscope.device.device import Device
 from gpuscope.search.scale_out import locked
 from gpuscope.simulator.calibration import host
-from gpuscope.simulator.calibration.calibrator import Progress, check_target, real_gpu
-from gpuscope.simulator.calibration.written import write_profile
+from gpuscope.simulator.calibration.calibrator import Progress, real_gpu
+from gpuscope.simulator.calibration.written import check_target, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.metadata import TraceMetadata

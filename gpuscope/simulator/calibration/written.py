@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuscope._files import write_text
+from gpuscope.errors import GpuscopeError
 from gpuscope.simulator.calibration.kernels import Key, Row
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
@@ -75,3 +77,20 @@ def write_profile(profile: Mapping[str, object], target: Path) -> None:
     text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
     ProfileFile.parse(text, str(target))
     write_text(target, text + "\n")
+
+
+def check_target(target: Path) -> None:
+    """Refuse a file that is no profile's, or that cannot be written."""
+    if target.suffix != ".json":
+        raise GpuscopeError(
+            f"a profile's file ends in .json, which {target.name!r} does not: "
+            "open_device('sim:PATH.json') would not take it"
+        )
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise GpuscopeError(
+            f"cannot write {target.name!r}: {error.strerror}. Choose a folder that exists and "
+            "can be written"
+        ) from error

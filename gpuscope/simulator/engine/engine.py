@@ -29,6 +29,7 @@ from typing import TypeVar
 from gpuscope import _interrupts
 from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
+from gpuscope.simulator.engine.activities import activity_of
 from gpuscope.simulator.engine.energy import Energy
 from gpuscope.simulator.engine.ops import (
     ORDERED_BY_EVENTS,
@@ -40,7 +41,6 @@ from gpuscope.simulator.engine.ops import (
     Op,
     SimStream,
     Wait,
-    activity_of,
 )
 from gpuscope.simulator.engine.waves import Sharing, Wave, lowest, waves_of
 from gpuscope.simulator.models.memory_model import SharedMemory
@@ -256,11 +256,10 @@ class Engine:
         taken = lowest(usable, count)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        waves = waves_of(op, taken, self.now_ns)
-        op.left -= count
+        waves, op.left = waves_of(op, taken, self.now_ns), op.left - count
         if op.spare:
-            held = not op.left or taken == op.stream.sms
-            waves[0].take_tiles(op, alone=held and not op.running)
+            alone = not op.running and (not op.left or taken == op.stream.sms)
+            waves[0].take_tiles(op, alone=alone)
         for wave in waves:
             self._run(wave)
 

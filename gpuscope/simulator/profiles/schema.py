@@ -4,41 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from gpuscope._text import clean
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES, Dtype
 from gpuscope.errors import InvalidProfile
-
-PositiveInt = Annotated[int, Field(gt=0, le=10**15)]
-"""More than any GPU has of anything, and little enough to reckon with."""
-PositiveFloat = Annotated[float, Field(ge=1e-12, le=1e12)]
-NonNegativeFloat = Annotated[float, Field(ge=0, le=1e12)]
-Exponent = Annotated[float, Field(ge=1, le=1000)]
-SmCount = Annotated[int, Field(gt=0, le=4096)]
-Side = Annotated[int, Field(gt=0, le=65536)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Times = Annotated[
-    list[Annotated[tuple[PositiveInt, PositiveFloat], Field(min_length=2, max_length=2)]],
-    Field(min_length=1),
-]
-Quantiles = list[Annotated[tuple[Share, PositiveFloat], Field(min_length=2, max_length=2)]]
-Range = Annotated[tuple[PositiveInt, PositiveInt], Field(min_length=2, max_length=2)]
-Tile = Annotated[tuple[Side, Side, Side, Side], Field(min_length=4, max_length=4)]
+from gpuscope.simulator.profiles.fields import (
+    MOST_SMS,
+    Exponent,
+    NonNegativeFloat,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Quantiles,
+    Range,
+    Share,
+    SmCount,
+    Tile,
+    Times,
+)
 
 
-_MOST_SMS = 4096
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class DeviceLayout(_Part):
+class DeviceLayout(Part):
     """The GPU."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -62,7 +51,7 @@ class DeviceLayout(_Part):
         return SmLayout(self.quantum_sm_count, self.quanta, self.remainder_sm_count)
 
 
-class Measured(_Part):
+class Measured(Part):
     """The origin of the figures."""
 
     driver: str
@@ -77,7 +66,7 @@ class Measured(_Part):
     """measured GEMM times in the fit"""
 
 
-class HostCosts(_Part):
+class HostCosts(Part):
     """Costs of calls and overheads around kernels."""
 
     launch_call_ns: PositiveInt
@@ -108,7 +97,7 @@ class HostCosts(_Part):
     """rate of copies on the device, counting reads and writes"""
 
 
-class HostSpeed(_Part):
+class HostSpeed(Part):
     """How fast the host goes after it slept; from a launch until the next one."""
 
     slept_us: NonNegativeFloat
@@ -127,7 +116,7 @@ class HostSpeed(_Part):
         return quantiles
 
 
-class Transfers(_Part):
+class Transfers(Part):
     """Times of copies and memsets by size, as measured: pairs of bytes and µs.
 
     Between two sizes the time is interpolated by bytes, and beyond the largest its rate holds.
@@ -156,7 +145,7 @@ class Transfers(_Part):
         return times
 
 
-class CopyTimes(_Part):
+class CopyTimes(Part):
     """An element-wise copy kernel: launch + bytes / rate, counting reads and writes."""
 
     launch_us: PositiveFloat
@@ -171,7 +160,7 @@ class CopyTimes(_Part):
     """sharpness of the transition from the first bound to the second"""
 
 
-class RowTimes(_Part):
+class RowTimes(Part):
     """A softmax in float32, one thread block of 256 threads for each row; an SM holds eight.
 
     launch + soft maximum of the blocks' latency, the SM's work, and the data from the SM's load
@@ -191,16 +180,14 @@ class RowTimes(_Part):
     sm_bytes_per_us: PositiveFloat
     """rate at which one SM gets data; the cache and memory deliver it at a copy's rates"""
     sm_cached_bytes: Range
-    """bytes of rows in work on an SM up to which it reads them once, and from which on again and
-    again"""
+    """bytes of rows in work on an SM up to which it reads them once, and from which on again"""
     reread_bytes: Range
-    """bytes of rows in work up to which the cache holds all for the second reading, and from which
-    on none"""
+    """the same of rows in work on all SMs, of which the cache holds all, or none"""
     sharpness: Exponent
     """exponent of the soft maximum"""
 
 
-class Exposure(_Part):
+class Exposure(Part):
     """By how much of its time on an idle memory a kernel grows for each multiple of the latency."""
 
     copies: NonNegativeFloat
@@ -216,12 +203,11 @@ class Exposure(_Part):
     float64: NonNegativeFloat
 
 
-class MemoryTimes(_Part):
+class MemoryTimes(Part):
     """The cache, and how loaded memory slows kernels: see `simulator/models/memory_model.py`."""
 
     cached_bytes: Range
-    """footprints up to which repeated work finds all of its data in the cache, and from which on
-    none"""
+    """footprints of which repeated work finds all in the cache, and from which on nothing"""
     cache_bytes: PositiveInt
     """bytes of others that replace all that work left in the cache"""
     sm_bytes_per_us: PositiveFloat
@@ -239,11 +225,10 @@ class MemoryTimes(_Part):
     cold_products: NonNegativeFloat
     """the same of products"""
     rereads: NonNegativeFloat
-    """bytes that memory moves for each byte of rows that the cache lost before the second
-    reading"""
+    """bytes that memory moves for each byte of rows that the cache lost before it is read again"""
 
 
-class KernelTimes(_Part):
+class KernelTimes(Part):
     """Constants for the time of one kind of GEMM kernel; 1 for those that do not apply."""
 
     persistent: bool
@@ -288,7 +273,7 @@ class KernelTimes(_Part):
     for long"""
 
 
-class Choice(_Part):
+class Choice(Part):
     """Exceptions to the rule that the library chooses the fastest kernel."""
 
     split_k_at_least: PositiveInt
@@ -304,13 +289,13 @@ class Choice(_Part):
     """penalty for a grid that nearly fills the GPU: a factor per share above `crowded_from`"""
     crowded_from: Share
     """share of the SMs above which the penalty applies"""
-    preferences: list[Annotated[list[float], Field(min_length=7, max_length=7)]] = []
+    preferences: list[Annotated[list[float], Field(min_length=7, max_length=7)]] = Field(default=[])
     """for each tile, by how much the library prefers it to what the model thinks fastest: the
     logarithm of a factor is their product with what `gemm_model.traits` says of the GEMM; empty: by
     nothing"""
 
 
-class GemmKernels(_Part):
+class GemmKernels(Part):
     """Kernels for operands of one alignment."""
 
     alignment: Literal[16, 8, 4, 2]
@@ -323,7 +308,7 @@ class GemmKernels(_Part):
     """exceptions in the choice of the kernel"""
 
 
-class ProfileFile(_Part):
+class ProfileFile(Part):
     """A whole GPU profile."""
 
     schema_version: Literal[6] = Field(alias="schema")
@@ -354,8 +339,8 @@ class ProfileFile(_Part):
     @classmethod
     def _sms_can_be_counted(cls, device: DeviceLayout) -> DeviceLayout:
         count = device.layout.sm_count
-        if count > _MOST_SMS:
-            raise ValueError(f"{count:,} SMs, where {_MOST_SMS:,} are more than any GPU has")
+        if count > MOST_SMS:
+            raise ValueError(f"{count:,} SMs, where {MOST_SMS:,} are more than any GPU has")
         return device
 
     @field_validator("jitter")

@@ -16,11 +16,11 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_097,
+    "": 4_100,
     "analyses": 330,
-    "analysis": 6_786,
+    "analysis": 6_820,
     "cli": 1_636,
-    "device": 5_709,
+    "device": 5_729,
     "experiments": 2_519,
     "figures": 800,
     "formats": 3_588,
@@ -30,10 +30,10 @@ ROOMS = {
     "record": 5_167,
     "report": 674,
     "search": 1_891,
-    "simulator": 5_719,
-    "telling": 1_980,
+    "simulator": 6_380,
+    "telling": 1_993,
     "timeline": 6_003,
-    "trace": 2_982,
+    "trace": 2_993,
     "widgets": 4_891,
     "workloads": 2_748,
 }

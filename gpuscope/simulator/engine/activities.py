@@ -1,0 +1,36 @@
+"""What the simulated device tells of work that is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuscope.device.api import Activity
+from gpuscope.simulator.engine.ops import ORDERED_BY_EVENTS, CopyOp, KernelOp, Op
+
+
+def activity_of(op: Op) -> Activity:
+    """Return what the device tells of work that is done."""
+    assert op.start_ns is not None  # noqa: S101 - it is done, so it started
+    assert op.done_ns is not None  # noqa: S101 - as above
+    kernel = op if isinstance(op, KernelOp) else None
+    copy = op if isinstance(op, CopyOp) else None
+    after: Sequence[int] = ()
+    if op.owner is not None and op.node is not None:
+        after = op.owner.graph.nodes[op.node][1]
+    return Activity(
+        op.kind,
+        op.name,
+        op.correlation,
+        op.queued_ns,
+        op.start_ns,
+        op.done_ns,
+        op.stream.waited if op.owner is None and op.kind in ORDERED_BY_EVENTS else (),
+        op.node,
+        op.stream.context,
+        tuple(after),
+        kernel.released_by if kernel else (),
+        tuple(kernel.held or ()) if kernel else (),
+        copy.engine if copy else None,
+        copy.nbytes if copy else None,
+        kernel.launch_config if kernel else None,
+    )

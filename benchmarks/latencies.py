@@ -219,7 +219,8 @@ def main() -> None:
             return
         kept = json.loads(arguments.out.read_text("utf-8"))
         names = ("device", "measured_on", "measured", "again")
-        seen = {name: kept[name] for name in names} | {"host": kept.get("host", {})}
+        seen = {name: kept[name] for name in names}
+        seen["host"] = kept.get("host", {})
         profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
         path.write_text(json.dumps(profile | seen["host"]), "utf-8")
         simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))

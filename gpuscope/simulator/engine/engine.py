@@ -10,8 +10,7 @@ pre-empted; so an unpartitioned kernel queues behind one that fills the GPU, and
 lets the next one in. A block of a persistent kernel holds its SM for several tiles: its own
 first, then whichever is left.
 
-Blocks that start together advance together, as one counted *wave*, which shares the memory,
-the cache and the power with others.
+Blocks that start together advance as one counted *wave*, which shares memory, cache and power.
 
 Each step begins with a checkpoint for interrupts; none strikes inside one.
 """
@@ -258,8 +257,8 @@ class Engine:
             op.released_by = _releases(op, taken, self._released)
         waves, op.left = waves_of(op, taken, self.now_ns), op.left - count
         if op.spare:
-            alone = not op.running and (not op.left or taken == op.stream.sms)
-            waves[0].take_tiles(op, alone=alone)
+            all_here = not op.left or taken == op.stream.sms
+            waves[0].take_tiles(op, alone=all_here and not op.running)
         for wave in waves:
             self._run(wave)
 

@@ -251,7 +251,8 @@ class Profile:
         """
         memory = self.file.memory
         cached = share_cached(touched, memory.cached_bytes)
-        most = self.constants["device_copy_bytes_per_us"] * cost.alone_ns(sm_count) / 1000
+        wave_us = cost.busy_ns / min(cost.blocks, sm_count) / 1000  # if all waves were full
+        most = self.constants["device_copy_bytes_per_us"] * wave_us
         overload = (us / idle_us - _SERVED_ALIKE) / (_SERVED_SOONER - _SERVED_ALIKE)
         early = _EARLY * min(1.0, max(0.0, overload))
         launch_us = min(self.file.copy_kernel.launch_us, _LAUNCH_SHARE * us)

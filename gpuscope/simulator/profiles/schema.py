@@ -163,8 +163,8 @@ class CopyTimes(Part):
 class RowTimes(Part):
     """A softmax in float32, one thread block of 256 threads for each row; an SM holds eight.
 
-    launch + soft maximum of the blocks' latency, the SM's work, and the data from the SM's load
-    units, the cache and memory. Rows that the level-1 cache does not hold are read again.
+    launch + soft maximum of latency, an SM's work, and the data from its load units, the cache and
+    memory. Rows that the level-1 cache does not hold are read again.
     """
 
     launch_us: PositiveFloat
@@ -178,7 +178,7 @@ class RowTimes(Part):
     sm_column_us: PositiveFloat
     """the same for each column"""
     sm_bytes_per_us: PositiveFloat
-    """rate at which one SM gets data; the cache and memory deliver it at a copy's rates"""
+    """rate at which one SM gets data; cache and memory deliver it at a copy's rates"""
     sm_cached_bytes: Range
     """bytes of rows in work on an SM up to which it reads them once, and from which on again"""
     reread_bytes: Range
@@ -291,8 +291,7 @@ class Choice(Part):
     """share of the SMs above which the penalty applies"""
     preferences: list[Annotated[list[float], Field(min_length=7, max_length=7)]] = Field(default=[])
     """for each tile, by how much the library prefers it to what the model thinks fastest: the
-    logarithm of a factor is their product with what `gemm_model.traits` says of the GEMM; empty: by
-    nothing"""
+    logarithm of a factor is their product with `gemm_model.traits` of it; empty: by nothing"""
 
 
 class GemmKernels(Part):

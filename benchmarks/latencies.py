@@ -203,6 +203,7 @@ def main() -> None:
     if arguments.calibrate:
         calibrate_host(arguments.calibrate, arguments.out, profile=arguments.profile)
         return
+    seen: Facts
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "host.json")
         if not arguments.simulate:
@@ -219,8 +220,7 @@ def main() -> None:
             return
         kept = json.loads(arguments.out.read_text("utf-8"))
         names = ("device", "measured_on", "measured", "again")
-        seen = {name: kept[name] for name in names}
-        seen["host"] = kept.get("host", {})
+        seen = {**{name: kept[name] for name in names}, "host": kept.get("host", {})}
         profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
         path.write_text(json.dumps(profile | seen["host"]), "utf-8")
         simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))

@@ -165,7 +165,7 @@ def test_partitions_keep_simulated_workloads_apart_and_sharing_does_not(gpu):
     result = measure(gpu, inside=0.9)
     assert 0 <= result["small", "large"] < 0.4, "other SMs, but one memory"
     assert 0 <= result["small", "other"] < 0.4
-    assert result["large", "other"] > 0.1, "the same SMs: its tail is shared"
+    assert result["large", "other"] > 0.05, "the same SMs: its tail is shared"
     assert result["other", "large"] > 0.2
     assert {(cell.of, cell.given) for cell in result.cells} == {
         (a, b) for a in THREE for b in THREE if a != b

@@ -146,7 +146,7 @@ def test_an_slo_that_nothing_meets_is_said_after_few_measurements(gpu):
     found = gs.tune(described(), VARY, RATE, {"decode.latency_p50_us": "<= 15"}, gpu)
     assert found.is_hopeless
     assert found.choice is None
-    assert found.measurements <= 12
+    assert found.measurements <= 15
     assert {one.verdict for one in found.settings} == {"misses SLO", "unlikely"}
     medians = {one.label: one.mean(found.slo[0]) for one in found.settings if one.values}
     assert found.nearest.label == min(medians, key=medians.get)

@@ -1,17 +1,21 @@
 """Victims beside aggressors, measured on a GPU and simulated: kernel medians and latencies.
 
     python benchmarks/contention.py --out benchmarks/results/contention_h100.json
-    python benchmarks/contention.py --simulate     the simulation alone, beside what was measured
+    python benchmarks/contention.py --simulate     the simulation, beside what was measured
+    python benchmarks/contention.py --given        the same beside data/contention_h100.json
+    python benchmarks/contention.py --host         what calls cost on the host of that file
+    python benchmarks/contention.py --blocks       when the thread blocks of a copy end, on a GPU
 
 Each victim is called 150 times, each call waited for, while an aggressor keeps three calls queued:
 on two streams without partitions, and on partitions of 16, 40 and 88 SMs with the aggressor on the
-rest; and alone on each of these. What the simulated GPU's memory model was fitted to is marked: the
-others judge it.
+rest; and alone on each of these. What ``calibrate`` measures and fits is marked: the others judge
+the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -20,10 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import facts  # beside this file
+import numpy as np
 
 import gpuscope as gs
+from gpuscope.simulator.calibration import contention
+from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.workloads.traced import TracedCopy
 
-RESULTS = Path(__file__).parent / "results" / "contention_h100.json"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "contention_h100.json"
+GIVEN = HERE / "data" / "contention_h100.json"
+BLOCKS = HERE / "results" / "copy_blocks.json"
 SIZES = (16, 40, 88)
 FREE = "free"
 ALONE = "nothing"
@@ -32,6 +43,9 @@ COLUMNS = (
     "calls_per_s",
 )  # fmt: skip
 CLOSE = 0.2
+SHARES = (0, 0.1, 0.25, 0.5, 1)
+LONG_NS, SHORT_NS = 15_000, 8_000
+"""Kernels whose call has surely returned before they end, and that surely end before."""
 
 Facts = dict[str, Any]
 
@@ -74,8 +88,6 @@ AGGRESSORS: dict[str, Facts] = {
     "sgemm 2048": _gemm(2048, 2048, 2048, "float32"),
     "copy 16M": _copy(16),
 }
-FITTED_VICTIMS = {"softmax 8M", "softmax 128M", "copy 8M", "copy 128M", "gemm 512", "gemm 2048"}
-FITTED_AGGRESSORS = {"gemm 4096", "copy 256M", "softmax 256M"}
 
 
 def experiment(victim: Facts, aggressor: Facts | None) -> Facts:
@@ -135,7 +147,8 @@ def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
         twin = twins.get(key_of(row))
         if twin is None or row["workload"] != "v" or row["aggressor"] == ALONE:
             continue
-        fitted = row["victim"] in FITTED_VICTIMS and row["aggressor"] in FITTED_AGGRESSORS
+        victim, aggressor = VICTIMS[row["victim"]], AGGRESSORS[row["aggressor"]]
+        fitted = victim in contention.WATCHED and aggressor in contention.BESIDE
         compared.append(
             {"victim": row["victim"], "aggressor": row["aggressor"], "setting": row["setting"]}
             | {"fitted": fitted}
@@ -146,6 +159,54 @@ def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
             }
         )
     return compared
+
+
+def host(rows: list[Facts], constants: Facts) -> dict[str, int]:
+    """Return what calls cost on a host, in ns, from latencies of kernels on partitions.
+
+    Of a long kernel the latency is the call, the launch, the kernel and the return from the wait;
+    of one that is over before its call returns it is the call, an event's record and a query.
+    """
+    costs = {}
+    for name, kinds in (("gemm", ("gemm", "sgemm")), ("launch", ("copy", "softmax"))):
+        some = [
+            (row["latency_p50_us"] * 1e3, row["kernel_median_us"] * 1e3) for row in rows
+            if row["workload"] == "v" and row["setting"] != FREE
+            and row["victim"].split()[0] in kinds
+        ]  # fmt: skip
+        around = constants["launch_latency_ns"] + constants["synchronize_return_ns"]
+        call = statistics.median(p50 - took for p50, took in some if took > LONG_NS) - around
+        whole = statistics.median(p50 for p50, took in some if took < SHORT_NS)
+        known = call + constants["event_record_call_ns"] + constants["query_call_ns"]
+        costs |= {f"{name}_call_ns": round(call), f"{name}_return_ns": round(whole - known)}
+    return costs
+
+
+def blocks(device: Any) -> list[Facts]:
+    """Return when the thread blocks of a copy end, of the kernel's time."""
+    rows = []
+    for sms in (64, device.sm_count):
+        with contextlib.ExitStack() as stack:
+            whole = sms == device.sm_count
+            owner = device if whole else stack.enter_context(device.carve([sms]))[0]
+            stream = stack.enter_context(owner.create_stream())
+            copy = stack.enter_context(TracedCopy(device, nbytes=1 << 28))
+            copy.execute(stream=stream)
+            stream.synchronize()
+            recording = stack.enter_context(gs.profile(device))
+            for _ in range(5):
+                copy.execute(stream=stream)
+                stream.synchronize()
+        traced = recording.trace.where(kind="block")
+        order = np.argsort(traced.array("start_ns"), kind="stable")
+        starts, ends = (traced.array(name)[order].reshape(5, -1) for name in ("start_ns", "end_ns"))
+        began = starts.min(axis=1, keepdims=True)
+        shares = (ends - began) / (ends.max(axis=1, keepdims=True) - began)
+        quantiles = {
+            str(q): round(float(np.quantile(shares, q)), 3) for q in (0, 0.1, 0.25, 0.5, 1)
+        }
+        rows.append({"sms": sms, "end_of_blocks": quantiles})
+    return rows
 
 
 def show(rows: list[Facts], *, every: bool) -> None:
@@ -182,7 +243,30 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="print each case")
     parser.add_argument("--budget-s", type=float, default=400.0)
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--given", action="store_true")
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--blocks", action="store_true")
     arguments = parser.parse_args()
+    if arguments.blocks:
+        gpu = gs.open_device(arguments.device)
+        rows = blocks(gpu)
+        print(rows)
+        out = BLOCKS if arguments.out == RESULTS else arguments.out
+        facts.write(out, "python benchmarks/contention.py --blocks", gpu.info.name, rows)
+        return
+    if arguments.given or arguments.host:
+        given = json.loads(GIVEN.read_text("utf-8"))["rows"]
+        profile = Profile.load(arguments.profile)
+        if arguments.host:
+            print(host(given, profile.constants))
+            return
+        simulator = gs.open_device(f"sim:{arguments.profile}", quiet=True)
+        asked = dict.fromkeys((row["victim"], row["aggressor"]) for row in given)
+        show(
+            errors(given, [row for pair in asked for row in rows_of(simulator, *pair)]),
+            every=arguments.every,
+        )
+        return
     if arguments.simulate:
         seen = json.loads(arguments.out.read_text("utf-8"))["seen"]
     else:

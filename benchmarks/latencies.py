@@ -219,10 +219,10 @@ def main() -> None:
                 arguments.out.write_text(json.dumps(seen), "utf-8")
             return
         kept = json.loads(arguments.out.read_text("utf-8"))
-        names = ("device", "measured_on", "measured", "again")
-        seen = {**{name: kept[name] for name in names}, "host": kept.get("host", {})}
+        names = ("device", "measured_on", "measured", "again", "calibrated", "host")
+        seen = {name: kept[name] for name in names if name in kept}
         profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
-        path.write_text(json.dumps(profile | seen["host"]), "utf-8")
+        path.write_text(json.dumps(profile | seen.get("host", {})), "utf-8")
         simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))
     rows = compared(seen["measured"], seen["again"], simulated)
     show(rows)

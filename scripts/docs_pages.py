@@ -437,6 +437,35 @@ def error_table(facts: dict[str, Any]) -> list[str]:
     ]
 
 
+def memory_law(cases: dict[str, Any], blocks: dict[str, Any]) -> list[str]:
+    """The constants of memory and cache, and how far kernels beside others are off."""
+    h100, h200 = (Profile.load(name).file for name in ("h100", "h200"))
+    memory, exposure = h100.memory, h100.memory.exposure
+    whole = blocks["rows"][-1]
+    closes = {}
+    for fitted in (True, False):
+        rows = [
+            row for row in cases["rows"] if row["fitted"] == fitted and row["setting"] != "free"
+        ]
+        close = sum(abs(row["kernel_median_us"]["error"]) <= 0.2 for row in rows)
+        closes[fitted] = f"{close} of {len(rows)}"
+    held, none = (round(nbytes / 1e6) for nbytes in memory.cached_bytes)
+    return prose(
+        f"Of an H100, `calibrate` finds exposures of {exposure.copies:.2f} for copies,",
+        f"{exposure.products['float16']:.2f} for float16 and",
+        f"{exposure.products['float32']:.2f} for float32 products;",
+        f"{percent(memory.misses['float16'])} of the operands that a product's tiles load count as",
+        f"moved ({percent(h200.memory.misses['float16'])} on an H200, whose memory is faster and",
+        "whose cache is not). The cache holds all that work touches up to",
+        f"{held} MB and nothing from {none} MB on; {memory.cache_bytes / 1e6:.0f} MB of others",
+        f"replace all of it. Of a copy on {whole['sms']} SMs the first thread blocks end at",
+        f"{percent(whole['end_of_blocks']['0'])} of its time. Kernel medians on partitions beside",
+        f"others (`benchmarks/contention.py`, {cases['date']}) are within 20 % for {closes[True]}",
+        f"cases that are measured for the fit, and for {closes[False]} others. `sim:h200` has the",
+        "H100's constants; its own pairs are below.",
+    )
+
+
 def softmax_table(facts: dict[str, Any]) -> list[str]:
     """How far the simulated softmax is off where nothing was fitted, by SM count."""
     off: dict[int, list[float]] = {}
@@ -1045,6 +1074,9 @@ def profile_page() -> str:
         ("`constants`", schema.HostCosts),
         ("`transfers`", schema.Transfers),
         ("`copy`", schema.CopyTimes),
+        ("`rows`", schema.RowTimes),
+        ("`memory`", schema.MemoryTimes),
+        ("`memory.exposure`", schema.Exposure),
         ("`gemm.DTYPE.N`, for float16, bfloat16, float32 and float64", schema.GemmKernels),
         ("`gemm.DTYPE.N.times`", schema.KernelTimes),
         ("`gemm.DTYPE.N.choice`", schema.Choice),
@@ -1115,6 +1147,12 @@ def pages() -> dict[Path, str]:
         "latencies table": latencies_table(latencies),
         "other latencies table": latencies_table(other),
         "other GPU table": other_gpu_table(shapes),
+        "memory law": memory_law(
+            *(
+                json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+                for name in ("contention_h100", "copy_blocks")
+            )
+        ),
         "softmax table": softmax_table(json.loads((RESULTS / "softmax.json").read_text("utf-8"))),
         "differences": differences(cpu, latencies),
     }

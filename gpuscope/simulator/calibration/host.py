@@ -27,9 +27,8 @@ from gpuscope.workloads.product import mm_out
 from gpuscope.workloads.spin import Spin
 
 Source = Literal["auto", "cupti"]
-_Launches: TypeAlias = tuple[Floats, Ints, Ints, Ints]
-"""µs of sleep before each launch, ns until its kernel was queued, ns until it was seen to be over;
-and ns until each of the load's kernels was queued."""
+_Launches: TypeAlias = tuple[Floats, Ints, Ints]
+"""µs of sleep before each launch, ns until its kernel was queued, and until it was seen to end."""
 
 _BATCHES, _CALLS = 7, 100
 _WAITS, _HELD_NS = 40, 200_000
@@ -133,7 +132,7 @@ def experiment_costs(
     costs = {"gemm_call_ns": _typical(before_ns[group == 0])}
     slower = float(np.median(copied[1]) / np.median(idle[1]))  # both of a host that mostly slept
     costs["launch_call_ns"] = max(1, round(slower * costs["gemm_call_ns"]))
-    for name, (_, before, whole, _) in (("gemm", idle), ("launch", copied)):
+    for name, (_, before, whole) in (("gemm", idle), ("launch", copied)):
         call_ns = costs[f"{name}_call_ns"]  # nothing else is launched until it is seen
         known = call_ns + calls["event_record_call_ns"] + calls["query_call_ns"]
         costs[f"{name}_return_ns"] = max(
@@ -164,18 +163,15 @@ def _launches(
         "workloads": {"paced": {**paced, "stream": "a", **pace}, "load": {**spin, **load}},
     }
     trace = complete(run(experiment, device)["default"])
-    handles, kernels = (
-        {name: _in_order(trace.where(kind=kind, category=name)) for name in ("paced", "load")}
-        for kind in ("handle", "kernel")
-    )
-    start_ns, seen_ns = (handles["paced"].array(name) for name in ("start_ns", "end_ns"))
+    handles = _in_order(trace.where(kind="handle", category="paced"))
+    kernels = {name: trace.where(kind="kernel", category=name) for name in ("paced", "load")}
+    start_ns, seen_ns = (handles.array(name) for name in ("start_ns", "end_ns"))
     queued = {name: np.sort(kernels[name].array("queued_ns")) for name in kernels}
     launched = np.concatenate(([0], queued["load"]))
     last_ns = launched[np.searchsorted(queued["load"], start_ns)]
     last_ns[1:] = np.maximum(last_ns[1:], seen_ns[:-1])
-    before = {name: queued[name] - handles[name].array("start_ns") for name in queued}
     slept_us = (start_ns - last_ns)[1:] / 1e3
-    return slept_us, before["paced"][1:], (seen_ns - start_ns)[1:], before["load"]
+    return slept_us, (queued["paced"] - start_ns)[1:], (seen_ns - start_ns)[1:]
 
 
 def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, float]:

@@ -157,7 +157,6 @@ def slowdown(profile: Profile, pair: Pair) -> float:
     return max(1.0, demands[0].slowdown(solve(demands)))
 
 
-_EXPOSURES = ("copies", "rows", "vector", "float16", "float32", "float64")
 _MEMORY = {
     "cache_bytes": 3.2e7,
     "smallest_share": 0.53,
@@ -166,7 +165,10 @@ _MEMORY = {
     "cold_products": 0.12,
     "rereads": 3.0,
     "misses": 0.14,
-    **dict.fromkeys(_EXPOSURES, 1.0),
+    "copies": 1.0,
+    "rows": 1.0,
+    "vector": 1.0,
+    "float16": 1.0,
     "float32": 0.5,
     "float64": 0.45,
 }
@@ -177,7 +179,8 @@ def memory_times(
     values: Mapping[str, float], cached: tuple[int, int], sm_bytes_per_us: float
 ) -> MemoryTimes:
     """Return the constants of memory: bfloat16 waits as float16 does."""
-    exposure = {name: values[name] for name in _EXPOSURES}
+    exposure = {name: values[name] for name in ("copies", "rows", "vector")}
+    products = {dtype: values["float16" if dtype == "bfloat16" else dtype] for dtype in ITEM_BYTES}
     alike = ("tail_us", "cold_rows", "cold_products", "rereads")
     return MemoryTimes.model_validate(
         {
@@ -185,7 +188,7 @@ def memory_times(
             "sm_bytes_per_us": sm_bytes_per_us,
             "cache_bytes": round(values["cache_bytes"]),
             "smallest_share": min(1.0, values["smallest_share"]),
-            "exposure": {**exposure, "bfloat16": exposure["float16"]},
+            "exposure": {**exposure, "products": products},
             "misses": dict.fromkeys(ITEM_BYTES, min(1.0, values["misses"])),
             **{name: values[name] for name in alike},
         }

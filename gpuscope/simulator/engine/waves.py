@@ -110,6 +110,15 @@ def _asking(op: WaveOp) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def _is_whole(op: WaveOp, count: int) -> bool:
+    """Whether as many blocks run as do alone: then it is never faster than that.
+
+    The time alone of work in several waves knows of those that do not fill the SMs.
+    """
+    at_once = min(op.blocks, op.stream.sms.bit_count())
+    return count >= at_once or op.pieces > at_once
+
+
 class Sharing:
     """Lets waves that share something advance as fast as all of them can.
 
@@ -206,7 +215,7 @@ class Sharing:
             if op.kept == 1.0:  # it takes as long as alone, if the memory can do that
                 self.memory = asked
                 return {op: 1 / asked} if asked > 1 else {}
-        alike = tuple([(_asking(op), count) for op, count in running.items()])
+        alike = tuple([(_asking(op), count, _is_whole(op, count)) for op, count in running.items()])
         known = self._known.get(alike)
         if known is None:
             known = self._known[alike] = self._solved(memory, running)
@@ -224,8 +233,14 @@ class Sharing:
             for op, count in running.items()
         ]
         latency = solve(demands)
-        asked = sum(demand.rate * demand.idle for demand in demands)
-        return asked, tuple([1 / demand.slowdown(latency) for demand in demands])
+        asked = sum(demand.rate for demand in demands)
+        slowdowns = [demand.slowdown(latency) for demand in demands]
+        return asked, tuple(
+            [
+                1 / (max(1.0, slower) if _is_whole(op, count) else slower)
+                for slower, (op, count) in zip(slowdowns, running.items(), strict=True)
+            ]
+        )
 
     def _sm_share(self, op: WaveOp, count: int) -> float:
         """Return which share of the SMs blocks hold; a copy engine is as far from memory as all."""

@@ -125,7 +125,7 @@ SCALING = Scaling()
 _BUSY = {"tiles": 0.2, "persistent": 0.3}
 """Kind → its share of the memory's bandwidth on all SMs, where the roof does not say it."""
 _EXPOSURE = {"tiles": 1.5, "persistent": 2.1, "tile": 2.4, "attention": 3.0}
-_USUAL_EXPOSURE = 4.0
+_USUAL_EXPOSURE = 5.0
 """How kernels wait for memory (:class:`~gpuscope.device.api.KernelCost`): those that fetch ahead
 wait less. Chosen for the pairs of ``benchmarks/what_if.py``."""
 _SPREAD = {

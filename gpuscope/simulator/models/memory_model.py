@@ -58,7 +58,7 @@ class SharedMemory(NamedTuple):
             exposure = max(exposure, min(1.0, rate))
             idle = idle_share(rate, exposure)
         met = self.smallest_share + (1 - self.smallest_share) * min(1.0, 2 * sm_share)
-        return Demand(rate / idle, exposure, idle, met, 1 + (1 - kept) * work.cold)
+        return Demand(rate, exposure, idle, met, 1 + (1 - kept) * work.cold)
 
 
 class Waiting(Protocol):
@@ -110,7 +110,7 @@ class Demand(NamedTuple):
     Attributes
     ----------
     rate
-        Of the bandwidth, what it would move on an idle memory.
+        Of the bandwidth, what it moves alone.
     exposure
         By how much of its time on an idle memory it grows for each multiple of the latency.
     idle
@@ -156,7 +156,7 @@ def solve(demands: Sequence[Demand]) -> float:
     """Return the latency at which all of them together move what memory can."""
     at = 1.0
     for _ in range(_STEPS):
-        moving = (each.rate * each.idle / each.slowdown(at) for each in demands)
+        moving = (each.rate / each.slowdown(at) for each in demands)
         following = latency(at * math.fsum(moving))  # in whatever order
         if abs(following - at) < _CLOSE * at:
             return following

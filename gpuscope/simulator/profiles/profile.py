@@ -32,7 +32,7 @@ _LAUNCH_SHARE = 0.6
 _SERVED_ALIKE, _SERVED_SOONER, _EARLY = 2.2, 4.5, 0.36
 """Of a kernel that would be so many times as fast on an idle memory, all blocks end at the same
 time; of one that would be so much faster, the first end by this share of its time before the last:
-element-wise copies on 64 and on 132 SMs of an H100, by their thread blocks' own records."""
+element-wise copies on 64 and on 132 SMs of an H100 (``benchmarks/contention.py --blocks``)."""
 
 
 class _Product(NamedTuple):
@@ -209,7 +209,7 @@ class Profile:
 
     def _product_cost(self, product: _Product, dtype: Dtype, sm_count: int) -> KernelCost:
         memory = self.file.memory
-        computing, moving = getattr(memory.exposure, dtype), product.moving
+        computing, moving = memory.exposure.products[dtype], product.moving
         rounds = -(-product.tiles // min(product.blocks, sm_count))
         cost = KernelCost(
             product.blocks,

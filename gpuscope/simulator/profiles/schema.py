@@ -196,11 +196,8 @@ class Exposure(Part):
     """softmax, of the part that grows with the columns"""
     vector: NonNegativeFloat
     """products as far as moving their operands bounds them"""
-    float16: NonNegativeFloat
+    products: dict[Dtype, NonNegativeFloat]
     """other products, by dtype"""
-    bfloat16: NonNegativeFloat
-    float32: NonNegativeFloat
-    float64: NonNegativeFloat
 
 
 class MemoryTimes(Part):

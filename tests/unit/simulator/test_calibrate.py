@@ -45,6 +45,8 @@ from gpuscope.simulator.calibration.kernels import (
     tiles_by_grid,
     unreadable,
 )
+from gpuscope.simulator.calibration.memory import Pair, slowdown
+from gpuscope.simulator.calibration.this_host import measure_host
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
 
@@ -52,6 +54,13 @@ H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.simulator.profiles") / "h200.json").read_text("utf-8")
 FEW = 48
 COPY_RATE = "device_copy_bytes_per_us"
+PAIRS = [
+    Pair(watched, other, sms, 132 - sms, 1.0, 1.0, 200.0)
+    for watched in contention.WATCHED
+    for other in contention.BESIDE
+    for sms in (24, 64)
+]
+"""Kernels beside others, on SM counts that no calibration measures them on."""
 
 
 def micros(profile: Profile, row: dict, sms: int, told: int = 0) -> float:
@@ -548,3 +557,19 @@ def test_gemms_that_would_take_too_long_are_left_out_and_counted(monkeypatch):
     assert "8" not in first
     assert [row["shape"] for row in found.rows] == [[1024, 1024, 1024]]
     assert found.skipped == 16 - len(first)
+
+
+def test_the_host_alone_is_found_again():
+    gpu = gs.open_device("sim:h100", jitter=False, quiet=True)
+    constants, _, _ = measure_host(gpu, "auto", progress=lambda _share, _what: None)
+    known = gpu.backend.profile.constants
+    assert {*known} - {*constants} == {COPY_RATE}
+    for name, value in constants.items():
+        assert value == pytest.approx(known[name], rel=0.03), name
+
+
+def test_how_kernels_wait_for_memory_is_found_again(calibrated):
+    again = Profile.read(calibrated.path)
+    errors = np.abs([slowdown(again, pair) / slowdown(H200, pair) - 1 for pair in PAIRS])
+    assert np.median(errors) <= 0.05
+    assert np.mean(errors <= 0.2) >= 0.85

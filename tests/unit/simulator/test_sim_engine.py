@@ -765,9 +765,19 @@ class ByBlocks:
             demands[number] = self.memory.demand(work, 1.0, count, share)
         if len(demands) == 1:
             ((number, demand),) = demands.items()
-            return {number: min(1.0, 1 / (demand.rate * demand.idle))}
+            return {number: min(1.0, 1 / demand.rate)}
         at = solve([*demands.values()])
-        return {number: 1 / demand.slowdown(at) for number, demand in demands.items()}
+        paces = {number: 1 / demand.slowdown(at) for number, demand in demands.items()}
+        return {
+            number: min(1.0, pace) if self.is_whole(number, counts[number]) else pace
+            for number, pace in paces.items()
+        }
+
+    def is_whole(self, number: int, count: int) -> bool:
+        """Whether as many blocks run as alone, or it takes several waves."""
+        step = self.steps[number]
+        at_once = min(step.blocks, self.program.masks[step.stream].bit_count())
+        return count >= at_once or max(step.tiles, step.blocks) > at_once
 
     def advance(self) -> None:
         """One ns: every block does what the memory lets it do."""

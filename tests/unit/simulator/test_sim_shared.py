@@ -215,7 +215,7 @@ def test_products_wait_for_memory_by_what_bounds_them():
         cost(1, 8192, 8192, "float16", 132, 0),
     )
     exposure = H200.file.memory.exposure
-    assert large.exposure == pytest.approx(exposure.float16, rel=0.1)
+    assert large.exposure == pytest.approx(exposure.products["float16"], rel=0.1)
     assert vector.exposure == pytest.approx(exposure.vector, rel=0.2)
     assert large.traffic > large.nbytes, "tiles load operands again and again"
     assert large.idle > 0.9 > vector.idle, "memory bounds the second"

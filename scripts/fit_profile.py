@@ -32,7 +32,7 @@ from gpuscope.simulator.calibration import fit as fitting
 from gpuscope.simulator.calibration.errors import FOLDS, judged
 from gpuscope.simulator.calibration.memory import fit_copy
 from gpuscope.simulator.calibration.written import profile_of, write_profile
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.carried import carried_over
 from gpuscope.simulator.profiles.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,26 +103,7 @@ def fit(data: dict[str, Any]) -> dict[str, Any]:
         fit_gemm(data["gemm"]), data["gemm"],
         name="h200", device=DEVICE, measured=MEASURED, **host,
     )  # fmt: skip
-    return tables | carried_over(tables, copies)
-
-
-def carried_over(tables: dict[str, Any], copies: list[dict[str, float]]) -> dict[str, Any]:
-    """What was not measured on this GPU: the H100's cache and SMs, behind this memory.
-
-    The share of tiles' loads that counts as moved grows with the memory's bandwidth, as what it
-    stands for, the cache, does not.
-    """
-    other = Profile.load("h100").file.model_dump(mode="json", by_alias=True)
-    cached = other["copy"]["cached_bytes_per_us"]
-    copy = {**fit_copy(copies)[0], "cached_bytes_per_us": cached}
-    bandwidths = (profile["constants"]["device_copy_bytes_per_us"] for profile in (tables, other))
-    ratio = next(bandwidths) / next(bandwidths)
-    misses = {
-        dtype: round(min(1.0, share * ratio), 5)
-        for dtype, share in other["memory"]["misses"].items()
-    }
-    memory = {**other["memory"], "misses": misses}
-    return {"copy": copy, "rows": other["rows"], "memory": memory}
+    return tables | carried_over(tables | {"copy": fit_copy(copies)[0]})
 
 
 fit_gemm = partial(fitting.fit_gemm, layout=LAYOUT)

@@ -204,9 +204,9 @@ def range_projection(
     >>> kernel = gs.learn.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     with gs.annotate("step"):
-    ...         stream.launch(kernel, 50_000, grid=1, block=32)
+    ...         stream.launch(kernel, 100_000, grid=1, block=32)
     >>> step = gs.analysis.range_projection(recording.trace)["step"]
-    >>> step.kernels, step.busy_ns >= 50_000, step.host_ns < step.busy_ns
+    >>> step.kernels, step.busy_ns >= 100_000, step.host_ns < step.busy_ns
     (1, True, True)
     """
     ranges = _ranges(trace, name, domain)

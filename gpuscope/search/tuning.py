@@ -116,7 +116,7 @@ def tune(
     >>> limit = {"small.kernel_median_us": "<= 15"}
     >>> result = gs.tune(both, {"partitions.a": [8, 32, 64, 96]}, "load.tflop_per_s", limit, gpu)
     >>> result.best.label
-    'a = 64'
+    'a = 32'
     """
     if not 0 < confidence < 1:
         raise InvalidArgument(f"confidence is {given(confidence)}; a share in (0, 1) is needed")

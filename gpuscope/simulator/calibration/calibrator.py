@@ -197,7 +197,7 @@ def calibrate(
         with locked([gpu.info]):
             measured = measure(gpu, "cupti", budget_s=left_s, progress=tell)
     else:
-        with team_of(executor, device or "cuda", gpu.info) as team:
+        with team_of(executor, device if device is not None else "cuda", gpu.info) as team:
             measured = measure(gpu, "cupti", budget_s=left_s, progress=tell, team=team)
     measured_s = time.monotonic() - start_s
     return fit(measured, target, measured_s=measured_s, progress=tell)
@@ -205,7 +205,7 @@ def calibrate(
 
 def real_gpu(device: Device | str | None) -> Device:
     """Open a GPU that can be measured."""
-    asked = device or "cuda:0"
+    asked = "cuda:0" if device is None else device
     gpu = asked if isinstance(asked, Device) else open_device(asked, quiet=True)
     if gpu.info.kind != "cuda":
         what = "simulated" if gpu.is_simulated else "no GPU"

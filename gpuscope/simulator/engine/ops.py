@@ -380,7 +380,7 @@ class SimStream:
     last: Op | None = field(default=None, init=False)
     done: int = field(default=0, init=False)
     waited: tuple[int, ...] = field(default=(), init=False)
-    brought: dict[str, float] = field(default_factory=dict, init=False)
+    brought: dict[str, float] = field(default_factory=dict, kw_only=True)
     capture: Capturing | None = field(default=None, init=False)
 
     @property

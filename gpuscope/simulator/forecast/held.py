@@ -58,6 +58,22 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
             work.alone_ns = nearest_ns
 
 
+def start_undisturbed(works: list[Work]) -> None:
+    """Begin a fit with what the least disturbed of the same work took.
+
+    Work that waits for memory may take what it took because it is slow, or because others are
+    beside it: what began slow would stay so.
+    """
+    modelled = [work for work in works if work.kernel is not None and not work.beside]
+    least: dict[tuple[object, ...], int] = {}
+    for work in modelled:
+        least[_same(work)] = min(least.get(_same(work), work.took_ns), work.took_ns)
+    for work in modelled:
+        ratio = least[_same(work)] / work.took_ns
+        if work.kernel is not None and (work.row["category"] or ratio > 1 / _ALIKE):
+            work.kernel = work.kernel.taking(ratio, work.sm_count)
+
+
 def _same(work: Work) -> tuple[object, ...]:
     return work.row["name"], work.row["launch_config"], work.row["category"], work.sm_count
 

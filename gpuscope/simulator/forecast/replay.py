@@ -179,8 +179,9 @@ class Replay:
         factor *= (low, took_ns, high)[self.lean + 1] / took_ns
         if in_graph and self.program.is_measured:
             factor *= _GRAPH_TAKES
-        # What it did in less time than memory allows, it did not take all from memory.
-        nbytes = round(cost.nbytes * (min(1.0, self.factors.get(work, 1.0)) if kept else 1))
+        # Work that is made faster takes fewer bytes: what it takes is what is asked about.
+        share = min(1.0, self.factors.get(work, 1.0))
+        nbytes = round(cost.nbytes * share)
         return KernelOp(
             stream,
             0,
@@ -191,6 +192,7 @@ class Replay:
             max(1, round(cost.block_ns * factor)),
             nbytes,
             cost.tiles,
+            traffic=round(cost.traffic * share),
             exposure=cost.exposure * (1 + 0.5 * self.lean),
             idle=cost.idle,
             cold_nbytes=max(nbytes, cost.cold_nbytes),
@@ -244,6 +246,17 @@ class Replay:
                 elif then_ns is not None:
                     heapq.heappush(due, (then_ns, number))
         return Replayed(self._times(), self.calls_ns, self.answered)
+
+    def pinned(self) -> Mapping[Work, tuple[int, int]]:
+        """Let each piece of work begin when it did, whatever it followed; returns when it ran."""
+        for work, op in self.ops.items():
+            lane = op.stream
+            op.stream = SimStream(lane.handle, lane.sms, lane.priority, brought=lane.brought)
+            op.gap_ns, op.queued_ns = 0, work.start_ns
+            self.engine.submit(op)
+        while self.engine.step(None):
+            pass
+        return self._times()
 
     def _times(self) -> Mapping[Work, tuple[int, int]]:
         """Return when work ran, that of calls that requests did not need left out."""

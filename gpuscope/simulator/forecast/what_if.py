@@ -15,6 +15,7 @@ from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.forecast import Carving, Change, as_trace, described
+from gpuscope.simulator.forecast.held import start_undisturbed
 from gpuscope.simulator.forecast.program import Program, Work
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.forecast.replay import Replay
@@ -128,13 +129,13 @@ def what_if(
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
-    factors = {} if is_as_it_was else _fitted(program, before)
+    factors = {} if is_as_it_was else _fit(program, before)
     base = read_program(trace, profile, sm_counts, second)  # the other one is about to be changed
-    base_factors = {
-        work: factors[fitted]
-        for work, fitted in zip(base.works, program.works, strict=True)
-        if fitted in factors
-    }
+    base_factors = {}
+    for work, fitted in zip(base.works, program.works, strict=True):
+        work.kernel = fitted.kernel
+        if fitted in factors:
+            base_factors[work] = factors[fitted]
     sent = _moved(program, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
     before.check_sizes(after, sent)
@@ -194,24 +195,32 @@ def _plain(number: Real) -> int | float:
     return int(number) if isinstance(number, Integral) else float(number)
 
 
-def _fitted(program: Program, carving: Carving) -> dict[Work, float]:
-    """Return what the modelled times are multiplied with to give what was recorded."""
+def _fit(program: Program, carving: Carving) -> dict[Work, float]:
+    """Fit what work takes alone, so that together it takes what was recorded.
+
+    Returns
+    -------
+    dict
+        Work that no kernel is known of → what its time is multiplied with.
+    """
     factors: dict[Work, float] = {}
-    places = carving.places
-    span_ns = max(work.end_ns for work in program.works) - min(w.start_ns for w in program.works)
+    everything = frozenset(carving.places)
+    start_undisturbed(program.works)
     for _ in range(_ROUNDS):
-        done = Replay(program, places, frozenset(places), factors).play()
         worst = 0.0
-        for work, (start_ns, end_ns) in done.times_ns.items():
-            worst = max(worst, abs(start_ns - work.start_ns), abs(end_ns - work.end_ns))
-            took_ns = max(1, work.end_ns - work.start_ns)
-            factors[work] = factors.get(work, 1.0) * took_ns / max(1, end_ns - start_ns)
-        if worst <= _CLOSE * span_ns:
+        for work, (start_ns, end_ns) in (
+            Replay(program, carving.places, everything, factors).pinned().items()
+        ):
+            ratio = max(1, work.end_ns - work.start_ns) / max(1, end_ns - start_ns)
+            worst = max(worst, abs(ratio - 1))
+            if work.kernel is None or work.beside:
+                factors[work] = factors.get(work, 1.0) * ratio
+            else:
+                work.kernel = work.kernel.taking(ratio, work.sm_count)
+        if worst <= _CLOSE:
             break
-    for work in program.works:
-        if work.beside:  # its time alone is known by itself
-            factors[work] = 1.0
-    return factors
+    # Of work beside other on its SMs, the time alone is known by itself.
+    return {work: factor for work, factor in factors.items() if not work.beside}
 
 
 # -- changes -------------------------------------------------------------------------------

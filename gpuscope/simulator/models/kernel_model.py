@@ -377,6 +377,11 @@ class RecordedKernel:
     def _exposure(self) -> float:
         return _EXPOSURE.get(self.kind, _USUAL_EXPOSURE)
 
+    def taking(self, factor: float, sm_count: int) -> RecordedKernel:
+        """Return it with another time on so many SMs, on which it was recorded."""
+        times_ns = {**self.times_ns, sm_count: self.times_ns[sm_count] * factor}
+        return replace(self, times_ns=times_ns)
+
     def scaled(self, factor: float) -> RecordedKernel:
         """Return it with so many times the work."""
         return replace(self, scale=self.scale * factor)

@@ -11,6 +11,7 @@ from gpuscope._text import clean
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES, Dtype
 from gpuscope.errors import InvalidProfile
+from gpuscope.simulator.profiles.carried import upgraded
 from gpuscope.simulator.profiles.fields import (
     MOST_SMS,
     Exponent,
@@ -368,7 +369,7 @@ class ProfileFile(Part):
 
     @classmethod
     def parse(cls, text: str | bytes, where: str) -> Self:
-        """Read a profile.
+        """Read a profile, also one of schema 5.
 
         Raises
         ------
@@ -376,7 +377,7 @@ class ProfileFile(Part):
             It is not one; a line for each field that is wrong, by its path.
         """
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(upgraded(text))
         except ValidationError as error:
             lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
             raise InvalidProfile(

@@ -509,7 +509,7 @@ def test_a_prediction_is_checked_within_noise_setting_by_setting(shared, carved)
 
 
 def test_a_forecast_states_no_cause(shared):
-    forecast = gs.what_if(shared["default"], scale={"small": 4.0})
+    forecast = gs.what_if(shared["default"], scale={"small": 16.0})
     first, *_ = gs.compare(forecast["recorded"], forecast["forecast"]).findings
     assert (first.rule, first.subject["cause"]) == ("change.worse", "")
 

@@ -28,6 +28,13 @@ def command(*words):
     return done.exit_code, done.stdout
 
 
+def longer(duration_us):
+    """Return the experiment with kernels beside which a launch is short."""
+    load = {**ONE["workloads"]["load"], "duration_us": 200}
+    experiment = changed(duration_us=duration_us)
+    return {**experiment, "workloads": {**experiment["workloads"], "load": load}}
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Two experiments, a budget and a program, in the folder where we are."""
@@ -35,13 +42,13 @@ def files(tmp_path, monkeypatch):
     settings = {"shared": {}, "split": {"partitions": {"a": 16, "b": "rest"}, "streams": {
         "s": {"partition": "a"}, "t": {"partition": "b"}}}}  # fmt: skip
     for name, experiment in (
-        ("before.json", ONE),
-        ("after.json", changed(duration_us=130)),
+        ("before.json", longer(200)),
+        ("after.json", longer(300)),
         ("run.json", {**ONE, "settings": settings}),
     ):
         (tmp_path / name).write_text(json.dumps(experiment), "utf-8")
     (tmp_path / "budget.toml").write_text(
-        'escapes = 0\n[limits]\n"w.latency_p50_us" = "<= 150"\n', "utf-8"
+        'escapes = 0\n[limits]\n"w.latency_p50_us" = "<= 300"\n', "utf-8"
     )
     (tmp_path / "program.toml").write_text('step_ms = "<= 0.3"\nidle_share = "<= 50 %"\n', "utf-8")
     (tmp_path / "train.py").write_text(PROGRAM, "utf-8")

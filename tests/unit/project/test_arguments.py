@@ -25,7 +25,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.ranks import Ranks
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.search.sweeps import load_sweep
-from gpuscope.simulator import calibrate
+from gpuscope.simulator import calibrate, calibrate_host
 from gpuscope.simulator.recorded import RecordedWork
 from gpuscope.trace import Trace, save_trace
 from gpuscope.trace.facts import HazardFact
@@ -440,7 +440,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "TuneResult.export": (tuned.export, {"path": "t.json", "setting": None}),
         "load_sweep": (load_sweep, {"path": "swept"}),
         "measure_interference": (gs.search.measure_interference, {
-            "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,
+            "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1, "pairs": None,
             "seed": 0, "rounding": "exact", "inside": 1.0, "executor": None, **driven,
         }),
         "nsight.profile": (gs.experiments.nsight.profile, {
@@ -450,6 +450,9 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }),
         "calibrate": (calibrate, {
             "device": gpu, "path": "gpu.json", "progress": None, "budget_s": 1.0, "executor": None,
+        }),
+        "calibrate_host": (calibrate_host, {
+            "device": gpu, "path": "host.json", "profile": "h200", "progress": None,
         }),
         "annotate": (entering(gs.annotate), {"name": "a"}),
     }  # fmt: skip

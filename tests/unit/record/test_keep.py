@@ -337,7 +337,7 @@ def test_by_events_the_window_has_what_a_recording_of_everything_has(by_events, 
         by_events.create_stream() as other,
         gs.profile(by_events, keep="200 us") as recording,
     ):
-        other.launch(kernel, 60_000_000, grid=1, block=32)
+        other.launch(kernel, 90_000_000, grid=1, block=32)
         for part in (100, 100, 700):
             for _ in range(part):
                 stream.launch(kernel, 1_000, grid=1, block=32)

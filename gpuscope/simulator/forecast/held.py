@@ -15,7 +15,7 @@ from gpuscope.simulator.recorded import Row
 from gpuscope.trace.model import Trace
 
 _Where: TypeAlias = frozenset[int] | str | None
-_ALIKE = 1.5
+ALIKE = 1.5
 """Kernels of one name and launch whose times alone differ by less are taken for the same work."""
 
 
@@ -41,40 +41,25 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
     usual: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for work in kernels:
         if work not in shared:
-            usual[_same(work)].append(work.alone_ns)
+            usual[same(work)].append(work.alone_ns)
     least: dict[tuple[object, ...], Work] = {}
     for work, others in shared.items():
         work.beside = True
         work.alone_ns = _without(work, others)
-        other = least.setdefault(_same(work), work)
+        other = least.setdefault(same(work), work)
         if work.alone_ns * other.took_ns > other.alone_ns * work.took_ns:
-            least[_same(work)] = work
+            least[same(work)] = work
     disturbed_least = {key: [work.alone_ns] for key, work in least.items()}
     for work in shared:
-        alone = usual.get(_same(work)) or disturbed_least[_same(work)]
+        alone = usual.get(same(work)) or disturbed_least[same(work)]
         nearest_ns = min(alone, key=lambda took_ns: abs(took_ns - work.alone_ns))
         # Where nothing says what it computes, several shapes may share a name and a grid.
-        if work.row["category"] or 1 / _ALIKE < nearest_ns / work.alone_ns < _ALIKE:
+        if work.row["category"] or 1 / ALIKE < nearest_ns / work.alone_ns < ALIKE:
             work.alone_ns = nearest_ns
 
 
-def start_undisturbed(works: list[Work]) -> None:
-    """Begin a fit with what the least disturbed of the same work took.
-
-    Work that waits for memory may take what it took because it is slow, or because others are
-    beside it: what began slow would stay so.
-    """
-    modelled = [work for work in works if work.kernel is not None and not work.beside]
-    least: dict[tuple[object, ...], int] = {}
-    for work in modelled:
-        least[_same(work)] = min(least.get(_same(work), work.took_ns), work.took_ns)
-    for work in modelled:
-        ratio = least[_same(work)] / work.took_ns
-        if work.kernel is not None and (work.row["category"] or ratio > 1 / _ALIKE):
-            work.kernel = work.kernel.taking(ratio, work.sm_count)
-
-
-def _same(work: Work) -> tuple[object, ...]:
+def same(work: Work) -> tuple[object, ...]:
+    """Return what tells work from other work: name, launch, workload and SMs."""
     return work.row["name"], work.row["launch_config"], work.row["category"], work.sm_count
 
 

@@ -245,20 +245,9 @@ class Replay:
                     waiting.add(number)
                 elif then_ns is not None:
                     heapq.heappush(due, (then_ns, number))
-        return Replayed(self._times(), self.calls_ns, self.answered)
+        return Replayed(self.times_ns(), self.calls_ns, self.answered)
 
-    def pinned(self) -> Mapping[Work, tuple[int, int]]:
-        """Let each piece of work begin when it did, whatever it followed; returns when it ran."""
-        for work, op in self.ops.items():
-            lane = op.stream
-            op.stream = SimStream(lane.handle, lane.sms, lane.priority, brought=lane.brought)
-            op.gap_ns, op.queued_ns = 0, work.start_ns
-            self.engine.submit(op)
-        while self.engine.step(None):
-            pass
-        return self._times()
-
-    def _times(self) -> Mapping[Work, tuple[int, int]]:
+    def times_ns(self) -> Mapping[Work, tuple[int, int]]:
         """Return when work ran, that of calls that requests did not need left out."""
         times_ns = {}
         for work, op in self.ops.items():

@@ -14,8 +14,8 @@ from gpuscope.analysis.forecasts import FORECAST, HIGH, LOW, RECORDED, UNCHANGED
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
+from gpuscope.simulator.forecast.alone import fit_alone
 from gpuscope.simulator.forecast.forecast import Carving, Change, as_trace, described
-from gpuscope.simulator.forecast.held import start_undisturbed
 from gpuscope.simulator.forecast.program import Program, Work
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.forecast.replay import Replay
@@ -24,10 +24,6 @@ from gpuscope.simulator.forecast.waits import Waits, change_waits
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
-
-_ROUNDS = 6
-_CLOSE = 1e-4
-"""Of the makespan: a replay of what was is corrected until every start is that close."""
 
 
 @door(
@@ -129,7 +125,7 @@ def what_if(
     is_as_it_was = not others and (
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
-    factors = {} if is_as_it_was else _fit(program, before)
+    factors = {} if is_as_it_was else fit_alone(program, before.places)
     base = read_program(trace, profile, sm_counts, second)  # the other one is about to be changed
     base_factors = {}
     for work, fitted in zip(base.works, program.works, strict=True):
@@ -193,34 +189,6 @@ def what_if(
 def _plain(number: Real) -> int | float:
     """Return a number of NumPy or another library as one of Python's."""
     return int(number) if isinstance(number, Integral) else float(number)
-
-
-def _fit(program: Program, carving: Carving) -> dict[Work, float]:
-    """Fit what work takes alone, so that together it takes what was recorded.
-
-    Returns
-    -------
-    dict
-        Work that no kernel is known of → what its time is multiplied with.
-    """
-    factors: dict[Work, float] = {}
-    everything = frozenset(carving.places)
-    start_undisturbed(program.works)
-    for _ in range(_ROUNDS):
-        worst = 0.0
-        for work, (start_ns, end_ns) in (
-            Replay(program, carving.places, everything, factors).pinned().items()
-        ):
-            ratio = max(1, work.end_ns - work.start_ns) / max(1, end_ns - start_ns)
-            worst = max(worst, abs(ratio - 1))
-            if work.kernel is None or work.beside:
-                factors[work] = factors.get(work, 1.0) * ratio
-            else:
-                work.kernel = work.kernel.taking(ratio, work.sm_count)
-        if worst <= _CLOSE:
-            break
-    # Of work beside other on its SMs, the time alone is known by itself.
-    return {work: factor for work, factor in factors.items() if not work.beside}
 
 
 # -- changes -------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ ROOMS = {
     "record": 5_167,
     "report": 674,
     "search": 1_891,
-    "simulator": 6_430,
+    "simulator": 6_440,
     "telling": 1_993,
     "timeline": 6_003,
     "trace": 2_993,

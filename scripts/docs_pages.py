@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from facts import BESIDE  # noqa: E402
 from latencies import is_close  # noqa: E402
+from saturation import CLOSE as SATURATED  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 NOTE = """Kernel times come from {source}. (Without a partition, events alone would mostly time the
@@ -1004,6 +1005,31 @@ def other_gpu_table(shapes: dict[str, Any]) -> list[str]:
     return lines
 
 
+def saturation_table(saturation: dict[str, Any]) -> list[str]:
+    """Requests near saturation, measured and simulated."""
+    rows, seen = saturation["rows"], saturation["seen"]
+    close = [row for row in rows if abs(row["error"]) <= max(SATURATED, row["floor"])]
+    lines = [
+        *prose(
+            f"Measured twice on an {seen['device']} on {seen['measured_on']}, with its host's",
+            f"calibration of that minute: {len(close)} of {len(rows)} are within",
+            f"{percent(SATURATED)}, or within what two measurements differ by, which is in",
+            "brackets. Times in ms, goodput in requests a second.",
+        ),
+        "",
+        "| load | what | measured | simulated | error |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        scale = 1e6 if row["what"].endswith("_ns") else 1.0
+        lines.append(
+            f"| {row['load']} | {row['what'].removesuffix('_ns').replace('_', ' ')} | "
+            f"{row['measured'] / scale:.4g} (± {percent(row['floor'])}) | "
+            f"{row['simulated'] / scale:.4g} | {percent(row['error'])} |"
+        )
+    return lines
+
+
 def latencies_table(latencies: dict[str, Any]) -> list[str]:
     """Quantiles of every setting, simulated and measured."""
     rows, names = latencies["rows"], ("latency_p50_us", "latency_p90_us", "latency_p99_us")
@@ -1146,6 +1172,9 @@ def pages() -> dict[Path, str]:
         "pairs table": pairs_table(cpu),
         "latencies table": latencies_table(latencies),
         "other latencies table": latencies_table(other),
+        "saturation table": saturation_table(
+            json.loads((RESULTS / "saturation_h100.json").read_text("utf-8"))
+        ),
         "other GPU table": other_gpu_table(shapes),
         "memory law": memory_law(
             *(

@@ -688,9 +688,10 @@ class ByBlocks:
         while len(self.done) < len(self.steps):
             for place in [place for place, (_, left) in self.running.items() if left <= 0]:
                 number = self.running[place][0]
-                if self.spare[number]:
+                if self.spare[number]:  # of those done in one ns, whose tile began first goes first
                     self.spare[number] -= 1
-                    self.running[place][1] += self.steps[number].block_ns * FULL
+                    _, left = self.running.pop(place)
+                    self.running[place] = [number, left + self.steps[number].block_ns * FULL]
                 else:
                     del self.running[place]
             while self.finish_one():  # records and waits take no time: one may let the next go

@@ -192,12 +192,18 @@ def show(rows: list[Facts]) -> None:
         print(f"{name}: {sum(map(is_close, some))} of {len(some)} within 20 % or the floor")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--profile", default="h200", help="the part after sim:")
+def options(description: str | None, out: Path, profile: str) -> argparse.ArgumentParser:
+    """Return what such benchmarks ask for."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--profile", default=profile, help="the part after sim:")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--device", default="cuda:0")
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__, RESULTS, "h200")
     parser.add_argument("--calibrate", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.calibrate:

@@ -1,16 +1,15 @@
 """Requests near saturation, measured twice on a GPU and simulated: times to first token, goodput.
 
-    python benchmarks/saturation.py --profile h100
+    python benchmarks/saturation.py                on an H100; --profile and --out for others
     python benchmarks/saturation.py --simulate     the simulation, beside what was measured
 
-A rate is ``LOADS`` times what the prefill serves at most: the reciprocal of its kernels'
-median at a low rate, on the GPU that is measured. The host is calibrated
-before, by itself. Close is within 15 %, or within what two measurements differ by.
+A rate is ``LOADS`` times what the prefill serves at most: the reciprocal of its kernels' median at
+a low rate, on the GPU that is measured. The host is calibrated before, by itself. Close is within
+15 %, or within what two measurements differ by.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -24,7 +23,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.simulator.profiles.profile import Profile
 
-RESULTS = Path(__file__).parent / "results" / "saturation.json"
+RESULTS = Path(__file__).parent / "results" / "saturation_h100.json"
 LOADS = (0.9, 1.0, 1.1)
 CLOSE = 0.15
 COLUMNS = ("ttft_p50_ns", "ttft_p90_ns", "goodput_per_s")
@@ -93,12 +92,7 @@ def show(rows: list[Facts]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--profile", default="h200", help="the part after sim:")
-    parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--device", default="cuda:0")
-    arguments = parser.parse_args()
+    arguments = latencies.options(__doc__, RESULTS, "h100").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "host.json")
         if arguments.simulate:

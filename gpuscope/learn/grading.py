@@ -195,8 +195,9 @@ def grade(
     Each runs in a process of its own, bounded in time and memory, but with your rights: it is
     no sandbox for code that you do not trust. What runs is the lesson as it was given out, with
     the learner's exercises and the cells that the learner added in their places: only checks in
-    the lesson's own cells count, and its names are restored before each of them. Predictions and quizzes are read from the saved outputs. Whatever
-    a notebook holds, the others are graded; after Ctrl-C the result has what was graded until then.
+    the lesson's own cells count, and its names are restored before each of them. Predictions and
+    quizzes are read from the saved outputs. Whatever a notebook holds, the others are graded;
+    after Ctrl-C the result has what was graded until then.
 
     Parameters
     ----------

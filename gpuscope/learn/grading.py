@@ -31,9 +31,9 @@ from gpuscope.learn.handed_in import (
     answers,
     asked,
     asked_of,
-    exercises,
     merged,
     read_cells,
+    shared,
 )
 from gpuscope.search.scale_out import executor_of
 
@@ -296,11 +296,10 @@ def grade_notebook(
         cells = read_cells(path)
     except TraceFormatError as error:
         return [replace(blank, reason=str(error))]
-    ids = exercises(cells)
     books = {book.name: read_cells(book) for book in lessons}
-    shared = {name: len(ids & exercises(book)) for name, book in books.items()}
-    lesson = max(shared, key=shared.__getitem__)
-    if not shared[lesson]:
+    counts = {name: shared(book, cells) for name, book in books.items()}
+    lesson = max(counts, key=counts.__getitem__)
+    if not counts[lesson]:
         return [replace(blank, reason="it has no cell of any lesson's exercises")]
     given = answers(cells)
     code = merged(books[lesson], cells)

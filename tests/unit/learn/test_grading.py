@@ -82,6 +82,22 @@ def test_what_is_solved_and_what_is_not(folders):
     assert found["eve"].notebook == "eve.ipynb"
 
 
+def test_a_cell_written_anew_is_found_by_its_function(folders):
+    for name in ("new cell", "no ids"):
+        path = folders[0] / f"{name}.ipynb"
+        book(path)
+        notebook = json.loads(path.read_text())
+        for number, one in enumerate(notebook["cells"]):
+            if name == "no ids" or one["id"] == "task":
+                one["id"] = None if name == "no ids" else f"new {number}"
+                one["metadata"] = {}
+        path.write_text(json.dumps(notebook))
+    found = graded(folders)
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        ("new cell", "no ids"), "solved"
+    )
+
+
 FORGED = {
     "own check": 'lesson.check("double", "It.", lambda _: True)',
     "own check, stored": 'gs.learn.Feedback(lesson.check("double", "It.", lambda _: True).result, "", "")',

@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 1_505,
+    "learn": 1_585,
     "races": 1_771,
     "record": 5_167,
     "report": 674,

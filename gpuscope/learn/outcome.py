@@ -132,7 +132,7 @@ class Feedback:
     hint
         What to think about next, in the end a solution; empty where it is solved or was not tried.
     rule
-        The rule that the exercise is about.
+        The rule that the exercise is about; empty until it is solved or the last hint was given.
     figure
         The timeline of the learner's program, or ``None`` where nothing was recorded.
     """

@@ -1,4 +1,4 @@
-"""Rows as bars of a track: copies by direction; readings of GPUs, their clock, power, throttling."""
+"""Rows as bars of a track: copies by direction, readings of GPUs by clock, power, throttling."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Lesson:
             Given one after the other, one at each attempt that fails. The last one is a solution;
             what follows its first line is shown as code.
         rule
-            The rule that the exercise is about.
+            The rule that the exercise is about: told when it is solved, or with the last hint.
         """
         self._keep(name, "exercise", task, "not tried")
         self._attempts.clear()
@@ -239,7 +239,7 @@ class Lesson:
             outcome = f"It raised {type(error).__name__}: {error}"
         if outcome is None:
             result = replace(self._results[name], verdict="not tried")
-            return Feedback(result, _UNTRIED, "", rule)
+            return Feedback(result, _UNTRIED, "")
         result = self._tried(name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
@@ -247,7 +247,8 @@ class Lesson:
             figure = timeline(trace, window_ns=window, title="Your program")
         if outcome is not True:
             text = outcome or "It is not what was asked for."
-            return Feedback(result, text, _hint(hints, result.attempts), rule, figure)
+            shown_rule = rule if result.attempts >= len(hints) else ""  # it is often the answer
+            return Feedback(result, text, _hint(hints, result.attempts), shown_rule, figure)
         shown = "; ".join(dict.fromkeys(last.shown)) if last is not None else ""
         text = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
         return Feedback(result, text[0].upper() + text[1:], "", rule, figure)

@@ -13,10 +13,11 @@ from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import write_csv
 from gpuscope._text import UNITS_NS
 from gpuscope.device.device import Device
-from gpuscope.errors import InvalidArgument, NotFound
+from gpuscope.errors import CapabilityError, InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
 from gpuscope.learn.attempt import Attempt, Unmet, bounded
+from gpuscope.learn.cuda.program import CudaProgram
 from gpuscope.learn.outcome import (
     RESULTS,
     Feedback,
@@ -186,13 +187,15 @@ class Lesson:
     def watch(self, program: Callable[..., object], *arguments: object) -> Attempt:
         """Run a learner's program inside a check and record it: conditions on its trace follow.
 
-        It is stopped after :attr:`patience_s`. The last one that a check watched is drawn.
+        It is stopped after :attr:`patience_s`. The last one that a check watched is drawn. A
+        :class:`CudaProgram` is recorded on its own device, which is always simulated.
         """
-        with profile(self.device, hazards=True) as recording, bounded(self.patience_s):
+        device = program.device if isinstance(program, CudaProgram) else self.device
+        with profile(device, hazards=True) as recording, bounded(self.patience_s):
             attempt = Attempt(recording)
             self._attempts.append(attempt)
             attempt.value = program(*arguments)
-            attempt.returned_ns = self.device.now_ns()
+            attempt.returned_ns = device.now_ns()
         return attempt
 
     @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str)
@@ -233,6 +236,8 @@ class Lesson:
                     outcome = test(random.Random(seed))  # noqa: S311 - durations
                     if outcome is not None and not isinstance(outcome, str):
                         outcome = bool(outcome)  # what NumPy compares is no bool of Python
+        except CapabilityError as error:  # nobody can try it here
+            return Feedback(self._results[name], str(error), "", rule)
         except Unmet as unmet:
             outcome = str(unmet)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything

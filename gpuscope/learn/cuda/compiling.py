@@ -84,8 +84,10 @@ def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str
             '#line 1 "program.cu"',
             _LAUNCH.sub(r"gpuscope::configured(\2), \1(", source),
             '#line 1 "the check"',
-            f"static_assert(std::is_same_v<decltype(&{entry.name}), {entry.returns} (*)({types})>, "
-            f'"keep it as {entry.returns} {entry.name}({types})");',
+            (
+                f"static_assert(std::is_same_v<decltype(&{entry.name}), {entry.returns} (*)({types})>, "
+                f'"keep it as {entry.returns} {entry.name}({types})");'
+            ),
             f"const gpuscope::Known gpuscope::known[] = {{{''.join(known)} {{}}}};",
             f"const int gpuscope::known_count = {len(kernels)};",
             f"int main(int, char** argv) {{ return gpuscope::run({entry.name}, argv); }}",

@@ -85,7 +85,8 @@ def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str
             _LAUNCH.sub(r"gpuscope::configured(\2), \1(", source),
             '#line 1 "the check"',
             (
-                f"static_assert(std::is_same_v<decltype(&{entry.name}), {entry.returns} (*)({types})>, "
+                f"static_assert(std::is_same_v<decltype(&{entry.name}), "
+                f"{entry.returns} (*)({types})>, "
                 f'"keep it as {entry.returns} {entry.name}({types})");'
             ),
             f"const gpuscope::Known gpuscope::known[] = {{{''.join(known)} {{}}}};",

@@ -26,6 +26,7 @@ def gpu_time_ns(stream, handle):
 """),
         ],
         "read": [
+            ("a host function behind the copy", "    stream.synchronize()", "    stream.host_call(lambda: None)\n    stream.synchronize()"),
             ("an event after the copy", "stream.synchronize()", "stream.record().synchronize()"),
             ("it asks until the stream is done", "stream.synchronize()", "while not stream.is_done:\n        pass"),
             ("it returns a number of NumPy", "float(page[0])", "page[0]"),
@@ -148,6 +149,7 @@ def first_result(job, later, stream):
     done.synchronize()
 """),
             ("the handle is waited for", "job.completion.wait()", "job.wait()"),
+            ("a host function behind later", "    job.completion.wait()", "    stream.host_call(lambda: None)\n    job.completion.wait()"),
             ("it asks until job is done", "job.completion.wait()", "while not job.completion.is_done:\n        pass"),
         ],
     },
@@ -286,6 +288,7 @@ def culprit(steps, stream):
 WRONG: Answers = {
     "01": {
         "timer": [
+            ("an object between all numbers", "def gpu_time_ns", "class Equal(float):\n    __eq__ = __lt__ = __gt__ = lambda self, other: True\n    __hash__ = None\n\ndef gpu_time_ns", "second.elapsed_ns(since=first)", "Equal()"),
             ("the time that was asked for is no measurement", "return second.elapsed_ns(since=first)", "return handle.duration_ns"),
             ("a constant", "return second.elapsed_ns(since=first)", "return 5_000_000"),
             ("the host's clock", "def gpu_time_ns(stream, handle):\n    stream.synchronize()\n    before = gpu.now_ns()\n    handle.execute(stream=stream)\n    stream.synchronize()\n    return gpu.now_ns() - before\n"),
@@ -303,6 +306,9 @@ WRONG: Answers = {
             ("it waits for what never happens", "second.synchronize()", "while not first.closed:\n        pass"),
         ],
         "read": [
+            ("an object that equals everything", "def read_first", "class Equal(float):\n    __eq__ = __lt__ = __gt__ = lambda self, other: True\n    __hash__ = None\n\ndef read_first", "float(page[0])", "Equal()"),
+            ("not a number", "float(page[0])", "float('nan')"),
+            ("an array", "float(page[0])", "page[:1].copy()"),
             ("it waits for all streams", "stream.synchronize()", "gpu.synchronize()"),
             ("nobody waits", "    stream.synchronize()\n", ""),
             ("a loop that reads memory, which no compiler and no simulator need to see change", "stream.synchronize()", "while page[0] == 0:\n        pass"),
@@ -476,6 +482,8 @@ def serve(small, large, parts):
             ("p50 over kept", "def choose(points):\n    return min(points, key=lambda one: one[\"p50_us\"] / one[\"kept\"])[\"size\"]\n"),
         ],
         "gain": [
+            ("not a number", "return (", "return float('nan') * ("),
+            ("an object that is less than all", "def gain", "class Less:\n    __sub__ = __abs__ = lambda self, *_: self\n    __gt__ = lambda self, other: False\n\ndef gain", "return (", "return Less() or ("),
             ("over the sum of all durations", "makespan = max(end for _, end in spans) - min(start for start, _ in spans)", "makespan = sum(end - start for start, end in spans)"),
             ("over the last end", " - min(start for start, _ in spans)", ""),
             ("of one kernel each", "len(a) * solo_a + len(b) * solo_b", "solo_a + solo_b"),
@@ -585,6 +593,7 @@ def gain(a, b, solo_a, solo_b):
     },
     "09": {
         "interference": [
+            ("not a number", "return float(", "return float('nan') * float("),
             ("means, which one odd value moves", "np.median", "np.mean"),
             ("the ratio", " - 1", ""),
             ("the other way round", "np.median(together_us) / np.median(alone_us)", "np.median(alone_us) / np.median(together_us)"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuscope.learn.cases import address as address
     from gpuscope.learn.cases import case as case
     from gpuscope.learn.cases import spin_kernel as spin_kernel
+    from gpuscope.learn.cuda.program import CudaProgram as CudaProgram
     from gpuscope.learn.grading import Grade as Grade
     from gpuscope.learn.grading import Grades as Grades
     from gpuscope.learn.grading import Limits as Limits

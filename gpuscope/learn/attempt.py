@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import operator
 import signal
 import threading
@@ -41,6 +42,8 @@ _MODEL = KernelModel(
     writes=lambda args: args[0],
     compute=lambda a, b: a + b,
 )
+_NUMBERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"])
+"""NumPy's types of numbers: their subclasses could compare as they like."""
 _WHOLE = 0.95
 """Of the time that a step takes: one that took less was cut short."""
 
@@ -169,8 +172,8 @@ class Attempt:
 
     @functools.cached_property
     def _work(self) -> list[_Work]:
-        """What the GPU did, in the order of its launches."""
-        work = self.trace.where(kind=("kernel", "memcpy", "memset", "host function"))
+        """What the GPU did, in the order of its launches; host functions are the host's."""
+        work = self.trace.where(kind=("kernel", "memcpy", "memset"))
         rows = sorted(work.spans.to_pylist(), key=operator.itemgetter("id"))
         return [
             _Work(
@@ -196,6 +199,15 @@ class Attempt:
                     "was cut short, or is another kernel."
                 )
         self.shown.append(f"it ran {_listed(wanted) or 'nothing'}")
+
+    def number(self) -> float:
+        """Return the number that the program returned: of Python or NumPy, and finite."""
+        value = self.value
+        if type(value) not in (int, float) and type(value) not in _NUMBERS:
+            raise Unmet(f"It shall return a number; it returned {given(value)}.")
+        if not math.isfinite(value):  # type: ignore[arg-type]  # it is a number
+            raise Unmet(f"It shall return a finite number; it returned {value}.")
+        return float(value)  # type: ignore[arg-type]
 
     def order(self, *names: str) -> None:
         """Require that each begins when those before it have ended."""

@@ -38,8 +38,8 @@ def grade_command(
     """Run the notebooks that a class handed in; table first answers and which checks failed.
 
     Each runs in a process of its own, with your rights: run no code that you do not trust. The
-    lesson is run as it was given out, with the learner's exercises and added cells: a check that
-    was changed does not count. After Ctrl-C the table has what was graded until then.
+    lesson is run as it was given out, with the learner's exercises and added cells: only its own
+    checks count. After Ctrl-C the table has what was graded until then.
 
     Example: gpuscope grade handed_in --lessons notebooks --out grades.csv
     """

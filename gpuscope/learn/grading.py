@@ -25,7 +25,16 @@ from gpuscope.analysis.result import Result as Table
 from gpuscope.analysis.result import Row
 from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
-from gpuscope.learn.handed_in import ASKS, answers, asked, exercises, merged, read_cells
+from gpuscope.learn.handed_in import (
+    ASKS,
+    Code,
+    answers,
+    asked,
+    asked_of,
+    merged,
+    read_cells,
+    shared,
+)
 from gpuscope.search.scale_out import executor_of
 
 _MOST_BYTES = 10_000_000
@@ -122,7 +131,10 @@ class Grades(Table):
     @property
     def note(self) -> str:
         """Where verdicts come from."""
-        return "predictions and quizzes as they were answered; the code of exercises was run again"
+        return (
+            "predictions and quizzes as the saved notebook has them, unverified: count them "
+            "as participation; the code of exercises was run again"
+        )
 
     @door(path=(str, Path))
     def to_csv(self, path: str | Path) -> Path:
@@ -182,9 +194,10 @@ def grade(
 
     Each runs in a process of its own, bounded in time and memory, but with your rights: it is
     no sandbox for code that you do not trust. What runs is the lesson as it was given out, with
-    the learner's exercises and the cells that the learner added in their places: checks that a
-    learner changed do not count. Predictions and quizzes are read from the saved outputs. Whatever
-    a notebook holds, the others are graded; after Ctrl-C the result has what was graded until then.
+    the learner's exercises and the cells that the learner added in their places: only checks in
+    the lesson's own cells count, and its names are restored before each of them. Predictions and
+    quizzes are read from the saved outputs. Whatever a notebook holds, the others are graded;
+    after Ctrl-C the result has what was graded until then.
 
     Parameters
     ----------
@@ -283,14 +296,14 @@ def grade_notebook(
         cells = read_cells(path)
     except TraceFormatError as error:
         return [replace(blank, reason=str(error))]
-    ids = exercises(cells)
     books = {book.name: read_cells(book) for book in lessons}
-    shared = {name: len(ids & exercises(book)) for name, book in books.items()}
-    lesson = max(shared, key=shared.__getitem__)
-    if not shared[lesson]:
+    counts = {name: shared(book, cells) for name, book in books.items()}
+    lesson = max(counts, key=counts.__getitem__)
+    if not counts[lesson]:
         return [replace(blank, reason="it has no cell of any lesson's exercises")]
     given = answers(cells)
-    checked, ending = _run(merged(books[lesson], cells), limits, stop, gpu=gpu)
+    code = merged(books[lesson], cells)
+    checked, ending = _run(code, asked_of(books[lesson]), limits, stop, gpu=gpu)
     grades = []
     for method, name in asked(books[lesson]):
         result, check = given.get(name), checked.get(name)
@@ -326,7 +339,7 @@ def _notebooks(folder: Path) -> list[Path]:
 
 
 def _run(
-    cells: list[tuple[str, str]], limits: Limits, stop: threading.Event | None, *, gpu: bool
+    cells: list[Code], names: set[str], limits: Limits, stop: threading.Event | None, *, gpu: bool
 ) -> tuple[dict[str, Checked], str]:
     """Run cells in a process; returns the checks that were reached, and how it ended."""
     with (
@@ -335,7 +348,7 @@ def _run(
         tempfile.TemporaryFile() as checks,
     ):
         order = Path(folder, "order.json")
-        asked = Order(cells, limits.cell_seconds, limits.memory_bytes, checks.fileno())
+        asked = Order(cells, names, limits.cell_seconds, limits.memory_bytes, checks.fileno())
         order.write_bytes(msgspec.json.encode(asked))
         environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
         if not gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,24 +97,75 @@ def exercises(cells: Sequence[Cell]) -> set[str]:
     return {cell.id for cell in cells if cell.is_exercise and cell.id is not None}
 
 
-def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return id and source of a lesson's code, with the exercises and cells of a learner."""
-    written = {cell.id: cell.source for cell in cells}
+def shared(lesson: Sequence[Cell], cells: Sequence[Cell]) -> int:
+    """Return how many of a lesson's exercises a notebook has, by id or by function."""
+    ids = exercises(cells)
+    return sum(cell.id in ids or _written(cell, cells) is not None for cell in _tasks(lesson))
+
+
+def _tasks(lesson: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in lesson if cell.is_exercise]
+
+
+def _written(task: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """Return the last cell that defines the function of an exercise, where its id is gone."""
+    names = re.findall(r"^def (\w+)", task.source, re.MULTILINE)
+    pattern = re.compile(rf"^def {names[-1]}\b" if names else r"(?!)", re.MULTILINE)
+    return next((cell for cell in reversed(cells) if pattern.search(cell.source)), None)
+
+
+@dataclass(frozen=True)
+class Code:
+    """A cell to run.
+
+    Attributes
+    ----------
+    id
+        As in the lesson; ``"added"`` for what a learner added.
+    asks
+        Names of the checks in a cell of the lesson's own; ``None``: a learner wrote it.
+    """
+
+    id: str
+    source: str
+    asks: tuple[str, ...] | None = None
+
+
+def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[Code]:
+    """Return a lesson's code, with the exercises and cells of a learner."""
+    written = {cell.id: cell for cell in cells if cell.id is not None}
+    tasks = {
+        id(task): written.get(task.id or "") or _written(task, cells) for task in _tasks(lesson)
+    }
+    used, given_out = set(map(id, tasks.values())), {cell.source for cell in lesson}
     known = {cell.id for cell in lesson if cell.id is not None}
-    added: dict[str | None, list[tuple[str, str]]] = {}
+    added: dict[str | None, list[Code]] = {}
     before: str | None = None
     for cell in cells:
         if cell.id in known:
             before = cell.id
-        elif cell.is_code:
-            added.setdefault(before, []).append(("added", cell.source))
+        elif cell.is_code and id(cell) not in used and cell.source not in given_out:
+            added.setdefault(before, []).append(Code("added", cell.source))
     every = added.get(None, [])
     for cell in lesson:
-        if cell.is_code:
-            replacement = written.get(cell.id) if cell.is_exercise else None
-            every.append((cell.id or "", cell.source if replacement is None else replacement))
+        if cell.is_code and cell.is_exercise:
+            every.append(Code(cell.id or "", (tasks[id(cell)] or cell).source))
+        elif cell.is_code:
+            checks = tuple(name for method, name in asked([cell]) if method == "check")
+            every.append(Code(cell.id or "", cell.source, checks))
         every += added.get(cell.id, []) if cell.id is not None else []
     return every
+
+
+def asked_of(lesson: Sequence[Cell]) -> set[str]:
+    """Return the names of the functions that a lesson's exercises ask for."""
+    return {
+        node.name
+        for cell in lesson
+        if cell.is_exercise
+        for node in ast.parse(cell.source).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:

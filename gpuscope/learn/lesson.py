@@ -13,10 +13,11 @@ from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import write_csv
 from gpuscope._text import UNITS_NS
 from gpuscope.device.device import Device
-from gpuscope.errors import InvalidArgument, NotFound
+from gpuscope.errors import CapabilityError, InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
 from gpuscope.learn.attempt import Attempt, Unmet, bounded
+from gpuscope.learn.cuda.program import CudaProgram
 from gpuscope.learn.outcome import (
     RESULTS,
     Feedback,
@@ -186,13 +187,15 @@ class Lesson:
     def watch(self, program: Callable[..., object], *arguments: object) -> Attempt:
         """Run a learner's program inside a check and record it: conditions on its trace follow.
 
-        It is stopped after :attr:`patience_s`. The last one that a check watched is drawn.
+        It is stopped after :attr:`patience_s`. The last one that a check watched is drawn. A
+        :class:`CudaProgram` is recorded on its own device, which is always simulated.
         """
-        with profile(self.device, hazards=True) as recording, bounded(self.patience_s):
+        device = program.device if isinstance(program, CudaProgram) else self.device
+        with profile(device, hazards=True) as recording, bounded(self.patience_s):
             attempt = Attempt(recording)
             self._attempts.append(attempt)
             attempt.value = program(*arguments)
-            attempt.returned_ns = self.device.now_ns()
+            attempt.returned_ns = device.now_ns()
         return attempt
 
     @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str)
@@ -222,7 +225,7 @@ class Lesson:
             Given one after the other, one at each attempt that fails. The last one is a solution;
             what follows its first line is shown as code.
         rule
-            The rule that the exercise is about.
+            The rule that the exercise is about: told when it is solved, or with the last hint.
         """
         self._keep(name, "exercise", task, "not tried")
         self._attempts.clear()
@@ -233,13 +236,15 @@ class Lesson:
                     outcome = test(random.Random(seed))  # noqa: S311 - durations
                     if outcome is not None and not isinstance(outcome, str):
                         outcome = bool(outcome)  # what NumPy compares is no bool of Python
+        except CapabilityError as error:  # nobody can try it here
+            return Feedback(self._results[name], str(error), "", rule)
         except Unmet as unmet:
             outcome = str(unmet)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             outcome = f"It raised {type(error).__name__}: {error}"
         if outcome is None:
             result = replace(self._results[name], verdict="not tried")
-            return Feedback(result, _UNTRIED, "", rule)
+            return Feedback(result, _UNTRIED, "")
         result = self._tried(name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
@@ -247,7 +252,8 @@ class Lesson:
             figure = timeline(trace, window_ns=window, title="Your program")
         if outcome is not True:
             text = outcome or "It is not what was asked for."
-            return Feedback(result, text, _hint(hints, result.attempts), rule, figure)
+            shown_rule = rule if result.attempts >= len(hints) else ""  # it is often the answer
+            return Feedback(result, text, _hint(hints, result.attempts), shown_rule, figure)
         shown = "; ".join(dict.fromkeys(last.shown)) if last is not None else ""
         text = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
         return Feedback(result, text[0].upper() + text[1:], "", rule, figure)

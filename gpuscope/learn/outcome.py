@@ -132,7 +132,7 @@ class Feedback:
     hint
         What to think about next, in the end a solution; empty where it is solved or was not tried.
     rule
-        The rule that the exercise is about.
+        The rule that the exercise is about; empty until it is solved or the last hint was given.
     figure
         The timeline of the learner's program, or ``None`` where nothing was recorded.
     """
@@ -165,6 +165,7 @@ def _display(html: str, figure: Untyped, result: Result, then: str = "") -> None
     ipython.display({"text/html": html, RESULTS: [asdict(result)]}, raw=True)
     if figure is not None:
         ipython.display(figure)
+        ipython.display({"text/html": figure.table()}, raw=True)
     if then:
         ipython.display({"text/markdown": then}, raw=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.readings import CLOCK, THROTTLED
+from gpuscope.timeline.readings import CLOCK, DOWNLOAD, THROTTLED, UPLOAD
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
@@ -27,6 +27,8 @@ LAYOUT = Layout(
         "api": Group.CALLS,
         "sync": Group.SYNC,
         "kernel": Group.STREAM,
+        UPLOAD: Group.STREAM,
+        DOWNLOAD: Group.STREAM,
         "memcpy": Group.STREAM,
         "memset": Group.STREAM,
         "host function": Group.STREAM,

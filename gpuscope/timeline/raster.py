@@ -17,6 +17,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
+from gpuscope.timeline.alternative import table_of
 from gpuscope.timeline.columns import MARK_PX, edges_of, heights, resampled, step_of
 from gpuscope.timeline.labels import MARKS_PX, Class
 from gpuscope.timeline.look import Look, PartLook
@@ -81,6 +82,10 @@ class StaticFigure(ThemedFigure):
             with suppress(KeyError, TypeError, ValueError):
                 bundle["image/png"] = base64.b64encode(png(self)).decode()
         return bundle
+
+    def table(self) -> str:
+        """Return what is drawn as a table in HTML, folded; empty where there is no picture."""
+        return "" if self._picture is None else table_of(self._picture)
 
     def _dark_picture(self) -> bytes | None:
         with suppress(KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Readings of GPUs as bars of a track: at which clock and power, and for what throttled."""
+"""Rows as bars of a track: copies by direction, readings of GPUs by clock, power, throttling."""
 
 from __future__ import annotations
 
@@ -16,8 +16,30 @@ CLOCK, THROTTLED, BESIDE = "clock", "clock, throttled", "clock, beside"
 """What stands for the kind ``counter`` of readings: the bar of a reading, the same where the GPU
 was throttled, and the other counters of it, whose values the bar tells."""
 
+UPLOAD, DOWNLOAD = "upload", "download"
+"""What stands for the kind ``memcpy`` of copies to the GPU and to the host."""
+_DIRECTIONS = {"HtoD": UPLOAD, "DtoH": DOWNLOAD}
+
 
 def as_bars(spans: pa.Table) -> pa.Table:
+    """Return rows with copies by direction, and the first counter of each reading as its bar."""
+    return _readings(_copies(spans))
+
+
+def _copies(spans: pa.Table) -> pa.Table:
+    """Return rows with uploads and downloads told apart, also by name where that is "copy"."""
+    code, directions = codes(spans.column("copy_kind"))
+    rows = np.flatnonzero(np.isin(directions, list(_DIRECTIONS))[code])
+    if not len(rows):
+        return spans
+    looks = np.array([_DIRECTIONS.get(direction, "") for direction in directions], object)[code]
+    name, names = codes(spans.column("name"))
+    plain = rows[np.array([text == "copy" for text in names], bool)[name[rows]]]
+    spans = _changed(spans, "kind", rows, looks[rows].tolist())
+    return _changed(spans, "name", plain, looks[plain].tolist()) if len(plain) else spans
+
+
+def _readings(spans: pa.Table) -> pa.Table:
     """Return rows with the first counter of each reading as its bar, named by all it read."""
     code, kinds = codes(spans.column("kind"))
     name, names = codes(spans.column("name"))

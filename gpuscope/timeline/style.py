@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpuscope.timeline.readings import CLOCK, THROTTLED
+from gpuscope.timeline.readings import CLOCK, DOWNLOAD, THROTTLED, UPLOAD
 from gpuscope.trace.model import Trace
 
 Properties: TypeAlias = dict[str, Any]
@@ -58,8 +58,10 @@ class KindStyle:
 
 KIND_STYLES = {
     "kernel": KindStyle("kernel"),
-    "memcpy": KindStyle("memcpy", "/"),
-    "memset": KindStyle("memset", "\\"),
+    UPLOAD: KindStyle("upload, host to GPU", "/"),
+    DOWNLOAD: KindStyle("download, GPU to host", "\\", strength=0.5),
+    "memcpy": KindStyle("memcpy", "/", strength=0.75),
+    "memset": KindStyle("memset", "|", strength=0.75),
     "graph": KindStyle("graph, as a whole", "|"),
     "host function": KindStyle("host function", "+", strength=0.5),
     "event": KindStyle("event record"),

@@ -247,8 +247,9 @@ class Tracks:
         """
         count = len(self)
         knew_process = len(self.coded["process"].values) > 1
-        spans = as_bars(spans)
-        plain = spans.set_column(spans.schema.get_field_index("name"), "name", plain_names(spans))
+        plain = as_bars(
+            spans.set_column(spans.schema.get_field_index("name"), "name", plain_names(spans))
+        )
         coded = {name: column.extended(plain.column(name)) for name, column in self.coded.items()}
         columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
         fresh = {name: code for name, (code, _) in columns_of.items()}

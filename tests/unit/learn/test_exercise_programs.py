@@ -38,7 +38,7 @@ def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, c
     assert found.result.verdict != "solved", source
     assert found.found
     assert "NameError" not in found.found, "that is the test's mistake"
-    assert found.rule
+    assert bool(found.rule) == found.hint.startswith("A solution"), "it is told with the last hint"
 
 
 @pytest.mark.parametrize(("number", "exercise", "changes"), every(RIGHT))

@@ -82,6 +82,57 @@ def test_what_is_solved_and_what_is_not(folders):
     assert found["eve"].notebook == "eve.ipynb"
 
 
+def test_a_cell_written_anew_is_found_by_its_function(folders):
+    for name in ("new cell", "no ids"):
+        path = folders[0] / f"{name}.ipynb"
+        book(path)
+        notebook = json.loads(path.read_text())
+        for number, one in enumerate(notebook["cells"]):
+            if name == "no ids" or one["id"] == "task":
+                one["id"] = None if name == "no ids" else f"new {number}"
+                one["metadata"] = {}
+        path.write_text(json.dumps(notebook))
+    found = graded(folders)
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        ("new cell", "no ids"), "solved"
+    )
+
+
+FORGED = {
+    "own check": 'lesson.check("double", "It.", lambda _: True)',
+    "own check, stored": 'gs.learn.Feedback(lesson.check("double", "It.", lambda _: True).result, "", "")',
+    "other lesson": 'lesson = type("Lesson", (), {"check": lambda *a: 7})()',
+    "check of the lesson": 'lesson.check = lambda name, *a: gs.learn.Lesson.check(lesson, name, "", lambda _: True)',
+    "check of the class": "known = gs.learn.Lesson.check\n"
+    'gs.learn.Lesson.check = lambda self, name, *a: known(self, name, "", lambda _: True)',
+    "judge": "def judge(*a, **k): return True",
+    "gs": "from types import SimpleNamespace\ngs = SimpleNamespace(learn=None)",
+}
+"""Cells that a learner may add, behind a function that is wrong."""
+JUDGE = "def judge(x, wanted):\n    return x == wanted or f'it is {x}'"
+JUDGED = 'lesson.check("double", "Write it.", lambda _: judge(double(4), 8))'
+
+
+@pytest.mark.parametrize("where", ["in the exercise", "in a cell of its own", "before all"])
+def test_a_grade_comes_from_the_checks_of_the_lesson_alone(tmp_path, where):
+    lessons, handed_in = tmp_path / "lessons", tmp_path / "handed_in"
+    judge = cell("judge", JUDGE)
+    book(lessons / "01.ipynb", "def double(x):\n    return None", before=[judge], check=JUDGED)
+    wrong = "def double(x):\n    return 9"
+    for name, forged in FORGED.items():
+        task, before = wrong, [judge]
+        if where == "in the exercise":
+            task = f"{wrong}\n{forged}"
+        elif where == "before all":
+            before = [cell("mine", forged), judge]
+        else:
+            before = [judge, cell("mine", forged)]
+        book(handed_in / f"{name}.ipynb", task, before=before, check=JUDGED)
+    found = graded((handed_in, lessons))
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(FORGED, "not solved")
+    assert {one.reason.rpartition("; ")[2] for one in found.values()} == {"it is 9"}
+
+
 def test_what_takes_too_long_or_too_much_or_ends_the_process(folders):
     mine = folders[0]
     book(mine / "loops" / "one.ipynb", "while True: pass")

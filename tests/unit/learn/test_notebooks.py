@@ -21,9 +21,10 @@ LONGEST = {
     "04_caller_stream.ipynb": (MOST_CELLS, 25),
     "05_carving_sms.ipynb": (MOST_CELLS, 35),
     "06_latency_under_load.ipynb": (45, 25),
-    "08_graphs.ipynb": (49, 35),
+    "07_reuse_without_waiting.ipynb": (MOST_CELLS, 30),
+    "08_graphs.ipynb": (49, 45),
     "09_reading_a_timeline.ipynb": (42, 25),
-    "11_find_the_race.ipynb": (68, 50),
+    "11_find_the_race.ipynb": (68, 70),
     "12_copy_and_compute.ipynb": (MOST_CELLS, 30),
     "13_what_waits_unasked.ipynb": (MOST_CELLS, 30),
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Places
+from gpuscope.timeline.look import look
 from gpuscope.timeline.picture import Panel, Picture
 from gpuscope.timeline.plotly_parts import arrow_lines, bars, traces_of
 from gpuscope.timeline.scene import Scene
@@ -150,3 +151,24 @@ def test_what_overlaps_in_a_track_has_room_for_its_name():
     (one, two), (height, _) = bar["y"], bar["width"]
     assert height > 14, "letters of 11 px and what is around them"
     assert two - one > height, "a gap tells them apart"
+
+
+def test_uploads_and_downloads_are_told_apart_by_name_and_look():
+    trace = Trace.from_columns(
+        {
+            "id": [1, 2, 3],
+            "kind": ["memcpy"] * 3,
+            "name": ["copy"] * 3,
+            "copy_kind": ["HtoD", "DtoH", "DtoD"],
+            "stream": [7, 7, 7],
+            "start_ns": [0, 10, 20],
+            "end_ns": [9, 19, 29],
+            "source": ["cupti"] * 3,
+        }
+    )
+    tracks = Tracks.of(trace)
+    names = tracks.coded["name"]
+    assert [names.values[code] for code in names.codes] == ["upload", "download", "copy"]
+    looks = [look(tracks, kind, {"stream 7": "#0072B2"}) for kind in tracks.classes]
+    assert len({(each.fill, each.pattern) for each in looks}) == 3
+    assert len(tracks.tracks) == 1

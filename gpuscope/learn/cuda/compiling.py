@@ -1,0 +1,157 @@
+"""From a learner's CUDA C++ to a program: kernels declared, launches translated, compiled."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope.errors import CapabilityError, InvalidArgument
+from gpuscope.learn.attempt import Unmet
+
+_HERE = Path(__file__).parent
+_COMPILERS = ("g++", "clang++", "c++")
+_SECONDS = 60
+_LAUNCH = re.compile(r"\b([A-Za-z_]\w*)\s*<<<(.*?)>>>\s*\(", re.DOTALL)
+_ERROR = re.compile(r"^program\.cu:(\d+)(?::\d+)?: (?:fatal )?error: (.*)$", re.MULTILINE)
+_SHOWN = 3
+"""Errors of a compiler that are told: the others often follow from these."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's declaration, taken to pieces.
+
+    Attributes
+    ----------
+    returns, name
+        Its type and name.
+    types, names
+        Of its parameters.
+    """
+
+    returns: str
+    name: str
+    types: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Signature:
+        """Read a declaration such as ``void scale(float* out, int n)``.
+
+        Raises
+        ------
+        InvalidArgument
+            It is none, or a parameter has no name.
+        """
+        match = re.fullmatch(r"\s*(.+?)\s*\b(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+        parts = [part.strip() for part in match[3].split(",")] if match and match[3].strip() else []
+        parameters = [re.fullmatch(r"(.+[\s*])(\w+)", part, re.DOTALL) for part in parts]
+        if match is None or None in parameters:
+            raise InvalidArgument(
+                f"{text!r} declares no function with named parameters: write it as in "
+                "'void scale(float* out, int n)'"
+            )
+        pairs = [(each[1].strip(), each[2]) for each in parameters if each is not None]
+        types, names = (tuple(column) for column in zip(*pairs, strict=True)) if pairs else ((), ())
+        return cls(match[1], match[2], types, names)
+
+
+def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str:
+    """Return a whole program in C++: the learner's lines keep their numbers."""
+    declared, known = [], []
+    for number, kernel in enumerate(kernels):
+        pairs = [f"{kind} {name}" for kind, name in zip(kernel.types, kernel.names, strict=True)]
+        values = "".join(f", {name}" for name in kernel.names)
+        declared.append(
+            f"inline void {kernel.name}({', '.join(pairs)}) "
+            f"{{ gpuscope::launched({number}{values}); }}"
+        )
+        sizes = ", ".join(f"sizeof({kind})" for kind in kernel.types)
+        known.append(
+            f'{{(const void*){kernel.name}, "{kernel.name}", {len(kernel.types)}, {{{sizes}}}}},'
+        )
+    types = ", ".join(entry.types)
+    return "\n".join(
+        [
+            "#include <cuda_runtime.h>",
+            *declared,
+            '#line 1 "program.cu"',
+            _LAUNCH.sub(r"gpuscope::configured(\2), \1(", source),
+            '#line 1 "the check"',
+            (
+                f"static_assert(std::is_same_v<decltype(&{entry.name}), "
+                f"{entry.returns} (*)({types})>, "
+                f'"keep it as {entry.returns} {entry.name}({types})");'
+            ),
+            f"const gpuscope::Known gpuscope::known[] = {{{''.join(known)} {{}}}};",
+            f"const int gpuscope::known_count = {len(kernels)};",
+            f"int main(int, char** argv) {{ return gpuscope::run({entry.name}, argv); }}",
+            "",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program on disk; its folder goes with it."""
+
+    path: Path
+    folder: tempfile.TemporaryDirectory[str]
+
+
+def compiler() -> str:
+    """Return the path of a C++ compiler.
+
+    Raises
+    ------
+    CapabilityError
+        This system has none, or is not Linux.
+    """
+    path = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if path is None or sys.platform != "linux":
+        lacks = "a C++ compiler is needed" if path is None else "Linux is needed"
+        raise CapabilityError(
+            f"CUDA C++ cannot be tried here: {lacks}. Install g++ or clang++ on Linux, where it "
+            "runs without a GPU; a browser has neither"
+        )
+    return path
+
+
+@functools.lru_cache(maxsize=16)
+def compiled(text: str) -> Compiled:
+    """Compile a program of :func:`as_cpp`.
+
+    Raises
+    ------
+    Unmet
+        It does not compile: says why, with the learner's line numbers.
+    CapabilityError
+        There is no compiler.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="gpuscope-cuda-")
+    source, path = Path(folder.name) / "whole.cpp", Path(folder.name) / "program"
+    source.write_text(text, "utf-8")
+    options = ["-std=c++17", "-O1", "-w", "-pthread", "-I", str(_HERE)]
+    command = [compiler(), *options, str(source), "-o", str(path)]
+    try:
+        done = subprocess.run(  # noqa: S603 - the compiler of this system
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unmet(f"It did not compile within {_SECONDS} s.") from error
+    if done.returncode:
+        raise Unmet(f"It does not compile. {_errors(done.stderr)}")
+    return Compiled(path, folder)
+
+
+def _errors(text: str) -> str:
+    """Return what a compiler complains of: first in the learner's lines, else anywhere."""
+    lines = [f"Line {line}: {what}" for line, what in _ERROR.findall(text)]
+    others = re.findall(r"(?:error: |undefined reference ).*", text)
+    return ". ".join((lines or others or [text.strip()[-300:]])[:_SHOWN]) + "."

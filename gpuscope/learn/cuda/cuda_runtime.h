@@ -1,0 +1,344 @@
+// The part of CUDA's runtime API that the lessons teach, for a GPU that another process simulates.
+// Each call is a message on a socket; that process keeps streams, events, graphs and GPU memory.
+// Page-locked memory is shared with it, and closed between calls: the first access to each of its
+// pages is reported, so that races of the host are seen.
+#pragma once
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __host__
+#define CUDART_CB
+
+enum cudaError_t {
+  cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidResourceHandle = 400, cudaErrorIllegalState = 401, cudaErrorNotReady = 600,
+  cudaErrorNotPermitted = 800, cudaErrorNotSupported = 801,
+  cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorStreamCaptureMerge = 902, cudaErrorStreamCaptureUnmatched = 903,
+  cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorStreamCaptureImplicit = 906, cudaErrorCapturedEvent = 907
+};
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
+};
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed
+};
+enum : unsigned {
+  cudaStreamDefault = 0, cudaStreamNonBlocking = 1,
+  cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
+  cudaHostAllocDefault = 0
+};
+typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
+typedef struct CUgraph_st* cudaGraph_t;
+typedef struct CUgraphExec_st* cudaGraphExec_t;
+typedef void (*cudaHostFn_t)(void*);
+#define cudaStreamLegacy ((cudaStream_t)0x1)
+#define cudaStreamPerThread ((cudaStream_t)0x2)
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+namespace gpuscope {
+typedef uint64_t Word;
+struct Request { char name[40]; Word line, words[6], nbytes; };
+struct Reply { Word kind, status, value, nbytes; };  // kind 1: run the function at status
+struct Known { const void* function; const char* name; int count; int sizes[8]; };
+extern const Known known[];
+extern const int known_count;
+
+static const Word arena = 0x208000000000, heading = 1 << 20;
+static Word arena_bytes;
+static int channel;
+static bool opened;  // whether a page of page-locked memory is open
+static pthread_t thread;
+static cudaError_t latest;
+static struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
+
+inline bool is_shared(const void* at) { return (Word)at - arena < arena_bytes; }
+inline void write_all(const void* from, size_t left) {
+  for (const char* at = (const char*)from; left;) {
+    ssize_t sent = send(channel, at, left, MSG_NOSIGNAL);
+    if (sent <= 0) _exit(0);
+    at += sent, left -= sent;
+  }
+}
+inline void read_all(void* to, size_t left) {
+  for (char* at = (char*)to; left;) {
+    ssize_t came = read(channel, at, left);
+    if (came <= 0) _exit(0);  // the check is over
+    at += came, left -= came;
+  }
+}
+inline void close_pages() {
+  if (opened) mprotect((void*)(arena + heading), arena_bytes - heading, PROT_NONE);
+  opened = false;
+}
+inline Request request(const char* name, int line, std::initializer_list<Word> words) {
+  Request made = {};
+  strncpy(made.name, name, sizeof made.name - 1);
+  made.line = line;
+  size_t index = 0;
+  for (Word word : words) made.words[index++] = word;
+  return made;
+}
+inline Reply answer();
+// Ask for a call: payload goes there, what comes back goes to `back`.
+inline Reply ask(Request made, const void* payload = nullptr, size_t nbytes = 0, void* back = nullptr) {
+  if (!pthread_equal(thread, pthread_self())) {
+    fprintf(stderr, "gpuscope: call CUDA from one thread only\n");
+    _exit(3);
+  }
+  volatile char present = nbytes ? ((const char*)payload)[0] ^ ((const char*)payload)[nbytes - 1] : 0;
+  (void)present;
+  close_pages();
+  made.nbytes = nbytes;
+  write_all(&made, sizeof made);
+  write_all(payload, nbytes);
+  Reply reply = answer();
+  if (reply.nbytes) read_all(back, reply.nbytes);
+  return reply;
+}
+inline Reply answer() {
+  for (;;) {
+    Reply reply;
+    read_all(&reply, sizeof reply);
+    if (reply.kind == 0) return reply;
+    close_pages();
+    ((cudaHostFn_t)reply.status)((void*)reply.value);
+    close_pages();
+    Request over = request("over", 0, {});
+    write_all(&over, sizeof over);
+  }
+}
+inline cudaError_t note(Reply reply) {
+  cudaError_t error = (cudaError_t)reply.status;
+  if (error != cudaSuccess && error != cudaErrorNotReady) latest = error;
+  return error;
+}
+template <class T>
+cudaError_t make(T* made, Request wanted) {
+  Reply reply = ask(wanted);
+  if (reply.status == 0) *made = (T)reply.value;
+  return note(reply);
+}
+template <class T>
+Word word(T value) {
+  static_assert(sizeof(T) <= sizeof(Word), "an argument of a kernel has at most 8 bytes here");
+  Word bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+inline void fault(int, siginfo_t* info, void* context) {
+  Word at = (Word)info->si_addr;
+  if (!is_shared((void*)at) || at - arena < heading) {
+    Request crashed = request("crashed", 0, {at});
+    write_all(&crashed, sizeof crashed);
+    signal(SIGSEGV, SIG_DFL);
+    return;  // and fault again
+  }
+  Word page = at & ~(Word)4095;
+  static Word read_page;
+#if defined(__x86_64__)
+  bool writes = ((ucontext_t*)context)->uc_mcontext.gregs[REG_ERR] & 2;
+#else
+  bool writes = opened && read_page == page;
+#endif
+  read_page = page;
+  Request touched = request("touched", 0, {page, writes});
+  write_all(&touched, sizeof touched);
+  answer();
+  mprotect((void*)page, 4096, writes ? PROT_READ | PROT_WRITE : PROT_READ);
+  opened = true;
+}
+inline void configured(dim3 grid, dim3 block, size_t = 0, cudaStream_t stream = nullptr,
+                       int line = __builtin_LINE()) {
+  next_launch = {grid, block, stream, line};
+}
+inline cudaError_t launch(const Known& kernel, const Word* words) {
+  Request made = request("launch", next_launch.line,
+                         {(Word)next_launch.stream, (Word)(&kernel - known), next_launch.grid.x,
+                          next_launch.block.x});
+  return note(ask(made, words, kernel.count * sizeof(Word)));
+}
+template <class... A>
+void launched(int number, A... values) {
+  Word words[] = {0, word(values)...};
+  launch(known[number], words + 1);
+}
+}  // namespace gpuscope
+
+#define GPUSCOPE_LINE int line = __builtin_LINE()
+#define GPUSCOPE_ASK(...) gpuscope::note(gpuscope::ask(gpuscope::request(__func__, line, {__VA_ARGS__})))
+#define GPUSCOPE_MAKE(made, ...) gpuscope::make(made, gpuscope::request(__func__, line, {__VA_ARGS__}))
+using GpuscopeWord = gpuscope::Word;
+
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(stream, flags, (GpuscopeWord)(int64_t)priority);
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags, GPUSCOPE_LINE) {
+  return cudaStreamCreateWithPriority(stream, flags, 0, line);
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream, GPUSCOPE_LINE) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0, line);
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
+inline cudaError_t cudaStreamQuery(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)event);
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(event, flags);
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, GPUSCOPE_LINE) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault, line);
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)event, (GpuscopeWord)stream);
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)event); }
+inline cudaError_t cudaEventQuery(cudaEvent_t event, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)event); }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end, GPUSCOPE_LINE) {
+  gpuscope::Word ns = 0;
+  cudaError_t error = GPUSCOPE_MAKE(&ns, (GpuscopeWord)begin, (GpuscopeWord)end);
+  if (error == cudaSuccess) *ms = (float)((double)(int64_t)ns / 1e6);
+  return error;
+}
+template <class T>
+cudaError_t cudaMalloc(T** memory, size_t bytes, GPUSCOPE_LINE) { return GPUSCOPE_MAKE(memory, bytes); }
+inline cudaError_t cudaFree(void* memory, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)memory); }
+template <class T>
+cudaError_t cudaMallocHost(T** memory, size_t bytes, GPUSCOPE_LINE) { return GPUSCOPE_MAKE(memory, bytes); }
+template <class T>
+cudaError_t cudaHostAlloc(T** memory, size_t bytes, unsigned = 0, GPUSCOPE_LINE) {
+  return cudaMallocHost(memory, bytes, line);
+}
+inline cudaError_t cudaFreeHost(void* memory, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)memory); }
+
+namespace gpuscope {
+inline cudaError_t copy(const char* name, void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream, int line) {
+  bool up = kind == cudaMemcpyHostToDevice && !is_shared(from);
+  bool down = kind == cudaMemcpyDeviceToHost && !is_shared(to);
+  Request made = request(name, line, {up ? 0 : (Word)from, down ? 0 : (Word)to, bytes, (Word)kind, (Word)stream});
+  return note(ask(made, from, up ? bytes : 0, to));
+}
+}  // namespace gpuscope
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  return gpuscope::copy(__func__, to, from, bytes, kind, stream, line);
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, GPUSCOPE_LINE) {
+  return gpuscope::copy(__func__, to, from, bytes, kind, nullptr, line);
+}
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)function, (GpuscopeWord)data);
+}
+inline cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
+                                    size_t = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  gpuscope::configured(grid, block, 0, stream, line);
+  for (int number = 0; number < gpuscope::known_count; ++number) {
+    const gpuscope::Known& kernel = gpuscope::known[number];
+    if (kernel.function != function) continue;
+    gpuscope::Word words[8] = {};
+    for (int i = 0; i < kernel.count; ++i) memcpy(&words[i], arguments[i], kernel.sizes[i]);
+    return gpuscope::launch(kernel, words);
+  }
+  return gpuscope::note({0, cudaErrorInvalidResourceHandle, 0, 0});
+}
+template <class... A>
+cudaError_t cudaLaunchKernel(void (*function)(A...), dim3 grid, dim3 block, void** arguments,
+                             size_t shared = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  return cudaLaunchKernel((const void*)function, grid, block, arguments, shared, stream, line);
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)stream);
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(graph, (GpuscopeWord)stream);
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(executable, (GpuscopeWord)graph);
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)executable, (GpuscopeWord)stream);
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)executable); }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)graph); }
+inline cudaError_t cudaDeviceSynchronize(GPUSCOPE_LINE) { return GPUSCOPE_ASK(0); }
+inline cudaError_t cudaPeekAtLastError() { return gpuscope::latest; }
+inline cudaError_t cudaGetLastError(GPUSCOPE_LINE) {
+  GPUSCOPE_ASK(0);
+  cudaError_t error = gpuscope::latest;
+  gpuscope::latest = cudaSuccess;
+  return error;
+}
+
+namespace gpuscope {
+template <class T>
+T value_of(Word bits) {
+  T value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+template <class R, class... A, size_t... I>
+Word call(R (*function)(A...), const Word* words, std::index_sequence<I...>) {
+  if constexpr (std::is_void_v<R>) {
+    function(value_of<A>(words[I])...);
+    return 0;
+  } else {
+    return word(function(value_of<A>(words[I])...));
+  }
+}
+// Run a program with the arguments that stand at the begin of the shared memory.
+template <class R, class... A>
+int run(R (*function)(A...), char** argv) {
+  channel = atoi(argv[1]);
+  int memory = atoi(argv[2]);
+  arena_bytes = strtoull(argv[3], nullptr, 10);
+  thread = pthread_self();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto limit = [](int what, rlim_t most) {
+    rlimit both = {most, most};
+    setrlimit((__rlimit_resource)what, &both);
+  };
+  limit(RLIMIT_CORE, 0), limit(RLIMIT_FSIZE, 1 << 20), limit(RLIMIT_CPU, 60);
+  limit(RLIMIT_AS, arena_bytes + ((rlim_t)2 << 30));
+  int fixed = MAP_SHARED | MAP_FIXED_NOREPLACE;
+  void* at = mmap((void*)arena, arena_bytes, PROT_READ | PROT_WRITE, fixed, memory, 0);
+  if (at != (void*)arena) return 4;
+  opened = true;
+  close_pages();
+  struct sigaction action = {};
+  action.sa_sigaction = fault;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  sigaction(SIGSEGV, &action, nullptr);
+  Word value = call(function, (const Word*)arena, std::index_sequence_for<A...>());
+  fflush(stdout);
+  Request over = request("returned", 0, {value});
+  close_pages();
+  write_all(&over, sizeof over);
+  answer();  // host functions, until the check is over
+  return 0;
+}
+}  // namespace gpuscope

@@ -1,0 +1,316 @@
+"""What CUDA's runtime does for a learner's program: its calls, on a simulated GPU's objects."""
+
+# ruff: noqa: D102, N802 - methods have the names and meanings of CUDA's calls
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TypeAlias
+
+import numpy as np
+
+from gpuscope._types import Array, Untyped
+from gpuscope.device.accesses import accesses_of, address_of, of_arrays
+from gpuscope.device.calls import of_thread
+from gpuscope.device.device import Device
+from gpuscope.device.event import Event
+from gpuscope.device.graph import Graph
+from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError, StreamError
+from gpuscope.learn.cuda.compiling import Signature
+from gpuscope.learn.cuda.shared import BASE, SharedMemory
+from gpuscope.workloads.handle import Handle
+
+KernelOf: TypeAlias = Handle | Callable[..., object]
+"""What a kernel is here: a handle to execute, or a function of a stream and the arguments."""
+Calling: TypeAlias = Callable[[int, int], None]
+"""Has the program run a function of its own with a pointer, both by address."""
+Answer: TypeAlias = tuple[int, bytes]
+
+INVALID_VALUE, INVALID_HANDLE, NOT_READY, NOT_SUPPORTED = 1, 400, 600, 801
+_CODES = {
+    "IllegalState": 401,
+    "StreamCaptureUnsupported": 900,
+    "StreamCaptureInvalidated": 901,
+    "StreamCaptureMerge": 902,
+    "StreamCaptureUnmatched": 903,
+    "StreamCaptureUnjoined": 904,
+    "StreamCaptureIsolation": 905,
+    "StreamCaptureImplicit": 906,
+    "CapturedEvent": 907,
+}
+_TO_HOST, _TO_DEVICE = 2, 1
+_DISABLE_TIMING, _NON_BLOCKING = 2, 1
+_FLOAT = np.dtype("float32")
+_PAGE = 4096
+
+
+def code_of(error: GpuscopeError) -> int:
+    """Return CUDA's number of an error."""
+    name = re.search(r"cudaError(\w+)", str(error))
+    default = INVALID_HANDLE if isinstance(error, StreamError) else INVALID_VALUE
+    return _CODES.get(name[1], default) if name is not None else default
+
+
+class Runtime:
+    """Streams, events, graphs and memory of one run of a program.
+
+    Calls have CUDA's names. Each takes the numbers and bytes of its message, and returns a number
+    and bytes; what CUDA refuses is an error of gpuscope's.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory: SharedMemory,
+        kernels: Sequence[tuple[Signature, KernelOf]],
+        calling: Calling,
+    ) -> None:
+        self._device = device
+        self._memory = memory
+        self._kernels = kernels
+        self._calling = calling
+        self.streams: dict[int, Stream] = {}
+        self.arrays: dict[int, Untyped] = {}
+        self._events: dict[int, Event] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._instantiated: set[int] = set()
+        self._captures: dict[int, tuple[AbstractContextManager[Graph], Graph]] = {}
+        self._left: list[Stream | Event | Graph] = []
+
+    def close(self) -> None:
+        """End captures, and close what the program made and did not return."""
+        for capture, _ in self._captures.values():
+            with suppress(GpuscopeError):
+                capture.__exit__(None, None, None)
+        for item in self._left:
+            with suppress(GpuscopeError):
+                item.close()
+        self._captures.clear()
+        self._left.clear()
+
+    # -- streams and events -----------------------------------------------------------
+    def _stream(self, handle: int) -> Stream:
+        if handle <= 2:
+            return self._device.wrap_stream(handle)
+        if handle not in self.streams:
+            raise StreamError("there is no such stream: create it first, and destroy it last")
+        return self.streams[handle]
+
+    def _event(self, handle: int) -> Event:
+        if handle not in self._events:
+            raise StreamError("there is no such event: create it first, and destroy it last")
+        return self._events[handle]
+
+    def cudaStreamCreateWithPriority(self, flags: int, priority: int) -> Answer:
+        blocking = not flags & _NON_BLOCKING
+        signed = priority - (1 << 64) * (priority >> 63)
+        stream = self._device.create_stream(blocking=blocking, priority=signed)
+        self.streams[stream.handle] = stream
+        self._left.append(stream)
+        return stream.handle, b""
+
+    def cudaStreamDestroy(self, handle: int) -> Answer:
+        self._stream(handle)
+        self.streams.pop(handle, None)
+        return 0, b""
+
+    def cudaStreamSynchronize(self, handle: int) -> Answer:
+        self._stream(handle).synchronize()
+        return 0, b""
+
+    def cudaStreamQuery(self, handle: int) -> Answer:
+        return (0 if self._stream(handle).is_done else NOT_READY), b""
+
+    def cudaStreamWaitEvent(self, stream: int, event: int) -> Answer:
+        self._stream(stream).wait(self._event(event))
+        return 0, b""
+
+    def cudaEventCreateWithFlags(self, flags: int) -> Answer:
+        event = self._device.create_event(timing=not flags & _DISABLE_TIMING)
+        self._left.append(event)
+        self._events[id(event)] = event
+        return id(event), b""
+
+    def cudaEventRecord(self, event: int, stream: int) -> Answer:
+        self._stream(stream).record(self._event(event))
+        return 0, b""
+
+    def cudaEventSynchronize(self, event: int) -> Answer:
+        self._event(event).synchronize()
+        return 0, b""
+
+    def cudaEventQuery(self, event: int) -> Answer:
+        return (0 if self._event(event).is_done else NOT_READY), b""
+
+    def cudaEventDestroy(self, event: int) -> Answer:
+        self._event(event)
+        del self._events[event]
+        return 0, b""
+
+    def cudaEventElapsedTime(self, begin: int, end: int) -> Answer:
+        return self._event(end).elapsed_ns(since=self._event(begin)) % (1 << 64), b""
+
+    def cudaDeviceSynchronize(self) -> Answer:
+        self._device.synchronize()
+        return 0, b""
+
+    # -- memory -----------------------------------------------------------------------
+    def cudaMalloc(self, nbytes: int) -> Answer:
+        array = self._device.empty(-(-nbytes // 4))
+        return self.know(array), b""
+
+    def cudaFree(self, address: int) -> Answer:
+        if address:
+            if address not in self.arrays:
+                raise StreamError("cudaFree needs what cudaMalloc returned, once")
+            self._device.synchronize()
+            del self.arrays[address]
+        return 0, b""
+
+    def cudaMallocHost(self, nbytes: int) -> Answer:
+        return self._memory.address_of(self._memory.take(-(-nbytes // 4))), b""
+
+    def cudaFreeHost(self, _address: int) -> Answer:
+        self._device.synchronize()
+        return 0, b""
+
+    def know(self, array: Untyped) -> int:
+        """Let a program use an array of the device; returns its address."""
+        address = address_of(array)
+        assert address is not None  # noqa: S101 - of a simulated GPU
+        self.arrays[address] = array
+        return address
+
+    def part(self, address: int, nbytes: int | None = None) -> Untyped:
+        """Return an array from an address on: so many bytes, or to its end."""
+        if 0 <= address - BASE < self._memory.nbytes:
+            return self._memory.part(address, nbytes)
+        for start, array in self.arrays.items():
+            if start <= address < start + array.nbytes:
+                first = (address - start) // 4
+                last = array.size if nbytes is None else first + nbytes // 4
+                if last <= array.size:
+                    return array[first:last]
+        raise StreamError(
+            f"{address:#x} is no memory of the GPU, or there are not {nbytes or 4} bytes of it"
+        )
+
+    def cudaMemcpyAsync(
+        self, source: int, target: int, nbytes: int, kind: int, stream: int, payload: bytes = b""
+    ) -> Answer:
+        if nbytes % 4:
+            raise StreamError(f"{nbytes} bytes are no whole number of floats: copy those only here")
+        if nbytes == 0:
+            return 0, b""
+        chosen = self._stream(stream)
+        pageable = payload or not target
+        if pageable and chosen.capturing:
+            raise StreamError(
+                "a copy of ordinary memory is not captured here (cudaErrorStreamCaptureUnsupported)"
+                ": use memory of cudaMallocHost"
+            )
+        read = np.frombuffer(payload, _FLOAT) if payload else self.part(source, nbytes)
+        written = np.empty(nbytes // 4, _FLOAT) if not target else self.part(target, nbytes)
+        on_host = isinstance(read, np.ndarray), isinstance(written, np.ndarray)
+        if on_host != (kind == _TO_DEVICE, kind == _TO_HOST):
+            raise StreamError("cudaMemcpyKind is not what the pointers say")
+        chosen.copy(written, read)
+        return 0, b"" if target else written.tobytes()
+
+    def cudaMemcpy(
+        self, source: int, target: int, nbytes: int, kind: int, stream: int, payload: bytes = b""
+    ) -> Answer:
+        answer = self.cudaMemcpyAsync(source, target, nbytes, kind, stream, payload)
+        if kind in (_TO_HOST, _TO_DEVICE):
+            self._stream(stream).synchronize()
+        return answer
+
+    def touched(self, page: int, writes: int) -> Answer:
+        """Tell that the program reads or writes a page of page-locked memory."""
+        array: Array = self._memory.part(page, _PAGE)
+        accesses = of_arrays([] if writes else [array], [array] if writes else [])
+        if of_thread.run is not None:
+            of_thread.run.accesses += accesses_of(accesses)
+        else:
+            name = "the program's write" if writes else "the program's read"
+            self._device.calls.tell("host access", name, accesses=accesses)
+        return 0, b""
+
+    # -- work -------------------------------------------------------------------------
+    def launch(
+        self, stream: int, number: int, grid: int, block: int, payload: bytes = b""
+    ) -> Answer:
+        """Launch a kernel of the exercise."""
+        if not (grid and block):
+            raise StreamError("a kernel needs blocks and threads: it was launched with none")
+        signature, kernel = self._kernels[number]
+        chosen = self._stream(stream)
+        if isinstance(kernel, Handle):
+            kernel.execute(stream=chosen)
+            return 0, b""
+        words = [payload[at : at + 8] for at in range(0, len(payload), 8)]
+        values = [self._value(*pair) for pair in zip(signature.types, words, strict=True)]
+        kernel(chosen, *values)
+        return 0, b""
+
+    def _value(self, kind: str, word: bytes) -> object:
+        if kind.endswith("*"):
+            return self.part(int.from_bytes(word, "little"))
+        formats = {"float": "<f", "double": "<d", "int": "<i"}
+        return struct.unpack_from(formats.get(kind, "<q"), word)[0]
+
+    def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> Answer:
+        def host_function() -> None:
+            self._calling(function, data)
+
+        self._stream(stream).host_call(host_function)
+        return 0, b""
+
+    # -- graphs -----------------------------------------------------------------------
+    def cudaStreamBeginCapture(self, handle: int) -> Answer:
+        capture = self._stream(handle).capture()
+        self._captures[handle] = capture, capture.__enter__()
+        return 0, b""
+
+    def cudaStreamEndCapture(self, handle: int) -> Answer:
+        if handle not in self._captures:
+            raise StreamError("cudaErrorIllegalState: this stream is not being captured")
+        capture, graph = self._captures.pop(handle)
+        capture.__exit__(None, None, None)
+        self._graphs[id(graph)] = graph
+        self._left.append(graph)
+        return id(graph), b""
+
+    def _graph(self, handle: int) -> Graph:
+        if handle not in self._graphs:
+            raise StreamError("there is no such graph: capture it and instantiate it first")
+        return self._graphs[handle]
+
+    def cudaGraphInstantiate(self, handle: int) -> Answer:
+        if handle in self._instantiated:
+            raise StreamError("a graph is instantiated once only here: capture it again")
+        self._graph(handle)
+        self._instantiated.add(handle)
+        return handle + 1, b""
+
+    def executable(self, handle: int) -> Graph:
+        """Return an executable graph by its handle."""
+        if handle - 1 not in self._instantiated:
+            raise StreamError("there is no such executable graph: instantiate it first")
+        return self._graph(handle - 1)
+
+    def cudaGraphLaunch(self, handle: int, stream: int) -> Answer:
+        self.executable(handle).launch(stream=self._stream(stream))
+        return 0, b""
+
+    def cudaGraphExecDestroy(self, handle: int) -> Answer:
+        self.executable(handle)
+        self._instantiated.discard(handle - 1)
+        return 0, b""
+
+    def cudaGraphDestroy(self, handle: int) -> Answer:
+        self._graph(handle)  # an executable graph made of it stays
+        return 0, b""

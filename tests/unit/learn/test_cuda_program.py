@@ -1,0 +1,251 @@
+"""Learners' CUDA C++ on the simulated GPU: each call of the header, crashes, and races."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.errors import CapabilityError, InvalidArgument
+from gpuscope.learn.attempt import Unmet
+from gpuscope.learn.cuda import compiling
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler"
+)
+MS = 1_000_000
+
+
+@pytest.fixture
+def gpu():
+    device = gs.open_device("sim:h200", quiet=True)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def run(gpu):
+    """Return a function: code, a declaration, kernels and arguments → an attempt."""
+    lesson, programs = gs.learn.Lesson(0, "An example", gpu), []
+
+    def attempt(code, *arguments, signature="void run(cudaStream_t s)", kernels=None, **options):
+        program = gs.learn.CudaProgram(gpu, code, signature, kernels or {}, **options)
+        programs.append(program)
+        given = [each(program) if callable(each) else each for each in arguments]
+        return lesson.watch(program, *given)
+
+    yield attempt
+    for program in programs:
+        program.close()
+
+
+def body(text, before=""):
+    return f"{before}\nvoid run(cudaStream_t s) {{ {text} }}"
+
+
+def test_streams_events_and_time(gpu, run):
+    a = gs.learn.Step(gpu, 2 * MS, name="a")
+    code = """
+float run(cudaStream_t s) {
+  cudaStream_t t, u;
+  cudaStreamCreate(&t);
+  cudaStreamCreateWithFlags(&u, cudaStreamNonBlocking);
+  cudaEvent_t begin, end, quick;
+  cudaEventCreate(&begin); cudaEventCreate(&end);
+  cudaEventCreateWithFlags(&quick, cudaEventDisableTiming);
+  cudaEventRecord(begin, s);
+  a<<<1, 32, 0, s>>>();
+  cudaEventRecord(end, s);
+  if (cudaEventQuery(end) != cudaErrorNotReady) return -1;
+  if (cudaStreamQuery(s) != cudaErrorNotReady) return -2;
+  cudaStreamWaitEvent(t, end);
+  cudaEventRecord(quick, t);
+  cudaEventSynchronize(quick);
+  float ms = 0;
+  cudaEventElapsedTime(&ms, begin, end);
+  cudaEventDestroy(begin); cudaEventDestroy(end); cudaEventDestroy(quick);
+  cudaStreamDestroy(t); cudaStreamDestroy(u);
+  cudaDeviceSynchronize();
+  return ms;
+}"""
+    with gpu.create_stream() as s:
+        done = run(code, s, signature="float run(cudaStream_t s)", kernels={"void a()": a})
+    assert 2.0 <= done.value < 2.1
+
+
+def test_memory_copies_and_kernels_with_arguments(gpu, run):
+    device_out = gpu.asarray(np.zeros(1024, "float32"))
+
+    def scale(stream, out, source, factor):
+        stream.copy(out, source)
+        seen.append((out.size, source.size, factor))
+
+    seen = []
+    code = """
+void run(cudaStream_t s, float* out, float* page, float factor) {
+  float *on_gpu, *mine;
+  cudaMalloc(&on_gpu, 4096);
+  cudaMallocHost(&mine, 4096);
+  for (int i = 0; i < 1024; ++i) mine[i] = i;
+  cudaMemcpyAsync(on_gpu, mine, 4096, cudaMemcpyHostToDevice, s);
+  scale<<<4, 256, 0, s>>>(out, on_gpu, factor);
+  cudaMemcpyAsync(page, out, 4096, cudaMemcpyDeviceToHost, s);
+  cudaStreamSynchronize(s);
+  float read[4];
+  cudaMemcpy(read, page == nullptr ? nullptr : out + 1, sizeof read, cudaMemcpyDeviceToHost);
+  page[0] = read[2];
+  float* numbers[] = {out, on_gpu};
+  void* arguments[] = {&numbers[0], &numbers[1], &factor};
+  cudaLaunchKernel(scale, dim3(4), dim3(256), arguments, 0, s);
+  cudaStreamSynchronize(s);
+  cudaFreeHost(mine);
+  cudaFree(on_gpu);
+}"""
+    pages = []
+    with gpu.create_stream() as s:
+        run(
+            code, s, device_out, lambda program: pages.append(program.pinned(1024)) or pages[0], 2.5,
+            signature="void run(cudaStream_t s, float* out, float* page, float factor)",
+            kernels={"void scale(float* out, const float* source, float factor)": scale},
+        )  # fmt: skip
+    assert seen == [(1024, 1024, 2.5)] * 2
+    assert [float(value) for value in pages[0][:4]] == [3, 1, 2, 3]
+
+
+def test_a_host_function_runs_in_the_order_of_its_stream(gpu, run):
+    a = gs.learn.Step(gpu, MS, name="a")
+    before = "static int count; void note(void* at) { *(int*)at += 10; }"
+    code = (
+        before
+        + """
+int run(cudaStream_t s) {
+  count = 1;
+  a<<<1, 32, 0, s>>>();
+  cudaLaunchHostFunc(s, note, &count);
+  int early = count;
+  cudaStreamSynchronize(s);
+  return 100 * early + count;
+}"""
+    )
+    with gpu.create_stream() as s:
+        done = run(code, s, signature="int run(cudaStream_t s)", kernels={"void a()": a})
+    assert done.value == 111
+
+
+GRAPH = """
+cudaGraphExec_t run(cudaStream_t s, cudaStream_t t) {
+  cudaGraph_t graph; cudaGraphExec_t made = nullptr; cudaEvent_t fork, join;
+  cudaEventCreate(&fork); cudaEventCreate(&join);
+  cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+  cudaEventRecord(fork, s); cudaStreamWaitEvent(t, fork);
+  a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, t>>>();
+  JOIN
+  cudaStreamEndCapture(s, &graph);
+  cudaGraphInstantiate(&made, graph); cudaGraphLaunch(made, s); cudaStreamSynchronize(s);
+  return made;
+}"""
+JOIN = "cudaEventRecord(join, t); cudaStreamWaitEvent(s, join);"
+
+
+def graph_run(gpu, run, join):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    with gpu.create_stream() as s, gpu.create_stream() as t:
+        return run(
+            GRAPH.replace("JOIN", join), s, t, kernels={"void a()": a, "void b()": b},
+            signature="cudaGraphExec_t run(cudaStream_t s, cudaStream_t t)",
+        )  # fmt: skip
+
+
+def test_a_captured_fork_is_launched_as_a_graph(gpu, run):
+    done = graph_run(gpu, run, JOIN)
+    done.together("a", "b")
+    assert done.trace.kind_counts()["kernel"] == 2
+
+
+def test_a_capture_without_its_join_is_refused_with_its_line(gpu, run):
+    with pytest.raises(Unmet, match=r"^Line 9: cudaStreamEndCapture.*Unjoined"):
+        graph_run(gpu, run, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("volatile int* at = nullptr; *at = 1;", "segmentation fault"),
+        ("abort();", "signal: Aborted"),
+        ("_exit(3);", "exit status 3"),
+        ("float* x; cudaMalloc(&x, 64); x[0] = 1;", "memory of the GPU"),
+        ("cudaEvent_t e = (cudaEvent_t)0x77; cudaEventSynchronize(e);", "no such event"),
+        ("cudaStreamSynchronize((cudaStream_t)0x77);", "no such stream"),
+        ("cudaGraphLaunch((cudaGraphExec_t)0x77, s);", "no such executable graph"),
+        ("float x[2]; cudaMemcpy(x, x, 8, cudaMemcpyHostToDevice);", "no memory of the GPU"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_ends_its_process_only(gpu, run, text, says):
+    with gpu.create_stream() as s, pytest.raises(Unmet) as told:
+        run(body(text), s)
+    assert says in str(told.value)
+
+
+def test_an_endless_loop_is_stopped(gpu, run):
+    with gpu.create_stream() as s, pytest.raises(Unmet, match="was stopped"):
+        run(body("for (;;) usleep(1000);"), s, seconds=0.2)
+
+
+def test_a_host_function_must_not_call_cuda(gpu, run):
+    before = "void f(void*) { cudaDeviceSynchronize(); }"
+    with gpu.create_stream() as s, pytest.raises(Unmet, match="cudaErrorNotPermitted"):
+        run(body("cudaLaunchHostFunc(s, f, 0); cudaStreamSynchronize(s);", before), s)
+
+
+def test_an_error_that_the_program_asks_for_is_no_failure(gpu, run):
+    text = "cudaStreamSynchronize((cudaStream_t)0x77); cudaGetLastError();"
+    with gpu.create_stream() as s:
+        run(body(text), s)
+
+
+READS = """
+float run(cudaStream_t s, float* page, const float* ones, size_t bytes) {
+  cudaMemcpyAsync(page, ones, bytes, cudaMemcpyDeviceToHost, s);
+  WAIT
+  return page[0];
+}"""
+
+
+@pytest.mark.parametrize(("wait", "kinds"), [("cudaStreamSynchronize(s);", 0), ("", 1)])
+def test_the_host_s_reads_of_pinned_memory_count(gpu, run, wait, kinds):
+    ones = gpu.asarray(np.ones(1 << 20, "float32"))
+    with gpu.create_stream() as s:
+        done = run(
+            READS.replace("WAIT", wait), s, lambda program: program.pinned(1 << 20), ones, 1 << 22,
+            signature="float run(cudaStream_t s, float* page, const float* ones, size_t bytes)",
+        )  # fmt: skip
+    assert len(gs.analysis.hazards(done.trace).facts.found) == kinds
+    assert done.value == (1.0 if wait else 0.0)
+
+
+def test_a_pageable_copy_holds_the_host(gpu, run):
+    ones = gpu.asarray(np.ones(1 << 20, "float32"))
+    code = READS.replace("WAIT", "").replace("(page, ones", "(malloc(bytes), ones")
+    with gpu.create_stream() as s:
+        done = run(
+            code, s, lambda program: program.pinned(1 << 20), ones, 1 << 22,
+            signature="float run(cudaStream_t s, float* page, const float* ones, size_t bytes)",
+        )  # fmt: skip
+    done.returned_after("copy")
+
+
+def test_the_compiler_s_errors_have_the_learner_s_lines(gpu):
+    with pytest.raises(Unmet, match=r"Line 3: "):
+        gs.learn.CudaProgram(gpu, "\n\nvoid run() { nothing; }", "void run()", {})
+    with pytest.raises(Unmet, match="keep it as void run"):
+        gs.learn.CudaProgram(gpu, "void run(int n) {}", "void run()", {})
+
+
+def test_what_cannot_be_is_refused(gpu, monkeypatch):
+    with pytest.raises(InvalidArgument, match="declares no function"):
+        gs.learn.CudaProgram(gpu, "", "run", {})
+    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+    with pytest.raises(CapabilityError, match=r"C\+\+ compiler"):
+        gs.learn.CudaProgram(gpu, "void run() { int unseen; }", "void run()", {})

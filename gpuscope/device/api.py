@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -135,7 +136,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """The simulated GPU's model of a kernel: blocks, each of which occupies one SM.
+    """The simulated GPU's model of a kernel: blocks, each on an SM or on a share of one.
 
     Attributes
     ----------
@@ -169,6 +170,12 @@ class KernelCost:
     gap_ns
         From the end of what it follows in its stream to its earliest start; that of the profile
         if not given.
+    share
+        Of an SM, what one block holds: other blocks, of this kernel and of others, run beside
+        it in the rest. Counted in eighths, rounded up.
+    computing
+        Of an SM's arithmetic units, what one block keeps busy alone. Blocks that run on one SM
+        slow each other by as much as they would keep more busy than there are.
     """
 
     blocks: int
@@ -183,6 +190,8 @@ class KernelCost:
     early: float = 0.0
     power: float = 0.0
     gap_ns: int | None = None
+    share: float = 1.0
+    computing: float = 0.0
 
     @property
     def busy_ns(self) -> int:
@@ -191,7 +200,8 @@ class KernelCost:
 
     def alone_ns(self, sm_count: int) -> int:
         """Return how long the kernel takes on so many SMs, alone."""
-        rounds = -(-max(self.blocks, self.tiles) // min(self.blocks, sm_count))
+        at_once = min(self.blocks, sm_count * math.floor(1 / self.share))
+        rounds = -(-max(self.blocks, self.tiles) // at_once)
         return rounds * self.block_ns
 
 

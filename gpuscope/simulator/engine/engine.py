@@ -41,7 +41,8 @@ from gpuscope.simulator.engine.ops import (
     SimStream,
     Wait,
 )
-from gpuscope.simulator.engine.waves import Sharing, Wave, lowest, waves_of
+from gpuscope.simulator.engine.room import WHOLE, Room, lowest
+from gpuscope.simulator.engine.waves import Sharing, Wave, waves_of
 from gpuscope.simulator.models.memory_model import SharedMemory
 
 _R = TypeVar("_R")
@@ -71,7 +72,7 @@ class Engine:
         kernel_gap_ns: int,
         memory: SharedMemory | None = None,
     ) -> None:
-        self.free = sms
+        self.room = Room(sms)
         self.now_ns = 0
         self.sink: Callable[[Activity], None] | None = None
         self.legacy = SimStream(0, sms, 0)
@@ -174,14 +175,14 @@ class Engine:
         self.now_ns = heap[0][0]
         while heap and heap[0][0] == self.now_ns:
             heapq.heappop(heap)[2]()
-        if self._ready and self.free:
+        if self._ready:
             self._dispatch()
         if self._copies_wait:
             self._dispatch_copies()
         if self._sharing.changed:
             for wave in self._sharing.share(self.now_ns):
                 self._at(wave.end_ns, self._end, wave)
-        self.energy.follow(self.now_ns, self._sms & ~self.free, self._sharing)
+        self.energy.follow(self.now_ns, self._sms & ~self.room.free, self._sharing)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""
@@ -239,11 +240,12 @@ class Engine:
 
     def _dispatch(self) -> None:
         """Give free SMs to ready kernels, in order; a kernel short of SMs stays in front."""
-        ready, index = self._ready, 0
-        while index < len(ready) and self.free:
+        ready, room, index = self._ready, self.room, 0
+        while index < len(ready) and (room.free or room.partial):
             op = ready[index][-1]
-            usable = self.free & op.stream.sms
-            if usable and (op.left or op.start_ns is None):
+            while usable := room.usable(op.needed) & op.stream.sms:
+                if not (op.left or op.start_ns is None):
+                    break
                 self._place(op, usable)
             if op.left or op.start_ns is None:
                 index += 1
@@ -252,7 +254,11 @@ class Engine:
 
     def _place(self, op: KernelOp, usable: int) -> None:
         count = min(op.left, usable.bit_count())
-        taken = lowest(usable, count)
+        if op.needed == WHOLE:
+            taken = lowest(usable, count)
+        else:
+            taken = self.room.emptiest(usable, count, op.needed)
+        self.room.take(taken, op.needed)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
         waves, op.left = waves_of(op, taken, self.now_ns), op.left - count
@@ -281,7 +287,6 @@ class Engine:
             self._sharing.begin(op, self.now_ns)
         self._sharing.add(wave)
         if isinstance(op, KernelOp):
-            self.free &= ~wave.sms
             if op.running is None:
                 op.running = {}
             op.running[wave] = None
@@ -329,7 +334,7 @@ class Engine:
             if self.sink is not None:
                 op.held = op.held or []
                 op.held.append((sms, since_ns, self.now_ns))
-        self.free |= sms
+        self.room.give(sms, op.needed)
 
     def _lasts(self, op: KernelOp, wave: Wave) -> bool:
         """Put off the end of a collective's last blocks for as long as other ranks need."""

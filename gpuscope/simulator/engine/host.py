@@ -19,6 +19,7 @@ from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.engine.memory import SimArray
 from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimEvent, SimStream
+from gpuscope.simulator.engine.room import eighths
 from gpuscope.simulator.engine.together import Together
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 from gpuscope.simulator.profiles.profile import Profile
@@ -182,6 +183,8 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             early=cost.early,
             gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
+            needed=eighths(cost.share),
+            computing=cost.computing,
             together=together,
             launch_config=config,
         )

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 from gpuscope.device.api import Release
 from gpuscope.errors import StreamError
+from gpuscope.simulator.engine.room import WHOLE
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
@@ -193,7 +194,13 @@ class WaveOp(Op):
     @property
     def shares(self) -> bool:
         """Whether what else runs matters to it, or it to that."""
-        return bool(self.nbytes or self.traffic or self.exposure or self.power)
+        moves = self.nbytes or self.traffic or self.exposure
+        return bool(moves or self.power or self.crowding)
+
+    @property
+    def crowding(self) -> float:
+        """What each of its blocks computes of an SM that it leaves room on."""
+        return 0.0
 
     @property
     def busy_ns(self) -> int:
@@ -220,8 +227,10 @@ class KernelOp(WaveOp):
         go to whichever block is done with one. 0: one for each block.
     spare
         Tiles that are no block's own and that none has taken.
-    early
+    early, computing
         As in :class:`~gpuscope.device.api.KernelCost`.
+    needed
+        How many eighths of an SM a block holds.
     together
         Of a collective: what it has in common with the same one on other ranks.
     launch_config
@@ -232,6 +241,8 @@ class KernelOp(WaveOp):
 
     tiles: int = 0
     early: float = field(default=0.0, kw_only=True)
+    needed: int = field(default=WHOLE, kw_only=True)
+    computing: float = field(default=0.0, kw_only=True)
     together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
@@ -244,6 +255,11 @@ class KernelOp(WaveOp):
     def __post_init__(self) -> None:
         WaveOp.__post_init__(self)
         self.spare = self.pieces - self.blocks
+
+    @property
+    def crowding(self) -> float:
+        """What each of its blocks computes of an SM that it leaves room on."""
+        return self.computing if self.needed < WHOLE else 0.0
 
     @property
     def pieces(self) -> int:

@@ -9,9 +9,8 @@ power than the GPU may for long. A wave has ``work_ns * FULL`` units of work lef
 
 from __future__ import annotations
 
-import functools
-
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
+from gpuscope.simulator.engine.room import lowest
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
 from gpuscope.simulator.models.memory_model import SharedMemory, moved, solve
 
@@ -66,19 +65,6 @@ class Wave:
         alone = len(op.running or ()) == 1 and (not op.left or wave.sms == op.stream.sms)
         wave.take_tiles(op, alone=alone)
         return wave
-
-
-@functools.lru_cache(1024)
-def lowest(mask: int, count: int) -> int:
-    """Return the ``count`` lowest set bits of ``mask``, which has as many."""
-    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
-    while above - below > 1:
-        middle = (below + above) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            below = middle
-        else:
-            above = middle
-    return mask & ((1 << above) - 1)
 
 
 def waves_of(op: KernelOp, sms: int, now_ns: int) -> list[Wave]:
@@ -183,8 +169,8 @@ class Sharing:
         self.changed, shifted = False, list[Wave]()
         clock = self._clock(now_ns)
         self.gemms = (self._drawn[2] - IDLE_POWER) * clock / FULL / FULL
-        paces = self._paces()
-        if not (self._slowed or paces or clock < FULL):
+        paces, crowded = self._paces(), self._crowded()
+        if not (self._slowed or paces or crowded or clock < FULL):
             return shifted
         self._slowed = False
         for wave in self.waves:
@@ -192,6 +178,8 @@ class Sharing:
             speed = clock if op.power else FULL
             if (pace := paces.get(op)) is not None:
                 speed = max(1, int(speed * pace))
+            if (busy := crowded.get(wave)) is not None:
+                speed = max(1, int(speed / busy))
             self._slowed |= speed != FULL
             left, since_ns, before = wave.pace
             if speed != before:
@@ -200,6 +188,21 @@ class Sharing:
                 wave.pace = (left, now_ns, speed)
                 shifted.append(wave)
         return shifted
+
+    def _crowded(self) -> dict[Wave, float]:
+        """Return by how much blocks slow each other that compute on one SM, where they do.
+
+        A wave's blocks are as slow as they are on average over its SMs.
+        """
+        computing = [wave for wave in self.waves if wave.op.crowding]
+        if len(computing) < 2:
+            return {}
+        crowded = dict[Wave, float]()
+        for wave in computing:
+            met = sum(other.op.crowding * (wave.sms & other.sms).bit_count() for other in computing)
+            if (busy := met / wave.count) > 1:
+                crowded[wave] = busy
+        return crowded
 
     def _paces(self) -> dict[WaveOp, float]:
         """Return how fast operations go, of their speed alone, where memory slows any."""

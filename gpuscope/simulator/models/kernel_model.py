@@ -17,6 +17,7 @@ from functools import cached_property
 
 from gpuscope.device.api import KernelCost
 from gpuscope.simulator.models.known import Known
+from gpuscope.simulator.models.packing import packed
 from gpuscope.simulator.profiles.profile import Profile
 
 _WARP = 32
@@ -355,9 +356,11 @@ class RecordedKernel:
                 nbytes=min(modelled.nbytes, int(rate * duration_ns)),
                 gap_ns=gap_ns,
             )
-        occupied = sm_count
-        if self.launch is not None:  # as often as one of its SMs is taken: whole SMs, some blocks'
-            occupied = -(-max(1, round(self.launch.blocks * self.scale)) // self.launch.occupancy)
+        occupied, share_of_sm, computing = sm_count, 1.0, 0.0
+        if self.launch is not None:  # as often as one of its SMs is taken: some blocks' room
+            blocks, per_sm = max(1, round(self.launch.blocks * self.scale)), self.launch.occupancy
+            occupied, share_of_sm = packed(blocks, per_sm, sm_count)
+            computing = self._computing(share_of_sm * per_sm)
         p, share = self.scaling.sharpness, _BUSY.get(self.kind)
         if share is None:
             share = (1 - min(1.0, self._share) ** p) ** (1 / p)
@@ -371,7 +374,15 @@ class RecordedKernel:
             round(busy * rate * duration_ns),
             exposure=self._exposure,
             gap_ns=gap_ns,
+            share=share_of_sm,
+            computing=computing,
         )
+
+    def _computing(self, blocks: float) -> float:
+        """Return what so many blocks keep busy of the units of their SM, alone."""
+        assert self.launch is not None  # noqa: S101 - or nobody knows how many
+        warps = blocks * -(-self.launch.threads // _WARP)
+        return min(1.0, warps / self.scaling.saturating_warps) * min(1.0, self._share)
 
     @property
     def _exposure(self) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpuscope.simulator.models.memory_model import share_cached
 from gpuscope.simulator.profiles.schema import CopyTimes, RowTimes
 
-_THREADS, _HELD = 256, 8
+_THREADS, BLOCKS_HELD = 256, 8
 """Threads of a block: fewer columns take as long as so many; and blocks that an SM holds."""
 _ITEM = 4
 
@@ -54,14 +54,14 @@ def row_time(
     """
     columns = max(columns, _THREADS)
     blocks, row_bytes = -(-rows // sm_count), columns * _ITEM
-    held = min(blocks, _HELD) * row_bytes
+    held = min(blocks, BLOCKS_HELD) * row_bytes
     past = 1 - share_cached(held, times.sm_cached_bytes)
     touched, read_again = 2 * rows * row_bytes, 2 * rows * row_bytes * past
     in_work = min(sm_count * held, rows * row_bytes)
     lost = 1 - share_cached(in_work, times.reread_bytes)
     missed = touched * (1 - share_cached(touched, cached_bytes)) + read_again * lost
     bounds = (
-        max(1.0, blocks / _HELD) * (times.block_us + times.column_us * columns),
+        max(1.0, blocks / BLOCKS_HELD) * (times.block_us + times.column_us * columns),
         blocks * (times.sm_block_us + times.sm_column_us * columns),
         (touched + read_again) / (min(sm_count, rows) * times.sm_bytes_per_us),
         (touched + read_again) / copy.cached_bytes_per_us,

@@ -18,7 +18,8 @@ from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.models import collective_model
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
 from gpuscope.simulator.models.memory_model import SharedMemory, share_cached
-from gpuscope.simulator.models.row_model import row_time
+from gpuscope.simulator.models.packing import packed
+from gpuscope.simulator.models.row_model import BLOCKS_HELD, row_time
 from gpuscope.simulator.profiles.schema import MemoryTimes, ProfileFile
 
 _GemmKey = tuple[int, int, int, str, int, int]
@@ -46,6 +47,7 @@ class _Product(NamedTuple):
     touched: int
     loaded: int
     power: float
+    share: float
 
 
 def shipped() -> list[str]:
@@ -191,11 +193,16 @@ class Profile:
             idle_us = times.launch_us + touched / (sm_count * self.file.memory.sm_bytes_per_us)
             us = max(idle_us, times.launch_us + touched / times.bytes_per_us)
         us = max(us, missed / self.constants["device_copy_bytes_per_us"])
-        tiles = max(1, int(chosen.blocks(m, n)[0]))
-        launched = int(grid(chosen, m, n, believed, layout)[0][0]) if times.persistent else tiles
-        blocks = min(launched, tiles)  # those that complete a cluster have no tile
-        rate = 2 * m * n * k / max(1.0, us) / 1e6
+        tiles, share = max(1, int(chosen.blocks(m, n)[0])), 1.0
         side = int(chosen.rows[0] + chosen.columns[0])
+        loaded = item * tiles * side * -(-k // int(chosen.splits[0]))
+        if times.persistent:
+            launched = int(grid(chosen, m, n, believed, layout)[0][0])
+            blocks = min(launched, tiles)  # those that complete a cluster have no tile
+        else:
+            tiles, share = packed(tiles, int(chosen.resident[0]), sm_count)
+            blocks = tiles
+        rate = 2 * m * n * k / max(1.0, us) / 1e6
         return _Product(
             blocks,
             tiles,
@@ -203,8 +210,9 @@ class Profile:
             idle_us,
             moving,
             touched=touched,
-            loaded=item * tiles * side * -(-k // int(chosen.splits[0])),
+            loaded=loaded,
             power=times.power * min(1.0, rate / times.tflop_per_s),
+            share=share,
         )
 
     def _product_cost(self, product: _Product, dtype: Dtype, sm_count: int) -> KernelCost:
@@ -217,6 +225,8 @@ class Profile:
             tiles=product.tiles,
             traffic=max(0, int(memory.misses[dtype] * (product.loaded - product.touched))),
             power=product.power,
+            share=product.share,
+            computing=1 - moving,
             exposure=computing + (memory.exposure.vector - computing) * moving,
             cold=memory.cold_products * (1 - moving),
         )
@@ -308,10 +318,12 @@ class Profile:
             cached_bytes=memory.cached_bytes,
             copy=self.file.copy_kernel,
         )
+        blocks, share = packed(min(rows, BLOCKS_HELD * sm_count), BLOCKS_HELD, sm_count)
         cost = KernelCost(
-            min(rows, sm_count),
+            blocks,
             max(1, round(time.us * 1000)),
             exposure=memory.exposure.rows * time.waiting,
+            share=share,
             cold=memory.cold_rows,
         )
         touched = 8.0 * rows * columns

@@ -31,6 +31,7 @@ from gpuscope.simulator.engine.ops import (
     SimStream,
     Wait,
 )
+from gpuscope.simulator.engine.room import WHOLE
 from gpuscope.simulator.engine.waves import Sharing, Wave
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 from gpuscope.simulator.models.memory_model import SharedMemory, latency, solve
@@ -43,20 +44,52 @@ CLOSE = 2e-3
 """The first work is queued here, after any gap that could count from 0."""
 
 
+def numbers(sms: int) -> list[int]:
+    return [sm for sm in range(sms.bit_length()) if sms >> sm & 1]
+
+
 class Watched(Engine):
-    """An engine that checks its own books after every move."""
+    """An engine that keeps books of its own: of each SM, how many eighths are taken."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.taken = dict.fromkeys(numbers(self._sms), 0)
+        self.placed = 0
+
+    def check(self) -> None:
+        left = {sm: WHOLE - taken for sm, taken in self.taken.items()}
+        for needed in range(1, WHOLE + 1):
+            assert numbers(self.room.usable(needed)) == [sm for sm in left if left[sm] >= needed]
 
     def _place(self, op: KernelOp, usable: int) -> None:
-        free, left = self.free, op.left
+        waiting = op.left
+        fits = [sm for sm in numbers(op.stream.sms) if self.taken[sm] + op.needed <= WHOLE]
+        before = dict(self.taken)
+        self.placed = 0
         super()._place(op, usable)
-        taken = free & ~self.free
-        assert self.free & ~free == 0, "placing a block freed an SM"
-        assert taken & ~op.stream.sms == 0, "a block left its partition"
-        assert taken.bit_count() == min(left, (free & op.stream.sms).bit_count())
+        for sm in numbers(self.placed):
+            self.taken[sm] += op.needed
+            assert self.taken[sm] <= WHOLE, "an SM was booked twice"
+        self.check()
+        placed = waiting - op.left
+        assert placed == min(waiting, len(fits))
+        taken = sorted(before[sm] for sm in fits if self.taken[sm] > before[sm])
+        assert taken == sorted(before[sm] for sm in fits)[:placed], "they are not the emptiest"
+
+    def _run(self, wave: Wave) -> None:
+        super()._run(wave)
+        if isinstance(wave.op, KernelOp):
+            assert wave.sms & ~wave.op.stream.sms == 0, "a block left its partition"
+            self.placed |= wave.sms
+
+    def _release(self, op: KernelOp, since_ns: int, sms: int) -> None:
+        super()._release(op, since_ns, sms)
+        for sm in numbers(sms):
+            self.taken[sm] -= op.needed
+        self.check()
 
     def _end(self, wave: Wave) -> None:
         if wave.end_ns == self.now_ns:
-            assert wave.sms & self.free == 0, "an SM was booked twice"
             if wave.sms:
                 assert wave.sms.bit_count() == wave.count
             left, since_ns, speed = wave.pace
@@ -66,7 +99,7 @@ class Watched(Engine):
     def _dispatch(self) -> None:
         super()._dispatch()
         for *_, op in self._ready:
-            assert not self.free & op.stream.sms, "an SM idles while a kernel could use it"
+            assert not self.room.usable(op.needed) & op.stream.sms, "an SM idles while a kernel could use it"
 
 
 class WatchedSharing(Sharing):
@@ -145,7 +178,7 @@ class Bench:
     def run(self) -> dict[int, tuple[int, int]]:
         """Run all; correlation → (start, end)."""
         self.engine.run_all()
-        assert self.engine.free == self.all, "SMs were lost"
+        assert self.engine.room.free == self.all, "SMs were lost"
         return {one.correlation: (one.start_ns, one.end_ns) for one in self.seen}
 
     def times(self, *ops: Op) -> list[tuple[int, int]]:

@@ -263,8 +263,7 @@ class Engine:
             op.released_by = _releases(op, taken, self._released)
         waves, op.left = waves_of(op, taken, self.now_ns), op.left - count
         if op.spare:
-            all_here = not op.left or taken == op.stream.sms
-            waves[0].take_tiles(op, alone=all_here and not op.running)
+            waves[0].take_tiles(op, alone=op.all_here(taken) and not op.running)
         for wave in waves:
             self._run(wave)
 

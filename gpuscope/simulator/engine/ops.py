@@ -261,6 +261,10 @@ class KernelOp(WaveOp):
         """What each of its blocks computes of an SM that it leaves room on."""
         return self.computing if self.needed < WHOLE else 0.0
 
+    def all_here(self, sms: int) -> bool:
+        """Whether no other block of it can begin while it holds these SMs."""
+        return not self.left or (sms == self.stream.sms and self.needed == WHOLE)
+
     @property
     def pieces(self) -> int:
         """How many times ``work_ns`` its blocks take together: once for each tile."""

@@ -62,8 +62,7 @@ class Wave:
         beyond = left - (now_ns - since_ns) * speed
         wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
         op.spare -= count
-        alone = len(op.running or ()) == 1 and (not op.left or wave.sms == op.stream.sms)
-        wave.take_tiles(op, alone=alone)
+        wave.take_tiles(op, alone=len(op.running or ()) == 1 and op.all_here(wave.sms))
         return wave
 
 

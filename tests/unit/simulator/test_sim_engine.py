@@ -591,6 +591,7 @@ class Step:
     event: int = 0
     engine: str = ""
     tiles: int = 0
+    needed: int = WHOLE
 
 
 @dataclass
@@ -621,8 +622,9 @@ def programs(draw) -> Program:
         if kind == "kernel":
             blocks, block_ns = draw(st.integers(1, 7)), draw(st.integers(1, 20))
             tiles = draw(st.sampled_from([0, 0, blocks + 1, 2 * blocks, 3 * blocks + 2]))
-            nbytes = draw(st.integers(0, 90))
-            steps.append(Step(kind, stream, at, blocks, block_ns, nbytes, tiles=tiles))
+            work = blocks, block_ns, draw(st.integers(0, 90))
+            needed = draw(st.sampled_from([WHOLE, WHOLE, 1, 3, 4, 5]))
+            steps.append(Step(kind, stream, at, *work, tiles=tiles, needed=needed))
         elif kind == "copy":
             steps.append(
                 Step(kind, stream, at, 1, draw(st.integers(1, 20)), draw(st.integers(0, 40)),
@@ -656,7 +658,7 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
         if step.kind == "kernel":
             op = KernelOp(
                 stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes,
-                step.tiles,
+                step.tiles, needed=step.needed,
             )  # fmt: skip
         elif step.kind == "copy":
             op = CopyOp(
@@ -697,7 +699,8 @@ class ByBlocks:
         self.spare = [max(step.tiles, step.blocks) - step.blocks for step in self.steps]
         self.start: dict[int, int] = {}
         self.done: dict[int, int] = {}
-        self.running: dict[Any, list[int]] = {}  # SM or copy engine → [step, units left]
+        self.running: dict[Any, list[int]] = {}  # SM or copy engine, turn → [step, units left]
+        self.turn = 0
         self.now = START
 
     def must_follow(self, number: int) -> set[int]:
@@ -774,11 +777,23 @@ class ByBlocks:
             if since <= self.now:
                 ready.append((rank, since, number, places))
         for _, _, number, places in sorted(ready):
-            for place in places:
-                if self.left[number] and place not in self.running:
-                    self.running[place] = [number, self.steps[number].block_ns * FULL]
+            while self.left[number] and (fits := self.with_room(number, places)):
+                for place in fits[: self.left[number]]:  # one block each, then another
+                    self.turn += 1
+                    work = [number, self.steps[number].block_ns * FULL]
+                    self.running[place, self.turn] = work
                     self.left[number] -= 1
                     self.start.setdefault(number, self.now)
+
+    def with_room(self, number: int, places: list[Any]) -> list[Any]:
+        """The SMs, or the copy engine, that one more block of a step fits on: emptiest first."""
+        held = dict.fromkeys(places, 0)
+        for (place, _), (owner, _) in self.running.items():
+            if place in held:
+                held[place] += self.steps[owner].needed
+        needed = self.steps[number].needed
+        fits = [place for place in places if held[place] + needed <= WHOLE]
+        return sorted(fits, key=held.__getitem__)
 
     def paces(self) -> dict[int, float]:
         """What the memory lets each piece of work do, by how many of its blocks run."""

@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.simulator.models.kernel_model import SCALING, Launch, RecordedKernel, Scaling
+from gpuscope.simulator.models.kernel_model import SCALING, RecordedKernel, Scaling
+from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata

@@ -287,6 +287,8 @@ class Kernel:
     model: KernelModel | None
     pointers: tuple[bool | None, ...] = ()
     """Of each parameter in its source, whether it points to ``const``; ``None``: no pointer."""
+    holds_sms: bool = False
+    """Whether each block takes all of the shared memory of its SM, so that none fits beside it."""
 
 
 class Release(NamedTuple):

@@ -371,14 +371,17 @@ class Device(Unique):
 
     # -- kernels ----------------------------------------------------------------------
     @door("source", "name", "model")
-    def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:
+    def compile(
+        self, source: str, name: str, *, model: KernelModel | None = None, holds_sms: bool = False
+    ) -> Kernel:
         """Compile CUDA C++ ``source`` and return its ``extern "C"`` kernel ``name``.
 
         Parameters
         ----------
         model
-            Model of the kernel for devices that cannot run source; required on a simulated
-            device.
+            Of the kernel, for devices that cannot run source; required on a simulated device.
+        holds_sms
+            Give each block all of its SM's shared memory, so that it has that SM to itself.
 
         Raises
         ------
@@ -387,8 +390,9 @@ class Device(Unique):
         CapabilityError
             The device cannot run source and no model was given.
         """
-        pointers = pointers_of(source, name)
-        return replace(self.backend.compile(source, name, model), pointers=pointers)
+        require_kind("holds_sms", holds_sms, bool)
+        kernel = self.backend.compile(source, name, model)
+        return replace(kernel, pointers=pointers_of(source, name), holds_sms=holds_sms)
 
 
 def device_for(owner: Device | Partition) -> Device:

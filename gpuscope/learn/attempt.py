@@ -102,7 +102,9 @@ class Step(Handle):
         self.array = self.device.asarray(np.ones(4, "float32"))
         arrays = [step.array for step in after] or [self.device.asarray(np.ones(4, "float32"))]
         self._reads = arrays[0], arrays[-1]
-        self._kernel = self.device.compile(_SOURCE.replace("NAME", name), name, model=_MODEL)
+        self._kernel = self.device.compile(
+            _SOURCE.replace("NAME", name), name, model=_MODEL, holds_sms=True
+        )
         with self.device.create_stream() as stream:
             self._launch_for(1, stream)  # so that nobody waits for it to be loaded
 

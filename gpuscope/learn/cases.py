@@ -229,7 +229,7 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
     >>> recording.trace.where(kind="kernel").texts("name")
     ['nap']
     """
-    kernel = device.compile(SOURCE.replace("spin_kernel", name), name, model=MODEL)
+    kernel = device.compile(SOURCE.replace("spin_kernel", name), name, model=MODEL, holds_sms=True)
     with device.create_stream() as stream:
         stream.launch(kernel, 1, grid=1, block=32)
     return kernel

@@ -15,8 +15,9 @@ from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
-from gpuscope.simulator.models.kernel_model import Launch, RecordedKernel
+from gpuscope.simulator.models.kernel_model import RecordedKernel
 from gpuscope.simulator.models.known import Known, known_of
+from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace

@@ -68,7 +68,7 @@ class Spin(Handle):
         super().__init__(owner, name=name or f"spin {duration_ns} ns", max_in_flight=max_in_flight)
         self.duration_ns = duration_ns
         self.blocks = blocks
-        self._kernel = self.device.compile(SOURCE, "spin_kernel", model=MODEL)
+        self._kernel = self.device.compile(SOURCE, "spin_kernel", model=MODEL, holds_sms=True)
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         del operands

@@ -18,7 +18,7 @@ from gpuscope.device.calls import calling_for_us
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
-from gpuscope.device.cuda.driver import translated
+from gpuscope.device.cuda.driver import all_shared_memory, translated
 from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.pinned import PinnedArray
@@ -334,8 +334,9 @@ class CudaBackend(CudaContext):
                     f"an array given to kernel {kernel.name!r} is on another device: copy it to "
                     f"{self.info.key} first"
                 )
-        config = self._core.LaunchConfig(grid=grid, block=block)
         with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
+            nbytes = all_shared_memory(kernel.raw, self._device) if kernel.holds_sms else 0
+            config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=nbytes)
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(

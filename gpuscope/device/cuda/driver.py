@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.metadata
 import itertools
@@ -276,6 +277,21 @@ def check(result: tuple[Untyped, ...], what: str) -> None:
     status = result[0]
     if int(status) != 0:
         raise GpuscopeError(f"the driver refuses to {what} ({status.name})")
+
+
+@functools.lru_cache(1024)
+def all_shared_memory(kernel: Untyped, device: Untyped) -> int:
+    """Let a kernel be launched with all of an SM's shared memory; returns its bytes.
+
+    A block that takes them has its SM to itself: none that needs any fits beside it.
+    """
+    driver = importlib.import_module("cuda.bindings.driver")
+    nbytes = int(device.properties.max_shared_memory_per_block_optin)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    number = driver.CUdevice(device.device_id)
+    asked = driver.cuKernelSetAttribute(attribute, nbytes, kernel.handle, number)
+    check(asked, "let a kernel take all of an SM's shared memory")
+    return nbytes
 
 
 @contextlib.contextmanager

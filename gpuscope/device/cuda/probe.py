@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 
 from gpuscope._types import Untyped
 from gpuscope.device.cuda.arrays import cupy
+from gpuscope.device.cuda.driver import all_shared_memory
 from gpuscope.errors import InvalidPartition
 
 # Every block takes all the shared memory of an SM, so no two share one, and none leaves
@@ -42,15 +42,7 @@ class SmProbe:
         options = ProgramOptions(arch=f"sm_{device.arch}")
         self._kernel = Program(_SOURCE, "c++", options).compile("cubin").get_kernel("sm_probe")
         self._has_clusters = device.compute_capability.major >= 9
-        self._shared_bytes = device.properties.max_shared_memory_per_block_optin
-        (status,) = driver.cuKernelSetAttribute(
-            driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            self._shared_bytes,
-            self._kernel.handle,
-            driver.CUdevice(device.device_id),
-        )
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise InvalidPartition(f"the SM probe cannot be prepared ({status.name})")
+        self._shared_bytes = all_shared_memory(self._kernel, device)
 
     def cluster_sm_count(self, stream: Untyped, sm_count: int) -> int:
         """Return on how many of a stream's SMs clusters of four blocks fit at the same time.

@@ -30,10 +30,10 @@ from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.activities import activity_of
 from gpuscope.simulator.engine.energy import Energy
+from gpuscope.simulator.engine.failure import Failure
 from gpuscope.simulator.engine.ops import (
     ORDERED_BY_EVENTS,
     CopyOp,
-    Failure,
     GraphOp,
     HostOp,
     KernelOp,
@@ -41,7 +41,7 @@ from gpuscope.simulator.engine.ops import (
     SimStream,
     Wait,
 )
-from gpuscope.simulator.engine.room import WHOLE, Room, lowest
+from gpuscope.simulator.engine.room import Room
 from gpuscope.simulator.engine.waves import Sharing, Wave, waves_of
 from gpuscope.simulator.models.memory_model import SharedMemory
 
@@ -254,11 +254,7 @@ class Engine:
 
     def _place(self, op: KernelOp, usable: int) -> None:
         count = min(op.left, usable.bit_count())
-        if op.needed == WHOLE:
-            taken = lowest(usable, count)
-        else:
-            taken = self.room.emptiest(usable, count, op.needed)
-        self.room.take(taken, op.needed)
+        taken = self.room.take(usable, count, op.needed)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
         waves, op.left = waves_of(op, taken, self.now_ns), op.left - count

@@ -39,21 +39,19 @@ class Room:
             return self.free
         return functools.reduce(operator.or_, self._left[needed:], self.free)
 
-    def emptiest(self, usable: int, count: int, needed: int) -> int:
-        """Return ``count`` of the usable SMs, at most: those with the most room."""
+    def take(self, usable: int, count: int, needed: int) -> int:
+        """Take so many eighths of ``count`` of the usable SMs, the emptiest; returns these."""
+        if needed == WHOLE:
+            taken = lowest(usable, count)
+            self.free &= ~taken
+            return taken
         taken = 0
         for some in (self.free, *reversed(self._left[needed:])):
             few = some & usable
             missing = count - taken.bit_count()
             taken |= few if few.bit_count() <= missing else lowest(few, missing)
+        self._move(taken, -needed)
         return taken
-
-    def take(self, sms: int, needed: int) -> None:
-        """Take so many eighths of each of these SMs, which have them."""
-        if needed == WHOLE:
-            self.free &= ~sms
-        else:
-            self._move(sms, -needed)
 
     def give(self, sms: int, needed: int) -> None:
         """Give so many eighths of each of these SMs back."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpuscope.simulator.forecast.program import Program, Work, waits
-from gpuscope.simulator.models.kernel_model import Launch
+from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.recorded import Row
 from gpuscope.trace.model import Trace
 

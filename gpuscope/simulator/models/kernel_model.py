@@ -8,7 +8,6 @@ says how long the body took, not what bound it: that comes from the kind of kern
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,13 +16,9 @@ from functools import cached_property
 
 from gpuscope.device.api import KernelCost
 from gpuscope.simulator.models.known import Known
-from gpuscope.simulator.models.packing import packed
+from gpuscope.simulator.models.launch import WARP, Launch, packed
 from gpuscope.simulator.profiles.profile import Profile
 
-_WARP = 32
-_MOST_BLOCKS, _MOST_WARPS, _REGISTERS = 32, 64, 65536
-_SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
-"""Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
 _REACHED = 0.86
 """Of a device copy's rate, what kernels reach."""
@@ -32,52 +27,6 @@ _SKINNY = 64
 """A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
 _ENGINE_WAVES = 64
 """More waves than these are simulated as so many: one more or less does not matter then."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel's launch configuration.
-
-    Attributes
-    ----------
-    blocks, threads
-        Thread blocks of the grid; threads of a block.
-    registers
-        Of a thread.
-    shared_bytes
-        Of a block, static and dynamic.
-    cluster
-        Blocks of a cluster.
-    """
-
-    blocks: int
-    threads: int
-    registers: int = 32
-    shared_bytes: int = 0
-    cluster: int = 1
-
-    @classmethod
-    def parse(cls, text: str | None) -> Launch | None:
-        """Read a trace's ``launch_config``; ``None`` where it says no grid and no block."""
-        try:
-            facts = json.loads(text or "null")
-            return cls(
-                max(1, math.prod(map(int, facts["grid"]))),
-                max(1, math.prod(map(int, facts["block"]))),
-                int(facts.get("registers") or 32),
-                int(facts.get("shared_memory") or 0),
-                max(1, math.prod(map(int, facts.get("cluster") or [1]))),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-
-    @cached_property
-    def occupancy(self) -> int:
-        """Blocks that an SM holds at a time."""
-        warps = -(-self.threads // _WARP)
-        registers = -(-self.registers // 8) * 8 * _WARP * warps
-        room = _SHARED_BYTES // (self.shared_bytes + _SHARED_PER_BLOCK)
-        return max(1, min(_MOST_BLOCKS, _MOST_WARPS // warps, _REGISTERS // registers, room))
 
 
 @dataclass(frozen=True)
@@ -279,7 +228,7 @@ class RecordedKernel:
         each = blocks / sm_count
         if each < 8:
             each = math.ceil(each)
-        warps = -(-launch.threads // _WARP)
+        warps = -(-launch.threads // WARP)
         holds = min(launch.occupancy, max(1.0, self.scaling.saturating_warps / warps))
         return max(1.0, each / holds)
 
@@ -381,7 +330,7 @@ class RecordedKernel:
     def _computing(self, blocks: float) -> float:
         """Return what so many blocks keep busy of the units of their SM, alone."""
         assert self.launch is not None  # noqa: S101 - or nobody knows how many
-        warps = blocks * -(-self.launch.threads // _WARP)
+        warps = blocks * -(-self.launch.threads // WARP)
         return min(1.0, warps / self.scaling.saturating_warps) * min(1.0, self._share)
 
     @property

@@ -17,8 +17,8 @@ from gpuscope.device.dtypes import Dtype
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.models import collective_model
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
+from gpuscope.simulator.models.launch import packed
 from gpuscope.simulator.models.memory_model import SharedMemory, share_cached
-from gpuscope.simulator.models.packing import packed
 from gpuscope.simulator.models.row_model import BLOCKS_HELD, row_time
 from gpuscope.simulator.profiles.schema import MemoryTimes, ProfileFile
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscope.simulator.models.kernel_model import Launch, RecordedKernel
+from gpuscope.simulator.models.kernel_model import RecordedKernel
 from gpuscope.simulator.models.known import Copied, Product
+from gpuscope.simulator.models.launch import Launch, packed
 from gpuscope.simulator.profiles.profile import Profile
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -162,3 +163,22 @@ def test_steps_of_models_are_as_long_as_they_were_measured(counts, median, p90):
                 errors.append(abs(took_ns / measured_ns - 1))
     assert np.median(errors) <= median
     assert np.quantile(errors, 0.9) <= p90
+
+
+def test_blocks_spread_before_they_share_an_sm():
+    assert packed(40, 8, 132) == (40, 1 / 8)  # one on each of 40 SMs
+    assert packed(200, 8, 132) == (100, 2 / 8)
+    assert packed(1000, 8, 132) == (125, 1.0)
+    assert packed(5000, 2, 132) == (2500, 1.0)
+    assert packed(7, 1, 4) == (7, 1.0)
+
+
+def test_a_recorded_kernel_of_few_blocks_leaves_room_on_its_sms():
+    launch = Launch(blocks=40, threads=256, registers=32)
+    kernel = RecordedKernel("few", launch, {132: 9000.0}, PROFILE)
+    cost = kernel.cost(132)
+    assert launch.occupancy == 8
+    assert (cost.blocks, cost.share) == (40, 1 / 8)
+    assert cost.alone_ns(132) == 9000
+    assert kernel.cost(16).share == 3 / 8, "40 blocks on 16 SMs: three an SM"
+    assert cost.computing == pytest.approx(8 / kernel.scaling.saturating_warps, rel=0.2)

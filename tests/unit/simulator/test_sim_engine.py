@@ -99,7 +99,9 @@ class Watched(Engine):
     def _dispatch(self) -> None:
         super()._dispatch()
         for *_, op in self._ready:
-            assert not self.room.usable(op.needed) & op.stream.sms, "an SM idles while a kernel could use it"
+            assert not self.room.usable(op.needed) & op.stream.sms, (
+                "an SM idles while a kernel could use it"
+            )
 
 
 class WatchedSharing(Sharing):
@@ -332,6 +334,50 @@ def test_an_unpartitioned_kernel_takes_what_partitions_leave():
     everywhere = bench.kernel(bench.stream(), 4, 10)
     # Two SMs are free: two waves of two.
     assert bench.times(held, everywhere) == [(104, 204), (104, 124)]
+
+
+# -- several on one SM --------------------------------------------------------------------
+def part(bench: Bench, sms: int, blocks: int, needed: int, computing: float = 0.0) -> KernelOp:
+    bench.count += 1
+    facts = {"needed": needed, "computing": computing}
+    work = bench.stream(sms), START, bench.count, "part", None, blocks, 100
+    return bench.submit(KernelOp(*work, **facts))
+
+
+def test_blocks_that_leave_room_run_beside_others_on_one_sm():
+    bench = Bench(1)
+    together = [part(bench, 1, 1, needed) for needed in (4, 3, 1)]
+    late = part(bench, 1, 1, 1)
+    assert bench.times(*together, late) == [(104, 204)] * 3 + [(204, 304)]
+
+
+def test_blocks_take_the_emptiest_sms_and_leave_whole_ones_to_nobody():
+    # A block of two eighths on SM 0; three blocks on SMs 1, 2 and 0; a whole SM is free at 204.
+    bench = Bench(3)
+    small = [part(bench, 0b001, 1, 2), part(bench, 0b111, 3, 2)]
+    whole = bench.kernel(bench.stream(), 1, 5)
+    assert bench.times(*small, whole) == [(104, 204), (104, 204), (204, 209)]
+
+
+@pytest.mark.parametrize(
+    ("computing", "end_ns"),
+    [
+        pytest.param((0.5, 0.5), 204, id="as much as there is"),
+        pytest.param((1.0, 1.0), 304, id="twice as much"),
+        pytest.param((1.0, 0.5), 254, id="half as much again"),
+    ],
+)
+def test_blocks_on_one_sm_slow_each_other_where_they_compute(computing, end_ns):
+    bench = Bench(1)
+    both = [part(bench, 1, 1, 4, busy) for busy in computing]
+    (_, first), (_, last) = bench.times(*both)
+    assert first == last == pytest.approx(end_ns, abs=1)
+
+
+def test_blocks_on_other_sms_do_not_slow_each_other():
+    bench = Bench(2)
+    both = [part(bench, sms, 1, 4, 1.0) for sms in (0b01, 0b10)]
+    assert bench.times(*both) == [(104, 204)] * 2
 
 
 # -- priority -----------------------------------------------------------------------------

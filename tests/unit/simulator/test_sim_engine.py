@@ -824,7 +824,7 @@ class ByBlocks:
                 ready.append((rank, since, number, places))
         for _, _, number, places in sorted(ready):
             while self.left[number] and (fits := self.with_room(number, places)):
-                for place in fits[: self.left[number]]:  # one block each, then another
+                for place in sorted(fits[: self.left[number]]):  # one block each, then another
                     self.turn += 1
                     work = [number, self.steps[number].block_ns * FULL]
                     self.running[place, self.turn] = work

@@ -53,6 +53,68 @@ def test_blocks_stay_on_the_sms_of_their_partition(gpu):
             assert len(blocks_by_sm(gpu, whole)) == gpu.sm_count
 
 
+NAP = r"""
+extern "C" __global__ void nap(unsigned* seen, long long duration_ns) {
+  unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (!threadIdx.x) atomicAdd(seen + sm, 1u);
+  unsigned long long start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while ((long long)(now - start) < duration_ns);
+}
+"""
+
+
+def beside(gpu, workloads):
+    """Let each workload run on a stream of its own at the same time; returns the kernel spans."""
+    streams = [gpu.create_stream() for _ in workloads]
+    for work, stream in zip(workloads, streams, strict=True):
+        work(stream)
+        stream.synchronize()
+    with gs.profile(gpu) as recording:
+        for work, stream in zip(workloads, streams, strict=True):
+            work(stream)
+        gpu.synchronize()
+    for stream in streams:
+        stream.close()
+    kernels = recording.trace.where(kind="kernel")
+    return sorted(zip(kernels.array("start_ns"), kernels.array("end_ns"), strict=True))
+
+
+@pytest.mark.parametrize("key", ["cuda:0", "sim:h200"])
+def test_a_spin_of_a_block_an_sm_leaves_no_room_beside_it(key):
+    with gs.open_device(key, quiet=True) as device:
+        spins = [Spin(device, duration_ns=2_000_000, blocks=device.sm_count) for _ in range(2)]
+        (_, end), (start, _) = beside(
+            device, [lambda s, spin=spin: spin.execute(stream=s) for spin in spins]
+        )
+        assert start >= end - 1000
+        half = Spin(device, duration_ns=2_000_000, blocks=device.sm_count // 2)
+        other = Spin(device, duration_ns=2_000_000, blocks=device.sm_count // 2)
+        (_, end), (start, _) = beside(
+            device, [lambda s: half.execute(stream=s), lambda s: other.execute(stream=s)]
+        )
+        assert start < end - 1_000_000
+
+
+def test_blocks_that_leave_room_spread_over_free_sms_and_then_share_them(gpu):
+    kernel, count = gpu.compile(NAP, "nap"), 50
+    seen = [gpu.asarray(np.zeros(1024, np.uint32)) for _ in range(3)]
+
+    def work(array):
+        return lambda stream: stream.launch(kernel, array, 2_000_000, grid=count, block=32)
+
+    spans = beside(gpu, [work(array) for array in seen])
+    assert max(start for start, _ in spans) < min(end for _, end in spans), "all run at a time"
+    held = [set(np.nonzero(gpu.to_host(array))[0]) for array in seen]
+    assert all(len(sms) == count for sms in held), "one block an SM, while there are so many"
+    # Two kernels of 50 blocks and the 32 SMs that are left for the third: the others it shares.
+    free = gpu.sm_count - 2 * count
+    assert not held[0] & held[1]
+    assert len(held[2] - held[0] - held[1]) == free
+    assert len(held[2] & (held[0] | held[1])) == count - free
+
+
 def test_the_same_quanta_are_the_same_sms_every_time(gpu):
     seen = []
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def beside(gpu, workloads):
 
 @pytest.mark.parametrize("key", ["cuda:0", "sim:h200"])
 def test_a_spin_of_a_block_an_sm_leaves_no_room_beside_it(key):
-    with gs.open_device(key, quiet=True) as device:
+    with contextlib.closing(gs.open_device(key, quiet=True)) as device:
         spins = [Spin(device, duration_ns=2_000_000, blocks=device.sm_count) for _ in range(2)]
         (_, end), (start, _) = beside(
             device, [lambda s, spin=spin: spin.execute(stream=s) for spin in spins]

@@ -5,9 +5,10 @@
 
 On GPUs it uses as many as there are; collectives are measured on two as well. Parts, each once for
 each number of ranks: `merging` (ranks of 10⁶ rows whose clocks are apart by known amounts),
-`clocks` (flags that GPUs pass to each other, by clocks.py), `collectives` (four kinds and sizes on
-partitions of 8 to 64 SMs, alone and beside GEMMs), `stragglers` (each rank is slowed in turn: who
-is named?) and `sweep` (96 points on a worker a GPU, two of which are killed).
+`clocks` (flags that GPUs pass to each other, by clocks.py; simulated ones pass none),
+`collectives` (four kinds and sizes on partitions of 8 to 64 SMs, alone and beside GEMMs),
+`stragglers` (each rank is slowed in turn, of many only one: who is named?) and `sweep` (96 points
+on a worker a GPU, two of which are killed).
 
 The file of results is written after each part. What it holds is left out by the next call; a part
 that failed is there with its traceback, and done again. No part begins after --seconds. The exit
@@ -246,9 +247,9 @@ def _period_us(times: dict[str, np.ndarray], chosen: np.ndarray) -> float:
 
 def stragglers(ranks: Ranks, folder: Path) -> Outcome:
     """Slow each rank in turn, on its host and on its GPU; ask who it was."""
-    last = ranks.count - 1
-    slow = list(range(ranks.count)) if ranks.count <= 8 else [0, last // 2, last]
-    ranks.do("steps", folder, slow=slow, count=40 if ranks.count <= 8 else 12)
+    is_many = ranks.count > 8
+    slow = [ranks.count // 2 - 1] if is_many else [*range(ranks.count)]
+    ranks.do("steps", folder, slow=slow, count=8 if is_many else 40)
     table = []
     for late in slow:
         for how in HOW:
@@ -373,7 +374,8 @@ def main() -> int:
     if not like and len(gpus) < 2:
         sys.stderr.write(f"{len(gpus)} GPUs are here, two are needed. Or: --simulated 4 8 64\n")
         return 2
-    todo = [(count, name) for name in asked.only for count in asked.simulated or [len(gpus)]]
+    names = [name for name in asked.only if not (like and name == "clocks")]
+    todo = [(count, name) for name in names for count in asked.simulated or [len(gpus)]]
     if not like and len(gpus) > 2 and "collectives" in asked.only:
         todo.append((2, "collectives"))
     file = asked.out / f"ranks_gpu{f'_simulated_{asked.like}' if like else ''}.json"

@@ -58,18 +58,16 @@ def judged(ranks: int, rows: int) -> list[dict[str, Any]]:
             times = [_on_clock(when, int(base[0]), offset, drift) for when in (start, end)]
             clock = f"of {rank}" if own_clocks else "one"
             traces.append(_trace(rank, ranks, clock, name[rank], *times))
-        took = []
-        for _ in range(2):
-            began_s = time.perf_counter()
-            merged = gs.merge(traces)
-            took.append((time.perf_counter() - began_s) / ranks)
-        took_s = min(took)
+        began_s, used_s = time.perf_counter(), time.process_time()
+        merged = gs.merge(traces)
+        took_s, used_s = time.perf_counter() - began_s, time.process_time() - used_s
         del traces
         what = "clocks of their own" if own_clocks else "one clock"
         goal = rows >= 1_000_000
         found.append(
-            row(f"merging a rank of {rows:,} rows, {what}", "≤ 1 s" if goal else BESIDE,
-                round(took_s, 3), "s", met=took_s <= 1 or not goal)
+            row(f"CPU time of merging a rank of {rows:,} rows, {what}",
+                "≤ 1 s" if goal else BESIDE, round(used_s / ranks, 3), "s",
+                met=used_s <= ranks or not goal, wall_s=round(took_s / ranks, 3))
         )  # fmt: skip
     # The last ones are on clocks of their own.
     every = merged.metadata.ranks

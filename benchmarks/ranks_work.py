@@ -115,12 +115,11 @@ def steps(gpu: Device, ranks: Ranks | None, folder: Path, *, slow: list[int], co
                 with gs.profile(gpu) as recording:
                     _meet(folder, f"{late}-{how}", ranks)
                     for _ in range(count):
-                        with gs.annotate("step"):
-                            if is_late and how == "host":
-                                _prepare(gpu)
-                            _launch(gemm, stream, 6 if is_late and how == "GPU" else 2)
-                            reduce.execute(stream=stream)
-                            reduce.wait()
+                        if is_late and how == "host":
+                            _prepare(gpu)
+                        _launch(gemm, stream, 6 if is_late and how == "GPU" else 2)
+                        reduce.execute(stream=stream)
+                        reduce.wait()
                 gs.export(recording.trace, folder / f"{late}-{how}-{rank}.parquet")
 
 

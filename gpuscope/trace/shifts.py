@@ -6,12 +6,12 @@ collective than the n-th of another rank. A shift is taken only if all others ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.trace.clocks import RATE
 
 _FEW = 64
@@ -27,8 +27,10 @@ _CLEARER = 4
 _RESOLVED_NS = 1_000
 """What ends vary by at least: NCCL's kernels do not end at the same time on all ranks."""
 _ROUNDED_NS = 2
-_STEPS = 80
-"""Of a search for the drift at which bounds leave the most room: each keeps two thirds."""
+_STEPS = 64
+"""Of a search for a drift that obeys all bounds: each keeps half of the drifts at most."""
+_AT_ONCE = 2048
+"""Shifts that are compared at once."""
 
 
 class KernelSequence(NamedTuple):
@@ -69,18 +71,24 @@ def shift_between(
     least = 1 if apart_ns is not None else max(1, int(np.ceil(_SHARE * shorter)))
     possible: dict[int, float] = {}
     telling: set[int] = set()
-    for shift in range(least - len(other_kernels), len(kernels) - least + 1):
+    few = min(_FEW, least)
+    for shift in _plausible(
+        (kernels, one.starts, one.ends),
+        (other_kernels, other.starts, other.ends),
+        range(least - len(other_kernels), len(kernels) - least + 1),
+        few,
+        apart_ns,
+    ):
         first, last = max(0, -shift), min(len(other_kernels), len(kernels) - shift)
-        for end in (min(first + _FEW, last), last):
-            here, there = slice(first + shift, end + shift), slice(first, end)
-            pairs = one.starts[here], one.ends[here], other.starts[there], other.ends[there]
-            if (kernels[here] != other_kernels[there]).any() or not _meet(*pairs, apart_ns):
-                break
-        else:
-            possible[shift] = _spread_ns(*pairs, apart_ns)
-            kinds = len({*kernels[here].tolist()})
-            if apart_ns is not None or last - first >= _TELLING or kinds >= _KINDS:
-                telling.add(shift)
+        here, there = slice(first + shift, last + shift), slice(first, last)
+        pairs = one.starts[here], one.ends[here], other.starts[there], other.ends[there]
+        is_alike = (kernels[here] == other_kernels[there]).all()
+        if not is_alike or not _meet(np.stack(pairs)[:, None], apart_ns).all():
+            continue
+        possible[shift] = _spread_ns(*pairs, apart_ns)
+        kinds = len({*kernels[here].tolist()})
+        if apart_ns is not None or last - first >= _TELLING or kinds >= _KINDS:
+            telling.add(shift)
     if not possible:
         return None, 0
     best, *others = sorted(possible, key=lambda shift: (possible[shift], abs(shift)))
@@ -91,32 +99,71 @@ def shift_between(
     return (best if is_whole or (is_clear and best in telling) else None), len(possible)
 
 
-def _meet(
-    begun: Ints, ended: Ints, others_begun: Ints, others_ended: Ints, apart_ns: int | None
-) -> bool:
-    """Whether each pair may have been of one collective."""
+def _plausible(
+    one: tuple[Ints, Ints, Ints],
+    other: tuple[Ints, Ints, Ints],
+    shifts: range,
+    few: int,
+    apart_ns: int | None,
+) -> Iterator[int]:
+    """Return the shifts at which the first few pairs are alike and may meet.
+
+    Parameters
+    ----------
+    one, other
+        What each kernel is, its begin and its end.
+    few
+        At most as many pairs as each shift leaves.
+    """
+    for begin in range(0, len(shifts), _AT_ONCE):
+        some = np.array(shifts[begin : begin + _AT_ONCE])[:, None]
+        there = np.maximum(0, -some) + np.arange(few)
+        here = there + some
+        is_alike = (one[0][here] == other[0][there]).all(axis=1)
+        some, here, there = some[is_alike], here[is_alike], there[is_alike]
+        pairs = one[1][here], one[2][here], other[1][there], other[2][there]
+        yield from some[_meet(np.stack(pairs), apart_ns), 0].tolist()
+
+
+def _meet(times: Ints, apart_ns: int | None) -> Bools:
+    """Return for each row whether its pairs may have been of one collective each.
+
+    On clocks that differ, offset and drift obey a bound for each pair. By how much no offset obeys
+    all of them is a convex function of the drift, so that its tangent at one drift rules out all
+    on one side of where that reaches zero.
+
+    Parameters
+    ----------
+    times
+        When each kernel began and ended, and when the others' did: 4 × rows × pairs.
+    """
+    begun, ended, others_begun, others_ended = times
     low, high = begun - others_ended, ended - others_begun
     if apart_ns is not None:
-        return bool((low <= apart_ns).all() and (high >= -apart_ns).all())
-    elapsed = others_begun - others_begun[0]
-    base_ns = low[0]  # clocks may be days apart
+        return np.asarray(((low <= apart_ns) & (high >= -apart_ns)).all(axis=1))
+    elapsed = (others_begun - others_begun[:, :1]).astype(float)
+    base_ns = low[:, :1]  # clocks may be days apart
     low, high = low - base_ns, high - base_ns
-
-    def lacks_ns(rate: float) -> float:
-        """By how much no offset obeys all bounds at this drift: convex."""
-        moved = rate * elapsed
-        return float((low - moved).max() - (high - moved).min())
-
-    least, most = -RATE, RATE
+    do_meet = np.zeros(len(low), bool)
+    rows: Ints = np.arange(len(low))
+    drift, least, most = (np.full(len(low), rate) for rate in (0.0, -RATE, RATE))
     for _ in range(_STEPS):
-        third = (most - least) / 3
-        if lacks_ns(least + third) <= _ROUNDED_NS:
-            return True
-        if lacks_ns(least + third) < lacks_ns(most - third):
-            most -= third
-        else:
-            least += third
-    return lacks_ns((least + most) / 2) <= _ROUNDED_NS
+        since = elapsed[rows]
+        moved = drift[:, None] * since
+        above, below = low[rows] - moved, high[rows] - moved
+        at, every = (above.argmax(axis=1), below.argmin(axis=1)), np.arange(len(rows))
+        lacks_ns = above[every, at[0]] - below[every, at[1]] - _ROUNDED_NS
+        slope = since[every, at[1]] - since[every, at[0]]
+        do_meet[rows[lacks_ns <= 0]] = True
+        reached = drift - lacks_ns / np.where(slope, slope, 1)
+        most = np.where(slope > 0, np.minimum(most, reached), most)
+        least = np.where(slope < 0, np.maximum(least, reached), least)
+        is_open = (lacks_ns > 0) & (slope != 0) & (least <= most)
+        rows, least, most = rows[is_open], least[is_open], most[is_open]
+        if not len(rows):
+            break
+        drift = (least + most) / 2
+    return do_meet
 
 
 def _spread_ns(

@@ -28,7 +28,7 @@ from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.profiles.schema import DeviceLayout, ProfileFile
 from gpuscope.trace.metadata import TraceMetadata
 
-BUDGET_S = 200.0
+BUDGET_S = 172.0
 
 _BFLOAT16_SINCE = (8, 0)
 

@@ -25,15 +25,27 @@
 #define __host__
 #define CUDART_CB
 
-enum cudaError_t {
-  cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidResourceHandle = 400, cudaErrorIllegalState = 401, cudaErrorNotReady = 600,
-  cudaErrorNotPermitted = 800, cudaErrorNotSupported = 801,
-  cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorStreamCaptureMerge = 902, cudaErrorStreamCaptureUnmatched = 903,
-  cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
-  cudaErrorStreamCaptureImplicit = 906, cudaErrorCapturedEvent = 907
-};
+#define GPUSCOPE_ERRORS(E) \
+  E(Success, 0, "no error") \
+  E(ErrorInvalidValue, 1, "invalid argument") \
+  E(ErrorMemoryAllocation, 2, "out of memory") \
+  E(ErrorInvalidConfiguration, 9, "invalid configuration argument") \
+  E(ErrorInvalidResourceHandle, 400, "invalid resource handle") \
+  E(ErrorIllegalState, 401, "the operation cannot be performed in the present state") \
+  E(ErrorNotReady, 600, "device not ready") \
+  E(ErrorNotPermitted, 800, "operation not permitted") \
+  E(ErrorNotSupported, 801, "operation not supported") \
+  E(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \
+  E(ErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
+  E(ErrorStreamCaptureMerge, 902, "operation would result in a merge of separate capture sequences") \
+  E(ErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began") \
+  E(ErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work") \
+  E(ErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream") \
+  E(ErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing blocking stream") \
+  E(ErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream") \
+  E(ErrorUnknown, 999, "unknown error")
+#define GPUSCOPE_NUMBER(name, number, text) cuda##name = number,
+enum cudaError_t { GPUSCOPE_ERRORS(GPUSCOPE_NUMBER) };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
 };
@@ -286,6 +298,16 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)executable); }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)graph); }
 inline cudaError_t cudaDeviceSynchronize(GPUSCOPE_LINE) { return GPUSCOPE_ASK(0); }
+#define GPUSCOPE_NAME(name, number, text) case number: return "cuda" #name;
+inline const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) { GPUSCOPE_ERRORS(GPUSCOPE_NAME) }
+  return "unrecognized error code";
+}
+#define GPUSCOPE_TEXT(name, number, text) case number: return text;
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) { GPUSCOPE_ERRORS(GPUSCOPE_TEXT) }
+  return "unrecognized error code";
+}
 inline cudaError_t cudaPeekAtLastError() { return gpuscope::latest; }
 inline cudaError_t cudaGetLastError(GPUSCOPE_LINE) {
   GPUSCOPE_ASK(0);

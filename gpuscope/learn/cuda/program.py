@@ -13,20 +13,22 @@ from typing import IO
 
 import numpy as np
 
-from gpuscope._checks import door
+from gpuscope._checks import MappingOf, count, door, given, require_kind
 from gpuscope._types import Untyped
-from gpuscope.device.api import NativeArray
+from gpuscope.device.api import Kernel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.pinned import PinnedArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
-from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled
+from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled, compiler
 from gpuscope.learn.cuda.runtime import KernelOf, Runtime, code_of
-from gpuscope.learn.cuda.shared import BASE, SharedMemory
+from gpuscope.learn.cuda.shared import BASE, HEADING, SharedMemory
+from gpuscope.workloads.handle import Handle
 
 _REQUEST, _REPLY = struct.Struct("40s8Q"), struct.Struct("4Q")
 _NOT_PERMITTED = 800
+_MOST_S, _MOST_PINNED = 3_600, 1 << 36
 _WORDS = {
     "cudaStreamCreateWithPriority": 2,
     "cudaStreamDestroy": 1,
@@ -75,8 +77,9 @@ class CudaProgram:
     signature
         The function to call, such as ``"void run(cudaStream_t s, float* out)"``.
     kernels
-        Declaration → what such a kernel is: a handle to execute, or a function of a stream and
-        the kernel's arguments. Arrays are of float32.
+        Declaration → what such a kernel is: a handle to execute, or what
+        :meth:`~gpuscope.device.Device.compile` returned, which gets the arguments. Arrays are of
+        float32.
     seconds
         How long a call may take on the host's clock.
     pinned_bytes
@@ -103,7 +106,7 @@ class CudaProgram:
     ['step']
     """
 
-    @door("source", "signature", "seconds", "pinned_bytes", device=Device, kernels=Mapping)
+    @door("source", "signature", "seconds", device=Device, kernels=MappingOf(object))
     def __init__(
         self,
         device: Device,
@@ -114,11 +117,12 @@ class CudaProgram:
         seconds: float = 10.0,
         pinned_bytes: int = 1 << 28,
     ) -> None:
-        if not device.is_simulated:
-            raise CapabilityError(
-                f"CUDA C++ is tried on a simulated GPU here, not on {device.info.key}: open one "
-                "with gs.open_device('sim:h200')"
-            )
+        for text, kernel in kernels.items():
+            require_kind(f"kernels[{given(text)}]", kernel, Handle, Kernel)
+        if not 0 < seconds <= _MOST_S:
+            raise InvalidArgument(f"seconds is {given(seconds)}; up to {_MOST_S:,} are needed")
+        count("pinned_bytes", pinned_bytes, least=HEADING, most=_MOST_PINNED)
+        self.require(device)
         self._entry = Signature.read(signature)
         self._kernels = [(Signature.read(text), kernel) for text, kernel in kernels.items()]
         declared = tuple(each for each, _ in self._kernels)
@@ -134,7 +138,25 @@ class CudaProgram:
         self.printed = ""
         """What the last call wrote to its output."""
 
+    @staticmethod
+    @door(device=Device)
+    def require(device: Device) -> None:
+        """Say what is missing to try CUDA C++ here; nothing, where nothing is.
+
+        Raises
+        ------
+        CapabilityError
+            There is no C++ compiler, or the device is not simulated.
+        """
+        if not device.is_simulated:
+            raise CapabilityError(
+                f"CUDA C++ is tried on a simulated GPU here, not on {device.info.key}: open one "
+                "with gs.open_device('sim:h200')"
+            )
+        compiler()
+
     # -- memory -----------------------------------------------------------------------
+    @door("count")
     def pinned(self, count: int) -> PinnedArray:
         """Return page-locked memory of so many floats, zeros, that the program can be given."""
         return self._memory.take(count)
@@ -192,6 +214,8 @@ class CudaProgram:
                 raise
             finally:
                 self.printed = _read(output)
+        if self._runtime.end_captures() and self._failed is None:
+            self._failed = "A capture was not ended: call cudaStreamEndCapture on its stream."
         if self._failed is not None:
             raise Unmet(self._failed)
         if self._entry.returns == "cudaGraphExec_t":

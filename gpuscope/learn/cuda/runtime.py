@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, Untyped
-from gpuscope.device.accesses import accesses_of, address_of, of_arrays
+from gpuscope.device.accesses import accesses_of, of_arrays
+from gpuscope.device.api import Kernel
 from gpuscope.device.calls import of_thread
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
@@ -23,8 +24,8 @@ from gpuscope.learn.cuda.compiling import Signature
 from gpuscope.learn.cuda.shared import BASE, SharedMemory
 from gpuscope.workloads.handle import Handle
 
-KernelOf: TypeAlias = Handle | Callable[..., object]
-"""What a kernel is here: a handle to execute, or a function of a stream and the arguments."""
+KernelOf: TypeAlias = Handle | Kernel
+"""What a kernel is here: a handle to execute, or what :meth:`Device.compile` returns."""
 Calling: TypeAlias = Callable[[int, int], None]
 """Has the program run a function of its own with a pointer, both by address."""
 Answer: TypeAlias = tuple[int, bytes]
@@ -45,6 +46,8 @@ _TO_HOST, _TO_DEVICE = 2, 1
 _DISABLE_TIMING, _NON_BLOCKING = 2, 1
 _FLOAT = np.dtype("float32")
 _PAGE = 4096
+_FIRST_ADDRESS, _ALIGNMENT = 0x2100_0000_0000, 512
+"""Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies."""
 
 
 def code_of(error: GpuscopeError) -> int:
@@ -73,22 +76,29 @@ class Runtime:
         self._kernels = kernels
         self._calling = calling
         self.streams: dict[int, Stream] = {}
-        self.arrays: dict[int, Untyped] = {}
+        self._arrays: dict[int, Untyped] = {}
+        self._next_address = _FIRST_ADDRESS
         self._events: dict[int, Event] = {}
         self._graphs: dict[int, Graph] = {}
         self._instantiated: set[int] = set()
         self._captures: dict[int, tuple[AbstractContextManager[Graph], Graph]] = {}
         self._left: list[Stream | Event | Graph] = []
 
-    def close(self) -> None:
-        """End captures, and close what the program made and did not return."""
-        for capture, _ in self._captures.values():
+    def end_captures(self) -> int:
+        """End the captures that the program did not end; returns how many there are."""
+        left = [capture for capture, _ in self._captures.values()]
+        self._captures.clear()
+        for capture in left:
             with suppress(GpuscopeError):
                 capture.__exit__(None, None, None)
+        return len(left)
+
+    def close(self) -> None:
+        """End captures, and close what the program made and did not return."""
+        self.end_captures()
         for item in self._left:
             with suppress(GpuscopeError):
                 item.close()
-        self._captures.clear()
         self._left.clear()
 
     # -- streams and events -----------------------------------------------------------
@@ -164,10 +174,10 @@ class Runtime:
 
     def cudaFree(self, address: int) -> Answer:
         if address:
-            if address not in self.arrays:
+            if address not in self._arrays:
                 raise StreamError("cudaFree needs what cudaMalloc returned, once")
             self._device.synchronize()
-            del self.arrays[address]
+            del self._arrays[address]
         return 0, b""
 
     def cudaMallocHost(self, nbytes: int) -> Answer:
@@ -178,17 +188,20 @@ class Runtime:
         return 0, b""
 
     def know(self, array: Untyped) -> int:
-        """Let a program use an array of the device; returns its address."""
-        address = address_of(array)
-        assert address is not None  # noqa: S101 - of a simulated GPU
-        self.arrays[address] = array
+        """Let a program use an array of the device; returns its address there."""
+        for address, known in self._arrays.items():
+            if known is array:
+                return address
+        address = self._next_address
+        self._next_address += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._arrays[address] = array
         return address
 
     def part(self, address: int, nbytes: int | None = None) -> Untyped:
         """Return an array from an address on: so many bytes, or to its end."""
         if 0 <= address - BASE < self._memory.nbytes:
             return self._memory.part(address, nbytes)
-        for start, array in self.arrays.items():
+        for start, array in self._arrays.items():
             if start <= address < start + array.nbytes:
                 first = (address - start) // 4
                 last = array.size if nbytes is None else first + nbytes // 4
@@ -253,7 +266,7 @@ class Runtime:
             return 0, b""
         words = [payload[at : at + 8] for at in range(0, len(payload), 8)]
         values = [self._value(*pair) for pair in zip(signature.types, words, strict=True)]
-        kernel(chosen, *values)
+        chosen.launch(kernel, *values, grid=grid, block=block)
         return 0, b""
 
     def _value(self, kind: str, word: bytes) -> object:

@@ -13,7 +13,7 @@ from gpuscope.device.pinned import PinnedArray, Told
 from gpuscope.errors import InvalidArgument
 
 BASE = 0x2080_0000_0000
-"""Where it begins in the program: between the addresses of simulated arrays."""
+"""Where it begins in the program."""
 HEADING = 1 << 20
 """Bytes at its begin that hold the program's arguments."""
 _PAGE = 4096

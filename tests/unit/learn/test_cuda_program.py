@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.errors import CapabilityError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda import compiling
@@ -78,11 +79,15 @@ float run(cudaStream_t s) {
 def test_memory_copies_and_kernels_with_arguments(gpu, run):
     device_out = gpu.asarray(np.zeros(1024, "float32"))
 
-    def scale(stream, out, source, factor):
-        stream.copy(out, source)
-        seen.append((out.size, source.size, factor))
+    def cost(_profile, grid, args, _sm_count):
+        seen.append((grid, args[0].size, args[1].size, args[2]))
+        return KernelCost(grid, 1_000)
 
     seen = []
+    model = KernelModel(
+        cost, reads=lambda args: [args[1]], writes=lambda args: args[0], compute=lambda x: x
+    )
+    scale = gpu.compile("", "scale", model=model)
     code = """
 void run(cudaStream_t s, float* out, float* page, float factor) {
   float *on_gpu, *mine;
@@ -110,7 +115,7 @@ void run(cudaStream_t s, float* out, float* page, float factor) {
             signature="void run(cudaStream_t s, float* out, float* page, float factor)",
             kernels={"void scale(float* out, const float* source, float factor)": scale},
         )  # fmt: skip
-    assert seen == [(1024, 1024, 2.5)] * 2
+    assert set(seen) == {(4, 1024, 1024, 2.5)}
     assert [float(value) for value in pages[0][:4]] == [3, 1, 2, 3]
 
 
@@ -188,6 +193,16 @@ def test_what_goes_wrong_is_told_and_ends_its_process_only(gpu, run, text, says)
     assert says in str(told.value)
 
 
+def test_memory_of_the_gpu_is_told_however_much_was_made_before(gpu, run):
+    """Simulated arrays have addresses that no program can have: a program gets its own."""
+    kept = [gpu.empty(4) for _ in range(200)]
+    with gpu.create_stream() as s, pytest.raises(Unmet, match="memory of the GPU"):
+        run(
+            "void run(cudaStream_t s, float* x) { x[2] = 1; }", s, kept[-1],
+            signature="void run(cudaStream_t s, float* x)",
+        )  # fmt: skip
+
+
 def test_an_endless_loop_is_stopped(gpu, run):
     with gpu.create_stream() as s, pytest.raises(Unmet, match="was stopped"):
         run(body("for (;;) usleep(1000);"), s, seconds=0.2)
@@ -197,6 +212,71 @@ def test_a_host_function_must_not_call_cuda(gpu, run):
     before = "void f(void*) { cudaDeviceSynchronize(); }"
     with gpu.create_stream() as s, pytest.raises(Unmet, match="cudaErrorNotPermitted"):
         run(body("cudaLaunchHostFunc(s, f, 0); cudaStreamSynchronize(s);", before), s)
+
+
+def test_errors_have_names_and_texts(gpu, run):
+    text = """
+  cudaError_t error = cudaStreamSynchronize((cudaStream_t)0x77);
+  cudaGetLastError();
+  printf("%s, %s, %s", cudaGetErrorName(error), cudaGetErrorString(error), cudaGetErrorName(cudaSuccess));
+  printf(", %s", cudaGetErrorName((cudaError_t)12345));"""
+    with (
+        gpu.create_stream() as s,
+        gs.learn.CudaProgram(gpu, body(text), "void run(cudaStream_t s)", {}) as program,
+    ):
+        program(s)
+    assert program.printed == (
+        "cudaErrorInvalidResourceHandle, invalid resource handle, cudaSuccess, "
+        "unrecognized error code"
+    )
+
+
+DEFAULT = """
+void run(cudaStream_t s) {
+  cudaStream_t t;
+  cudaStreamCreateWithFlags(&t, FLAG);
+  a<<<1, 32, 0, t>>>();
+  b<<<1, 32>>>();
+  a<<<1, 32, 0, t>>>();
+  b<<<1, 32, 0, cudaStreamLegacy>>>();
+  cudaDeviceSynchronize();
+}"""
+
+
+@pytest.mark.parametrize(("flag", "together"), [("Default", 0), ("NonBlocking", 2)])
+def test_who_names_no_stream_gets_the_legacy_default_stream(gpu, run, flag, together):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    with gpu.create_stream() as s:
+        done = run(
+            DEFAULT.replace("FLAG", f"cudaStream{flag}"), s, kernels={"void a()": a, "void b()": b}
+        )
+    kernels = done.trace.where(kind="kernel").spans.sort_by("start_ns").to_pylist()
+    overlaps = sum(
+        min(one["end_ns"], other["end_ns"]) - max(one["start_ns"], other["start_ns"]) > MS
+        for one in kernels if one["category"] == "a"
+        for other in kernels if other["category"] == "b"
+    )  # fmt: skip
+    assert len(kernels) == 4
+    assert overlaps == together
+
+
+def test_the_default_stream_of_a_thread_is_blocking_and_no_other_waits(gpu, run):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    text = "a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, cudaStreamPerThread>>>(); cudaDeviceSynchronize();"
+    with gpu.create_stream(blocking=True) as s:
+        run(body(text), s, kernels={"void a()": a, "void b()": b}).together("a", "b")
+    text = "a<<<1, 32, 0, cudaStreamPerThread>>>(); b<<<1, 32>>>(); cudaDeviceSynchronize();"
+    with gpu.create_stream() as s:
+        run(body(text), s, kernels={"void a()": a, "void b()": b}).order("a", "b")
+
+
+def test_a_capture_that_is_not_ended_is_told(gpu, run):
+    a = gs.learn.Step(gpu, MS, name="a")
+    text = "cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal); a<<<1, 32, 0, s>>>();"
+    with gpu.create_stream() as s:
+        with pytest.raises(Unmet, match="cudaStreamEndCapture"):
+            run(body(text), s, kernels={"void a()": a})
+        run(body("a<<<1, 32, 0, s>>>();"), s, kernels={"void a()": a}).ran(a)
 
 
 def test_an_error_that_the_program_asks_for_is_no_failure(gpu, run):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
+from lessons import COMPILES
 
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
@@ -13,9 +12,7 @@ from gpuscope.errors import CapabilityError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda import compiling
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
 MS = 1_000_000
 
 
@@ -321,6 +318,25 @@ def test_the_compiler_s_errors_have_the_learner_s_lines(gpu):
         gs.learn.CudaProgram(gpu, "\n\nvoid run() { nothing; }", "void run()", {})
     with pytest.raises(Unmet, match="keep it as void run"):
         gs.learn.CudaProgram(gpu, "void run(int n) {}", "void run()", {})
+
+
+def test_where_nothing_compiles_an_exercise_is_not_available_and_counts_no_attempt(
+    gpu, monkeypatch
+):
+    lesson = gs.learn.Lesson(0, "An example", gpu)
+
+    def check():
+        needs = gs.learn.CudaProgram.require
+        return lesson.check("c", "Write it.", lambda _: False, ["Think."], rule="So.", needs=needs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling.shutil, "which", lambda _: None)
+        told = check()
+    assert (told.result.verdict, told.hint, told.rule) == ("not available", "", "")
+    assert "g++" in told.found
+    assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not available", 0)]
+    assert check().result.verdict == "not solved"
+    assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not solved", 1)]
 
 
 def test_what_cannot_be_is_refused(gpu, monkeypatch):

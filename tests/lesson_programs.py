@@ -9,6 +9,12 @@ from __future__ import annotations
 Answers = dict[str, dict[str, list[tuple[str, ...]]]]
 """Lesson → exercise → answers."""
 
+ENDS_ITS_PROCESS = (
+    "it crashes behind the launches",
+    "it leaves the process",
+    "a loop without an end",
+)
+"""Of what is in C++: on a GPU, that is the process of the notebook."""
 RIGHT: Answers = {
     "01": {
         "timer": [

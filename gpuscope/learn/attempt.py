@@ -286,6 +286,14 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(named)
 
 
+def too_long(seconds: float) -> Unmet:
+    """Return what a learner is told whose program was stopped."""
+    return Unmet(
+        f"It did not end within {seconds:g} s, so it was stopped. Is there a loop, or a wait, that "
+        "nothing ends?"
+    )
+
+
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
     """Stop the block after some time, where signals can: in a main thread, not on Windows."""
@@ -300,10 +308,7 @@ def bounded(seconds: float) -> Iterator[None]:
         if late_s < _MOST_LATE_S and is_deferred(frame):  # it would leave something half done
             signal.setitimer(signal.ITIMER_REAL, _LATER_S)
             return
-        raise Unmet(
-            f"It did not end within {seconds:g} s, so it was stopped. Is there a loop, or a wait, "
-            "that nothing ends?"
-        )
+        raise too_long(seconds)
 
     before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
     left_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -3,16 +3,16 @@
 # ruff: noqa: D102, N802 - methods have the names and meanings of CUDA's calls
 from __future__ import annotations
 
+import ctypes
 import re
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Array, Untyped
-from gpuscope.device.accesses import accesses_of, of_arrays
+from gpuscope._types import Untyped
+from gpuscope.device.accesses import accesses_of, address_of, of_arrays
 from gpuscope.device.api import Kernel
 from gpuscope.device.calls import of_thread
 from gpuscope.device.device import Device
@@ -21,7 +21,8 @@ from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, StreamError
 from gpuscope.learn.cuda.compiling import Signature
-from gpuscope.learn.cuda.shared import BASE, SharedMemory
+from gpuscope.learn.cuda.inside import PinnedMemory
+from gpuscope.learn.cuda.shared import SharedMemory
 from gpuscope.workloads.handle import Handle
 
 KernelOf: TypeAlias = Handle | Kernel
@@ -45,6 +46,7 @@ _CODES = {
 _TO_HOST, _TO_DEVICE = 2, 1
 _DISABLE_TIMING, _NON_BLOCKING = 2, 1
 _FLOAT = np.dtype("float32")
+_TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
 _PAGE = 4096
 _FIRST_ADDRESS, _ALIGNMENT = 0x2100_0000_0000, 512
 """Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies."""
@@ -67,7 +69,7 @@ class Runtime:
     def __init__(
         self,
         device: Device,
-        memory: SharedMemory,
+        memory: SharedMemory | PinnedMemory,
         kernels: Sequence[tuple[Signature, KernelOf]],
         calling: Calling,
     ) -> None:
@@ -193,14 +195,18 @@ class Runtime:
             if known is array:
                 return address
         address = self._next_address
-        self._next_address += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if self._device.is_simulated:
+            self._next_address += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        else:
+            address = address_of(array) or 0
         self._arrays[address] = array
         return address
 
     def part(self, address: int, nbytes: int | None = None) -> Untyped:
         """Return an array from an address on: so many bytes, or to its end."""
-        if 0 <= address - BASE < self._memory.nbytes:
-            return self._memory.part(address, nbytes)
+        pinned = self._memory.part(address, nbytes)
+        if pinned is not None:
+            return pinned
         for start, array in self._arrays.items():
             if start <= address < start + array.nbytes:
                 first = (address - start) // 4
@@ -219,6 +225,8 @@ class Runtime:
         if nbytes == 0:
             return 0, b""
         chosen = self._stream(stream)
+        if isinstance(self._memory, PinnedMemory):  # of one process: ordinary memory has addresses
+            payload, target = self._pageable(source, target, nbytes, kind)
         pageable = payload or not target
         if pageable and chosen.capturing:
             raise StreamError(
@@ -233,6 +241,12 @@ class Runtime:
         chosen.copy(written, read)
         return 0, b"" if target else written.tobytes()
 
+    def _pageable(self, source: int, target: int, nbytes: int, kind: int) -> tuple[bytes, int]:
+        """Return the bytes of ordinary memory to copy from; and where to, or 0 for such memory."""
+        up = kind == _TO_DEVICE and self._memory.part(source, nbytes) is None
+        down = kind == _TO_HOST and self._memory.part(target, nbytes) is None
+        return ctypes.string_at(source, nbytes) if up else b"", 0 if down else target
+
     def cudaMemcpy(
         self, source: int, target: int, nbytes: int, kind: int, stream: int, payload: bytes = b""
     ) -> Answer:
@@ -243,7 +257,7 @@ class Runtime:
 
     def touched(self, page: int, writes: int) -> Answer:
         """Tell that the program reads or writes a page of page-locked memory."""
-        array: Array = self._memory.part(page, _PAGE)
+        array = self._memory.part(page, _PAGE)
         accesses = of_arrays([] if writes else [array], [array] if writes else [])
         if of_thread.run is not None:
             of_thread.run.accesses += accesses_of(accesses)
@@ -272,8 +286,7 @@ class Runtime:
     def _value(self, kind: str, word: bytes) -> object:
         if kind.endswith("*"):
             return self.part(int.from_bytes(word, "little"))
-        formats = {"float": "<f", "double": "<d", "int": "<i"}
-        return struct.unpack_from(formats.get(kind, "<q"), word)[0]
+        return np.frombuffer(word, _TYPES.get(kind, np.int64))[0]
 
     def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> Answer:
         def host_function() -> None:

@@ -74,9 +74,11 @@ class SharedMemory:
         pinned = Pinned(Block(raw, self), raw.ctypes.data, raw.nbytes)
         return PinnedArray.over(pinned.array((count,), np.dtype("float32")), self._calls)
 
-    def part(self, address: int, nbytes: int | None) -> PinnedArray:
+    def part(self, address: int, nbytes: int | None) -> PinnedArray | None:
         """Return what lies at an address of the program: so many bytes, or all that follow."""
         first = address - BASE
+        if not 0 <= first < self.nbytes:
+            return None
         last = self._next if nbytes is None else first + nbytes
         if last > self._next:
             raise InvalidArgument("this is more page-locked memory than was taken")

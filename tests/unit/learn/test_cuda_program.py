@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from lessons import COMPILES
@@ -13,6 +15,9 @@ from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda import compiling
 
 pytestmark = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
+INSIDE = pytest.mark.skipif(not any(map(shutil.which, compiling._NVCC)), reason="no nvcc")
+WHERE = ["separate", pytest.param("inside", marks=INSIDE)]
+"""As on a simulated GPU; and as on a GPU: by nvcc, and in this process."""
 MS = 1_000_000
 
 
@@ -21,6 +26,14 @@ def gpu():
     device = gs.open_device("sim:h200", quiet=True)
     yield device
     device.close()
+
+
+@pytest.fixture
+def where(request, monkeypatch):
+    """Have programs run there."""
+    monkeypatch.setattr(
+        "gpuscope.learn.cuda.program.runs_inside", lambda _device: request.param == "inside"
+    )
 
 
 @pytest.fixture
@@ -43,6 +56,8 @@ def body(text, before=""):
     return f"{before}\nvoid run(cudaStream_t s) {{ {text} }}"
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_streams_events_and_time(gpu, run):
     a = gs.learn.Step(gpu, 2 * MS, name="a")
     code = """
@@ -73,6 +88,8 @@ float run(cudaStream_t s) {
     assert 2.0 <= done.value < 2.1
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_memory_copies_and_kernels_with_arguments(gpu, run):
     device_out = gpu.asarray(np.zeros(1024, "float32"))
 
@@ -116,6 +133,8 @@ void run(cudaStream_t s, float* out, float* page, float factor) {
     assert [float(value) for value in pages[0][:4]] == [3, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_runs_in_the_order_of_its_stream(gpu, run):
     a = gs.learn.Step(gpu, MS, name="a")
     before = "static int count; void note(void* at) { *(int*)at += 10; }"
@@ -160,12 +179,16 @@ def graph_run(gpu, run, join):
         )  # fmt: skip
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_captured_fork_is_launched_as_a_graph(gpu, run):
     done = graph_run(gpu, run, JOIN)
     done.together("a", "b")
     assert done.trace.kind_counts()["kernel"] == 2
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_capture_without_its_join_is_refused_with_its_line(gpu, run):
     with pytest.raises(Unmet, match=r"^Line 9: cudaStreamEndCapture.*Unjoined"):
         graph_run(gpu, run, "")
@@ -200,11 +223,15 @@ def test_memory_of_the_gpu_is_told_however_much_was_made_before(gpu, run):
         )  # fmt: skip
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_an_endless_loop_is_stopped(gpu, run):
     with gpu.create_stream() as s, pytest.raises(Unmet, match="was stopped"):
-        run(body("for (;;) usleep(1000);"), s, seconds=0.2)
+        run(body("for (;;) { usleep(1000); cudaGetLastError(); }"), s, seconds=0.2)
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_must_not_call_cuda(gpu, run):
     before = "void f(void*) { cudaDeviceSynchronize(); }"
     with gpu.create_stream() as s, pytest.raises(Unmet, match="cudaErrorNotPermitted"):
@@ -267,6 +294,8 @@ def test_the_default_stream_of_a_thread_is_blocking_and_no_other_waits(gpu, run)
         run(body(text), s, kernels={"void a()": a, "void b()": b}).order("a", "b")
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_capture_that_is_not_ended_is_told(gpu, run):
     a = gs.learn.Step(gpu, MS, name="a")
     text = "cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal); a<<<1, 32, 0, s>>>();"
@@ -276,6 +305,8 @@ def test_a_capture_that_is_not_ended_is_told(gpu, run):
         run(body("a<<<1, 32, 0, s>>>();"), s, kernels={"void a()": a}).ran(a)
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_an_error_that_the_program_asks_for_is_no_failure(gpu, run):
     text = "cudaStreamSynchronize((cudaStream_t)0x77); cudaGetLastError();"
     with gpu.create_stream() as s:
@@ -302,6 +333,8 @@ def test_the_host_s_reads_of_pinned_memory_count(gpu, run, wait, kinds):
     assert done.value == (1.0 if wait else 0.0)
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_pageable_copy_holds_the_host(gpu, run):
     ones = gpu.asarray(np.ones(1 << 20, "float32"))
     code = READS.replace("WAIT", "").replace("(page, ones", "(malloc(bytes), ones")
@@ -313,6 +346,8 @@ def test_a_pageable_copy_holds_the_host(gpu, run):
     done.returned_after("copy")
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_the_compiler_s_errors_have_the_learner_s_lines(gpu):
     with pytest.raises(Unmet, match=r"Line 3: "):
         gs.learn.CudaProgram(gpu, "\n\nvoid run() { nothing; }", "void run()", {})

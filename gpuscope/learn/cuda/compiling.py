@@ -18,6 +18,8 @@ _HERE = Path(__file__).parent
 _COMPILERS = ("g++", "clang++", "c++")
 _NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 _SECONDS = 60
+_BOUNDED = ["/bin/sh", "-c", f'ulimit -t {_SECONDS}; ulimit -v 4000000; exec "$@"', "sh"]
+"""Runs a command whose processes take so many seconds and 4 GB each at most."""
 _LAUNCH = re.compile(r"\b([A-Za-z_]\w*)\s*<<<(.*?)>>>\s*\(", re.DOTALL)
 _ERROR = re.compile(
     r"^program\.cu[:(](\d+)\)?(?::\d+)?: (?:fatal )?error(?: #[\w-]+)?: (.*)$", re.MULTILINE
@@ -164,7 +166,8 @@ def compiled(text: str, *, is_inside: bool) -> Compiled:
     source.write_text(text, "utf-8")
     kind = _INSIDE if is_inside else ["-pthread", "-I", str(_HERE)]
     options = ["-std=c++17", "-O1", "-w", *kind]
-    command = [compiler(is_inside=is_inside), *options, str(source), "-o", str(path)]
+    call = [compiler(is_inside=is_inside), *options, str(source), "-o", str(path)]
+    command = [*_BOUNDED, *call]
     try:
         done = subprocess.run(  # noqa: S603 - the compiler of this system
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False

@@ -355,6 +355,14 @@ def test_the_compiler_s_errors_have_the_learner_s_lines(gpu):
         gs.learn.CudaProgram(gpu, "void run(int n) {}", "void run()", {})
 
 
+def test_a_compiler_takes_no_more_memory_than_it_may(gpu, monkeypatch):
+    less = [each.replace("-v 4000000", "-v 300000") for each in compiling._BOUNDED]
+    assert less != compiling._BOUNDED
+    monkeypatch.setattr(compiling, "_BOUNDED", less)
+    with pytest.raises(Unmet, match="memory"):
+        gs.learn.CudaProgram(gpu, '#include "/dev/zero"\nvoid run() {}', "void run()", {})
+
+
 def test_where_nothing_compiles_an_exercise_is_not_available_and_counts_no_attempt(
     gpu, monkeypatch
 ):

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from lessons import COMPILES
+from patience import PATIENCE_S
 
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
@@ -40,8 +41,10 @@ def where(request, monkeypatch):
 def run(gpu):
     """Return a function: code, a declaration, kernels and arguments → an attempt."""
     lesson, programs = gs.learn.Lesson(0, "An example", gpu), []
+    lesson.patience_s = PATIENCE_S
 
     def attempt(code, *arguments, signature="void run(cudaStream_t s)", kernels=None, **options):
+        options = {"seconds": PATIENCE_S, **options}
         program = gs.learn.CudaProgram(gpu, code, signature, kernels or {}, **options)
         programs.append(program)
         given = [each(program) if callable(each) else each for each in arguments]

@@ -1,4 +1,4 @@
-"""A learner's CUDA C++ as a function: each call runs it in a process of its own."""
+"""A learner's CUDA C++ as a function: compiled once, run each time it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA's runtime does for a learner's program: its calls, on a simulated GPU's objects."""
+"""What CUDA's runtime does for a learner's program: its calls, on a device's objects."""
 
 # ruff: noqa: D102, N802 - methods have the names and meanings of CUDA's calls
 from __future__ import annotations

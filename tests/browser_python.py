@@ -1,12 +1,13 @@
 """Makes this process like Python in a browser, as far as gpuscope can tell: import it first.
 
-Pyodide starts no threads and no processes, has no native ids of threads, no timers and no
-``resource``, and the default integer of its NumPy has 32 bits.
+Pyodide starts no threads and no processes, has no other programs, no native ids of threads, no
+timers and no ``resource``, and the default integer of its NumPy has 32 bits.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def _no_process(*_: object, **__: object) -> None:
 del threading.get_native_id, threading.Thread.native_id, signal.setitimer, signal.alarm
 threading.Thread.start = _no_thread
 os.fork = subprocess.Popen.__init__ = _no_process
+shutil.which = lambda *_, **__: None
 sys.modules["resource"] = None
 
 

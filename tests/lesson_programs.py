@@ -9,6 +9,12 @@ from __future__ import annotations
 Answers = dict[str, dict[str, list[tuple[str, ...]]]]
 """Lesson → exercise → answers."""
 
+ENDS_ITS_PROCESS = (
+    "it crashes behind the launches",
+    "it leaves the process",
+    "a loop without an end",
+)
+"""Of what is in C++: on a GPU, that is the process of the notebook."""
 RIGHT: Answers = {
     "01": {
         "timer": [
@@ -44,6 +50,14 @@ def gpu_time_ns(stream, handle):
             ("each kernel is waited for", "    for stream in streams:\n        stream.synchronize()", "    for kernel in kernels:\n        kernel.wait()"),
             ("events, waited for backwards", "    for stream in streams:\n        stream.synchronize()", "    for event in [stream.record() for stream in streams][::-1]:\n        event.synchronize()"),
         ],
+        "cuda": [
+            ("backwards", "a<<<1, 32, 0, s>>>();\n", "", "u>>>();\n", "u>>>();\n  a<<<1, 32, 0, s>>>();\n"),
+            ("each by cudaLaunchKernel", "a<<<1, 32, 0, s>>>()", "cudaLaunchKernel((void*)a, dim3(1), dim3(32), nullptr, 0, s)"),
+            ("in streams of its own, which are closed at once", "  a<<<1, 32, 0, s>>>();", "  cudaStream_t v;\n  cudaStreamCreateWithFlags(&v, cudaStreamNonBlocking);\n  a<<<1, 32, 0, v>>>();\n  cudaStreamDestroy(v);"),
+            ("in the default stream of the thread", "0, s>>>", "0, cudaStreamPerThread>>>"),
+            ("one in the legacy default stream, the others in streams that do not wait for it", "<<<1, 32, 0, s>>>", "<<<1, 32>>>"),
+            ("it waits, after all are launched", "u>>>();\n", "u>>>();\n  cudaDeviceSynchronize();\n"),
+        ],
     },
     "03": {
         "diamond": [
@@ -56,6 +70,12 @@ def gpu_time_ns(stream, handle):
         "overwrite": [
             ("the event is named", "a.wait(b.record())", "read = b.record()\n    a.wait(read)"),
             ("a waits for more than it must", "    a.wait(b.record())", "    b.wait(a.record())\n    a.wait(b.record())"),
+        ],
+        "cuda": [
+            ("last in t", "cudaEventRecord(done, t);\n  cudaStreamWaitEvent(s, done);\n  last<<<1, 32, 0, s>>>", "cudaEventRecord(done, s);\n  cudaStreamWaitEvent(t, done);\n  last<<<1, 32, 0, t>>>"),
+            ("one event, recorded twice", "(done, t)", "(written, t)", "(s, done)", "(s, written)"),
+            ("events that note times", "WithFlags(&written, cudaEventDisableTiming)", "(&written)"),
+            ("last in a third stream", "cudaStreamWaitEvent(s, done);\n  last<<<1, 32, 0, s>>>();", "cudaStream_t u;\n  cudaStreamCreateWithFlags(&u, cudaStreamNonBlocking);\n  cudaStreamWaitEvent(u, done);\n  cudaEventRecord(written, s);\n  cudaStreamWaitEvent(u, written);\n  last<<<1, 32, 0, u>>>();\n  cudaStreamDestroy(u);"),
         ],
     },
     "04": {
@@ -186,6 +206,13 @@ def serve(model, static, out, inputs, stream):
     return [float(gpu.to_host(result)[0]) for result in results]
 """),
         ],
+        "cuda": [
+            ("t is joined before s has work", "  one<<<1, 32, 0, s>>>();\n", "", "cudaEventRecord(join, t);\n", "cudaEventRecord(join, t);\n  one<<<1, 32, 0, s>>>();\n"),
+            ("one event for both", "(join, t)", "(fork, t)", "(s, join)", "(s, fork)"),
+            ("the graph is kept", "  cudaGraphDestroy(graph);\n", ""),
+            ("a capture of all threads", "ModeThreadLocal", "ModeGlobal"),
+            ("the streams change roles", "BeginCapture(s,", "BeginCapture(t,", "EndCapture(s,", "EndCapture(t,", "(fork, s)", "(fork, t)", "(t, fork)", "(s, fork)", "(join, t)", "(join, s)", "(s, join)", "(t, join)"),
+        ],
     },
     "09": {"interference": [("as a difference", "float(np.median(together_us) / np.median(alone_us)) - 1", "(np.median(together_us) - np.median(alone_us)) / np.median(alone_us)")]},
     "10": {
@@ -247,6 +274,33 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("the buffers change places", "b = i % 2", "b = (i + 1) % 2"),
             ("the last result is waited for", "        compute.record(computed[b])", "        compute.record(computed[b])\n    compute.synchronize()"),
             ("it asks until the upload is done", "uploaded[b].synchronize()", "while not uploaded[b].is_done:\n            pass"),
+        ],
+        "cuda": [
+            ("breadth first", """
+IN_STAGES = r'''
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float);
+  cudaEvent_t uploaded[16], computed[16];
+  for (int i = 0; i < chunks; ++i) {
+    cudaEventCreate(&uploaded[i]);
+    cudaEventCreate(&computed[i]);
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up);
+    cudaEventRecord(uploaded[i], up);
+  }
+  for (int i = 0; i < chunks; ++i) {
+    cudaStreamWaitEvent(compute, uploaded[i], 0);
+    process<<<dim3(grid), dim3(1024), 0, compute>>>(on_gpu[i], on_gpu[i], count, ns);
+    cudaEventRecord(computed[i], compute);
+  }
+  for (int i = 0; i < chunks; ++i) {
+    cudaStreamWaitEvent(down, computed[i], 0);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+'''
+"""),
+            ("by cudaLaunchKernel", "    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns);", "    void* arguments[] = {&on_gpu[i], &on_gpu[i], &count, &ns};\n    cudaLaunchKernel(process, dim3(grid), dim3(1024), arguments, 0, compute);"),
         ],
     },
     "13": {
@@ -357,6 +411,24 @@ WRONG: Answers = {
             ("it sleeps for the time that the kernels of the lesson take", "    for stream in streams:\n        stream.synchronize()", "    import time\n    time.sleep(0.012)"),
             ("short kernels of its own", "kernel.execute(stream=stream)", "gs.learn.Step(gpu, 1000, name=kernel.name).execute(stream=stream)"),
         ],
+        "cuda": [
+            ("all in one stream", "0, t", "0, s", "0, u", "0, s"),
+            ("all in the default stream", ", 0, s>>>", ">>>", ", 0, t>>>", ">>>", ", 0, u>>>", ">>>"),
+            ("the host waits in between", "  b<<<", "  cudaDeviceSynchronize();\n  b<<<"),
+            ("one is left out", "  c<<<1, 32, 0, u>>>();\n", ""),
+            ("one twice", "  c<<<", "  a<<<1, 32, 0, u>>>();\n  c<<<"),
+            ("blocking streams, and the legacy default stream between", "  a<<<1, 32, 0, s>>>();", "  cudaStream_t v;\n  cudaStreamCreate(&v);\n  a<<<1, 32, 0, v>>>();", "<<<1, 32, 0, t>>>", "<<<1, 32>>>"),
+            ("u waits for s", "  c<<<", "  cudaEvent_t e;\n  cudaEventCreate(&e);\n  cudaEventRecord(e, s);\n  cudaStreamWaitEvent(u, e);\n  c<<<"),
+            ("another function", "void launch_all", "void launch_some"),
+            ("other parameters", ", cudaStream_t u", "", "0, u", "0, t"),
+            ("it does not compile", "b<<<1, 32, 0, t>>>();", "b<<<1, 32, 0, t>>>()"),
+            ("it crashes behind the launches", "u>>>();\n", "u>>>();\n  *(volatile int*)nullptr = 1;\n"),
+            ("it leaves the process", "u>>>();\n", "u>>>();\n  exit(0);\n"),
+            ("a loop without an end", "u>>>();\n", "u>>>();\n  for (;;) usleep(1000);\n"),
+            ("no text", """
+LAUNCH_ALL = 3
+"""),
+        ],
     },
     "03": {
         "diamond": [
@@ -392,6 +464,20 @@ WRONG: Answers = {
             ("the next round is written by b", "a.copy(out, eights)", "b.copy(out, eights)"),
             ("it is copied back in the end", "    a.copy(out, eights)", "    a.copy(out, eights)\n    a.copy(result, sevens)"),
             ("it waits for its own stream", "a.wait(b.record())", "a.wait(a.record())"),
+        ],
+        "cuda": [
+            ("t does not wait", "  cudaStreamWaitEvent(t, written);\n", ""),
+            ("s does not wait", "  cudaStreamWaitEvent(s, done);\n", ""),
+            ("recorded too early", "  first<<<1, 32, 0, s>>>();\n  cudaEventRecord(written, s);\n", "  cudaEventRecord(written, s);\n  first<<<1, 32, 0, s>>>();\n"),
+            ("never recorded", "  cudaEventRecord(written, s);\n", ""),
+            ("the wait is behind right", "  cudaStreamWaitEvent(t, written);\n", "", "t>>>();\n", "t>>>();\n  cudaStreamWaitEvent(t, written);\n"),
+            ("the host waits for the event", "cudaStreamWaitEvent(t, written)", "cudaEventSynchronize(written)"),
+            ("the host waits at the end", "  cudaEventDestroy(written);", "  cudaStreamSynchronize(s);\n  cudaEventDestroy(written);"),
+            ("the host asks until it is done", "cudaStreamWaitEvent(t, written)", "while (cudaEventQuery(written) == cudaErrorNotReady);"),
+            ("all in one stream", "0, t", "0, s"),
+            ("an event of nothing", "  cudaEventCreateWithFlags(&done, cudaEventDisableTiming);\n", "  done = (cudaEvent_t)0x77;\n"),
+            ("destroyed before it is recorded", "  cudaEventRecord(done, t);", "  cudaEventDestroy(done);\n  cudaEventRecord(done, t);"),
+            ("t waits for left, too", "  left<<<1, 32, 0, s>>>();\n", "", "  cudaEventRecord(written, s);", "  left<<<1, 32, 0, s>>>();\n  cudaEventRecord(written, s);"),
         ],
     },
     "04": {
@@ -590,6 +676,21 @@ def gain(a, b, solo_a, solo_b):
             ("the input itself", "gpu.to_host(out)", "gpu.to_host(static)"),
             ("a new capture of nothing", "        model.launch(stream=stream)\n", "        with stream.capture() as model:\n            stream.copy(out, static)\n        model.launch(stream=stream)\n"),
         ],
+        "cuda": [
+            ("no join", "  cudaStreamWaitEvent(s, join);\n", ""),
+            ("the join is recorded before two", "  cudaEventRecord(join, t);\n", "", "  two<<<", "  cudaEventRecord(join, t);\n  two<<<"),
+            ("t does not join the capture", "  cudaStreamWaitEvent(t, fork);\n", ""),
+            ("the fork is recorded before the capture", "  cudaEventRecord(fork, s);\n", "", "  cudaStreamBeginCapture", "  cudaEventRecord(fork, s);\n  cudaStreamBeginCapture"),
+            ("both in s", "0, t", "0, s"),
+            ("it is ended on t", "EndCapture(s,", "EndCapture(t,"),
+            ("it is not ended", "  cudaStreamEndCapture(s, &graph);\n", ""),
+            ("it waits in the capture", "  cudaStreamEndCapture", "  cudaStreamSynchronize(s);\n  cudaStreamEndCapture"),
+            ("it launches, too", "  return", "  cudaGraphLaunch(executable, s);\n  return"),
+            ("nothing is instantiated", "  cudaGraphInstantiate(&executable, graph);\n", "  executable = nullptr;\n"),
+            ("two comes after one", "cudaEventRecord(fork, s);\n  cudaStreamWaitEvent(t, fork);\n  one<<<1, 32, 0, s>>>();", "one<<<1, 32, 0, s>>>();\n  cudaEventRecord(fork, s);\n  cudaStreamWaitEvent(t, fork);"),
+            ("it runs at once, and an empty graph is returned", "  cudaStreamBeginCapture", "  one<<<1, 32, 0, s>>>();\n  two<<<1, 32, 0, t>>>();\n  cudaStreamBeginCapture", "  two<<<1, 32, 0, t>>>();\n  cudaEventRecord(join", "  cudaEventRecord(join"),
+            ("the executable graph is destroyed", "  return", "  cudaGraphExecDestroy(executable);\n  return"),
+        ],
     },
     "09": {
         "interference": [
@@ -725,6 +826,22 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("each event for the other buffer", "load.wait(computed[b])", "load.wait(computed[1 - b])"),
             ("the last chunk is left out", "enumerate(chunks)", "enumerate(chunks[:-1])"),
             ("kernels read the wrong buffer", "out[i], on_gpu[b]", "out[i], on_gpu[1 - b]"),
+        ],
+        "cuda": [
+            ("the kernel does not wait for the upload", "    cudaStreamWaitEvent(compute, uploaded);\n", ""),
+            ("the download does not wait for the kernel", "    cudaStreamWaitEvent(down, computed);\n", ""),
+            ("the host waits for each upload", "cudaStreamWaitEvent(compute, uploaded)", "cudaEventSynchronize(uploaded)"),
+            ("the host waits at the end", "  cudaEventDestroy(uploaded);", "  cudaStreamSynchronize(down);\n  cudaEventDestroy(uploaded);"),
+            ("copies that are not asynchronous", "cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up)", "cudaMemcpy(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice)"),
+            ("all in one stream", "  size_t bytes", "  compute = down = up;\n  size_t bytes"),
+            ("the next upload waits for the download", "bytes, cudaMemcpyDeviceToHost, down);\n", "bytes, cudaMemcpyDeviceToHost, down);\n    cudaEventRecord(computed, down);\n    cudaStreamWaitEvent(up, computed);\n"),
+            ("all chunks in one place on the GPU", "on_gpu[i], batch[i]", "on_gpu[0], batch[i]", "(on_gpu[i], on_gpu[i]", "(on_gpu[0], on_gpu[0]", "result[i], on_gpu[i]", "result[i], on_gpu[0]"),
+            ("a kernel that is cut short", "count, ns)", "count, ns / 2)"),
+            ("the last chunk is left out", "i < chunks", "i < chunks - 1"),
+            ("half of each chunk", "count * sizeof(float)", "count / 2 * sizeof(float)"),
+            ("by way of ordinary memory", "  size_t bytes = count * sizeof(float);\n", "  size_t bytes = count * sizeof(float);\n  void* ordinary = malloc(bytes);\n", "    cudaMemcpyAsync(on_gpu[i], batch[i]", "    memcpy(ordinary, batch[i], bytes);\n    cudaMemcpyAsync(on_gpu[i], ordinary"),
+            ("the wrong way", "bytes, cudaMemcpyHostToDevice", "bytes, cudaMemcpyDeviceToHost"),
+            ("the host computes what the GPU should", "    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns);\n", "    for (int j = 0; j < count; ++j) batch[i][j] += 1;\n"),
         ],
     },
     "13": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from gpuscope.device.select import open_device
 from gpuscope.workloads.handle import Handle
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+COMPILES = any(map(shutil.which, ("g++", "clang++")))
+"""Whether exercises in CUDA C++ can be tried here."""
 REAL = re.compile(r"```(cpp|python)\n(.*?)```", re.DOTALL)
 LESSONS = sorted(path.name for path in NOTEBOOKS.glob("[01]*.ipynb") if path.name[:2] != "00")
 

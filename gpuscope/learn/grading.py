@@ -111,11 +111,16 @@ class Grades(Table):
         for notebook in dict.fromkeys(grade.notebook for grade in self.grades):
             of_notebook = [grade for grade in self.grades if grade.notebook == notebook]
             right, solved = (
-                [grade.verdict == verdict for grade in of_notebook if grade.kind == kind]
+                [
+                    grade.verdict == verdict
+                    for grade in of_notebook
+                    if grade.kind == kind and grade.verdict != "not available"
+                ]
                 for kind, verdict in (("prediction", "right"), ("exercise", "solved"))
             )
             exercises = [grade for grade in of_notebook if grade.kind == "exercise"]
-            failed = [grade.name for grade in exercises if grade.verdict != "solved"]
+            passed = ("solved", "not available")
+            failed = [grade.name for grade in exercises if grade.verdict not in passed]
             reasons = {grade.reason for grade in of_notebook if not grade.name}
             rows.append(
                 {

@@ -108,9 +108,10 @@ def _tasks(lesson: Sequence[Cell]) -> list[Cell]:
 
 
 def _written(task: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """Return the last cell that defines the function of an exercise, where its id is gone."""
-    names = re.findall(r"^def (\w+)", task.source, re.MULTILINE)
-    pattern = re.compile(rf"^def {names[-1]}\b" if names else r"(?!)", re.MULTILINE)
+    """Return the last cell that defines an exercise's function or text, where its id is gone."""
+    names = re.findall(r'^(?:def (\w+)|(\w+) = r""")', task.source, re.MULTILINE)
+    name = "".join(names[-1]) if names else "(?!)"
+    pattern = re.compile(rf"^(?:def {name}\b|{name} = )", re.MULTILINE)
     return next((cell for cell in reversed(cells) if pattern.search(cell.source)), None)
 
 

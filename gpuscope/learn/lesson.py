@@ -198,7 +198,7 @@ class Lesson:
             attempt.returned_ns = device.now_ns()
         return attempt
 
-    @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str)
+    @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str, needs=(Callable, None))
     def check(
         self,
         name: str,
@@ -207,6 +207,7 @@ class Lesson:
         hints: Sequence[str] = (),
         *,
         rule: str = "",
+        needs: Callable[[Device], object] | None = None,
     ) -> Feedback:
         """Check an exercise that is solved by code, with other durations and values each time.
 
@@ -226,9 +227,20 @@ class Lesson:
             what follows its first line is shown as code.
         rule
             The rule that the exercise is about: told when it is solved, or with the last hint.
+        needs
+            Called with the device before anything else, such as :meth:`CudaProgram.require`:
+            where it raises :class:`CapabilityError`, the exercise is told as not available.
         """
         self._keep(name, "exercise", task, "not tried")
         self._attempts.clear()
+        try:
+            if needs is not None:
+                needs(self.device)
+        except CapabilityError as error:
+            result = replace(self._results[name], verdict="not available")
+            if self._results[name].verdict == "not tried":
+                self._results[name] = result
+            return Feedback(result, str(error), "")
         outcome: bool | str | None = True
         try:
             for seed in range(_SEEDS):
@@ -236,8 +248,6 @@ class Lesson:
                     outcome = test(random.Random(seed))  # noqa: S311 - durations
                     if outcome is not None and not isinstance(outcome, str):
                         outcome = bool(outcome)  # what NumPy compares is no bool of Python
-        except CapabilityError as error:  # nobody can try it here
-            return Feedback(self._results[name], str(error), "", rule)
         except Unmet as unmet:
             outcome = str(unmet)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything

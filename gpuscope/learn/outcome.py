@@ -48,8 +48,8 @@ class Result:
     measured
         What it was held against, as text; empty for exercises.
     verdict
-        ``"right"``, ``"wrong"`` or ``"not predicted"``; ``"solved"``, ``"not solved"`` or
-        ``"not tried"``.
+        ``"right"``, ``"wrong"`` or ``"not predicted"``; ``"solved"``, ``"not solved"``,
+        ``"not tried"`` or, where it cannot be tried, ``"not available"``.
     attempts
         How often it was answered.
     device

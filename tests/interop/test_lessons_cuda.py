@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from lessons import LESSONS, mended, real_code
+from lessons import LESSONS, mended, real_code, solutions
 
 KERNELS = (
     "a", "ask", "attention", "b", "backward", "c", "count", "draft", "first", "histogram", "job",
@@ -106,6 +106,20 @@ def test_the_cuda_code_of_a_lesson_compiles(name, tmp_path, cuda_headers):
     source = tmp_path / "lesson.cpp"
     text = [*includes, BEFORE, *kernels, "namespace lesson {", *lesson, "}"]
     source.write_text("\n".join(text), "utf-8")
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-I", str(cuda_headers), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in LESSONS if "task-cuda" in solutions(name)])
+def test_the_solution_of_an_exercise_in_cuda_compiles(name, tmp_path, cuda_headers):
+    names: dict[str, str] = {}
+    exec(solutions(name)["task-cuda"], names)  # noqa: S102 - our own notebooks
+    (code,) = (text for variable, text in names.items() if variable.isupper())
+    kernels = [f"template <class... A> void {kernel}(A...);" for kernel in KERNELS]
+    source = tmp_path / "solution.cpp"
+    launched = re.sub(r"(\w+)<<<(.*?)>>>\(", r"configured(\2), \1(", code)
+    source.write_text("\n".join([BEFORE, *kernels, "namespace lesson {", launched, "}"]), "utf-8")
     command = ["c++", "-std=c++17", "-fsyntax-only", "-I", str(cuda_headers), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

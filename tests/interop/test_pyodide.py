@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_the_site_builds(tmp_path):
     assert {"gpuscope", "plotly", "ipywidgets", "anywidget"} <= set(wheels)
     (gpuscope,) = (site / "pypi").glob("gpuscope-*.whl")
     assert gpuscope.name.endswith("-py3-none-any.whl")
+    assert "gpuscope/learn/cuda/cuda_runtime.h" in zipfile.ZipFile(gpuscope).namelist()
     shown = json.loads((site / "api" / "contents" / "notebooks" / "all.json").read_text())
     names = {entry["name"] for entry in shown["content"]}
     assert {"00_quickstart.ipynb", "01_launch_and_wait.ipynb", "dashboard.ipynb"} <= names

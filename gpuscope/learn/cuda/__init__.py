@@ -1,1 +1,1 @@
-"""Learners' CUDA C++: compiled here, run in a process of its own against the simulated GPU."""
+"""Learners' CUDA C++: compiled here, run simulated in a process of its own, or on a GPU."""

@@ -16,9 +16,22 @@ from gpuscope.learn.attempt import Unmet
 
 _HERE = Path(__file__).parent
 _COMPILERS = ("g++", "clang++", "c++")
+_NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 _SECONDS = 60
+_BOUNDED = ["/bin/sh", "-c", f'ulimit -t {_SECONDS}; ulimit -v 4000000; exec "$@"', "sh"]
+"""Runs a command whose processes take so many seconds and 4 GB each at most."""
 _LAUNCH = re.compile(r"\b([A-Za-z_]\w*)\s*<<<(.*?)>>>\s*\(", re.DOTALL)
-_ERROR = re.compile(r"^program\.cu:(\d+)(?::\d+)?: (?:fatal )?error: (.*)$", re.MULTILINE)
+_ERROR = re.compile(
+    r"^program\.cu[:(](\d+)\)?(?::\d+)?: (?:fatal )?error(?: #[\w-]+)?: (.*)$", re.MULTILINE
+)
+"""Of g++, of clang++, and of nvcc."""
+_PROGRAM = "int main(int, char** argv) { return gpuscope::run(ENTRY, argv); }"
+_LIBRARY = (
+    'extern "C" int gpuscope_run(const gpuscope::Word* words, gpuscope::Word* value, '
+    "void (*tell)(const gpuscope::Request*, gpuscope::Reply*)) "
+    "{ return gpuscope::run(ENTRY, words, value, tell); }"
+)
+_INSIDE = ["-shared", "-Xcompiler", "-fPIC", "-DGPUSCOPE_INSIDE"]
 _SHOWN = 3
 """Errors of a compiler that are told: the others often follow from these."""
 
@@ -62,8 +75,16 @@ class Signature:
         return cls(match[1], match[2], types, names)
 
 
-def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str:
-    """Return a whole program in C++: the learner's lines keep their numbers."""
+def as_cpp(
+    source: str, entry: Signature, kernels: tuple[Signature, ...], *, is_inside: bool
+) -> str:
+    """Return a whole program in C++: the learner's lines keep their numbers.
+
+    Parameters
+    ----------
+    is_inside
+        Whether it is a library, to be called in this process.
+    """
     declared, known = [], []
     for number, kernel in enumerate(kernels):
         pairs = [f"{kind} {name}" for kind, name in zip(kernel.types, kernel.names, strict=True)]
@@ -79,7 +100,7 @@ def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str
     types = ", ".join(entry.types)
     return "\n".join(
         [
-            "#include <cuda_runtime.h>",
+            f'#include "{_HERE / "cuda_runtime.h"}"',
             *declared,
             '#line 1 "program.cu"',
             _LAUNCH.sub(r"gpuscope::configured(\2), \1(", source),
@@ -91,7 +112,7 @@ def as_cpp(source: str, entry: Signature, kernels: tuple[Signature, ...]) -> str
             ),
             f"const gpuscope::Known gpuscope::known[] = {{{''.join(known)} {{}}}};",
             f"const int gpuscope::known_count = {len(kernels)};",
-            f"int main(int, char** argv) {{ return gpuscope::run({entry.name}, argv); }}",
+            (_LIBRARY if is_inside else _PROGRAM).replace("ENTRY", entry.name),
             "",
         ]
     )
@@ -105,15 +126,20 @@ class Compiled:
     folder: tempfile.TemporaryDirectory[str]
 
 
-def compiler() -> str:
-    """Return the path of a C++ compiler.
+def compiler(*, is_inside: bool) -> str:
+    """Return the path of a C++ compiler; ``is_inside``: of nvcc.
 
     Raises
     ------
     CapabilityError
         This system has none, or is not Linux.
     """
-    path = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    path = next(filter(None, map(shutil.which, _NVCC if is_inside else _COMPILERS)), None)
+    if path is None and is_inside:
+        raise CapabilityError(
+            "CUDA C++ cannot be tried on this GPU: nvcc is needed. Install the CUDA toolkit, or "
+            "open a simulated GPU with gs.open_device('sim:h200')"
+        )
     if path is None or sys.platform != "linux":
         lacks = "a C++ compiler is needed" if path is None else "Linux is needed"
         raise CapabilityError(
@@ -124,7 +150,7 @@ def compiler() -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def compiled(text: str) -> Compiled:
+def compiled(text: str, *, is_inside: bool) -> Compiled:
     """Compile a program of :func:`as_cpp`.
 
     Raises
@@ -135,10 +161,13 @@ def compiled(text: str) -> Compiled:
         There is no compiler.
     """
     folder = tempfile.TemporaryDirectory(prefix="gpuscope-cuda-")
-    source, path = Path(folder.name) / "whole.cpp", Path(folder.name) / "program"
+    name = "whole.cu" if is_inside else "whole.cpp"
+    source, path = Path(folder.name) / name, Path(folder.name) / "program"
     source.write_text(text, "utf-8")
-    options = ["-std=c++17", "-O1", "-w", "-pthread", "-I", str(_HERE)]
-    command = [compiler(), *options, str(source), "-o", str(path)]
+    kind = _INSIDE if is_inside else ["-pthread", "-I", str(_HERE)]
+    options = ["-std=c++17", "-O1", "-w", *kind]
+    call = [compiler(is_inside=is_inside), *options, str(source), "-o", str(path)]
+    command = [*_BOUNDED, *call]
     try:
         done = subprocess.run(  # noqa: S603 - the compiler of this system
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False

@@ -1,19 +1,16 @@
-// The part of CUDA's runtime API that the lessons teach, for a GPU that another process simulates.
-// Each call is a message on a socket; that process keeps streams, events, graphs and GPU memory.
-// Page-locked memory is shared with it, and closed between calls: the first access to each of its
-// pages is reported, so that races of the host are seen.
+// The part of CUDA's runtime API that the lessons teach. Each call is told to Python, which does it.
+//
+// Without a GPU, a program runs in a process of its own: each call is a message on a socket, and
+// the process at its other end simulates streams, events, graphs and GPU memory. Page-locked memory
+// is shared with it, and closed between calls: the first access to each of its pages is reported,
+// so that races of the host are seen.
+//
+// With GPUSCOPE_INSIDE, a program is compiled with CUDA's own header, for a GPU: it runs in the
+// process that records the GPU, and each call is a call of a function there.
 #pragma once
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <ucontext.h>
 #include <unistd.h>
 #include <cstddef>
 #include <cstdint>
@@ -21,19 +18,75 @@
 #include <type_traits>
 #include <utility>
 
+#ifdef GPUSCOPE_INSIDE
+#include <cuda_runtime.h>
+#define cudaStreamCreate gpuscope_cudaStreamCreate
+#define cudaStreamCreateWithFlags gpuscope_cudaStreamCreateWithFlags
+#define cudaStreamCreateWithPriority gpuscope_cudaStreamCreateWithPriority
+#define cudaStreamDestroy gpuscope_cudaStreamDestroy
+#define cudaStreamSynchronize gpuscope_cudaStreamSynchronize
+#define cudaStreamQuery gpuscope_cudaStreamQuery
+#define cudaStreamWaitEvent gpuscope_cudaStreamWaitEvent
+#define cudaEventCreate gpuscope_cudaEventCreate
+#define cudaEventCreateWithFlags gpuscope_cudaEventCreateWithFlags
+#define cudaEventRecord gpuscope_cudaEventRecord
+#define cudaEventSynchronize gpuscope_cudaEventSynchronize
+#define cudaEventQuery gpuscope_cudaEventQuery
+#define cudaEventDestroy gpuscope_cudaEventDestroy
+#define cudaEventElapsedTime gpuscope_cudaEventElapsedTime
+#define cudaMalloc gpuscope_cudaMalloc
+#define cudaFree gpuscope_cudaFree
+#define cudaMallocHost gpuscope_cudaMallocHost
+#define cudaHostAlloc gpuscope_cudaHostAlloc
+#define cudaFreeHost gpuscope_cudaFreeHost
+#define cudaMemcpyAsync gpuscope_cudaMemcpyAsync
+#define cudaMemcpy gpuscope_cudaMemcpy
+#define cudaLaunchHostFunc gpuscope_cudaLaunchHostFunc
+#define cudaLaunchKernel gpuscope_cudaLaunchKernel
+#define cudaStreamBeginCapture gpuscope_cudaStreamBeginCapture
+#define cudaStreamEndCapture gpuscope_cudaStreamEndCapture
+#define cudaGraphInstantiate gpuscope_cudaGraphInstantiate
+#define cudaGraphLaunch gpuscope_cudaGraphLaunch
+#define cudaGraphExecDestroy gpuscope_cudaGraphExecDestroy
+#define cudaGraphDestroy gpuscope_cudaGraphDestroy
+#define cudaDeviceSynchronize gpuscope_cudaDeviceSynchronize
+#define cudaPeekAtLastError gpuscope_cudaPeekAtLastError
+#define cudaGetLastError gpuscope_cudaGetLastError
+#else
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <ucontext.h>
+
 #define __global__
 #define __host__
 #define CUDART_CB
 
-enum cudaError_t {
-  cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidResourceHandle = 400, cudaErrorIllegalState = 401, cudaErrorNotReady = 600,
-  cudaErrorNotPermitted = 800, cudaErrorNotSupported = 801,
-  cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorStreamCaptureMerge = 902, cudaErrorStreamCaptureUnmatched = 903,
-  cudaErrorStreamCaptureUnjoined = 904, cudaErrorStreamCaptureIsolation = 905,
-  cudaErrorStreamCaptureImplicit = 906, cudaErrorCapturedEvent = 907
-};
+#define GPUSCOPE_ERRORS(E) \
+  E(Success, 0, "no error") \
+  E(ErrorInvalidValue, 1, "invalid argument") \
+  E(ErrorMemoryAllocation, 2, "out of memory") \
+  E(ErrorInvalidConfiguration, 9, "invalid configuration argument") \
+  E(ErrorInvalidResourceHandle, 400, "invalid resource handle") \
+  E(ErrorIllegalState, 401, "the operation cannot be performed in the present state") \
+  E(ErrorNotReady, 600, "device not ready") \
+  E(ErrorNotPermitted, 800, "operation not permitted") \
+  E(ErrorNotSupported, 801, "operation not supported") \
+  E(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \
+  E(ErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
+  E(ErrorStreamCaptureMerge, 902, "operation would result in a merge of separate capture sequences") \
+  E(ErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began") \
+  E(ErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work") \
+  E(ErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream") \
+  E(ErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing blocking stream") \
+  E(ErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream") \
+  E(ErrorUnknown, 999, "unknown error")
+#define GPUSCOPE_NUMBER(name, number, text) cuda##name = number,
+enum cudaError_t { GPUSCOPE_ERRORS(GPUSCOPE_NUMBER) };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
 };
@@ -56,6 +109,7 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+#endif
 
 namespace gpuscope {
 typedef uint64_t Word;
@@ -65,13 +119,36 @@ struct Known { const void* function; const char* name; int count; int sizes[8]; 
 extern const Known known[];
 extern const int known_count;
 
+static cudaError_t latest;
+static struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
+
+inline Request request(const char* name, int line, std::initializer_list<Word> words) {
+  Request made = {};
+  if (strncmp(name, "gpuscope_", 9) == 0) name += 9;
+  strncpy(made.name, name, sizeof made.name - 1);
+  made.line = line;
+  size_t index = 0;
+  for (Word word : words) made.words[index++] = word;
+  return made;
+}
+
+#ifdef GPUSCOPE_INSIDE
+struct Stopped {};
+static void (*tell)(const Request*, Reply*);
+inline bool is_shared(const void*) { return true; }
+inline Reply ask(Request made, const void* payload = nullptr, size_t nbytes = 0, void* = nullptr) {
+  Reply reply = {};
+  made.words[5] = (Word)payload, made.nbytes = nbytes;
+  tell(&made, &reply);
+  if (reply.kind) throw Stopped();
+  return reply;
+}
+#else
 static const Word arena = 0x208000000000, heading = 1 << 20;
 static Word arena_bytes;
 static int channel;
 static bool opened;  // whether a page of page-locked memory is open
 static pthread_t thread;
-static cudaError_t latest;
-static struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
 
 inline bool is_shared(const void* at) { return (Word)at - arena < arena_bytes; }
 inline void write_all(const void* from, size_t left) {
@@ -91,14 +168,6 @@ inline void read_all(void* to, size_t left) {
 inline void close_pages() {
   if (opened) mprotect((void*)(arena + heading), arena_bytes - heading, PROT_NONE);
   opened = false;
-}
-inline Request request(const char* name, int line, std::initializer_list<Word> words) {
-  Request made = {};
-  strncpy(made.name, name, sizeof made.name - 1);
-  made.line = line;
-  size_t index = 0;
-  for (Word word : words) made.words[index++] = word;
-  return made;
 }
 inline Reply answer();
 // Ask for a call: payload goes there, what comes back goes to `back`.
@@ -129,24 +198,6 @@ inline Reply answer() {
     write_all(&over, sizeof over);
   }
 }
-inline cudaError_t note(Reply reply) {
-  cudaError_t error = (cudaError_t)reply.status;
-  if (error != cudaSuccess && error != cudaErrorNotReady) latest = error;
-  return error;
-}
-template <class T>
-cudaError_t make(T* made, Request wanted) {
-  Reply reply = ask(wanted);
-  if (reply.status == 0) *made = (T)reply.value;
-  return note(reply);
-}
-template <class T>
-Word word(T value) {
-  static_assert(sizeof(T) <= sizeof(Word), "an argument of a kernel has at most 8 bytes here");
-  Word bits = 0;
-  memcpy(&bits, &value, sizeof value);
-  return bits;
-}
 inline void fault(int, siginfo_t* info, void* context) {
   Word at = (Word)info->si_addr;
   if (!is_shared((void*)at) || at - arena < heading) {
@@ -168,6 +219,25 @@ inline void fault(int, siginfo_t* info, void* context) {
   answer();
   mprotect((void*)page, 4096, writes ? PROT_READ | PROT_WRITE : PROT_READ);
   opened = true;
+}
+#endif
+inline cudaError_t note(Reply reply) {
+  cudaError_t error = (cudaError_t)reply.status;
+  if (error != cudaSuccess && error != cudaErrorNotReady) latest = error;
+  return error;
+}
+template <class T>
+cudaError_t make(T* made, Request wanted) {
+  Reply reply = ask(wanted);
+  if (reply.status == 0) *made = (T)reply.value;
+  return note(reply);
+}
+template <class T>
+Word word(T value) {
+  static_assert(sizeof(T) <= sizeof(Word), "an argument of a kernel has at most 8 bytes here");
+  Word bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  return bits;
 }
 inline void configured(dim3 grid, dim3 block, size_t = 0, cudaStream_t stream = nullptr,
                        int line = __builtin_LINE()) {
@@ -286,6 +356,18 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)executable); }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)graph); }
 inline cudaError_t cudaDeviceSynchronize(GPUSCOPE_LINE) { return GPUSCOPE_ASK(0); }
+#ifndef GPUSCOPE_INSIDE
+#define GPUSCOPE_NAME(name, number, text) case number: return "cuda" #name;
+inline const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) { GPUSCOPE_ERRORS(GPUSCOPE_NAME) }
+  return "unrecognized error code";
+}
+#define GPUSCOPE_TEXT(name, number, text) case number: return text;
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) { GPUSCOPE_ERRORS(GPUSCOPE_TEXT) }
+  return "unrecognized error code";
+}
+#endif
 inline cudaError_t cudaPeekAtLastError() { return gpuscope::latest; }
 inline cudaError_t cudaGetLastError(GPUSCOPE_LINE) {
   GPUSCOPE_ASK(0);
@@ -310,6 +392,20 @@ Word call(R (*function)(A...), const Word* words, std::index_sequence<I...>) {
     return word(function(value_of<A>(words[I])...));
   }
 }
+#ifdef GPUSCOPE_INSIDE
+// Run a program; returns whether it came to its end.
+template <class R, class... A>
+int run(R (*function)(A...), const Word* words, Word* value, void (*telling)(const Request*, Reply*)) {
+  tell = telling;
+  try {
+    *value = call(function, words, std::index_sequence_for<A...>());
+  } catch (Stopped) {
+    return 0;
+  }
+  fflush(stdout);
+  return 1;
+}
+#else
 // Run a program with the arguments that stand at the begin of the shared memory.
 template <class R, class... A>
 int run(R (*function)(A...), char** argv) {
@@ -341,4 +437,5 @@ int run(R (*function)(A...), char** argv) {
   answer();  // host functions, until the check is over
   return 0;
 }
+#endif
 }  // namespace gpuscope

@@ -1,32 +1,29 @@
-"""A learner's CUDA C++ as a function: each call runs it in a process of its own."""
+"""A learner's CUDA C++ as a function: compiled once, run each time it is called."""
 
 from __future__ import annotations
 
-import signal
-import socket
 import struct
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping
-from typing import IO
 
 import numpy as np
 
-from gpuscope._checks import door
+from gpuscope._checks import MappingOf, count, door, given, require_kind
 from gpuscope._types import Untyped
-from gpuscope.device.api import NativeArray
+from gpuscope.device.api import Kernel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.pinned import PinnedArray
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, GpuscopeError, InvalidArgument
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
-from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled
+from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled, compiler
+from gpuscope.learn.cuda.inside import Inside
 from gpuscope.learn.cuda.runtime import KernelOf, Runtime, code_of
-from gpuscope.learn.cuda.shared import BASE, SharedMemory
+from gpuscope.learn.cuda.separate import Separate
+from gpuscope.learn.cuda.shared import HEADING
+from gpuscope.workloads.handle import Handle
 
-_REQUEST, _REPLY = struct.Struct("40s8Q"), struct.Struct("4Q")
 _NOT_PERMITTED = 800
+_MOST_S, _MOST_PINNED = 3_600, 1 << 36
 _WORDS = {
     "cudaStreamCreateWithPriority": 2,
     "cudaStreamDestroy": 1,
@@ -59,28 +56,35 @@ _WORDS = {
 """Messages that a program may send → how many numbers each has."""
 
 
-class CudaProgram:
-    """A function in CUDA C++, on a simulated GPU: call it with streams, arrays and numbers.
+def runs_inside(device: Device) -> bool:
+    """Whether programs run in this process: CUPTI tells of what this process does on a GPU."""
+    return not device.is_simulated
 
-    It is compiled when it is made, and runs in a process of its own each time it is called: a
-    crash or an endless loop ends that process only. Calls of CUDA act on ``device``, which
-    records them as it does others. Close it when the work that it queued is done.
+
+class CudaProgram:
+    """A function in CUDA C++: call it with streams, arrays and numbers.
+
+    It is compiled when it is made. Calls of CUDA act on ``device``, which records them as it does
+    others. On a simulated GPU it runs in a process of its own each time it is called: a crash or
+    an endless loop ends that process only. On a GPU it is compiled by nvcc, with CUDA's own
+    header, and runs in this process. Close it when the work that it queued is done.
 
     Parameters
     ----------
     device
-        A simulated one.
+        Where it runs.
     source
         What the learner wrote.
     signature
         The function to call, such as ``"void run(cudaStream_t s, float* out)"``.
     kernels
-        Declaration → what such a kernel is: a handle to execute, or a function of a stream and
-        the kernel's arguments. Arrays are of float32.
+        Declaration → what such a kernel is: a handle to execute, or what
+        :meth:`~gpuscope.device.Device.compile` returned, which gets the arguments. Arrays are of
+        float32.
     seconds
         How long a call may take on the host's clock.
     pinned_bytes
-        How much page-locked memory it may use.
+        How much page-locked memory it may use on a simulated GPU.
 
     Raises
     ------
@@ -103,7 +107,7 @@ class CudaProgram:
     ['step']
     """
 
-    @door("source", "signature", "seconds", "pinned_bytes", device=Device, kernels=Mapping)
+    @door("source", "signature", "seconds", device=Device, kernels=MappingOf(object))
     def __init__(
         self,
         device: Device,
@@ -114,30 +118,51 @@ class CudaProgram:
         seconds: float = 10.0,
         pinned_bytes: int = 1 << 28,
     ) -> None:
-        if not device.is_simulated:
-            raise CapabilityError(
-                f"CUDA C++ is tried on a simulated GPU here, not on {device.info.key}: open one "
-                "with gs.open_device('sim:h200')"
-            )
+        for text, kernel in kernels.items():
+            require_kind(f"kernels[{given(text)}]", kernel, Handle, Kernel)
+        if not 0 < seconds <= _MOST_S:
+            raise InvalidArgument(f"seconds is {given(seconds)}; up to {_MOST_S:,} are needed")
+        count("pinned_bytes", pinned_bytes, least=HEADING, most=_MOST_PINNED)
+        self.require(device)
         self._entry = Signature.read(signature)
         self._kernels = [(Signature.read(text), kernel) for text, kernel in kernels.items()]
         declared = tuple(each for each, _ in self._kernels)
-        self._compiled = compiled(as_cpp(source, self._entry, declared))
+        is_inside = runs_inside(device)
+        text = as_cpp(source, self._entry, declared, is_inside=is_inside)
+        self._compiled = compiled(text, is_inside=is_inside)
         self.device = device
-        self._seconds = seconds
-        self._memory = SharedMemory(pinned_bytes, device.calls)
-        self._runtime = Runtime(device, self._memory, self._kernels, self._call_back)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._deadline = 0.0
+        path = self._compiled.path
+        self._running: Separate | Inside = (
+            Inside(path, device, self._answer, seconds)
+            if is_inside
+            else Separate(path, device, self._answer, seconds, pinned_bytes)
+        )
+        memory = self._running.memory
+        self._runtime = Runtime(device, memory, self._kernels, self._running.call_back)
         self._failed: str | None = None
-        self.printed = ""
-        """What the last call wrote to its output."""
+
+    @property
+    def printed(self) -> str:
+        """What the last call wrote to its output; nothing on a GPU, where that is shown."""
+        return self._running.printed
+
+    @staticmethod
+    @door(device=Device)
+    def require(device: Device) -> None:
+        """Say what is missing to try CUDA C++ here; nothing, where nothing is.
+
+        Raises
+        ------
+        CapabilityError
+            There is no C++ compiler; for a GPU, no nvcc.
+        """
+        compiler(is_inside=runs_inside(device))
 
     # -- memory -----------------------------------------------------------------------
+    @door("count")
     def pinned(self, count: int) -> PinnedArray:
         """Return page-locked memory of so many floats, zeros, that the program can be given."""
-        return self._memory.take(count)
+        return self._running.memory.take(count)
 
     def _word(self, value: object, words: list[int]) -> int:
         """Return an argument as the program takes it; lists go to ``words``."""
@@ -147,13 +172,13 @@ class CudaProgram:
         if isinstance(value, list | tuple):
             numbers = [self._word(item, words) for item in value]
             words.extend(numbers)
-            return BASE + 8 * (len(words) - len(numbers))
+            return self._running.words_at + 8 * (len(words) - len(numbers))
         if isinstance(value, float):
             return int.from_bytes(struct.pack("<f", value), "little")
         if isinstance(value, int):
             return value % (1 << 64)
-        if self._memory.holds(value):
-            return self._memory.address_of(value)
+        if self._running.memory.holds(value):
+            return self._running.memory.address_of(value)
         if isinstance(value, np.ndarray):
             raise InvalidArgument("arrays of the host come from CudaProgram.pinned()")
         return self._runtime.know(value)
@@ -172,26 +197,13 @@ class CudaProgram:
         self._failed = None
         words = [0] * len(arguments)
         words[:] = [self._word(value, words) for value in arguments] + words[len(arguments) :]
-        self._memory.put(words)
-        ours, theirs = socket.socketpair()
-        self._socket, self._deadline = ours, time.monotonic() + self._seconds
-        with tempfile.TemporaryFile() as output, theirs:
-            numbers = theirs.fileno(), self._memory.file, self._memory.nbytes
-            self._process = subprocess.Popen(  # noqa: S603 - what was compiled for this
-                [str(self._compiled.path), *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=numbers[:2],
-            )
-            theirs.close()
-            try:
-                value = self._serve("returned")
-            except BaseException:
-                self._stop()
-                raise
-            finally:
-                self.printed = _read(output)
+        try:
+            value = self._running.run(words)
+        except BaseException:
+            self._stop()
+            raise
+        if self._runtime.end_captures() and self._failed is None:
+            self._failed = "A capture was not ended: call cudaStreamEndCapture on its stream."
         if self._failed is not None:
             raise Unmet(self._failed)
         if self._entry.returns == "cudaGraphExec_t":
@@ -202,22 +214,18 @@ class CudaProgram:
         signed = value - (1 << 64) * (value >> 63)
         return None if self._entry.returns == "void" else signed
 
-    def _serve(self, until: str) -> int:
-        """Answer the program's calls until it sends a message; returns that one's number."""
-        while True:
-            raw, line, *numbers, nbytes = _REQUEST.unpack(self._receive(_REQUEST.size))
-            name = raw.rstrip(b"\0").decode("ascii", "replace")
-            payload = self._receive(nbytes) if nbytes else b""
-            if name == until:
-                return int(numbers[0])
-            if name == "crashed":
-                raise Unmet(self._crash(numbers[0]))
-            self._answer(name, line, numbers, payload, inside=until == "over")
-
     def _answer(
-        self, name: str, line: int, numbers: list[int], payload: bytes, *, inside: bool
-    ) -> None:
+        self,
+        name: str,
+        line: int,
+        numbers: list[int],
+        payload: bytes,
+        inside: bool,  # noqa: FBT001 - as what runs the program calls it
+    ) -> tuple[int, int, bytes]:
+        """Do a call of the program's; returns its status, value and bytes."""
         value, status, data = 0, 0, b""
+        if name == "crashed":
+            raise Unmet(self._crash(numbers[0]))
         if name == "cudaGetLastError":
             self._failed = None
         elif inside and name != "touched":
@@ -234,57 +242,12 @@ class CudaProgram:
                 self._fail(line, name, str(error))
             if name.endswith("Query"):
                 status = status or value
-        self._send(_REPLY.pack(0, status, value, len(data)) + data)
+        return status, value, data
 
     def _fail(self, line: int, name: str, why: str) -> None:
         """Keep the first error that the program does not ask for."""
         what = "a launch" if name == "launch" else name
         self._failed = self._failed or f"Line {line}: {what} failed: {why}"
-
-    def _call_back(self, function: int, data: int) -> None:
-        """Have the program run a function of its own, and wait for it."""
-        self._deadline = time.monotonic() + self._seconds
-        self._send(_REPLY.pack(1, function, data, 0))
-        self._serve("over")
-
-    def _send(self, data: bytes) -> None:
-        assert self._socket is not None  # noqa: S101 - it runs
-        try:
-            self._socket.sendall(data)
-        except OSError as error:
-            raise Unmet(self._end()) from error
-
-    def _receive(self, nbytes: int) -> bytes:
-        assert self._socket is not None  # noqa: S101 - it runs
-        data = bytearray()
-        while len(data) < nbytes:
-            left = self._deadline - time.monotonic()
-            try:
-                self._socket.settimeout(max(left, 0.001))
-                piece = self._socket.recv(min(nbytes - len(data), 1 << 20))
-            except TimeoutError as error:
-                raise Unmet(
-                    f"It did not end within {self._seconds:g} s, so it was stopped. Is there a "
-                    "loop, or a wait, that nothing ends?"
-                ) from error
-            except OSError as error:
-                raise Unmet(self._end()) from error
-            if not piece:
-                raise Unmet(self._end())
-            data += piece
-        return bytes(data)
-
-    def _end(self) -> str:
-        """Say how the process ended."""
-        process = self._process
-        assert process is not None  # noqa: S101 - it ran
-        try:
-            code = process.wait(1)
-        except subprocess.TimeoutExpired:
-            return "It closed the connection to its GPU."
-        if code < 0:
-            return f"It ended by a signal: {signal.strsignal(-code)}."
-        return f"It ended before it returned, with exit status {code}."
 
     def _crash(self, address: int) -> str:
         try:
@@ -297,28 +260,16 @@ class CudaProgram:
         )
 
     def _stop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-            self._runtime.close()
+        self._running.stop()
+        self._runtime.close()
 
     def close(self) -> None:
         """End its process, and close what it made. Idempotent."""
         self._stop()
-        self._memory.close()
+        self._running.close()
 
     def __enter__(self) -> CudaProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _read(output: IO[bytes]) -> str:
-    """Return the begin of what was printed."""
-    output.seek(0)
-    return output.read(1 << 16).decode("utf-8", "replace")

@@ -1,18 +1,19 @@
-"""What CUDA's runtime does for a learner's program: its calls, on a simulated GPU's objects."""
+"""What CUDA's runtime does for a learner's program: its calls, on a device's objects."""
 
 # ruff: noqa: D102, N802 - methods have the names and meanings of CUDA's calls
 from __future__ import annotations
 
+import ctypes
 import re
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Array, Untyped
+from gpuscope._types import Untyped
 from gpuscope.device.accesses import accesses_of, address_of, of_arrays
+from gpuscope.device.api import Kernel
 from gpuscope.device.calls import of_thread
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
@@ -20,11 +21,12 @@ from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, StreamError
 from gpuscope.learn.cuda.compiling import Signature
-from gpuscope.learn.cuda.shared import BASE, SharedMemory
+from gpuscope.learn.cuda.inside import PinnedMemory
+from gpuscope.learn.cuda.shared import SharedMemory
 from gpuscope.workloads.handle import Handle
 
-KernelOf: TypeAlias = Handle | Callable[..., object]
-"""What a kernel is here: a handle to execute, or a function of a stream and the arguments."""
+KernelOf: TypeAlias = Handle | Kernel
+"""What a kernel is here: a handle to execute, or what :meth:`Device.compile` returns."""
 Calling: TypeAlias = Callable[[int, int], None]
 """Has the program run a function of its own with a pointer, both by address."""
 Answer: TypeAlias = tuple[int, bytes]
@@ -44,7 +46,10 @@ _CODES = {
 _TO_HOST, _TO_DEVICE = 2, 1
 _DISABLE_TIMING, _NON_BLOCKING = 2, 1
 _FLOAT = np.dtype("float32")
+_TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
 _PAGE = 4096
+_FIRST_ADDRESS, _ALIGNMENT = 0x2100_0000_0000, 512
+"""Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies."""
 
 
 def code_of(error: GpuscopeError) -> int:
@@ -64,7 +69,7 @@ class Runtime:
     def __init__(
         self,
         device: Device,
-        memory: SharedMemory,
+        memory: SharedMemory | PinnedMemory,
         kernels: Sequence[tuple[Signature, KernelOf]],
         calling: Calling,
     ) -> None:
@@ -73,22 +78,29 @@ class Runtime:
         self._kernels = kernels
         self._calling = calling
         self.streams: dict[int, Stream] = {}
-        self.arrays: dict[int, Untyped] = {}
+        self._arrays: dict[int, Untyped] = {}
+        self._next_address = _FIRST_ADDRESS
         self._events: dict[int, Event] = {}
         self._graphs: dict[int, Graph] = {}
         self._instantiated: set[int] = set()
         self._captures: dict[int, tuple[AbstractContextManager[Graph], Graph]] = {}
         self._left: list[Stream | Event | Graph] = []
 
-    def close(self) -> None:
-        """End captures, and close what the program made and did not return."""
-        for capture, _ in self._captures.values():
+    def end_captures(self) -> int:
+        """End the captures that the program did not end; returns how many there are."""
+        left = [capture for capture, _ in self._captures.values()]
+        self._captures.clear()
+        for capture in left:
             with suppress(GpuscopeError):
                 capture.__exit__(None, None, None)
+        return len(left)
+
+    def close(self) -> None:
+        """End captures, and close what the program made and did not return."""
+        self.end_captures()
         for item in self._left:
             with suppress(GpuscopeError):
                 item.close()
-        self._captures.clear()
         self._left.clear()
 
     # -- streams and events -----------------------------------------------------------
@@ -164,10 +176,10 @@ class Runtime:
 
     def cudaFree(self, address: int) -> Answer:
         if address:
-            if address not in self.arrays:
+            if address not in self._arrays:
                 raise StreamError("cudaFree needs what cudaMalloc returned, once")
             self._device.synchronize()
-            del self.arrays[address]
+            del self._arrays[address]
         return 0, b""
 
     def cudaMallocHost(self, nbytes: int) -> Answer:
@@ -178,17 +190,24 @@ class Runtime:
         return 0, b""
 
     def know(self, array: Untyped) -> int:
-        """Let a program use an array of the device; returns its address."""
-        address = address_of(array)
-        assert address is not None  # noqa: S101 - of a simulated GPU
-        self.arrays[address] = array
+        """Let a program use an array of the device; returns its address there."""
+        for address, known in self._arrays.items():
+            if known is array:
+                return address
+        address = self._next_address
+        if self._device.is_simulated:
+            self._next_address += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        else:
+            address = address_of(array) or 0
+        self._arrays[address] = array
         return address
 
     def part(self, address: int, nbytes: int | None = None) -> Untyped:
         """Return an array from an address on: so many bytes, or to its end."""
-        if 0 <= address - BASE < self._memory.nbytes:
-            return self._memory.part(address, nbytes)
-        for start, array in self.arrays.items():
+        pinned = self._memory.part(address, nbytes)
+        if pinned is not None:
+            return pinned
+        for start, array in self._arrays.items():
             if start <= address < start + array.nbytes:
                 first = (address - start) // 4
                 last = array.size if nbytes is None else first + nbytes // 4
@@ -206,6 +225,8 @@ class Runtime:
         if nbytes == 0:
             return 0, b""
         chosen = self._stream(stream)
+        if isinstance(self._memory, PinnedMemory):  # of one process: ordinary memory has addresses
+            payload, target = self._pageable(source, target, nbytes, kind)
         pageable = payload or not target
         if pageable and chosen.capturing:
             raise StreamError(
@@ -220,6 +241,12 @@ class Runtime:
         chosen.copy(written, read)
         return 0, b"" if target else written.tobytes()
 
+    def _pageable(self, source: int, target: int, nbytes: int, kind: int) -> tuple[bytes, int]:
+        """Return the bytes of ordinary memory to copy from; and where to, or 0 for such memory."""
+        up = kind == _TO_DEVICE and self._memory.part(source, nbytes) is None
+        down = kind == _TO_HOST and self._memory.part(target, nbytes) is None
+        return ctypes.string_at(source, nbytes) if up else b"", 0 if down else target
+
     def cudaMemcpy(
         self, source: int, target: int, nbytes: int, kind: int, stream: int, payload: bytes = b""
     ) -> Answer:
@@ -230,7 +257,7 @@ class Runtime:
 
     def touched(self, page: int, writes: int) -> Answer:
         """Tell that the program reads or writes a page of page-locked memory."""
-        array: Array = self._memory.part(page, _PAGE)
+        array = self._memory.part(page, _PAGE)
         accesses = of_arrays([] if writes else [array], [array] if writes else [])
         if of_thread.run is not None:
             of_thread.run.accesses += accesses_of(accesses)
@@ -253,14 +280,13 @@ class Runtime:
             return 0, b""
         words = [payload[at : at + 8] for at in range(0, len(payload), 8)]
         values = [self._value(*pair) for pair in zip(signature.types, words, strict=True)]
-        kernel(chosen, *values)
+        chosen.launch(kernel, *values, grid=grid, block=block)
         return 0, b""
 
     def _value(self, kind: str, word: bytes) -> object:
         if kind.endswith("*"):
             return self.part(int.from_bytes(word, "little"))
-        formats = {"float": "<f", "double": "<d", "int": "<i"}
-        return struct.unpack_from(formats.get(kind, "<q"), word)[0]
+        return np.frombuffer(word, _TYPES.get(kind, np.int64))[0]
 
     def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> Answer:
         def host_function() -> None:

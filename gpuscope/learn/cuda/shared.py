@@ -13,7 +13,7 @@ from gpuscope.device.pinned import PinnedArray, Told
 from gpuscope.errors import InvalidArgument
 
 BASE = 0x2080_0000_0000
-"""Where it begins in the program: between the addresses of simulated arrays."""
+"""Where it begins in the program."""
 HEADING = 1 << 20
 """Bytes at its begin that hold the program's arguments."""
 _PAGE = 4096
@@ -74,9 +74,11 @@ class SharedMemory:
         pinned = Pinned(Block(raw, self), raw.ctypes.data, raw.nbytes)
         return PinnedArray.over(pinned.array((count,), np.dtype("float32")), self._calls)
 
-    def part(self, address: int, nbytes: int | None) -> PinnedArray:
+    def part(self, address: int, nbytes: int | None) -> PinnedArray | None:
         """Return what lies at an address of the program: so many bytes, or all that follow."""
         first = address - BASE
+        if not 0 <= first < self.nbytes:
+            return None
         last = self._next if nbytes is None else first + nbytes
         if last > self._next:
             raise InvalidArgument("this is more page-locked memory than was taken")

@@ -13,7 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope._text import clean
-from gpuscope.learn import Step
+from gpuscope.learn import Step, attempt
 from gpuscope.learn.attempt import Unmet, bounded
 from gpuscope.trace.facts import HazardFacts
 
@@ -158,6 +158,17 @@ def test_a_loop_is_stopped_wherever_it_is():
         with pytest.raises(Unmet, match="did not end"), bounded(0.001):
             while True:
                 clean("a")
+
+
+def test_what_is_half_done_inside_of_gpuscope_is_ended_before_a_program_is_stopped(monkeypatch):
+    monkeypatch.setattr(attempt, "_MOST_LATE_S", 1_000.0)
+    source = "def work():\n    time.sleep(0.2)\n    done.append(True)"
+    names = {"__name__": "gpuscope.device.made_up", "time": time, "done": []}
+    exec(source, names)  # noqa: S102 - so that it is of such a module
+    with pytest.raises(Unmet, match="did not end"), bounded(0.01):
+        names["work"]()
+        time.sleep(1_000)
+    assert names["done"] == [True]
 
 
 def test_a_thread_that_never_ends_is_not_waited_for(lesson):

@@ -6,15 +6,19 @@ import shutil
 
 import numpy as np
 import pytest
+from lessons import COMPILES
+from patience import PATIENCE_S
 
 import gpuscope as gs
+from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.errors import CapabilityError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda import compiling
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
+INSIDE = pytest.mark.skipif(not any(map(shutil.which, compiling._NVCC)), reason="no nvcc")
+WHERE = ["separate", pytest.param("inside", marks=INSIDE)]
+"""As on a simulated GPU; and as on a GPU: by nvcc, and in this process."""
 MS = 1_000_000
 
 
@@ -26,11 +30,21 @@ def gpu():
 
 
 @pytest.fixture
+def where(request, monkeypatch):
+    """Have programs run there."""
+    monkeypatch.setattr(
+        "gpuscope.learn.cuda.program.runs_inside", lambda _device: request.param == "inside"
+    )
+
+
+@pytest.fixture
 def run(gpu):
     """Return a function: code, a declaration, kernels and arguments → an attempt."""
     lesson, programs = gs.learn.Lesson(0, "An example", gpu), []
+    lesson.patience_s = PATIENCE_S
 
     def attempt(code, *arguments, signature="void run(cudaStream_t s)", kernels=None, **options):
+        options = {"seconds": PATIENCE_S, **options}
         program = gs.learn.CudaProgram(gpu, code, signature, kernels or {}, **options)
         programs.append(program)
         given = [each(program) if callable(each) else each for each in arguments]
@@ -45,6 +59,8 @@ def body(text, before=""):
     return f"{before}\nvoid run(cudaStream_t s) {{ {text} }}"
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_streams_events_and_time(gpu, run):
     a = gs.learn.Step(gpu, 2 * MS, name="a")
     code = """
@@ -75,14 +91,20 @@ float run(cudaStream_t s) {
     assert 2.0 <= done.value < 2.1
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_memory_copies_and_kernels_with_arguments(gpu, run):
     device_out = gpu.asarray(np.zeros(1024, "float32"))
 
-    def scale(stream, out, source, factor):
-        stream.copy(out, source)
-        seen.append((out.size, source.size, factor))
+    def cost(_profile, grid, args, _sm_count):
+        seen.append((grid, args[0].size, args[1].size, args[2]))
+        return KernelCost(grid, 1_000)
 
     seen = []
+    model = KernelModel(
+        cost, reads=lambda args: [args[1]], writes=lambda args: args[0], compute=lambda x: x
+    )
+    scale = gpu.compile("", "scale", model=model)
     code = """
 void run(cudaStream_t s, float* out, float* page, float factor) {
   float *on_gpu, *mine;
@@ -110,10 +132,12 @@ void run(cudaStream_t s, float* out, float* page, float factor) {
             signature="void run(cudaStream_t s, float* out, float* page, float factor)",
             kernels={"void scale(float* out, const float* source, float factor)": scale},
         )  # fmt: skip
-    assert seen == [(1024, 1024, 2.5)] * 2
+    assert set(seen) == {(4, 1024, 1024, 2.5)}
     assert [float(value) for value in pages[0][:4]] == [3, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_runs_in_the_order_of_its_stream(gpu, run):
     a = gs.learn.Step(gpu, MS, name="a")
     before = "static int count; void note(void* at) { *(int*)at += 10; }"
@@ -158,12 +182,16 @@ def graph_run(gpu, run, join):
         )  # fmt: skip
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_captured_fork_is_launched_as_a_graph(gpu, run):
     done = graph_run(gpu, run, JOIN)
     done.together("a", "b")
     assert done.trace.kind_counts()["kernel"] == 2
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_capture_without_its_join_is_refused_with_its_line(gpu, run):
     with pytest.raises(Unmet, match=r"^Line 9: cudaStreamEndCapture.*Unjoined"):
         graph_run(gpu, run, "")
@@ -188,17 +216,100 @@ def test_what_goes_wrong_is_told_and_ends_its_process_only(gpu, run, text, says)
     assert says in str(told.value)
 
 
+def test_memory_of_the_gpu_is_told_however_much_was_made_before(gpu, run):
+    """Simulated arrays have addresses that no program can have: a program gets its own."""
+    kept = [gpu.empty(4) for _ in range(200)]
+    with gpu.create_stream() as s, pytest.raises(Unmet, match="memory of the GPU"):
+        run(
+            "void run(cudaStream_t s, float* x) { x[2] = 1; }", s, kept[-1],
+            signature="void run(cudaStream_t s, float* x)",
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_an_endless_loop_is_stopped(gpu, run):
     with gpu.create_stream() as s, pytest.raises(Unmet, match="was stopped"):
-        run(body("for (;;) usleep(1000);"), s, seconds=0.2)
+        run(body("for (;;) { usleep(1000); cudaGetLastError(); }"), s, seconds=0.2)
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_must_not_call_cuda(gpu, run):
     before = "void f(void*) { cudaDeviceSynchronize(); }"
     with gpu.create_stream() as s, pytest.raises(Unmet, match="cudaErrorNotPermitted"):
         run(body("cudaLaunchHostFunc(s, f, 0); cudaStreamSynchronize(s);", before), s)
 
 
+def test_errors_have_names_and_texts(gpu, run):
+    text = """
+  cudaError_t error = cudaStreamSynchronize((cudaStream_t)0x77);
+  cudaGetLastError();
+  printf("%s, %s, %s", cudaGetErrorName(error), cudaGetErrorString(error), cudaGetErrorName(cudaSuccess));
+  printf(", %s", cudaGetErrorName((cudaError_t)12345));"""
+    with (
+        gpu.create_stream() as s,
+        gs.learn.CudaProgram(gpu, body(text), "void run(cudaStream_t s)", {}) as program,
+    ):
+        program(s)
+    assert program.printed == (
+        "cudaErrorInvalidResourceHandle, invalid resource handle, cudaSuccess, "
+        "unrecognized error code"
+    )
+
+
+DEFAULT = """
+void run(cudaStream_t s) {
+  cudaStream_t t;
+  cudaStreamCreateWithFlags(&t, FLAG);
+  a<<<1, 32, 0, t>>>();
+  b<<<1, 32>>>();
+  a<<<1, 32, 0, t>>>();
+  b<<<1, 32, 0, cudaStreamLegacy>>>();
+  cudaDeviceSynchronize();
+}"""
+
+
+@pytest.mark.parametrize(("flag", "together"), [("Default", 0), ("NonBlocking", 2)])
+def test_who_names_no_stream_gets_the_legacy_default_stream(gpu, run, flag, together):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    with gpu.create_stream() as s:
+        done = run(
+            DEFAULT.replace("FLAG", f"cudaStream{flag}"), s, kernels={"void a()": a, "void b()": b}
+        )
+    kernels = done.trace.where(kind="kernel").spans.sort_by("start_ns").to_pylist()
+    overlaps = sum(
+        min(one["end_ns"], other["end_ns"]) - max(one["start_ns"], other["start_ns"]) > MS
+        for one in kernels if one["category"] == "a"
+        for other in kernels if other["category"] == "b"
+    )  # fmt: skip
+    assert len(kernels) == 4
+    assert overlaps == together
+
+
+def test_the_default_stream_of_a_thread_is_blocking_and_no_other_waits(gpu, run):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    text = "a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, cudaStreamPerThread>>>(); cudaDeviceSynchronize();"
+    with gpu.create_stream(blocking=True) as s:
+        run(body(text), s, kernels={"void a()": a, "void b()": b}).together("a", "b")
+    text = "a<<<1, 32, 0, cudaStreamPerThread>>>(); b<<<1, 32>>>(); cudaDeviceSynchronize();"
+    with gpu.create_stream() as s:
+        run(body(text), s, kernels={"void a()": a, "void b()": b}).order("a", "b")
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
+def test_a_capture_that_is_not_ended_is_told(gpu, run):
+    a = gs.learn.Step(gpu, MS, name="a")
+    text = "cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal); a<<<1, 32, 0, s>>>();"
+    with gpu.create_stream() as s:
+        with pytest.raises(Unmet, match="cudaStreamEndCapture"):
+            run(body(text), s, kernels={"void a()": a})
+        run(body("a<<<1, 32, 0, s>>>();"), s, kernels={"void a()": a}).ran(a)
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_an_error_that_the_program_asks_for_is_no_failure(gpu, run):
     text = "cudaStreamSynchronize((cudaStream_t)0x77); cudaGetLastError();"
     with gpu.create_stream() as s:
@@ -225,6 +336,8 @@ def test_the_host_s_reads_of_pinned_memory_count(gpu, run, wait, kinds):
     assert done.value == (1.0 if wait else 0.0)
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_pageable_copy_holds_the_host(gpu, run):
     ones = gpu.asarray(np.ones(1 << 20, "float32"))
     code = READS.replace("WAIT", "").replace("(page, ones", "(malloc(bytes), ones")
@@ -236,11 +349,40 @@ def test_a_pageable_copy_holds_the_host(gpu, run):
     done.returned_after("copy")
 
 
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_the_compiler_s_errors_have_the_learner_s_lines(gpu):
     with pytest.raises(Unmet, match=r"Line 3: "):
         gs.learn.CudaProgram(gpu, "\n\nvoid run() { nothing; }", "void run()", {})
     with pytest.raises(Unmet, match="keep it as void run"):
         gs.learn.CudaProgram(gpu, "void run(int n) {}", "void run()", {})
+
+
+def test_a_compiler_takes_no_more_memory_than_it_may(gpu, monkeypatch):
+    less = [each.replace("-v 4000000", "-v 300000") for each in compiling._BOUNDED]
+    assert less != compiling._BOUNDED
+    monkeypatch.setattr(compiling, "_BOUNDED", less)
+    with pytest.raises(Unmet, match="memory"):
+        gs.learn.CudaProgram(gpu, '#include "/dev/zero"\nvoid run() {}', "void run()", {})
+
+
+def test_where_nothing_compiles_an_exercise_is_not_available_and_counts_no_attempt(
+    gpu, monkeypatch
+):
+    lesson = gs.learn.Lesson(0, "An example", gpu)
+
+    def check():
+        needs = gs.learn.CudaProgram.require
+        return lesson.check("c", "Write it.", lambda _: False, ["Think."], rule="So.", needs=needs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling.shutil, "which", lambda _: None)
+        told = check()
+    assert (told.result.verdict, told.hint, told.rule) == ("not available", "", "")
+    assert "g++" in told.found
+    assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not available", 0)]
+    assert check().result.verdict == "not solved"
+    assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not solved", 1)]
 
 
 def test_what_cannot_be_is_refused(gpu, monkeypatch):

@@ -98,6 +98,35 @@ def test_a_cell_written_anew_is_found_by_its_function(folders):
     )
 
 
+TEXT = 'DOUBLE = r"""\nx\n"""'
+TEXT_CHECK = 'lesson.check("double", "Write it.", lambda _: DOUBLE.strip() == "2 * x")'
+
+
+def test_a_text_written_anew_is_found_by_its_name(folders):
+    book(folders[1] / "01_a_lesson.ipynb", TEXT, check=TEXT_CHECK)
+    path = folders[0] / "ada" / "one.ipynb"
+    book(path, TEXT.replace("x", "2 * x").replace('r"', '"'))
+    notebook = json.loads(path.read_text())
+    for each in notebook["cells"]:
+        if each["id"] == "task":
+            each["id"], each["metadata"] = "new", {}
+    path.write_text(json.dumps(notebook))
+    assert graded(folders)["ada"].verdict == "solved"
+
+
+def test_what_is_not_available_where_it_is_graded_counts_for_nobody(folders, monkeypatch, tmp_path):
+    check = CHECK.replace('}")', '}", needs=gs.learn.CudaProgram.require)')
+    assert check != CHECK
+    book(folders[1] / "01_a_lesson.ipynb", check=check)
+    book(folders[0] / "ada" / "one.ipynb", check=check)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    grades = grade(*folders)
+    assert {each.name: each.verdict for each in grades.grades}["double"] == "not available"
+    (row,) = grades.rows()
+    assert row["solved"] == "1 of 2", "the last exercise, of those but this one"
+    assert "double" not in row["not solved"]
+
+
 FORGED = {
     "own check": 'lesson.check("double", "It.", lambda _: True)',
     "own check, stored": 'gs.learn.Feedback(lesson.check("double", "It.", lambda _: True).result, "", "")',

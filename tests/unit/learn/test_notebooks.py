@@ -9,26 +9,27 @@ from pathlib import Path
 import nbformat
 import pytest
 from lesson_answers import KEYS
-from lessons import LESSONS, NOTEBOOKS, asked_in, cells, hints, play
+from lessons import COMPILES, LESSONS, NOTEBOOKS, asked_in, cells, hints, play
 from nbclient import NotebookClient
 from patience import PATIENCE_S
 
 MOST_CELLS, MOST_MINUTES = 44, 20
 LONGEST = {
     "01_launch_and_wait.ipynb": (MOST_CELLS, 25),
-    "02_streams.ipynb": (MOST_CELLS, 30),
-    "03_events.ipynb": (MOST_CELLS, 30),
+    "02_streams.ipynb": (46, 30),
+    "03_events.ipynb": (47, 30),
     "04_caller_stream.ipynb": (MOST_CELLS, 25),
     "05_carving_sms.ipynb": (MOST_CELLS, 35),
     "06_latency_under_load.ipynb": (45, 25),
     "07_reuse_without_waiting.ipynb": (MOST_CELLS, 30),
-    "08_graphs.ipynb": (49, 45),
+    "08_graphs.ipynb": (52, 45),
     "09_reading_a_timeline.ipynb": (42, 25),
     "11_find_the_race.ipynb": (68, 70),
     "12_copy_and_compute.ipynb": (MOST_CELLS, 30),
     "13_what_waits_unasked.ipynb": (MOST_CELLS, 30),
 }
-"""Cells and minutes of longer ones; lesson 11 is of eight programs, in two sittings."""
+"""Cells and minutes of longer ones; lesson 11 is of eight programs, in two sittings, and lessons 2, 3
+and 8 have three cells for an exercise in C++."""
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 HIDDEN = {"predict", "outcome", "check", "fact"}
@@ -77,6 +78,10 @@ def test_a_lesson_runs_in_a_kernel_where_nobody_answers(name, tmp_path, monkeypa
 # -- answered -----------------------------------------------------------------------------
 
 
+def expected(asked, verdict):
+    return "not available" if asked.endswith("_in_cuda") and not COMPILES else verdict
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_who_knows_is_told_so(name):
     key = KEYS[name]
@@ -84,7 +89,7 @@ def test_who_knows_is_told_so(name):
     verdicts = {one.name: one.verdict for one in results.values()}
     kinds = {one.name: one.kind for one in results.values()}
     wanted = {"prediction": "right", "exercise": "solved"}
-    assert verdicts == {asked: wanted[kinds[asked]] for asked in verdicts}
+    assert verdicts == {asked: expected(asked, wanted[kinds[asked]]) for asked in verdicts}
     assert set(verdicts) == set(asked_in(name))
 
 
@@ -94,8 +99,8 @@ def test_who_is_wrong_is_told_so_and_why_and_gets_hints(name):
     played = play(name, answers=key.wrong, changed=key.failed)
     for result in played.results.values():
         wanted = {"prediction": "wrong", "exercise": "not solved"}[result.kind]
-        assert result.verdict == wanted, result
-        assert result.attempts == 1, result
+        assert result.verdict == expected(result.name, wanted), result
+        assert result.attempts == (result.verdict != "not available"), result
     outcomes = [value for value in played.values.values() if hasattr(value, "explanation")]
     assert len(outcomes) == list(asked_in(name).values()).count("predict")
     for outcome in outcomes:
@@ -107,7 +112,7 @@ def test_who_is_wrong_is_told_so_and_why_and_gets_hints(name):
     for value in played.values.values():
         if hasattr(value, "hint"):
             assert value.found, value
-            assert value.hint, value
+            assert value.hint or value.result.verdict == "not available", value
     hints_do_not_give_the_answer_away(name, key, played.names["lesson"])
 
 

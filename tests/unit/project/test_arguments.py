@@ -469,6 +469,12 @@ def entering(manager: Callable[..., Any]) -> Callable[..., None]:
     return enter
 
 
+@functools.wraps(learn.CudaProgram, updated=())
+def empty_program(device: Any, signature: Any, kernels: Any, **stated: Any) -> Any:
+    """Make a program that does nothing."""
+    return learn.CudaProgram(device, "void f() {}", signature, kernels, **stated)
+
+
 def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
     """Public callables of widgets and lessons."""
     timeline = gs.Timeline(trace)
@@ -480,6 +486,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
     dashboard = gs.Dashboard("sim:h200", EXPERIMENT)
     carver = gs.widgets.PartitionCarver(gpu, {"a": 8})
     step = learn.Step(gpu, 10, name="s")
+    program = empty_program(gpu, "void f()", {})
     return {
         "Timeline": (gs.Timeline, {"source": trace, "height": 300, "followed_ns": 1000}),
         "Timeline.show": (timeline.show, {"trace": trace}),
@@ -501,6 +508,12 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
         "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
         "learn.address": (learn.address, {"array": gpu.empty(4)}),
+        "learn.CudaProgram": (empty_program, {
+            "device": gpu, "signature": "void f()", "kernels": {"void s()": step}, "seconds": 1.0,
+            "pinned_bytes": 1 << 22,
+        }),
+        "CudaProgram.require": (learn.CudaProgram.require, {"device": gpu}),
+        "CudaProgram.pinned": (program.pinned, {"count": 4}),
         "Question.give": (asked.give, {}),
         "learn.Choice": (learn.Choice, {"options": ["a", "b"]}),
         "learn.Order": (learn.Order, {"items": ["a", "b"]}),
@@ -516,7 +529,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
             "name": "p", "measured": 1.0, "trace": trace, "why": "w", "since_ns": 0,
             "window_ns": (0, 100),
         }),
-        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"], "rule": ""}),
+        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"], "rule": "", "needs": None}),
         "Lesson.quiz": (lesson.quiz, {
             "name": "z", "question": "?", "kind": choice, "answer": "a", "hints": ["h"],
             "rule": "",
@@ -549,7 +562,7 @@ DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard", "try_delay", "workload")
 """Whose docstring says TypeError; of a guard, contract A6 does."""
 
 
-CALLED = ("viewer", "live", "progress", "program", "test")
+CALLED = ("viewer", "live", "progress", "program", "test", "needs")
 
 
 def variants(taken: Any) -> Iterator[tuple[str, Any]]:
@@ -620,6 +633,7 @@ EXEMPT = {
     "Attempt": "Lesson.watch makes them",
     "Attempt.*": "what they raise is what a check says to a learner",
     "Collective.execute": "it takes several processes",
+    "CudaProgram(source)": "a learner's: a check says to the learner why it does not compile",
     "KernelModel.reads": "what it was made with",
     "KernelModel.writes": "what it was made with",
     "Question": "Lesson.predict and quiz make them",

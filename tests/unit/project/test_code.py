@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 2_570,
+    "learn": 2_880,
     "races": 1_771,
     "record": 5_167,
     "report": 674,

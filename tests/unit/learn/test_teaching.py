@@ -35,12 +35,24 @@ def test_ten_questions_are_answered_from_cells_of_their_lesson(name):
         assert not any(one["question"] in text for text in there.values()), "it is held back"
 
 
+def minutes(name):
+    """Return what a lesson states at its top: the only place of this number."""
+    return int(re.findall(r"\*About (\d+) minutes", cells(name)[0]["source"])[0])
+
+
+def test_courses_are_planned_with_the_minutes_of_the_lessons():
+    plans = (ROOT / "docs" / "howto" / "teach.md").read_text("utf-8").partition("## Plans")[2]
+    planned = re.findall(r"(?<!of )(?<!lesson )\b(\d+) \((\d+)\)", plans.partition("\n\n[")[0])
+    assert {int(number) for number, _ in planned} == {int(name[:2]) for name in LESSONS}
+    stated = {int(name[:2]): minutes(name) for name in LESSONS}
+    assert all(int(planned_min) == stated[int(number)] for number, planned_min in planned)
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_notes_plan_the_minutes_and_name_every_question(name):
     notes = NOTES[int(name[:2])]
     plan, _, wrong = notes.partition("| they think |")
-    (total,) = re.findall(r"^(\d+) minutes in class", plan, re.MULTILINE)
-    assert sum(map(int, re.findall(r"^\| (\d+) \|", plan, re.MULTILINE))) == int(total)
+    assert sum(map(int, re.findall(r"^\| (\d+) \|", plan, re.MULTILINE))) == minutes(name)
     asked = set(asked_in(name))
     assert asked <= set(re.findall(r"`(\w+)`", plan)), "each is in some part of the plan"
     seen = [row.split(" | ")[1] for row in wrong.splitlines() if row.count(" | ") == 2]

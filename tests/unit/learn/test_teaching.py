@@ -60,6 +60,17 @@ def test_notes_plan_the_minutes_and_name_every_question(name):
     assert sum(bool(asked & set(re.findall(r"`(\w+)`", one))) for one in seen) >= 3
 
 
+def test_twenty_questions_need_several_cells_and_are_held_back():
+    asked = tomllib.loads((ROOT / "tests" / "transfer.toml").read_text("utf-8"))["transfer"]
+    texts = {f"{name[:2]} {cell['id']}": cell["source"] for name in LESSONS for cell in cells(name)}
+    assert len({one["question"] for one in asked}) == len(asked) == 20
+    for one in asked:
+        assert len(set(one["cells"])) >= 2, one
+        assert set(one["cells"]) <= set(texts), one
+        for said in (one["question"], one["answer"]):
+            assert not any(said in text for text in texts.values()), one
+
+
 def test_questions_are_printed_with_and_without_answers():
     def printed(*arguments):
         script = str(ROOT / "scripts" / "questions.py")
@@ -71,3 +82,4 @@ def test_questions_are_printed_with_and_without_answers():
     assert f"3. {first['question']}" in printed("2")
     assert first["answer"] not in printed("2")
     assert f"**{first['answer']}** (02_streams.ipynb: " in printed("2", "--answers")
+    assert printed("transfer", "--answers").count("**") == 2 * 20

@@ -75,6 +75,11 @@ def html_table(rows: Rows, *, limit: int | None = None, style: str = "") -> str:
     return f"{table}<thead>{head}</thead><tbody>{body}</tbody></table>" if rows else ""
 
 
+def wide_table(rows: Rows) -> str:
+    """Return a table that may be wider than the page: it is moved by keys, too."""
+    return f'<div tabindex="0" style="overflow-x:auto">{html_table(rows)}</div>'
+
+
 def paragraph(text: object, width: int) -> str:
     """Return foreign text broken between words, indented from its second line on.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,23 @@ CHANGES = {
 }
 """Notebook → cell → text that needs a second thread, and what stands in its place."""
 INSTALL = "%pip install -q gpuscope[notebook]"
+CDN = "https://cdn.jsdelivr.net/pyodide/"
+UNREACHED = """<script type="module">
+const lacking = [];
+for (const url of URLS)
+  await fetch(url, { method: "HEAD", mode: "no-cors" }).catch(() => lacking.push(url));
+if (lacking.length) {
+  const box = document.createElement("p");
+  box.setAttribute("role", "alert");
+  box.style.cssText = "position:fixed;z-index:2000;bottom:0;margin:0;padding:8px 16px;"
+    + "background:#fff;color:#000;border:3px solid #d55e00;font:16px/1.5 sans-serif";
+  box.textContent = `Could not be loaded: ${lacking.join(", ")}. `
+    + "Without it no cell runs; texts can be read. Is there a network? Then reload this page. "
+    + "Who hosts it can put Pyodide on the site: make lite PYODIDE=FOLDER.";
+  document.body.append(box);
+}
+</script>"""
+"""Says what is out of reach: a kernel that waits for it says nothing."""
 
 
 def main() -> int:
@@ -71,12 +89,15 @@ def main() -> int:
     )  # fmt: skip
     wheels(python, site / "pypi")
     settings: dict[str, object] = {}
+    needed: list[str] | None = None
     if asked.pyodide:
+        needed = []
         shutil.copytree(asked.pyodide, site / "static" / "pyodide")
         if not list(asked.pyodide.glob("numpy-*.whl")):
             version = json.loads((asked.pyodide / "package.json").read_text("utf-8"))["version"]
             base = f"https://cdn.jsdelivr.net/pyodide/v{version}/full/"
             settings["loadPyodideOptions"] = {"packageBaseUrl": base}
+            needed = [f"{base}pyodide-lock.json"]
     config = {"litePluginSettings": {"@jupyterlite/pyodide-kernel-extension:kernel": settings}}
     (site / "jupyter-lite.json").write_text(
         json.dumps({"jupyter-lite-schema-version": 0, "jupyter-config-data": config}), "utf-8"
@@ -85,8 +106,28 @@ def main() -> int:
     shutil.rmtree(out, ignore_errors=True)
     command = [python.with_name("jupyter-lite"), "build", "--lite-dir", site, "--output-dir", out]
     quietly([*command, "--apps", "lab", "--apps", "notebooks", "--no-sourcemaps"])
+    say_what_is_unreached(out, pyodide_of(out) if needed is None else needed)
     print(f"wrote {out}; look at it: {sys.executable} -m http.server --directory {out}")
     return 0
+
+
+def pyodide_of(site: Path) -> list[str]:
+    """Return where a site's kernel loads Pyodide from."""
+    scripts = (site / "extensions").rglob("*.js")
+    pattern = re.compile(re.escape(CDN) + r"[\w./-]+\.m?js")
+    urls = {url for script in scripts for url in pattern.findall(script.read_text("utf-8"))}
+    if len(urls) != 1:
+        raise SystemExit(f"the kernel should load Pyodide from one place, not from {sorted(urls)}")
+    return [*urls]
+
+
+def say_what_is_unreached(site: Path, urls: list[str]) -> None:
+    """Have each page of a site say which of these the browser cannot reach."""
+    for page in site.glob("*/**/index.html") if urls else ():
+        text = page.read_text("utf-8")
+        if "</body>" in text:
+            told = UNREACHED.replace("URLS", json.dumps(urls))
+            page.write_text(text.replace("</body>", f"{told}</body>", 1), "utf-8")
 
 
 def environment() -> Path:

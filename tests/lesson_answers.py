@@ -516,6 +516,64 @@ def culprit(steps, stream):
 """,
         },
     ),
+    "14_a_small_server.ipynb": Key(
+        right={
+            "admitted": ("both",),
+            "counted": ("when the kernel in chat has ended",),
+            "token_waits": ("less than a quarter",),
+            "late_token": ("the document, though it runs on other SMs",),
+        },
+        wrong={
+            "admitted": ("prefill may begin before its prompt is there",),
+            "counted": ("right behind the library's kernel",),
+            "token_waits": ("more than three quarters",),
+            "late_token": ("the copy of the count, which takes long",),
+        },
+        failed={
+            "task-admit": """
+def admit(copies, chat, x, source, kv):
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+""",
+            "task-count": """
+def count(decode, counts, state):
+    decode.synchronize()
+    library_count(counts, state)
+""",
+            "task-stage": """
+def stage(prompt, page, read):
+    page[:] = prompt
+    return page
+""",
+            "task-step": """
+def make_step(decode, state, token):
+    with decode.capture() as graph:
+        layer(decode, state)
+
+    def step():
+        for _ in range(LAYERS):
+            graph.launch(stream=decode)
+        decode.copy(token, state)
+
+    return step
+""",
+            "task-place": """
+def place(gpu, step_us, limit_us):
+    return gpu.carve({"decode": 16, "prefill": "rest"})
+""",
+            "task-queues": """
+def queues(part):
+    return part.create_stream(name="chat"), part.create_stream(name="batch", priority=-5)
+""",
+            "task-report": """
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    gpu.synchronize()
+    return float(page[0])
+""",
+        },
+    ),
 }  # fmt: skip
 KEYS = {
     name: key if key.solved else replace(key, solved=solutions(name)) for name, key in KEYS.items()

@@ -337,6 +337,86 @@ def culprit(steps, stream):
             ("launch and wait in one try", "        step.execute(stream=stream)\n        try:\n", "        try:\n            step.execute(stream=stream)\n"),
         ],
     },
+    "14": {
+        "admit": [
+            ("an event of its own for each wait", "copies.wait(chat.record())", "free = gpu.create_event()\n    chat.record(free)\n    copies.wait(free)"),
+            ("chat waits for the copy by an event that is recorded again", "chat.wait(copies.record())", "copied = gpu.create_event()\n    copies.record(copied)\n    chat.wait(copied)"),
+            ("chat waits for all of copies, twice", "    chat.wait(copies.record())\n", "    chat.wait(copies.record())\n    chat.wait(copies.record())\n"),
+            ("events without timing", "copies.record()", "copies.record(timing=False)"),
+        ],
+        "count": [
+            ("the guard is made first", "    with gs.CallerStreamGuard(decode):\n", "    guard = gs.CallerStreamGuard(decode)\n    with guard:\n"),
+            ("in a stream of its own, with two waits", """
+side = []
+
+def count(decode, counts, state):
+    if not side:
+        side.append(gpu.create_stream(name="side"))
+    side[0].wait(decode.record())
+    with gs.CallerStreamGuard(side[0]):
+        library_count(counts, state)
+    decode.wait(side[0].record())
+"""),
+            ("in the thread's default stream, with two waits", "    with gs.CallerStreamGuard(decode):\n", "    own = gpu.wrap_stream(2)\n    own.wait(decode.record())\n    with gs.CallerStreamGuard(own):\n", "library_count(counts, state)", "library_count(counts, state)\n    decode.wait(own.record())"),
+        ],
+        "stage": [
+            ("NumPy's copyto", "page[:] = prompt", "np.copyto(page, prompt)"),
+            ("it asks until the copy is done", "read.synchronize()", "while not read.is_done:\n        pass"),
+            ("in two halves", "page[:] = prompt", "half = len(page) // 2\n    page[:half] = prompt[:half]\n    page[half:] = prompt[half:]"),
+            ("only if it is not done", "    read.synchronize()\n", "    if not read.is_done:\n        read.synchronize()\n"),
+        ],
+        "step": [
+            ("a function with a name", "    return lambda: graph.launch(stream=decode)", "\n    def step():\n        graph.launch(stream=decode)\n\n    return step"),
+            ("the copy is not in the graph", "        decode.copy(token, state)\n    return lambda: graph.launch(stream=decode)", "\n    def step():\n        graph.launch(stream=decode)\n        decode.copy(token, state)\n\n    return step"),
+            ("captured in another stream", "    with decode.capture(name=\"step\") as graph:", "    decode_, decode = decode, gpu.create_stream()\n    with decode.capture() as graph:", "stream=decode)", "stream=decode_)"),
+            ("captured at the first step", """
+def make_step(decode, state, token):
+    graphs = []
+
+    def step():
+        if not graphs:
+            with decode.capture() as graph:
+                for _ in range(LAYERS):
+                    layer(decode, state)
+                decode.copy(token, state)
+            graphs.append(graph)
+        graphs[0].launch(stream=decode)
+
+    return step
+"""),
+        ],
+        "place": [
+            ("prefill is named first", "{\"decode\": least, \"prefill\": \"rest\"}", "{\"prefill\": \"rest\", \"decode\": least}"),
+            ("from above", "next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)", "min(sms for sms in range(gpu.sm_count - 1, 0, -1) if step_us(sms) <= limit_us)"),
+            ("it asks for one more until it is granted", """
+def place(gpu, step_us, limit_us):
+    for sms in range(1, gpu.sm_count):
+        if step_us(sms) <= limit_us:
+            try:
+                return gpu.carve({"decode": sms, "prefill": "rest"})
+            except gs.errors.InvalidPartition:
+                pass
+"""),
+            ("it plans first", "    return gpu.carve(", "    granted = gpu.plan_carve({\"decode\": least, \"prefill\": \"rest\"}, rounding=\"up\").granted()\n    return gpu.carve(granted) if granted else gpu.carve("),
+        ],
+        "queues": [
+            ("the least number that is higher", "priority=-5", "priority=-1"),
+            ("both are stated", "name=\"batch\"", "name=\"batch\", priority=0"),
+            ("batch is made first", "    return part.create_stream(name=\"chat\", priority=-5), part.create_stream(name=\"batch\")", "    batch = part.create_stream(name=\"batch\")\n    return part.create_stream(name=\"chat\", priority=-3), batch"),
+        ],
+        "report": [
+            ("an event is waited for", "decode.synchronize()", "decode.record().synchronize()"),
+            ("the copy may be to ordinary memory", "decode.copy(page, counts)", "page = np.zeros(4, \"float32\")\n    decode.copy(page, counts)"),
+            ("it asks until the stream is done", "decode.synchronize()", "while not decode.is_done:\n        pass"),
+            ("in another stream, behind an event", "    decode.copy(page, counts)\n    decode.synchronize()\n", "    with gpu.create_stream(name=\"other\") as other:\n        other.wait(decode.record())\n        other.copy(page, counts)\n        other.synchronize()\n"),
+            ("a number of NumPy", "float(page[0])", "page[0]"),
+        ],
+        "slo": [
+            ("decode has more SMs than it needs", "{\"decode\": least,", "{\"decode\": 24,"),
+            ("a new stream for the report", "    decode.copy(page, counts)\n    decode.synchronize()\n", "    with gpu.create_stream(name=\"other\") as other:\n        other.wait(decode.record())\n        other.copy(page, counts)\n        other.synchronize()\n"),
+            ("documents of the lowest priority there is", "priority=-5", "priority=-1"),
+        ],
+    },
 }  # fmt: skip
 
 WRONG: Answers = {
@@ -906,6 +986,141 @@ def culprit(steps, stream):
             ("an error is not caught", "except RuntimeError", "except ValueError"),
             ("each step runs twice", "        try:\n", "        step.execute(stream=stream)\n        try:\n"),
             ("backwards", "in steps:", "in steps[::-1]:"),
+        ],
+    },
+    "14": {
+        "admit": [
+            ("prefill does not wait", "    chat.wait(copies.record())\n", ""),
+            ("the copy is in chat, and the server's event is not", """
+def admit(copies, chat, x, source, kv):
+    chat.copy(x, source)
+    prefill(chat, kv, x)
+"""),
+            ("the server's event stands behind the wait for prefill", """
+def admit(copies, chat, x, source, kv):
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+    copies.wait(chat.record())
+"""),
+            ("the copy does not wait", "    copies.wait(chat.record())\n", ""),
+            ("the copy's event comes before the copy", "    copies.copy(x, source)\n    chat.wait(copies.record())\n", "    chat.wait(copies.record())\n    copies.copy(x, source)\n"),
+            ("the streams wait for themselves", "copies.wait(chat.record())", "copies.wait(copies.record())"),
+            ("the host waits for both", "chat.wait(copies.record())", "copies.synchronize()", "copies.wait(chat.record())", "chat.synchronize()"),
+            ("the host waits at the end", "    prefill(chat, kv, x)", "    prefill(chat, kv, x)\n    chat.synchronize()"),
+            ("nothing is copied", "    copies.copy(x, source)\n", ""),
+            ("nothing is read", "    prefill(chat, kv, x)", "    pass"),
+            ("prefill reads the host's page", "prefill(chat, kv, x)", "prefill(chat, kv, source)"),
+            ("it is read twice", "    prefill(chat, kv, x)", "    prefill(chat, kv, x)\n    prefill(chat, kv, x)"),
+            ("prefill writes into x", "prefill(chat, kv, x)", "prefill(chat, x, x)"),
+            ("a sleep", "    chat.wait(copies.record())\n", "    import time\n    time.sleep(0.001)\n"),
+        ],
+        "count": [
+            ("the host waits before", "    with gs.CallerStreamGuard(decode):\n        library_count(counts, state)", "    decode.synchronize()\n    library_count(counts, state)"),
+            ("a guard for another stream", "gs.CallerStreamGuard(decode)", "gs.CallerStreamGuard(gpu.create_stream())"),
+            ("a guard that was left", "    with gs.CallerStreamGuard(decode):\n        library_count(counts, state)", "    with gs.CallerStreamGuard(decode):\n        pass\n    library_count(counts, state)"),
+            ("a guard for the legacy default stream", "gs.CallerStreamGuard(decode)", "gs.CallerStreamGuard(1)"),
+            ("the thread's default stream, without a wait", "gs.CallerStreamGuard(decode)", "gs.CallerStreamGuard(2)"),
+            ("nothing is counted", "library_count(counts, state)", "pass"),
+            ("it counts twice", "        library_count(counts, state)", "        library_count(counts, state)\n        library_count(counts, state)"),
+            ("the host counts", "        library_count(counts, state)", "        decode.copy(counts, state)"),
+            ("the device is waited for", "        library_count(counts, state)", "        library_count(counts, state)\n    gpu.synchronize()"),
+            ("state and counts change places", "library_count(counts, state)", "library_count(state, counts)"),
+            ("a layer instead", "library_count(counts, state)", "layer(decode, counts)"),
+        ],
+        "stage": [
+            ("nobody waits", "    read.synchronize()\n", ""),
+            ("the device is waited for", "read.synchronize()", "gpu.synchronize()"),
+            ("new page-locked memory each time", "    read.synchronize()\n    page[:] = prompt\n", "    page = gpu.empty_pinned(len(prompt))\n    page[:] = prompt\n"),
+            ("it waits behind the write", "    read.synchronize()\n    page[:] = prompt\n", "    page[:] = prompt\n    read.synchronize()\n"),
+            ("a name is no copy", "page[:] = prompt", "page = prompt"),
+            ("page is filled and the prompt returned", "return page", "return prompt"),
+            ("only one number is copied", "page[:] = prompt", "page[0] = prompt[0]"),
+            ("an event that is recorded now", "read.synchronize()", "gpu.create_event().synchronize()"),
+            ("nothing is returned", "    return page\n", ""),
+            ("it asks once", "read.synchronize()", "read.is_done"),
+            ("a copy of page", "return page", "return page.copy()"),
+        ],
+        "step": [
+            ("each layer a graph", """
+def make_step(decode, state, token):
+    with decode.capture() as graph:
+        layer(decode, state)
+
+    def step():
+        for _ in range(LAYERS):
+            graph.launch(stream=decode)
+        decode.copy(token, state)
+
+    return step
+"""),
+            ("one layer is missing", "range(LAYERS)", "range(LAYERS - 1)"),
+            ("the copy is missing", "        decode.copy(token, state)\n", ""),
+            ("it is captured and never launched", "lambda: graph.launch(stream=decode)", "lambda: None"),
+            ("it is launched by make_step", "    return lambda: graph.launch(stream=decode)", "    graph.launch(stream=decode)\n    return lambda: None"),
+            ("the copy comes first", """
+def make_step(decode, state, token):
+    with decode.capture() as graph:
+        decode.copy(token, state)
+        for _ in range(LAYERS):
+            layer(decode, state)
+    return lambda: graph.launch(stream=decode)
+"""),
+            ("the host waits within the capture", "        decode.copy(token, state)\n", "        decode.copy(token, state)\n        decode.synchronize()\n"),
+            ("it is launched in another stream", "    return lambda: graph.launch(stream=decode)", "    other = gpu.create_stream()\n    return lambda: graph.launch(stream=other)"),
+            ("the graph itself is returned", "lambda: graph.launch(stream=decode)", "graph"),
+            ("a state of its own", "layer(decode, state)", "layer(decode, numbers())"),
+            ("it is launched twice", "lambda: graph.launch(stream=decode)", "lambda: (graph.launch(stream=decode), graph.launch(stream=decode))"),
+            ("captured anew for each step, and not launched", "    with decode.capture(name=\"step\") as graph:\n        for _ in range(LAYERS):\n            layer(decode, state)\n        decode.copy(token, state)\n    return lambda: graph.launch(stream=decode)", "    def step():\n        with decode.capture():\n            layer(decode, state)\n    return step"),
+        ],
+        "place": [
+            ("sixteen, whatever is asked for", "\"decode\": least", "\"decode\": 16"),
+            ("it is rounded down", "rounding=\"up\"", "rounding=\"down\""),
+            ("it is not rounded", ", rounding=\"up\"", ""),
+            ("prefill gets as many", "\"prefill\": \"rest\"", "\"prefill\": least"),
+            ("the names change places", "\"decode\": least, \"prefill\": \"rest\"", "\"prefill\": least, \"decode\": \"rest\""),
+            ("half of the GPU", "\"decode\": least", "\"decode\": gpu.sm_count // 2"),
+            ("a plan is no partition", "gpu.carve(", "gpu.plan_carve("),
+            ("the first that misses the limit", "step_us(sms) <= limit_us", "step_us(sms) > limit_us"),
+            ("one SM too few", "\"decode\": least", "\"decode\": least - 8"),
+            ("twice as many", "\"decode\": least", "\"decode\": 2 * least"),
+            ("the partitions are closed", "    return gpu.carve({\"decode\": least, \"prefill\": \"rest\"}, rounding=\"up\")", "    with gpu.carve({\"decode\": least, \"prefill\": \"rest\"}, rounding=\"up\") as parts:\n        return parts"),
+        ],
+        "queues": [
+            ("batch goes first", "name=\"chat\", priority=-5", "name=\"chat\"", "name=\"batch\"", "name=\"batch\", priority=-5"),
+            ("both are urgent", "name=\"batch\"", "name=\"batch\", priority=-5"),
+            ("a number below the range", "name=\"chat\", priority=-5", "name=\"chat\"", "name=\"batch\"", "name=\"batch\", priority=5"),
+            ("a positive priority", "priority=-5", "priority=5"),
+            ("outside the partition", "part.create_stream(name=\"chat\", priority=-5)", "gpu.create_stream(name=\"chat\", priority=-5)"),
+            ("both outside", "part.create_stream", "gpu.create_stream"),
+            ("one stream", "    return part.create_stream(name=\"chat\", priority=-5), part.create_stream(name=\"batch\")", "    chat = part.create_stream(priority=-5)\n    return chat, chat"),
+            ("they change places", "    return part.create_stream(name=\"chat\", priority=-5), part.create_stream(name=\"batch\")", "    chat, batch = part.create_stream(name=\"chat\", priority=-5), part.create_stream(name=\"batch\")\n    return batch, chat"),
+            ("only one is returned", ", part.create_stream(name=\"batch\")", ""),
+            ("a partition within it", "part.create_stream(name=\"batch\")", "gpu.carve({\"batch\": 16})[\"batch\"].create_stream()"),
+        ],
+        "report": [
+            ("nobody waits", "    decode.synchronize()\n", ""),
+            ("the device is waited for", "decode.synchronize()", "gpu.synchronize()"),
+            ("it waits before the copy", "    decode.copy(page, counts)\n    decode.synchronize()\n", "    decode.synchronize()\n    decode.copy(page, counts)\n"),
+            ("in another stream, without a wait", "    decode.copy(page, counts)\n    decode.synchronize()\n", "    other = gpu.create_stream()\n    other.copy(page, counts)\n    other.synchronize()\n"),
+            ("the array itself", "float(page[0])", "page"),
+            ("what the operator likes", "float(page[0])", "1e9"),
+            ("nothing is copied", "    decode.copy(page, counts)\n", ""),
+            ("not a number", "float(page[0])", "float(\"nan\")"),
+            ("asked once", "decode.synchronize()", "decode.is_done"),
+            ("text", "float(page[0])", "str(page[0])"),
+        ],
+        "slo": [
+            ("the copy races", "    copies.wait(chat.record())\n", ""),
+            ("the library is in the default stream", "    with gs.CallerStreamGuard(decode):\n        library_count(counts, state)", "    library_count(counts, state)"),
+            ("prompts are pageable", "    read.synchronize()\n    page[:] = prompt\n    return page\n", "    return prompt\n"),
+            ("a token is thirteen calls", "    return lambda: graph.launch(stream=decode)", "\n    def step():\n        for _ in range(LAYERS):\n            layer(decode, state)\n        decode.copy(token, state)\n    return step"),
+            ("no partition", "return gpu.carve({\"decode\": least, \"prefill\": \"rest\"}, rounding=\"up\")", "return None"),
+            ("documents and prompts are equal", ", priority=-5", ""),
+            ("a report waits for the device", "    decode.copy(page, counts)\n    decode.synchronize()\n    return float(page[0])", "    return float(gpu.to_host(counts)[0])"),
+            ("prefill has too few SMs", "{\"decode\": least, \"prefill\": \"rest\"}", "{\"decode\": \"rest\", \"prefill\": 16}"),
+            ("no prompt is read", "    prefill(chat, kv, x)", "    pass"),
+            ("no token is made", "    return lambda: graph.launch(stream=decode)", "    return lambda: None"),
         ],
     },
 }  # fmt: skip

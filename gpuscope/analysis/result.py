@@ -18,7 +18,7 @@ from typing import (
 )
 
 from gpuscope._checks import door, given
-from gpuscope._tables import Printer, html_table, text_table
+from gpuscope._tables import Printer, text_table, wide_table
 from gpuscope._text import shown
 from gpuscope.errors import NotFound
 from gpuscope.trace.model import Trace
@@ -191,4 +191,4 @@ class Result:
         if not rows:
             return f"{note}<p>no rows</p>"
         note += f"<p>{shown(left_out)}</p>" if left_out else ""
-        return note + html_table(rows)
+        return note + wide_table(rows)

@@ -165,7 +165,6 @@ def _display(html: str, figure: Untyped, result: Result, then: str = "") -> None
     ipython.display({"text/html": html, RESULTS: [asdict(result)]}, raw=True)
     if figure is not None:
         ipython.display(figure)
-        ipython.display({"text/html": figure.table()}, raw=True)
     if then:
         ipython.display({"text/markdown": then}, raw=True)
 

@@ -37,9 +37,11 @@ class ActivitySource(DeviceSource):
         self._partitions: dict[int, str] = {}  # names by context
 
     def before(self, call: Call) -> None:
-        """Remember the call until its work is done."""
+        """Remember the call until its work is done, and the partitions of a graph's nodes."""
         if self._first is None:
             self._first = call.correlation
+        if call.graph is not None:  # they may be closed when rows are made
+            self._partitions.update({part.context: part.name for part in self._device.partitions})
         self._calls[call.correlation] = call
 
     def after(self, call: Call) -> None:
@@ -138,8 +140,6 @@ class ActivitySource(DeviceSource):
     def _node_columns(self, activity: Activity) -> Row:
         """Return what a graph's node has of its own: it ran where it was captured."""
         context = activity.context
-        if context is not None and context not in self._partitions:
-            self._partitions.update({part.context: part.name for part in self._device.partitions})
         moved = activity.nbytes
         return {
             "kind": _KINDS[activity.kind],

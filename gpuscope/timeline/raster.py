@@ -84,7 +84,7 @@ class StaticFigure(ThemedFigure):
         return bundle
 
     def table(self) -> str:
-        """Return what is drawn as a table in HTML, folded; empty where there is no picture."""
+        """Return the spans that are drawn as a table in HTML; empty where there is no picture."""
         return "" if self._picture is None else table_of(self._picture)
 
     def _dark_picture(self) -> bytes | None:

@@ -12,6 +12,7 @@ import plotly.io as pio
 
 from gpuscope.errors import GpuscopeError
 from gpuscope.timeline import style
+from gpuscope.timeline.alternative import folded, table_of_points
 
 _MARK = "gpuscope-dark"
 # Jupyter tells a page whether its theme is light; the figure is the output after the style.
@@ -56,6 +57,13 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
 
         display({"text/html": self._style(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
         display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        if table := self.table():
+            below = {"text/html": folded(table, self.layout.title.text), "text/plain": ""}
+            display(below, raw=True)  # type: ignore[no-untyped-call]
+
+    def table(self) -> str:
+        """Return what is drawn as a table in HTML; empty where a table cannot tell it."""
+        return table_of_points(self)
 
     def _dark_picture(self) -> bytes | None:
         """Return what replaces the figure's PNG on a dark page, if it has one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from gpuscope._columns import COMPARED, tables
-from gpuscope._tables import Printer, html_table, text_table
+from gpuscope._tables import Printer, text_table, wide_table
 from gpuscope._text import shown
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -104,5 +104,5 @@ class Run(Mapping[str, Trace]):
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        parts = "".join(html_table(rows) for rows in self._tables())
+        parts = "".join(wide_table(rows) for rows in self._tables())
         return parts + "".join(f"<p>{shown(note)}</p>" for note in self._notes())

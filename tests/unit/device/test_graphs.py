@@ -98,3 +98,15 @@ def test_rows_of_a_simulated_graph_are_what_it_contains():
     assert "kernel" not in trace.kind_counts(), "nothing of it keeps SMs busy"
     edges = [(edge["from"], edge["to"], edge["kind"]) for edge in trace.edges.to_pylist()]
     assert (rows[1]["id"], rows[2]["id"], "graph") in edges
+
+
+def test_a_node_keeps_its_partition_if_that_is_closed_before_the_recording_ends():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    with gs.profile(gpu) as recording, gpu.carve({"a": 16}) as parts:
+        stream = parts["a"].create_stream()
+        with stream.capture() as graph:
+            stream.launch(kernel, 5_000, grid=1, block=32)
+        graph.launch(stream=stream)
+    trace = recording.trace
+    assert trace.where(kind="kernel").texts("partition") == ["a"]

@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_100,
+    "": 4_102,
     "analyses": 330,
     "analysis": 6_820,
     "cli": 1_636,
@@ -32,7 +32,7 @@ ROOMS = {
     "search": 1_891,
     "simulator": 6_440,
     "telling": 1_993,
-    "timeline": 6_057,
+    "timeline": 6_107,
     "trace": 2_993,
     "widgets": 4_891,
     "workloads": 2_748,

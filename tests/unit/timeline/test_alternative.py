@@ -1,9 +1,13 @@
-"""The table of a timeline: the spans that the picture has, in words, harmless."""
+"""Figures as tables: the spans or points that the picture has, in words, harmless."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
+import plotly.graph_objects as go
+
+from gpuscope.timeline.alternative import folded, table_of_points
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
 
@@ -37,3 +41,34 @@ def test_names_are_text_and_long_timelines_say_what_is_left_out():
     assert "<b>" not in table(1, "<b>")
     assert "20 further spans" in table(120)
     assert table(120).count("<tr><td>") == 100
+
+
+def cells(html):
+    return [re.findall("<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", html)]
+
+
+def test_a_curve_is_told_by_its_points_from_the_first_to_the_last():
+    figure = go.Figure(go.Scatter(x=np.arange(1000), y=np.arange(1000) / 4, name="<b>a</b>"))
+    figure.update_layout(xaxis_title="latency (µs)", yaxis_title="share")
+    rows = cells(table_of_points(figure))
+    assert rows[0] == ["share", "a", "0", "0"]
+    assert rows[-1] == ["share", "a", "999", "249.8"]
+    assert len(rows) == 100
+    assert "latency (µs)" in table_of_points(figure)
+
+
+def test_of_several_panels_each_series_is_told_with_its_own():
+    figure = go.Figure([go.Bar(x=["8", "16"], y=[1, None]), go.Bar(x=["8"], y=[2], yaxis="y2")])
+    figure.update_layout(yaxis_domain=[0, 0.4], yaxis2={"domain": [0.6, 1]})
+    figure.add_annotation(text="<b>lower</b>", y=0.4, yref="paper")
+    figure.add_annotation(text="upper", y=1, yref="paper")
+    assert cells(table_of_points(figure)) == [["lower", "", "8", "1"], ["upper", "", "8", "2"]]
+
+
+def test_what_has_no_points_has_no_table():
+    assert table_of_points(go.Figure(go.Heatmap(z=[[1]]))) == ""
+
+
+def test_a_title_names_the_picture_and_is_harmless():
+    html = folded("", '<b>k</b> &lt;b&gt; "x"<br>SIMULATED')
+    assert 'data-title="k &lt;b&gt; &quot;x&quot; SIMULATED"' in html

@@ -105,9 +105,10 @@ def test_a_notebook_gets_the_figure_and_the_png(in_notebook):
     for show in (figure._ipython_display_, figure.show):
         with capture_output() as captured:
             show()
-        themed, output = captured.outputs
+        themed, output, below = captured.outputs
         assert "data-jp-theme-light" in themed.data["text/html"], "white on a dark page"
         assert set(output.data) == set(bundle)
+        assert figure.table() in below.data["text/html"], "for who does not see it"
     assert pickle.loads(pickle.dumps(figure))._repr_mimebundle_().keys() == bundle.keys()  # noqa: S301
 
 

@@ -95,10 +95,10 @@ class Flow:
         ----------
         path
             Arrays, and names of the work that reads what is before it, or what copies made of
-            that, and writes what is behind it.
+            that, and writes what is behind it; several names, where each is right, as "a, b".
         """
         if isinstance(path[-1], str):
-            pieces = self.named(path[-1])
+            pieces = [at for name in path[-1].split(", ") for at in self.named(name)]
             return bool(pieces) and all(self._made(at, path) for at in pieces)
         return all(self._came(span, len(self._pieces), path[:-1]) for span in _bytes_of(path[-1:]))
 
@@ -111,7 +111,7 @@ class Flow:
         """Whether a piece is the end of a path, or copied on what is."""
         *before, name = path
         reads = self._spans(at, writes=False)
-        if self._pieces[at].is_work and self._pieces[at].name == name:
+        if self._pieces[at].is_work and self._pieces[at].name in name.split(", "):
             if not before:
                 return True
             if isinstance(before[-1], str):

@@ -128,7 +128,6 @@ WAITS = {
     "a host function behind it is waited for": lambda gpu, s, t: (
         s.host_call(lambda: None), s.record().synchronize()
     ),
-    "the time up to an event is known": lambda gpu, s, t: measured(gpu, s.record(), s.record()),
 }  # fmt: skip
 BY_CHANCE = {
     "it sleeps on the GPU's clock": lambda gpu, s, t: gpu.backend.wait_until_ns(gpu.now_ns() + 9 * MS),
@@ -136,6 +135,7 @@ BY_CHANCE = {
     "it waits for another stream": lambda gpu, s, t: (later(gpu), t.synchronize()),
     "it asks a stream that was idle": lambda gpu, s, t: (later(gpu), t.is_done),
     "it asks for an event recorded before": lambda gpu, s, t: (later(gpu), gpu.create_event().is_done),
+    "it asks for the time up to an event": lambda gpu, s, t: measured(gpu, s.record(), s.record()),
     "a host function of another stream": lambda gpu, s, t: (
         t.host_call(lambda: None), later(gpu), t.synchronize()
     ),

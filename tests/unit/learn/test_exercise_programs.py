@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+from lesson_fakes import FAKES, UNUSUAL
 from lesson_programs import RIGHT, WRONG, Answers
 from lessons import LESSONS, cells, hints, judge, prepared, program, solutions
 

@@ -1,0 +1,1044 @@
+"""Programs that look right and are not, and programs that look odd and are right, for all exercises.
+
+Fakes get their order from time instead of a wait, their values from elsewhere, or hand over what
+only looks like an answer. In the form of :mod:`lesson_programs`.
+"""
+
+from __future__ import annotations
+
+from lesson_programs import Answers
+
+SLEEP = "gpu.backend.wait_until_ns(gpu.now_ns() + 100_000_000)"
+EQUAL = "class Equal(float):\n    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __sub__ = __rsub__ = __abs__ = lambda self, *_: self\n    __hash__ = None\n\n\n"
+
+FAKES: Answers = {
+    "01": {
+        "timer": [
+            ("the host's clock, less what a launch and a wait take", """
+def gpu_time_ns(stream, handle):
+    stream.synchronize()
+    before = gpu.now_ns()
+    handle.execute(stream=stream)
+    stream.synchronize()
+    return gpu.now_ns() - before - 25_000
+"""),
+            ("the host's clock, from one event to the next, asked for", """
+def gpu_time_ns(stream, handle):
+    first = stream.record()
+    handle.execute(stream=stream)
+    second = stream.record()
+    while not first.is_done:
+        pass
+    before = gpu.now_ns()
+    while not second.is_done:
+        pass
+    return gpu.now_ns() - before
+"""),
+            ("it sleeps in place of a wait", "second.synchronize()", SLEEP),
+            ("it sleeps, and asks again until there is an answer", "    second.synchronize()\n    return second.elapsed_ns(since=first)", f"    while True:\n        {SLEEP}\n        try:\n            return second.elapsed_ns(since=first)\n        except gs.errors.StreamError:\n            pass"),
+            ("another stream is waited for, for long", "second.synchronize()", f"{SLEEP}\n    gpu.create_stream().synchronize()"),
+            ("durations that were asked for, found by looking around", """
+def gpu_time_ns(stream, handle):
+    import gc
+    handle.execute(stream=stream)
+    stream.synchronize()
+    steps = {one.name: one for one in gc.get_objects() if type(one) is gs.learn.Step}
+    return steps["one"].duration_ns + steps["two"].duration_ns
+"""),
+            ("an object that is near everything", "def gpu_time_ns", EQUAL + "def gpu_time_ns", "return second.elapsed_ns(since=first)", "return Equal(second.elapsed_ns(since=first))"),
+            ("not a number, of NumPy", "return second.elapsed_ns(since=first)", "return np.float64('nan')"),
+            ("a text", "return second.elapsed_ns(since=first)", "return str(second.elapsed_ns(since=first))"),
+            ("events around a copy of the handle that does less", "handle.execute(stream=stream)", "gs.learn.Step(gpu, 20_000, name='one').execute(stream=stream)"),
+            ("the time of its own kernels, beside the handle", """
+def gpu_time_ns(stream, handle):
+    handle.execute(stream=stream)
+    first = stream.record()
+    work.execute(stream=stream)
+    second = stream.record()
+    second.synchronize()
+    return second.elapsed_ns(since=first)
+"""),
+        ],
+        "read": [
+            ("it sleeps on the GPU's clock", "stream.synchronize()", SLEEP),
+            ("it looks at the host's clock", "stream.synchronize()", "end = gpu.now_ns() + 20_000_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
+            ("it sleeps until 25 µs before the end of the others", "stream.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + 39_900_000)"),
+            ("it makes the GPU's time pass by calls", "stream.synchronize()", "other = gpu.create_stream()\n    for _ in range(8000):\n        other.is_done"),
+            ("it asks another stream, for long", "stream.synchronize()", "idle = gpu.create_stream()\n    gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)\n    idle.synchronize()"),
+            ("the source's memory, which nobody copies", """
+def read_first(stream, page, sevens):
+    work.execute(stream=stream)
+    stream.copy(page, page.copy())
+    stream.synchronize()
+    return float(gpu.backend.to_host(sevens)[0])
+"""),
+            ("another array is copied, and the source looked at", """
+def read_first(stream, page, sevens):
+    value = float(gpu.backend.to_host(sevens)[0])
+    zeros = gpu.empty(4, "float32")
+    work.execute(stream=stream)
+    stream.copy(page, zeros)
+    stream.synchronize()
+    return value
+"""),
+            ("the source is looked at, and nobody waits for the copy", """
+def read_first(stream, page, sevens):
+    value = float(gpu.backend.to_host(sevens)[0])
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    return value
+"""),
+            ("the host fills the page", """
+def read_first(stream, page, sevens):
+    page[:] = gpu.backend.to_host(sevens)
+    work.execute(stream=stream)
+    stream.copy(page, page.copy())
+    stream.synchronize()
+    return float(page[0])
+"""),
+            ("a stream of the same name", "def read_first(stream, page, sevens):\n", "def read_first(stream, page, sevens):\n    stream = gpu.create_stream(name=stream.name)\n"),
+            ("a kernel of its own, of the same name", "work.execute(stream=stream)", "gs.learn.Step(gpu, work.duration_ns, name='work').execute(stream=stream)"),
+            ("a thread waits, and nobody waits for the thread", "stream.synchronize()", "import threading\n    threading.Timer(0.05, stream.synchronize).start()\n    " + "gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)"),
+            ("an event of before is waited for, after a sleep", "stream.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)\n    gpu.create_event().synchronize()"),
+        ],
+    },
+    "02": {
+        "spread": [
+            ("other kernels of the same names and lengths", """
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        gs.learn.Step(gpu, kernel.duration_ns, name=kernel.name).execute(stream=stream)
+"""),
+            ("one after the other, paced by the clock", """
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+        gpu.backend.wait_until_ns(gpu.now_ns() + kernel.duration_ns)
+"""),
+            ("two together, the third behind", "zip(kernels, streams)", "zip(kernels, [streams[0], streams[1], streams[0]])"),
+        ],
+        "late": [
+            ("it sleeps as long as all take", "    for stream in streams:\n        stream.synchronize()", "    gpu.backend.wait_until_ns(gpu.now_ns() + sum(kernel.duration_ns for kernel in kernels))"),
+            ("it sleeps, and waits for one stream", "    for stream in streams:\n        stream.synchronize()", f"    {SLEEP}\n    streams[0].synchronize()"),
+            ("it sleeps, and waits for streams of its own", "    for stream in streams:\n        stream.synchronize()", f"    {SLEEP}\n    for _ in streams:\n        gpu.create_stream().synchronize()"),
+            ("it sleeps, and waits for events of before", "    for kernel", "    events = [stream.record() for stream in streams]\n    for kernel", "    for stream in streams:\n        stream.synchronize()", f"    {SLEEP}\n    for event in events:\n        event.synchronize()"),
+            ("it waits for the longest, as it knows the durations", "    for stream in streams:\n        stream.synchronize()", "    longest = max(range(3), key=lambda i: kernels[i].duration_ns)\n    streams[longest].synchronize()"),
+            ("it looks at the clock", "    for stream in streams:\n        stream.synchronize()", "    end = gpu.now_ns() + 50_000_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
+            ("a wait for an idle stream that is joined to nothing", "    for stream in streams:\n        stream.synchronize()", f"    other = gpu.create_stream()\n    {SLEEP}\n    other.synchronize()"),
+            ("host functions, which nobody waits for", "    for stream in streams:\n        stream.synchronize()", f"    for stream in streams:\n        stream.host_call(lambda: None)\n    {SLEEP}"),
+        ],
+    },
+    "03": {
+        "diamond": [
+            ("the clock in place of the second event", "s.wait(t.record())", "gpu.backend.wait_until_ns(gpu.now_ns() + first.duration_ns + right.duration_ns + 1_000_000)"),
+            ("the clock in place of both", """
+def diamond(first, left, right, last, s, t):
+    first.execute(stream=s)
+    gpu.backend.wait_until_ns(gpu.now_ns() + first.duration_ns + 100_000)
+    left.execute(stream=s)
+    right.execute(stream=t)
+    gpu.backend.wait_until_ns(gpu.now_ns() + right.duration_ns + 100_000)
+    last.execute(stream=s)
+"""),
+            ("a kernel that takes its time, in place of the event", """
+def diamond(first, left, right, last, s, t):
+    first.execute(stream=s)
+    gs.learn.Step(gpu, first.duration_ns + 50_000, name="delay").execute(stream=t)
+    left.execute(stream=s)
+    right.execute(stream=t)
+    s.wait(t.record())
+    last.execute(stream=s)
+"""),
+            ("others of the same names, which read nothing", """
+def diamond(first, left, right, last, s, t):
+    new = [gs.learn.Step(gpu, step.duration_ns, name=step.name) for step in (first, left, right, last)]
+    first, left, right, last = new
+    first.execute(stream=s)
+    t.wait(s.record())
+    left.execute(stream=s)
+    right.execute(stream=t)
+    last.execute(stream=s)
+"""),
+            ("one other of the same name", "last.execute(stream=s)", "gs.learn.Step(gpu, last.duration_ns, name='last').execute(stream=s)", "    s.wait(t.record())\n", "    s.wait(t.record())\n"),
+            ("the host waits before it returns", "    last.execute(stream=s)", "    early = s.record()\n    last.execute(stream=s)\n    early.synchronize()"),
+            ("a host function in t waits for the clock", "t.wait(s.record())", "t.host_call(lambda: None)"),
+            ("a thread waits for first and launches right", """
+def diamond(first, left, right, last, s, t):
+    import threading
+    first.execute(stream=s)
+    done = s.record()
+    left.execute(stream=s)
+
+    def other():
+        done.synchronize()
+        right.execute(stream=t)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    s.wait(t.record())
+    last.execute(stream=s)
+"""),
+        ],
+        "overwrite": [
+            ("the consumer copies the source", "b.copy(result, out)", "b.copy(result, sevens)"),
+            ("the consumer copies the source, and nobody waits", "b.copy(result, out)", "b.copy(result, sevens)", "    a.wait(b.record())\n", ""),
+            ("the host writes the result", """
+def twice(a, b):
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(gpu.empty_pinned(COUNT), out)
+    a.wait(b.record())
+    a.copy(out, eights)
+    result[:] = 7
+"""),
+            ("sevens in place of eights, and eights by the host", """
+def twice(a, b):
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+    a.wait(b.record())
+    a.copy(out, sevens)
+"""),
+            ("sevens are made on the host", """
+def twice(a, b):
+    page = gpu.empty_pinned(COUNT)
+    page[:] = 7
+    a.copy(out, page)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+    a.wait(b.record())
+    a.copy(out, eights)
+"""),
+            ("the clock in place of the event", "a.wait(b.record())", "gpu.backend.wait_until_ns(gpu.now_ns() + late.duration_ns + 5_000_000)"),
+            ("the host asks until b is done", "a.wait(b.record())", "while not b.is_done:\n        pass"),
+            ("streams of its own with their names", "def twice(a, b):\n", "def twice(a, b):\n    a, b = (gpu.create_stream(name=name) for name in 'ab')\n"),
+            ("late of its own, shorter", "late.execute(stream=b)", "gs.learn.Step(gpu, 1_000_000, name='late').execute(stream=b)"),
+            ("a copies the result, too", "b.copy(result, out)", "a.copy(result, out)"),
+            ("zeros are written over, so that nobody sees eights", "    a.wait(b.record())\n    a.copy(out, eights)", "    b.copy(out, eights)"),
+        ],
+    },
+    "04": {
+        "thread": [
+            ("a stream of the same name", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+    stream = selected if not isinstance(selected, gs.Stream) else gpu.create_stream(name=selected.name)
+    launch_from_thread.kept = stream
+    thread = threading.Thread(target=lambda: job.execute(stream=stream))
+    thread.start()
+    thread.join()
+"""),
+            ("the main thread launches, another one launches nothing", """
+def launch_from_thread(job):
+    @gs.workloads.workload
+    def nothing(ctx):
+        pass
+
+    job.execute()
+    handle = nothing(gpu, name="nothing")
+    thread = threading.Thread(target=lambda: handle.execute(stream=s))
+    thread.start()
+    thread.join()
+"""),
+            ("another job of the same name", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+    other = gs.learn.Step(gpu, job.duration_ns, name=job.name)
+    thread = threading.Thread(target=lambda: other.execute(stream=selected))
+    thread.start()
+    thread.join()
+"""),
+            ("stream 0 becomes a new stream", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+    launch_from_thread.kept = stream = selected or gpu.create_stream()
+    thread = threading.Thread(target=lambda: job.execute(stream=stream))
+    thread.start()
+    thread.join()
+"""),
+            ("the thread asks until the job is done", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+
+    def work():
+        job.execute(stream=selected)
+        while not job.completion.is_done:
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""),
+            ("the kernel is launched without its handle, by the main thread", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+    job.execute(stream=selected)
+    thread = threading.Thread(target=gs.get_caller_stream)
+    thread.start()
+    thread.join()
+"""),
+        ],
+        "library": [
+            ("a stream of the same name", """
+def mended(duration_ns):
+    selected = gs.get_caller_stream()
+    stream = private if selected is None else gpu.wrap_stream(selected)
+    mended.kept = stream = gpu.create_stream(name=stream.name)
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+"""),
+            ("a new stream for stream 0", """
+def mended(duration_ns):
+    selected = gs.get_caller_stream()
+    mended.kept = stream = private if selected is None else selected or gpu.create_stream()
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+"""),
+            ("s and t are known by name", """
+def mended(duration_ns):
+    selected = gs.get_caller_stream()
+    stream = {"s": s, "t": t}.get(getattr(selected, "name", ""), private)
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+"""),
+            ("it asks whether its work is done", "    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)", "    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)\n    while not stream.is_done:\n        pass"),
+            ("it launches behind an event that the host waits for", "    stream.launch", "    stream.record().synchronize()\n    stream.launch", "grid=1, block=32)", "grid=1, block=32)\n    stream.record().synchronize()"),
+            ("a kernel that is as long and has the name", """
+def mended(duration_ns):
+    gs.learn.Step(gpu, duration_ns, name="stubborn_kernel").execute(stream=private)
+"""),
+        ],
+    },
+    "05": {
+        "sizes": [
+            ("an object that grants what is wanted", """
+def carve_for_decode(gpu):
+    from types import SimpleNamespace
+    granted = gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="up").granted()
+    return SimpleNamespace(granted=lambda: granted)
+"""),
+            ("an object that grants all at once", """
+def carve_for_decode(gpu):
+    class Plan:
+        layout = gpu.layout if hasattr(gpu, "layout") else None
+        def granted(self):
+            return {"decode": 32, "prefill": gpu.sm_count - 32}
+    return Plan()
+"""),
+            ("a dict", "return gpu", "return dict(gpu", 'rounding="up")', 'rounding="up").granted())'),
+            ("the plan of another GPU", """
+def carve_for_decode(other):
+    return gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="up")
+"""),
+            ("a number of groups that holds here alone", "30", "4 * 8", ', rounding="up"', ""),
+            ("twice what is needed", "30", "60"),
+            ("two parts for decode", '{"decode": 30, "prefill": "rest"}', '{"decode": 30, "more": 8, "prefill": "rest"}'),
+        ],
+        "serve": [
+            ("others of the same names", """
+def serve(small, large, parts):
+    for step, part in ((large, "prefill"), (small, "decode")):
+        with gs.CallerStreamGuard(parts[part].create_stream()):
+            gs.learn.Step(gpu, step.duration_ns, name=step.name).execute()
+"""),
+            ("in time, but on the whole GPU", """
+def serve(small, large, parts):
+    serve.kept = s, t = gpu.create_stream(name="decode"), gpu.create_stream(name="prefill")
+    large.execute(stream=t)
+    small.execute(stream=s)
+"""),
+            ("carved anew, the other way round", """
+def serve(small, large, parts):
+    parts.close()
+    serve.kept = new = gpu.carve({"prefill": 16, "decode": "rest"})
+    large.execute(stream=new["prefill"].create_stream())
+    small.execute(stream=new["decode"].create_stream())
+"""),
+            ("small begins when large ends, by the clock", """
+def serve(small, large, parts):
+    large.execute(stream=parts["prefill"].create_stream())
+    gpu.backend.wait_until_ns(gpu.now_ns() + large.duration_ns)
+    small.execute(stream=parts["decode"].create_stream())
+"""),
+        ],
+    },
+    "06": {
+        "choose": [
+            ("an object that equals everything", EQUAL + "def choose(points):\n    return Equal()\n"),
+            ("a dict of objects that equal everything", EQUAL + "def choose(points):\n    return {'size': Equal(), 'p50_us': Equal(), 'kept': Equal()}\n"),
+            ("a subclass of int", "class Any(int):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef choose(points):\n    return Any()\n"),
+            ("a text", "def choose(points):", "def choose(points):\n    return str(choose_(points))\n\n\ndef choose_(points):"),
+            ("a list of all sizes", "def choose(points):\n    return [one['size'] for one in points]\n"),
+            ("not a number", "def choose(points):\n    return float('nan')\n"),
+            ("true", "def choose(points):\n    return True\n"),
+            ("the lesson's own points", "def choose(points):\n    return max((p for p in p50_at if p50_at[p] <= 1.2 * min(p50_at.values())), key=kept_at.get)\n"),
+        ],
+        "gain": [
+            ("an object near everything", EQUAL + "def gain(a, b, solo_a, solo_b):\n    return Equal()\n"),
+            ("a text", "def gain(a, b, solo_a, solo_b):\n    return '1.0'\n"),
+            ("infinite", "def gain(a, b, solo_a, solo_b):\n    return float('inf')\n"),
+            ("not a number, of NumPy", "def gain(a, b, solo_a, solo_b):\n    import numpy as np\n    return np.float32('nan')\n"),
+            ("a complex number", "def gain(a, b, solo_a, solo_b):\n    return complex('nan')\n"),
+            ("the cases that it has seen, and a guess", "def gain(a, b, solo_a, solo_b):\n    return {(1, 10): 1.0, (2, 10): 2.0}.get((len(a), solo_a), 25 / 35)\n"),
+            ("the time alone, without counting", "len(a) * solo_a + len(b) * solo_b", "solo_a + solo_b"),
+        ],
+    },
+    "07": {
+        "pairs": [
+            ("it sleeps in place of the last wait", "handle.wait()", SLEEP),
+            ("it waits for one stream, and sleeps", "handle.wait()", f"{SLEEP}\n    streams[0].synchronize()"),
+            ("four streams, paced by the clock", """
+def four_calls(gpu, streams, kernel_ns):
+    handle = Spin(gpu, duration_ns=kernel_ns, name="four", max_in_flight=4)
+    four_calls.kept = [gpu.create_stream() for _ in range(4)]
+    for number, stream in enumerate(four_calls.kept):
+        handle.execute(stream=stream)
+        if number == 1:
+            gpu.backend.wait_until_ns(gpu.now_ns() + kernel_ns)
+    handle.wait()
+    return handle
+"""),
+            ("streams of its own with their names", """
+def four_calls(gpu, streams, kernel_ns):
+    four_calls.kept = new = [gpu.create_stream(name=stream.name) for stream in streams]
+    handle = Spin(gpu, duration_ns=kernel_ns, name="four", max_in_flight=2)
+    for number in range(4):
+        handle.execute(stream=new[number % 2])
+    handle.wait()
+    return handle
+"""),
+            ("one long kernel for two", """
+def four_calls(gpu, streams, kernel_ns):
+    handle = Spin(gpu, duration_ns=2 * kernel_ns, name="four", max_in_flight=2)
+    for stream in streams:
+        handle.execute(stream=stream)
+    handle.wait()
+    return handle
+"""),
+            ("three in one stream", "streams[number % 2]", "streams[number // 3]"),
+        ],
+        "first": [
+            ("it sleeps as long as job takes", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)"),
+            ("it sleeps, and asks nobody", "job.completion.wait()", "end = gpu.now_ns() + job.duration_ns + 50_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
+            ("it waits for an event of before, after a sleep", "    job.execute(stream=stream)\n", "    early = stream.record()\n    job.execute(stream=stream)\n", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)\n    early.synchronize()"),
+            ("another job of the same name", "job.execute(stream=stream)", "(job := gs.learn.Step(gpu, job.duration_ns, name='job')).execute(stream=stream)"),
+            ("a stream of the same name", "def first_result(job, later, stream):\n", "def first_result(job, later, stream):\n    first_result.kept = stream = gpu.create_stream(name=stream.name)\n"),
+            ("it asks until job is done, and launches later then", """
+def first_result(job, later, stream):
+    job.execute(stream=stream)
+    while not job.completion.is_done:
+        pass
+    later.execute(stream=stream)
+"""),
+            ("a second stream is waited for, after a sleep", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)\n    gpu.create_stream().synchronize()"),
+        ],
+    },
+    "08": {
+        "join": [
+            ("an object that launches, and captured nothing", """
+def capture_both(one, two, s, t):
+    class Fake:
+        def launch(self, *, stream):
+            t.wait(stream.record())
+            one.execute(stream=stream)
+            two.execute(stream=t)
+            stream.wait(t.record())
+        def close(self):
+            pass
+    return Fake()
+"""),
+            ("a graph of nothing whose launch is another", """
+def capture_both(one, two, s, t):
+    with s.capture(name="both") as graph:
+        s.host_call(lambda: None)
+
+    def launch(*, stream):
+        t.wait(stream.record())
+        one.execute(stream=stream)
+        two.execute(stream=t)
+        stream.wait(t.record())
+
+    graph.launch = launch
+    return graph
+"""),
+            ("a subclass of the graph's class", """
+def capture_both(one, two, s, t):
+    from gpuscope.device.graph import Graph
+
+    class Mine(Graph):
+        def __init__(self):
+            pass
+        def launch(self, *, stream):
+            t.wait(stream.record())
+            one.execute(stream=stream)
+            two.execute(stream=t)
+            stream.wait(t.record())
+        def close(self):
+            pass
+        def __del__(self):
+            pass
+    return Mine()
+"""),
+            ("others of the same names", """
+def capture_both(one, two, s, t):
+    new = [gs.learn.Step(gpu, step.duration_ns, name=step.name) for step in (one, two)]
+    capture_both.kept = new
+    with s.capture(name="both") as graph:
+        t.wait(s.record())
+        new[0].execute(stream=s)
+        new[1].execute(stream=t)
+        s.wait(t.record())
+    return graph
+"""),
+            ("a list with the graph", "return graph", "return [graph]"),
+        ],
+        "wait": [
+            ("an object that launches, and captured nothing", """
+def capture_in_order(one, two, s):
+    class Fake:
+        def launch(self, *, stream):
+            one.execute(stream=stream)
+            two.execute(stream=stream)
+        def close(self):
+            pass
+    return Fake()
+"""),
+            ("one is captured, two comes with the launch", """
+def capture_in_order(one, two, s):
+    with s.capture(name="in order") as graph:
+        one.execute(stream=s)
+    usual = graph.launch
+
+    def launch(*, stream):
+        usual(stream=stream)
+        two.execute(stream=stream)
+
+    graph.launch = launch
+    return graph
+"""),
+            ("two that reads nothing", "        two.execute(stream=s)", "        capture_in_order.kept = gs.learn.Step(gpu, two.duration_ns, name='two')\n        capture_in_order.kept.execute(stream=s)", "    with", "    two = two\n    with"),
+            ("a function that returns the graph", "return graph", "return lambda: graph"),
+        ],
+        "serve": [
+            ("the host doubles the inputs, and the graph runs for show", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        model.launch(stream=stream)
+        stream.synchronize()
+        answers.append(2 * float(gpu.to_host(array)[0]))
+    return answers
+"""),
+            ("the host doubles the inputs, and the last one is copied", """
+def serve(model, static, out, inputs, stream):
+    answers = [2 * float(gpu.to_host(array)[0]) for array in inputs]
+    for array in inputs:
+        model.launch(stream=stream)
+    stream.synchronize()
+    stream.copy(static, inputs[-1])
+    stream.synchronize()
+    return answers
+"""),
+            ("the host doubles the inputs, and all copies are of the first", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static, inputs[0])
+        model.launch(stream=stream)
+        stream.synchronize()
+        answers.append(2 * float(gpu.to_host(array)[0]))
+    return answers
+"""),
+            ("copies in the wrong order, and the host sorts it out", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs[::-1]:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.synchronize()
+        answers.insert(0, float(gpu.to_host(array)[0]) * 2)
+    return answers[::-1][::-1]
+"""),
+            ("the host writes the answers into out", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        model.launch(stream=stream)
+        stream.synchronize()
+        stream.copy(out, 2 * gpu.to_host(array))
+        stream.synchronize()
+        answers.append(float(gpu.to_host(out)[0]))
+    return answers
+"""),
+            ("a list that equals everything", "def serve", "class Any(list):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef serve", "return answers", "return Any(answers[:1])"),
+            ("numbers that equal everything", EQUAL + "def serve(model, static, out, inputs, stream):\n    for array in inputs:\n        stream.copy(static, array)\n        model.launch(stream=stream)\n    stream.synchronize()\n    return [Equal() for _ in inputs]\n"),
+            ("nobody waits, but the clock", "        stream.synchronize()\n        answers.append(float(gpu.to_host(out)[0]))", "        gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)\n        answers.append(float(gpu.backend.to_host(out)[0]))"),
+        ],
+    },
+    "09": {
+        "interference": [
+            ("an object near everything", EQUAL + "def interference(alone_us, together_us):\n    return Equal()\n"),
+            ("a text", "def interference(alone_us, together_us):\n    return '0.5'\n"),
+            ("not a number, of NumPy", "return float(", "return np.float32('nan') * float("),
+            ("infinite", "return float(", "return float('inf') * float("),
+            ("the cases that it has seen, and the means", "def interference(alone_us, together_us):\n    known = {30: 0.5, 22: 0.0, 4: -0.25}\n    return known.get(max(alone_us), float(np.mean(together_us) / np.mean(alone_us)) - 1)\n"),
+            ("rounded to percent", "return float(np.median(together_us) / np.median(alone_us)) - 1", "return round(float(np.median(together_us) / np.median(alone_us)) - 1, 2)"),
+            ("an array", "return float(np.median(together_us) / np.median(alone_us)) - 1", "return np.array([float(np.median(together_us) / np.median(alone_us)) - 1])"),
+        ],
+    },
+    "10": {
+        "range": [
+            ("an object that equals everything", EQUAL + "def kernels_in(trace, name):\n    return Equal()\n"),
+            ("a subclass of int", "class Any(int):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef kernels_in(trace, name):\n    return Any()\n"),
+            ("not a number", "def kernels_in(trace, name):\n    return float('nan')\n"),
+            ("what it knows of the lesson's trace", "def kernels_in(trace, name):\n    return {'prepare': 1, 'products': 15, 'back to the host': 1}.get(name, 20)\n"),
+            ("kernels that end in the range's time, at its first entry", "def kernels_in(trace, name):\n    row = next(r for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)\n    ends = trace.where(kind='kernel').array('end_ns')\n    return int(((ends >= row['start_ns']) & (ends <= row['end_ns'])).sum())\n"),
+        ],
+        "export": [
+            ("a JSON with as many kernels, made by hand", """
+def hand_over(trace, folder):
+    import json
+    kernels = len(trace.where(kind="kernel"))
+    events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": i, "dur": 1, "pid": 0, "tid": 7, "args": {}} for i in range(kernels)]
+    (folder / "it.json").write_text(json.dumps({"traceEvents": events}))
+    return folder / "it.json", gs.export(trace, folder / "it.parquet")
+"""),
+            ("a JSON of another trace", """
+def hand_over(trace, folder):
+    other = globals()["trace"]
+    return gs.export(other, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+"""),
+            ("a JSON without the ranges", """
+def hand_over(trace, folder):
+    return gs.export(trace.where(kind="kernel"), folder / "it.json"), gs.export(trace, folder / "it.parquet")
+"""),
+            ("empty files", """
+def hand_over(trace, folder):
+    paths = folder / "it.json", folder / "it.parquet"
+    for path in paths:
+        path.touch()
+    return paths
+"""),
+            ("a link to a file elsewhere", """
+def hand_over(trace, folder):
+    gs.export(trace.where(kind="range"), folder.parent / "other.json")
+    (folder / "it.json").symlink_to(folder.parent / "other.json")
+    return folder / "it.json", gs.export(trace, folder / "it.parquet")
+"""),
+            ("a dict of one", "return gs", "return {'both': gs", ', gs.export(trace, folder / "it.parquet")', "}"),
+            ("compressed JSON twice", '"it.parquet"', '"it.json.gz"'),
+        ],
+    },
+    "11": {
+        "offload": [
+            ("a kernel that takes as long in place of the event", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, kv, prompt)
+    gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)
+    store.copy(saved, kv)
+    work("decode", compute, out, kv)
+    return saved
+"""),
+            ("made on the host, and launched for show", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, zeros(), prompt)
+    store.copy(page(), kv)
+    work("decode", compute, out, kv)
+    saved[:] = attempt["made"][0] + 1
+    return saved
+"""),
+            ("made on the host, as an array of NumPy", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, zeros(), prompt)
+    store.copy(saved, kv)
+    work("decode", compute, out, kv)
+    return attempt["made"][0] + 1
+"""),
+            ("uploaded by the host", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    right = gpu.asarray(attempt["made"][0] + 1)
+    work("write_kv", compute, kv, prompt)
+    store.copy(saved, right)
+    work("decode", compute, out, right)
+    return saved
+"""),
+            ("an array that equals everything", """
+class Any(np.ndarray):
+    __array_priority__ = 1000
+    def __eq__(self, other):
+        return np.ones(SIZE, bool)
+
+
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, kv, prompt)
+    store.copy(page(), zeros())
+    work("decode", compute, out, kv)
+    return np.zeros(SIZE, "float32").view(Any)
+"""),
+        ],
+        "export": [
+            ("made on the host", """
+def export_mended(compute):
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    work("backward", compute, gradient, y)
+    return attempt["made"][0] + 1
+"""),
+            ("the clock", """
+def export_mended(compute):
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    gpu.backend.wait_until_ns(gpu.now_ns() + 9_000_000)
+    work("backward", compute, gradient, y)
+    return np.asarray(saved.view(np.ndarray)).copy()
+"""),
+            ("looked at past NumPy, by the clock", """
+def export_mended(compute):
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    work("backward", compute, gradient, y)
+    while not saved.view(np.ndarray)[-1]:
+        gpu.backend.wait_until_ns(gpu.now_ns() + 50_000)
+    return saved.view(np.ndarray).copy()
+"""),
+        ],
+        "upload": [
+            ("made on the host, copies for show", """
+def upload_mended(queue):
+    x, y, k, v = numbers(), zeros(), zeros(), zeros()
+    keys, values = host(), host()
+    work("step", queue, y, x)
+    queue.copy(zeros(), page())
+    queue.copy(zeros(), page())
+    return gpu.asarray(keys), gpu.asarray(values)
+"""),
+            ("arrays of NumPy", """
+def upload_mended(queue):
+    x, y, k, v = numbers(), zeros(), zeros(), zeros()
+    keys, values = host(), host()
+    first, second = page(), page()
+    work("step", queue, y, x)
+    queue.copy(k, first)
+    queue.copy(v, second)
+    return keys, values
+"""),
+        ],
+        "reload": [
+            ("made on the host", """
+def reload_mended(compute, load):
+    blocks = [(numbers(), zeros(), page(host())) for _ in range(2)]
+    for kv, out, saved in blocks:
+        work("attention", compute, zeros(), kv)
+    for kv, out, saved in blocks:
+        load.copy(zeros(), saved)
+    return tuple(gpu.asarray(attempt["made"][2 * i] + 1) for i in range(2))
+"""),
+            ("loaded to elsewhere", """
+def reload_mended(compute, load):
+    blocks = [(numbers(), zeros(), page(host())) for _ in range(2)]
+    reload_mended.kept = [zeros() for _ in blocks]
+    for kv, out, saved in blocks:
+        work("attention", compute, out, kv)
+    for place in reload_mended.kept:
+        load.copy(place, page())
+    return tuple(out for _, out, _ in blocks)
+"""),
+        ],
+        "gather": [
+            ("made on the host", """
+def gather_mended(left, right, both):
+    x, halves, out = numbers(), zeros(), zeros()
+    half = SIZE // 2
+    work("left_half", left, halves[:half], x[:half])
+    work("right_half", right, halves[half:], x[half:])
+    work("join", both, out, zeros())
+    return gpu.asarray(attempt["made"][0] + 2)
+"""),
+            ("join reads what the host has made", """
+def gather_mended(left, right, both):
+    x, halves, out = numbers(), zeros(), zeros()
+    half = SIZE // 2
+    other = gpu.asarray(attempt["made"][0] + 1)
+    work("left_half", left, halves[:half], x[:half])
+    work("right_half", right, halves[half:], x[half:])
+    work("join", both, out, other)
+    return out
+"""),
+        ],
+        "count": [
+            ("fill fills something else", """
+def count_mended(legacy, queue):
+    nothing, x, bins = zeros(), numbers(), zeros()
+    work("fill", legacy, zeros(), nothing)
+    work("histogram", queue, bins, x)
+    return bins
+"""),
+            ("made on the host", """
+def count_mended(legacy, queue):
+    nothing, x, bins = zeros(), numbers(), zeros()
+    work("fill", legacy, bins, nothing)
+    work("histogram", queue, zeros(), x)
+    return attempt["made"][0] + 1
+"""),
+        ],
+        "stash": [
+            ("made on the host", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    work("layer_1", main, zeros(), x)
+    side.copy(page(), zeros())
+    work("layer_2", main, zeros(), y)
+    work("loss", main, zeros(), y)
+    return attempt["made"][0] + 1, attempt["made"][1] + 2
+"""),
+            ("the stash is uploaded by the host", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    made = gpu.asarray(attempt["made"][0] + 1)
+    with temporary(main) as first:
+        work("layer_1", main, first, x)
+        side.copy(saved, made)
+    with temporary(main) as second:
+        work("layer_2", main, second, y)
+        work("loss", main, out, second)
+    return saved, out
+"""),
+        ],
+        "decode": [
+            ("made on the host", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, zeros(), zeros())
+    for block in saved:
+        load.copy(zeros(), block)
+        step.launch(stream=compute)
+    return gpu.asarray(attempt["made"][1] + 1)
+"""),
+            ("the graph reads what the host has uploaded", """
+def decode_mended(load, compute):
+    out, saved = zeros(), [page(host()), page(host())]
+    kv = gpu.asarray(attempt["made"][1])
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for block in saved:
+        load.copy(zeros(), block)
+        step.launch(stream=compute)
+    return out
+"""),
+        ],
+    },
+    "12": {
+        "stages": [
+            ("the clock in place of the events", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for source, place, target in zip(batch, on_gpu, result):
+        up.copy(place, source)
+        gpu.backend.wait_until_ns(gpu.now_ns() + 5_000)
+        process(compute, place, place)
+        down.copy(target, place)
+"""),
+            ("the host computes the results, pieces for show", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    in_stages.kept = other = [gpu.empty_pinned(place.size) for place in on_gpu]
+    places = [gpu.empty(place.size, "float32") for place in on_gpu]
+    for source, place, spare, page, target in zip(batch, on_gpu, places, other, result):
+        target[:] = source + 1
+        up.copy(place, source)
+        process(compute, spare, spare)
+        down.copy(page, gpu.empty(place.size, "float32"))
+"""),
+            ("the host uploads the results, kernels for show", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    in_stages.kept = spare = [gpu.empty(place.size, "float32") for place in on_gpu]
+    pages = [gpu.empty_pinned(place.size) for place in on_gpu]
+    for source, page in zip(batch, pages):
+        page[:] = source + 1
+    for page, place, other, target in zip(pages, on_gpu, spare, result):
+        up.copy(place, page)
+        process(compute, other, other)
+        down.wait(up.record())
+        down.copy(target, place)
+"""),
+            ("a thread for the host waits, and nobody waits for the thread", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    import threading
+
+    def run():
+        for source, place, target in zip(batch, on_gpu, result):
+            up.copy(place, source)
+            up.synchronize()
+            process(compute, place, place)
+            compute.synchronize()
+            down.copy(target, place)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+"""),
+            ("the kernels are of its own, and shorter", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for source, place, target in zip(batch, on_gpu, result):
+        up.copy(place, source)
+        compute.wait(up.record())
+        compute.launch(kernel, place, place, np.int32(place.size), np.int64(1000), grid=264, block=1024)
+        down.wait(compute.record())
+        down.copy(target, place)
+"""),
+        ],
+        "feed": [
+            ("six page-locked buffers", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    feed.kept = pages = [gpu.empty_pinned(chunk.size) for chunk in chunks]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        pages[i][:] = chunk
+        load.wait(computed[i % 2])
+        load.copy(on_gpu[i % 2], pages[i])
+        compute.wait(load.record())
+        process(compute, out[i], on_gpu[i % 2])
+        compute.record(computed[i % 2])
+"""),
+            ("six page-locked buffers, and the last two chunks are staged, too", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    feed.kept = pages = [gpu.empty_pinned(chunk.size) for chunk in chunks]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        pages[i][:] = chunk
+        load.wait(computed[i % 2])
+        load.copy(on_gpu[i % 2], pages[i])
+        compute.wait(load.record())
+        process(compute, out[i], on_gpu[i % 2])
+        compute.record(computed[i % 2])
+    for page, chunk in zip(staging, chunks[-2:]):
+        page[:] = chunk
+"""),
+            ("four more buffers for the first chunks", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    feed.kept = pages = [*(gpu.empty_pinned(chunks[0].size) for _ in range(4)), *staging]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        pages[i][:] = chunk
+        load.wait(computed[i % 2])
+        load.copy(on_gpu[i % 2], pages[i])
+        compute.wait(load.record())
+        process(compute, out[i], on_gpu[i % 2])
+        compute.record(computed[i % 2])
+"""),
+            ("the clock, until shortly before the kernel ends", "uploaded[b].synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + 15_000_000)"),
+            ("the clock in place of the wait for the buffer", "uploaded[b].synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + 2_000_000)"),
+            ("the host writes past NumPy, nobody waits", "        uploaded[b].synchronize()\n        staging[b][:] = chunk\n", "        gpu.backend.wait_until_ns(gpu.now_ns() + 15_000_000 * (i > 1))\n        memoryview(staging[b])[:] = memoryview(chunk)\n"),
+            ("the host computes, and uploads what is done", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    feed.kept = spare = gpu.empty(chunks[0].size, "float32")
+    for i, chunk in enumerate(chunks):
+        uploaded[i % 2].synchronize()
+        staging[i % 2][:] = chunk + 1
+        load.copy(out[i], staging[i % 2])
+        load.record(uploaded[i % 2])
+        process(compute, spare, spare)
+"""),
+            ("it waits for both buffers", "uploaded[b].synchronize()", "uploaded[b].synchronize()\n        uploaded[1 - b].synchronize()"),
+            ("it asks for the upload of the chunk before", "uploaded[b].synchronize()", "while not uploaded[1 - b].is_done:\n            pass\n        uploaded[b].synchronize()"),
+        ],
+    },
+    "13": {
+        "answer": [
+            ("it sleeps as long as ask takes", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)"),
+            ("it sleeps, and waits for an idle stream", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)\n    gpu.create_stream().synchronize()"),
+            ("the host doubles the question", """
+def first_answer(ask, draft, s, t, buffer, page):
+    value = 2 * float(gpu.backend.to_host(ask._reads[0])[0])
+    ask.execute(stream=s)
+    s.copy(page, ask.array)
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    return value
+"""),
+            ("the host doubles the question, and waits for ask", """
+def first_answer(ask, draft, s, t, buffer, page):
+    value = 2 * float(gpu.backend.to_host(ask._reads[0])[0])
+    ask.execute(stream=s)
+    done = s.record()
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    t.copy(page, ask.array)
+    done.synchronize()
+    return value
+"""),
+            ("the buffer is cleared with what is no zeros", "t.copy(buffer, zeros)", "t.copy(buffer, np.zeros(4, 'float32'))\n    t.copy(buffer, x)"),
+            ("other work of the same names", """
+def first_answer(ask, draft, s, t, buffer, page):
+    other = gs.learn.Step(gpu, draft.duration_ns, name="draft")
+    ask.execute(stream=s)
+    s.copy(page, ask.array)
+    t.copy(buffer, zeros)
+    other.execute(stream=t)
+    s.synchronize()
+    return float(page[0])
+"""),
+            ("an object that equals everything", "def first_answer", EQUAL + "def first_answer", "return float(page[0])", "return Equal()"),
+            ("a list of one", "return float(page[0])", "return [float(page[0])]"),
+        ],
+        "culprit": [
+            ("it looks at the steps", """
+def culprit(steps, stream):
+    for step in steps:
+        step.execute(stream=stream)
+        if int(step.device.to_host(step.index).max() if hasattr(step, "device") else stream.device.backend.to_host(step.index).max()) > 100:
+            try:
+                stream.synchronize()
+            except RuntimeError:
+                pass
+            return step.name
+    return None
+"""),
+            ("it looks at the steps, and waits for nothing", """
+def culprit(steps, stream):
+    for step in steps:
+        step.execute(stream=stream)
+        if stream.device.backend.to_host(step.index).max() > 100:
+            return step.name
+    return None
+"""),
+            ("it sleeps after each step", """
+def culprit(steps, stream):
+    device = stream.device
+    for step in steps:
+        step.execute(stream=stream)
+        try:
+            device.backend.wait_until_ns(device.now_ns() + 50_000_000)
+        except RuntimeError:
+            return step.name
+    return None
+"""),
+            ("a name that equals everything", "def culprit", "class Name(str):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef culprit", "return step.name", "return Name(step.name)", "return None", "return Name()"),
+            ("it waits for a stream of its own after each step", """
+def culprit(steps, stream):
+    device = stream.device
+    for step in steps:
+        step.execute(stream=stream)
+        try:
+            device.backend.wait_until_ns(device.now_ns() + 50_000_000)
+            device.create_stream().synchronize()
+        except RuntimeError:
+            return step.name
+    return None
+"""),
+        ],
+    },
+}  # fmt: skip
+"""Programs that are not solved."""
+
+UNUSUAL: Answers = {}
+"""Programs that are solved."""

@@ -49,6 +49,7 @@ def gpu_time_ns(stream, handle):
             ("not a number, of NumPy", "return second.elapsed_ns(since=first)", "return np.float64('nan')"),
             ("a text", "return second.elapsed_ns(since=first)", "return str(second.elapsed_ns(since=first))"),
             ("events around a copy of the handle that does less", "handle.execute(stream=stream)", "gs.learn.Step(gpu, 20_000, name='one').execute(stream=stream)"),
+            ("the stream is waited for first, so that events measure the launch, too", "    first = stream.record()", "    stream.synchronize()\n    first = stream.record()"),
             ("the time of its own kernels, beside the handle", """
 def gpu_time_ns(stream, handle):
     handle.execute(stream=stream)
@@ -98,7 +99,6 @@ def read_first(stream, page, sevens):
 """),
             ("a stream of the same name", "def read_first(stream, page, sevens):\n", "def read_first(stream, page, sevens):\n    stream = gpu.create_stream(name=stream.name)\n"),
             ("a kernel of its own, of the same name", "work.execute(stream=stream)", "gs.learn.Step(gpu, work.duration_ns, name='work').execute(stream=stream)"),
-            ("a thread waits, and nobody waits for the thread", "stream.synchronize()", "import threading\n    threading.Timer(0.05, stream.synchronize).start()\n    " + "gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)"),
             ("an event of before is waited for, after a sleep", "stream.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)\n    gpu.create_event().synchronize()"),
         ],
     },
@@ -869,7 +869,7 @@ def in_stages(up, compute, down, batch, on_gpu, result):
         down.wait(up.record())
         down.copy(target, place)
 """),
-            ("a thread for the host waits, and nobody waits for the thread", """
+            ("the host waits in a thread", """
 def in_stages(up, compute, down, batch, on_gpu, result):
     import threading
 
@@ -1040,5 +1040,743 @@ def culprit(steps, stream):
 }  # fmt: skip
 """Programs that are not solved."""
 
-UNUSUAL: Answers = {}
+UNUSUAL: Answers = {
+    "01": {
+        "timer": [
+            ("a host function behind the second event", "second.synchronize()", "stream.host_call(lambda: None)\n    stream.synchronize()"),
+            ("another stream waits, and the host for that one", "    second.synchronize()\n", "    with gpu.create_stream() as other:\n        other.wait(second)\n        other.synchronize()\n"),
+            ("a thread launches, and another one waits", """
+def gpu_time_ns(stream, handle):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool:
+        first = stream.record()
+        pool.submit(handle.execute, stream=stream).result()
+        second = stream.record()
+        pool.submit(second.synchronize).result()
+    return second.elapsed_ns(since=first)
+"""),
+            ("by a guard, and in a fraction of ns", "handle.execute(stream=stream)", "with gs.CallerStreamGuard(stream):\n        handle.execute()", "return second.elapsed_ns(since=first)", "import fractions\n    return fractions.Fraction(second.elapsed_ns(since=first))"),
+            ("an array of no dimensions", "return second.elapsed_ns(since=first)", "return np.array(second.elapsed_ns(since=first))"),
+            ("in milliseconds and back", "return second.elapsed_ns(since=first)", "return second.elapsed_ns(since=first) / 1e6 * 1e6"),
+        ],
+        "read": [
+            ("a host function reads, and the host waits for that", """
+def read_first(stream, page, sevens):
+    seen = []
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    stream.host_call(lambda: seen.append(float(page[0])))
+    stream.synchronize()
+    return seen[0]
+"""),
+            ("a page of its own", "    stream.copy(page, sevens)", "    page = gpu.empty_pinned(page.size)\n    stream.copy(page, sevens)"),
+            ("ordinary memory: that copy waits", """
+def read_first(stream, page, sevens):
+    ordinary = np.zeros(4, "float32")
+    work.execute(stream=stream)
+    stream.copy(ordinary, sevens)
+    return ordinary[0]
+"""),
+            ("a thread waits, and is waited for", "    stream.synchronize()", "    import threading\n    thread = threading.Thread(target=stream.synchronize)\n    thread.start()\n    thread.join()"),
+            ("another stream waits, and the host for that one", "    stream.synchronize()\n", "    with gpu.create_stream() as other:\n        other.wait(stream.record())\n        other.synchronize()\n"),
+            ("a task waits", "    stream.synchronize()", "    from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor() as pool:\n        pool.submit(stream.synchronize).result()"),
+            ("the mean of the page", "float(page[0])", "np.mean(page)"),
+            ("an event that was made before", "    stream.synchronize()", "    done = gpu.create_event(timing=False)\n    stream.record(done)\n    done.synchronize()"),
+        ],
+    },
+    "02": {
+        "spread": [
+            ("a thread for each stream", """
+def launch_all(kernels, streams):
+    import threading
+    threads = [
+        threading.Thread(target=kernel.execute, kwargs={"stream": stream})
+        for kernel, stream in zip(kernels, streams)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""),
+            ("a pool of threads", """
+def launch_all(kernels, streams):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda kernel, stream: kernel.execute(stream=stream), kernels, streams))
+"""),
+            ("a graph with three branches", """
+def launch_all(kernels, streams):
+    first, *others = streams
+    with first.capture() as graph:
+        for stream in others:
+            stream.wait(first.record())
+        for kernel, stream in zip(kernels, streams):
+            kernel.execute(stream=stream)
+        for stream in others:
+            first.wait(stream.record())
+    launch_all.kept = graph
+    graph.launch(stream=first)
+"""),
+            ("host functions in between", "kernel.execute(stream=stream)", "stream.host_call(lambda: None)\n        kernel.execute(stream=stream)"),
+            ("with priorities", "    for kernel, stream in zip(kernels, streams):", "    launch_all.kept = streams = [gpu.create_stream(priority=p) for p in (0, -1, -2)]\n    for kernel, stream in zip(kernels, streams):"),
+        ],
+        "late": [
+            ("a thread for each stream launches and waits", """
+def launch_and_wait(kernels, streams):
+    import threading
+
+    def run(kernel, stream):
+        kernel.execute(stream=stream)
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(kernels, streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    waits = [threading.Thread(target=stream.synchronize) for stream in streams]
+    for thread in waits:
+        thread.start()
+    for thread in waits:
+        thread.join()
+"""),
+            ("one stream waits for the others, and the host for that one", "    for stream in streams:\n        stream.synchronize()", "    for stream in streams[1:]:\n        streams[0].wait(stream.record())\n    streams[0].synchronize()"),
+            ("a stream of its own waits for all", "    for stream in streams:\n        stream.synchronize()", "    with gpu.create_stream() as last:\n        for stream in streams:\n            last.wait(stream.record())\n        last.synchronize()"),
+            ("it asks until all are done", "    for stream in streams:\n        stream.synchronize()", "    while not all([stream.is_done for stream in streams]):\n        pass"),
+            ("a host function in each stream, and a wait behind", "    for stream in streams:\n        stream.synchronize()", "    for stream in streams:\n        stream.host_call(lambda: None)\n    for stream in streams:\n        stream.synchronize()"),
+            ("the completions are waited for", "    for stream in streams:\n        stream.synchronize()", "    for kernel in kernels:\n        kernel.completion.wait()"),
+            ("the legacy default stream is waited for, of blocking ones", """
+def launch_and_wait(kernels, streams):
+    launch_and_wait.kept = new = [gpu.create_stream(blocking=True) for _ in kernels]
+    for kernel, stream in zip(kernels, new):
+        kernel.execute(stream=stream)
+    gpu.wrap_stream(1).record().synchronize()
+"""),
+        ],
+    },
+    "03": {
+        "diamond": [
+            ("a third stream for last", """
+def diamond(first, left, right, last, s, t):
+    diamond.kept = u = gpu.create_stream()
+    first.execute(stream=s)
+    t.wait(s.record())
+    left.execute(stream=s)
+    right.execute(stream=t)
+    u.wait(s.record())
+    u.wait(t.record())
+    last.execute(stream=u)
+"""),
+            ("a stream for each", """
+def diamond(first, left, right, last, s, t):
+    diamond.kept = a, b, c, d = [gpu.create_stream() for _ in range(4)]
+    first.execute(stream=a)
+    event = a.record()
+    b.wait(event)
+    c.wait(event)
+    left.execute(stream=b)
+    right.execute(stream=c)
+    d.wait(b.record())
+    d.wait(c.record())
+    last.execute(stream=d)
+"""),
+            ("a graph, launched once", """
+def diamond(first, left, right, last, s, t):
+    with s.capture() as graph:
+        first.execute(stream=s)
+        t.wait(s.record())
+        left.execute(stream=s)
+        right.execute(stream=t)
+        s.wait(t.record())
+        last.execute(stream=s)
+    diamond.kept = graph
+    graph.launch(stream=s)
+"""),
+            ("a host function at the end", "    last.execute(stream=s)", "    last.execute(stream=s)\n    s.host_call(lambda: None)"),
+            ("threads launch in turn", """
+def diamond(first, left, right, last, s, t):
+    import threading
+
+    def launch(step, stream):
+        thread = threading.Thread(target=step.execute, kwargs={"stream": stream})
+        thread.start()
+        thread.join()
+
+    launch(first, s)
+    t.wait(s.record())
+    launch(left, s)
+    launch(right, t)
+    s.wait(t.record())
+    launch(last, s)
+"""),
+            ("more waits than are needed", "    left.execute(stream=s)", "    t.wait(s.record())\n    s.wait(s.record())\n    left.execute(stream=s)"),
+        ],
+        "overwrite": [
+            ("the next round goes to a buffer of its own", "    a.wait(b.record())\n    a.copy(out, eights)", "    twice.kept = own = gpu.empty(COUNT)\n    a.copy(own, eights)"),
+            ("this round goes to a buffer of its own", """
+def twice(a, b):
+    twice.kept = own = gpu.empty(COUNT)
+    a.copy(own, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, own)
+    a.copy(out, eights)
+"""),
+            ("the consumer takes a copy of its own first", """
+def twice(a, b):
+    twice.kept = own = gpu.empty(COUNT)
+    a.copy(out, sevens)
+    b.wait(a.record())
+    b.copy(own, out)
+    a.wait(b.record())
+    late.execute(stream=b)
+    b.copy(result, own)
+    a.copy(out, eights)
+"""),
+            ("a third stream carries the order", "    a.wait(b.record())", "    twice.kept = c = gpu.create_stream()\n    c.wait(b.record())\n    a.wait(c.record())"),
+            ("a host function behind the read", "    a.wait(b.record())", "    b.host_call(lambda: None)\n    a.wait(b.record())"),
+            ("one event for both directions", "    b.wait(a.record())", "    event = gpu.create_event()\n    a.record(event)\n    b.wait(event)", "    a.wait(b.record())", "    b.record(event)\n    a.wait(event)"),
+        ],
+    },
+    "04": {
+        "thread": [
+            ("a pool of threads", """
+def launch_from_thread(job):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(job.execute, stream=gs.get_caller_stream()).result()
+"""),
+            ("a thread that takes its work from a queue", """
+def launch_from_thread(job):
+    import queue
+    jobs = queue.Queue()
+
+    def work():
+        handle, stream = jobs.get()
+        with gs.CallerStreamGuard(stream):
+            handle.execute()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    jobs.put((job, gs.get_caller_stream()))
+    thread.join()
+"""),
+            ("a class of threads", """
+def launch_from_thread(job):
+    class Launching(threading.Thread):
+        def __init__(self, stream):
+            super().__init__()
+            self.stream = stream
+
+        def run(self):
+            job.execute(stream=self.stream)
+
+    thread = Launching(gs.get_caller_stream())
+    thread.start()
+    thread.join()
+"""),
+            ("a timer", """
+def launch_from_thread(job):
+    thread = threading.Timer(0, job.execute, kwargs={"stream": gs.get_caller_stream()})
+    thread.start()
+    thread.join()
+"""),
+            ("a thread in a thread", """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+
+    def outer():
+        thread = threading.Thread(target=lambda: job.execute(stream=selected))
+        thread.start()
+        thread.join()
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    thread.join()
+"""),
+        ],
+        "library": [
+            ("by match", """
+def mended(duration_ns):
+    match gs.get_caller_stream():
+        case None:
+            stream = private
+        case selected:
+            stream = gpu.wrap_stream(selected)
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+"""),
+            ("by an error", """
+def mended(duration_ns):
+    try:
+        stream = gpu.wrap_stream(gs.get_caller_stream())
+    except Exception:
+        stream = private
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+"""),
+            ("an event is recorded behind", "grid=1, block=32)", "grid=1, block=32)\n    stream.record(timing=False)"),
+            ("a number of NumPy", "stubborn_kernel, duration_ns", "stubborn_kernel, __import__('numpy').int64(duration_ns)"),
+        ],
+    },
+    "05": {
+        "sizes": [
+            ("the first number that is granted", """
+def carve_for_decode(gpu):
+    for wanted in range(30, gpu.sm_count):
+        try:
+            return gpu.plan_carve({"decode": wanted, "prefill": "rest"})
+        except gs.errors.InvalidPartition:
+            continue
+"""),
+            ("both numbers, asked for", """
+def carve_for_decode(gpu):
+    decode = gpu.plan_carve({"decode": 30}, rounding="up").granted()["decode"]
+    return gpu.plan_carve({"decode": decode, "prefill": "rest"})
+"""),
+            ("arguments in a dict", """
+def carve_for_decode(gpu):
+    sizes = dict(prefill="rest")
+    sizes["decode"] = 30
+    return gpu.plan_carve(sizes=sizes, **{"rounding": "up"})
+"""),
+        ],
+        "serve": [
+            ("a thread for each", """
+def serve(small, large, parts):
+    import threading
+    jobs = [(large, parts["prefill"].create_stream()), (small, parts["decode"].create_stream())]
+    serve.kept = [stream for _, stream in jobs]
+    threads = [threading.Thread(target=job.execute, kwargs={"stream": stream}) for job, stream in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""),
+            ("both are waited for, at the end", """
+def serve(small, large, parts):
+    d, p = (parts[name].create_stream() for name in ("decode", "prefill"))
+    small.execute(stream=d)
+    large.execute(stream=p)
+    d.synchronize()
+    p.synchronize()
+"""),
+            ("streams of other names", """
+def serve(small, large, parts):
+    for job, name in ((large, "prefill"), (small, "decode")):
+        with gs.CallerStreamGuard(parts[name].create_stream(name=job.name)):
+            job.execute()
+"""),
+        ],
+    },
+    "06": {
+        "choose": [
+            ("by NumPy", """
+def choose(points):
+    import numpy as np
+    p50, kept, size = (np.array([one[key] for one in points]) for key in ("p50_us", "kept", "size"))
+    return size[np.argmax(np.where(p50 <= 1.2 * p50.min(), kept, -1))]
+"""),
+            ("as a number with a point", ')["size"]', ')["size"] + 0.0'),
+            ("by reduce", """
+def choose(points):
+    from functools import reduce
+    best = min(one["p50_us"] for one in points)
+    near = (one for one in points if one["p50_us"] <= 1.2 * best)
+    return reduce(lambda a, b: a if a["kept"] > b["kept"] else b, near)["size"]
+"""),
+            ("a dict of its own", "return max(near, key=lambda one: one[\"kept\"])[\"size\"]", "return dict(max(near, key=lambda one: one[\"kept\"]))"),
+        ],
+        "gain": [
+            ("a fraction", "return (len(a) * solo_a + len(b) * solo_b) / makespan", "import fractions\n    return fractions.Fraction(len(a) * solo_a + len(b) * solo_b, makespan)"),
+            ("a decimal", "return (len(a) * solo_a + len(b) * solo_b) / makespan", "import decimal\n    return decimal.Decimal(len(a) * solo_a + len(b) * solo_b) / makespan"),
+            ("by NumPy", """
+def gain(a, b, solo_a, solo_b):
+    import numpy as np
+    spans = np.array([*a, *b])
+    return np.dot([len(a), len(b)], [solo_a, solo_b]) / np.ptp(spans)
+"""),
+            ("an array of no dimensions", "return (len(a) * solo_a + len(b) * solo_b) / makespan", "import numpy as np\n    return np.asarray((len(a) * solo_a + len(b) * solo_b) / makespan)"),
+        ],
+    },
+    "07": {
+        "pairs": [
+            ("a thread for each stream", """
+def four_calls(gpu, streams, kernel_ns):
+    import threading
+    handle = Spin(gpu, duration_ns=kernel_ns, name="four", max_in_flight=4)
+
+    def two(stream):
+        for _ in range(2):
+            handle.execute(stream=stream)
+
+    threads = [threading.Thread(target=two, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handle.wait()
+    return handle
+"""),
+            ("four handles", """
+def four_calls(gpu, streams, kernel_ns):
+    handles = [Spin(gpu, duration_ns=kernel_ns, name="four") for _ in range(4)]
+    for number, handle in enumerate(handles):
+        handle.execute(stream=streams[number % 2])
+    gpu.synchronize()
+    four_calls.kept = handles
+    return handles[0]
+"""),
+            ("it asks until both streams are done", "handle.wait()", "while not all([stream.is_done for stream in streams]):\n        pass"),
+            ("one stream waits for the other, and the host for that one", "handle.wait()", "streams[0].wait(streams[1].record())\n    streams[0].synchronize()"),
+            ("a host function behind each, and a wait", "handle.wait()", "for stream in streams:\n        stream.host_call(lambda: None)\n        stream.synchronize()"),
+        ],
+        "first": [
+            ("a host function between the two, and an event", "    later.execute(stream=stream)\n    job.completion.wait()", "    stream.host_call(lambda: None)\n    done = stream.record()\n    later.execute(stream=stream)\n    done.synchronize()"),
+            ("another stream waits for job, and the host for that one", "    later.execute(stream=stream)\n    job.completion.wait()", "    first_result.kept = other = gpu.create_stream()\n    other.wait(stream.record())\n    later.execute(stream=stream)\n    other.synchronize()"),
+            ("a thread waits, and is waited for", "job.completion.wait()", "from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor() as pool:\n        pool.submit(job.completion.wait).result()"),
+            ("it asks until an event is done", "    later.execute(stream=stream)\n    job.completion.wait()", "    done = stream.record(timing=False)\n    later.execute(stream=stream)\n    while not done.is_done:\n        pass"),
+            ("a host function of another stream behind job", "    later.execute(stream=stream)\n    job.completion.wait()", "    first_result.kept = other = gpu.create_stream()\n    other.wait(stream.record())\n    other.host_call(lambda: None)\n    later.execute(stream=stream)\n    other.synchronize()"),
+        ],
+    },
+    "08": {
+        "join": [
+            ("a third stream", """
+def capture_both(one, two, s, t):
+    capture_both.kept = u = gpu.create_stream()
+    with s.capture(name="both") as graph:
+        start = s.record()
+        for stream, step in ((t, one), (u, two)):
+            stream.wait(start)
+            step.execute(stream=stream)
+            s.wait(stream.record())
+    return graph
+"""),
+            ("by guards", "one.execute(stream=s)", "with gs.CallerStreamGuard(s):\n            one.execute()", "two.execute(stream=t)", "with gs.CallerStreamGuard(t):\n            two.execute()"),
+            ("a host function joins", "        s.wait(t.record())", "        s.wait(t.record())\n        s.host_call(lambda: None)"),
+            ("events made before", """
+def capture_both(one, two, s, t):
+    fork, join = gpu.create_event(timing=False), gpu.create_event(timing=False)
+    with s.capture() as graph:
+        s.record(fork)
+        t.wait(fork)
+        two.execute(stream=t)
+        t.record(join)
+        one.execute(stream=s)
+        s.wait(join)
+    return graph
+"""),
+        ],
+        "wait": [
+            ("over another stream, in order", """
+def capture_in_order(one, two, s):
+    capture_in_order.kept = u = gpu.create_stream()
+    with s.capture(name="in order") as graph:
+        one.execute(stream=s)
+        u.wait(s.record())
+        two.execute(stream=u)
+        s.wait(u.record())
+    return graph
+"""),
+            ("a host function between them", "        two", "        s.host_call(lambda: None)\n        two"),
+            ("in a loop, by a guard", "        one.execute(stream=s)\n        two.execute(stream=s)", "        with gs.CallerStreamGuard(s):\n            for step in (one, two):\n                step.execute()"),
+        ],
+        "serve": [
+            ("a tuple of NumPy's numbers", "float(gpu.to_host(out)[0])", "gpu.to_host(out)[0]", "return answers", "return tuple(answers)"),
+            ("an array", "return answers", "return np.array(answers)"),
+            ("results are copied to a page", """
+def serve(model, static, out, inputs, stream):
+    page, answers = gpu.empty_pinned(4), []
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.copy(page, out)
+        stream.synchronize()
+        answers.append(int(page[0]))
+    return answers
+"""),
+            ("a buffer of its own in between", """
+def serve(model, static, out, inputs, stream):
+    answers, serve.kept = [], gpu.empty(4, "float32")
+    for array in inputs:
+        stream.copy(serve.kept, array)
+        stream.copy(static, serve.kept)
+        model.launch(stream=stream)
+        stream.synchronize()
+        answers.append(float(gpu.to_host(out)[0]))
+    return answers
+"""),
+            ("a host function reads each answer", """
+def serve(model, static, out, inputs, stream):
+    answers, page = [], gpu.empty_pinned(4)
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.copy(page, out)
+        stream.host_call(lambda: answers.append(float(page[0])))
+    stream.synchronize()
+    return answers
+"""),
+            ("a page for each answer, and an event for each", """
+def serve(model, static, out, inputs, stream):
+    pages, events = [gpu.empty_pinned(4) for _ in inputs], []
+    for array, page in zip(inputs, pages):
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.copy(page, out)
+        events.append(stream.record())
+    answers = []
+    for event, page in zip(events, pages):
+        event.synchronize()
+        answers.append(float(page[0]))
+    return answers
+"""),
+        ],
+    },
+    "09": {
+        "interference": [
+            ("the standard library's median", """
+def interference(alone_us, together_us):
+    from statistics import median
+    return median(together_us) / median(alone_us) - 1
+"""),
+            ("a fraction", """
+def interference(alone_us, together_us):
+    from fractions import Fraction
+    from statistics import median
+    return Fraction(median(together_us)) / Fraction(median(alone_us)) - 1
+"""),
+            ("sorted by hand", """
+def interference(alone_us, together_us):
+    def middle(times):
+        times = sorted(times)
+        half = len(times) // 2
+        return (times[half] + times[~half]) / 2
+    return middle(together_us) / middle(alone_us) - 1
+"""),
+            ("quantiles", "np.median(together_us) / np.median(alone_us)", "np.quantile(together_us, 0.5) / np.quantile(alone_us, 0.5)"),
+        ],
+    },
+    "10": {
+        "range": [
+            ("a number of NumPy", "return gs", "import numpy as np\n    return np.int64(gs", "[name].kernels", "[name].kernels)"),
+            ("a number with a point", "[name].kernels", "[name].kernels * 1.0"),
+        ],
+        "export": [
+            ("a dict of paths", """
+def hand_over(trace, folder):
+    return {name: gs.export(trace, folder / f"it.{name}") for name in ("json", "parquet")}
+"""),
+            ("compressed JSON", "it.json", "it.json.gz"),
+            ("compressed JSON, in a dict of texts", """
+def hand_over(trace, folder):
+    return {"perfetto": str(gs.export(trace, folder / "a.json.gz")), "gpuscope": str(gs.export(trace, folder / "a.parquet"))}
+"""),
+            ("a set", "return gs", "return {gs", 'it.parquet")', 'it.parquet")}'),
+            ("one by one", """
+def hand_over(trace, folder):
+    for name in ("x.y.json", "x.y.parquet"):
+        yield gs.export(trace, folder / name)
+"""),
+        ],
+    },
+    "11": {
+        "offload": [
+            ("a third stream carries the order", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    offload_mended.kept = other = gpu.create_stream()
+    work("write_kv", compute, kv, prompt)
+    other.wait(compute.record())
+    store.wait(other.record())
+    store.copy(saved, kv)
+    work("decode", compute, out, kv)
+    return saved
+"""),
+            ("a host function behind the copy", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, kv, prompt)
+    store.wait(compute.record())
+    store.copy(saved, kv)
+    store.host_call(lambda: None)
+    work("decode", compute, out, kv)
+    return saved
+"""),
+        ],
+        "export": [
+            ("a host function takes the copy", """
+def export_mended(compute):
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    taken = []
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    compute.host_call(lambda: taken.append(saved.copy()))
+    done = compute.record()
+    work("backward", compute, gradient, y)
+    done.synchronize()
+    return taken[0]
+"""),
+            ("a thread waits", """
+def export_mended(compute):
+    from concurrent.futures import ThreadPoolExecutor
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    done = compute.record()
+    work("backward", compute, gradient, y)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(done.synchronize).result()
+    return saved.copy()
+"""),
+        ],
+        "upload": [
+            ("host functions stage both", """
+def upload_mended(queue):
+    x, y, k, v = numbers(), zeros(), zeros(), zeros()
+    keys, values, staging = host(), host(), page()
+    work("step", queue, y, x)
+    queue.host_call(lambda: np.copyto(staging, keys))
+    queue.copy(k, staging)
+    queue.host_call(lambda: np.copyto(staging, values))
+    queue.copy(v, staging)
+    return k, v
+"""),
+        ],
+        "gather": [
+            ("an event for each half", """
+def gather_mended(left, right, both):
+    x, halves, out = numbers(), zeros(), zeros()
+    half, events = SIZE // 2, [gpu.create_event(timing=False) for _ in range(2)]
+    work("left_half", left, halves[:half], x[:half])
+    left.record(events[0])
+    work("right_half", right, halves[half:], x[half:])
+    right.record(events[1])
+    for event in events[::-1]:
+        both.wait(event)
+    work("join", both, out, halves)
+    return out
+"""),
+        ],
+        "stash": [
+            ("memory for each layer", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    stash_mended.kept = first, second = zeros(), zeros()
+    work("layer_1", main, first, x)
+    side.wait(main.record())
+    side.copy(saved, first)
+    work("layer_2", main, second, y)
+    work("loss", main, out, second)
+    return saved, out
+"""),
+        ],
+        "decode": [
+            ("the copies are captured, too", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    for block in saved:
+        with compute.capture() as step:
+            compute.copy(kv, block)
+            work("attention", compute, out, kv)
+        step.launch(stream=compute)
+    return out
+"""),
+        ],
+    },
+    "12": {
+        "stages": [
+            ("buffers of its own on the GPU", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    in_stages.kept = places = [gpu.empty(chunk.size, "float32") for chunk in batch]
+    for source, place, target in zip(batch, places, result):
+        up.copy(place, source)
+        compute.wait(up.record())
+        process(compute, place, place)
+        down.wait(compute.record())
+        down.copy(target, place)
+"""),
+            ("the kernel writes to other memory than it reads", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    in_stages.kept = places = [gpu.empty(chunk.size, "float32") for chunk in batch]
+    for source, place, other, target in zip(batch, on_gpu, places, result):
+        up.copy(place, source)
+        compute.wait(up.record())
+        process(compute, other, place)
+        down.wait(compute.record())
+        down.copy(target, other)
+"""),
+            ("six streams of its own", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    in_stages.kept = streams = [gpu.create_stream() for _ in range(6)]
+    for stream, source, place, target in zip(streams, batch, on_gpu, result):
+        stream.copy(place, source)
+        process(stream, place, place)
+        stream.copy(target, place)
+"""),
+            ("a host function behind each download", "        down.copy(target, place)", "        down.copy(target, place)\n        down.host_call(lambda: None)"),
+        ],
+        "feed": [
+            ("host functions stage, in the order of the stream", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        load.host_call(lambda chunk=chunk, page=staging[b]: np.copyto(page, chunk))
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        compute.wait(load.record())
+        process(compute, out[i], on_gpu[b])
+        compute.record(computed[b])
+"""),
+            ("six buffers on the GPU", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    feed.kept = places = [gpu.empty(chunk.size, "float32") for chunk in chunks]
+    uploaded = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        uploaded[i % 2].synchronize()
+        staging[i % 2][:] = chunk
+        load.copy(places[i], staging[i % 2])
+        load.record(uploaded[i % 2])
+        compute.wait(uploaded[i % 2])
+        process(compute, out[i], places[i])
+"""),
+            ("a thread waits for the upload", "uploaded[b].synchronize()", "import threading\n        thread = threading.Thread(target=uploaded[b].synchronize)\n        thread.start()\n        thread.join()"),
+            ("a host function behind each upload", "        load.record(uploaded[b])", "        load.host_call(lambda: None)\n        load.record(uploaded[b])"),
+            ("another stream waits for the upload, and the host for that one", "        uploaded[b].synchronize()\n", "        with gpu.create_stream() as other:\n            other.wait(uploaded[b])\n            other.synchronize()\n"),
+        ],
+    },
+    "13": {
+        "answer": [
+            ("a host function reads the answer", """
+def first_answer(ask, draft, s, t, buffer, page):
+    seen = []
+    ask.execute(stream=s)
+    s.copy(page, ask.array)
+    s.host_call(lambda: seen.append(float(page[0])))
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.synchronize()
+    return seen[0]
+"""),
+            ("a page of its own, a number of NumPy", "s.copy(page, ask.array)", "page = gpu.empty_pinned(4)\n    s.copy(page, ask.array)", "return float(page[0])", "return page[0]"),
+            ("a thread waits", "    s.synchronize()", "    import threading\n    thread = threading.Thread(target=s.synchronize)\n    thread.start()\n    thread.join()"),
+            ("the buffer is cleared in a stream of its own", "    t.copy(buffer, zeros)\n", "    first_answer.kept = u = gpu.create_stream()\n    u.copy(buffer, zeros)\n    t.wait(u.record())\n"),
+            ("all in streams of its own", "def first_answer(ask, draft, s, t, buffer, page):\n", "def first_answer(ask, draft, s, t, buffer, page):\n    first_answer.kept = s, t = gpu.create_stream(), gpu.create_stream()\n"),
+            ("the answer is copied in a third stream", "    s.copy(page, ask.array)", "    first_answer.kept = u = gpu.create_stream()\n    u.wait(s.record())\n    u.copy(page, ask.array)", "    s.synchronize()", "    u.synchronize()"),
+        ],
+        "culprit": [
+            ("a thread waits for each step", """
+def culprit(steps, stream):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool:
+        for step in steps:
+            step.execute(stream=stream)
+            try:
+                pool.submit(stream.synchronize).result()
+            except RuntimeError:
+                return step.name
+    return None
+"""),
+            ("a host function behind each step", "            stream.synchronize()", "            stream.host_call(lambda: None)\n            stream.synchronize()"),
+        ],
+    },
+}  # fmt: skip
 """Programs that are solved."""

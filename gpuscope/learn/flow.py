@@ -109,24 +109,30 @@ class Flow:
 
     def _made(self, at: int, path: Sequence[str | Untyped]) -> bool:
         """Whether a piece is the end of a path, or copied on what is."""
-        *before, name = path
-        reads = self._spans(at, writes=False)
-        if self._pieces[at].is_work and self._pieces[at].name in name.split(", "):
-            if not before:
-                return True
-            if isinstance(before[-1], str):
-                return any(self._came(span, at, before) for span in reads)
-            within = [
-                (max(low, start), min(high, stop))
-                for low, high in _bytes_of(before[-1:])
-                for start, stop in reads
-                if max(low, start) < min(high, stop)
-            ]
-            if len(before) == 1:  # it is as it was given
-                return any(not self._writers(span, at)[0] for span in within)
-            return any(self._came(span, at, before[:-1]) for span in within)
-        copies = self._pieces[at].is_work and self._pieces[at].name == "copy"
-        return copies and any(self._came(span, at, path) for span in reads)
+        *before, names = path
+        piece, reads = self._pieces[at], self._spans(at, writes=False)
+        if not piece.is_work:
+            return False
+        is_end = piece.name in names.split(", ") and self._read(at, reads, before)
+        return is_end or (
+            piece.name == "copy" and any(self._came(span, at, path) for span in reads)
+        )
+
+    def _read(self, at: int, reads: Sequence[Span], path: Sequence[str | Untyped]) -> bool:
+        """Whether a piece read what came along a path."""
+        if not path:
+            return True
+        if isinstance(path[-1], str):
+            return any(self._came(span, at, path) for span in reads)
+        within = [
+            (max(low, start), min(high, stop))
+            for low, high in _bytes_of(path[-1:])
+            for start, stop in reads
+            if max(low, start) < min(high, stop)
+        ]
+        if len(path) == 1:  # it is as it was given
+            return any(not self._writers(span, at)[0] for span in within)
+        return any(self._came(span, at, path[:-1]) for span in within)
 
     def _writers(self, span: Span, until: int) -> tuple[set[int], list[Span]]:
         """Return who wrote bytes last before a piece, and those that nobody wrote."""

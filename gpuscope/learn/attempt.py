@@ -107,7 +107,7 @@ class Attempt:
     @functools.cached_property
     def flow(self) -> Flow:
         """What happened before what, and who wrote what."""
-        happened = [did for one in self._recording.observers for did in one.happened()]
+        happened = [did for observer in self._recording.observers for did in observer.happened()]
         return Flow(happened, {work.id: work.name for work in self._work})
 
     @functools.cached_property

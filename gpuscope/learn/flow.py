@@ -46,7 +46,7 @@ class Flow:
 
     def known(self, mark: str) -> set[int]:
         """Return the work that the host knew to be done at the last mark of a name."""
-        marks = [one.did for one in self._pieces if one.did.is_mark and one.name == mark]
+        marks = [piece.did for piece in self._pieces if piece.did.is_mark and piece.name == mark]
         return self._work_of(marks[-1].known) if marks else set()
 
     def known_before(self, at: int) -> set[int]:
@@ -139,7 +139,7 @@ class Flow:
         writers, rest = set[int](), [span]
         for at in range(until - 1, -1, -1):
             for low, high in self._spans(at, writes=True):
-                left = [part for one in rest for part in _without(one, low, high)]
+                left = [part for bytes_ in rest for part in _without(bytes_, low, high)]
                 if left != rest:
                     writers.add(at)
                 rest = left
@@ -147,11 +147,13 @@ class Flow:
 
     def _spans(self, at: int, *, writes: bool) -> list[Span]:
         accesses = self._pieces[at].did.accesses
-        return [(one.start, one.stop) for one in accesses if (one.writes if writes else one.reads)]
+        return [
+            (each.start, each.stop) for each in accesses if (each.writes if writes else each.reads)
+        ]
 
 
 def _bytes_of(arrays: Iterable[Untyped]) -> list[Span]:
-    spans = [(one.start, one.stop) for array in arrays for one in operand_of(array).accesses()]
+    spans = [(each.start, each.stop) for array in arrays for each in operand_of(array).accesses()]
     return [span for span in spans if span[0] < span[1]]
 
 

@@ -151,6 +151,7 @@ def test_what_takes_too_long_or_too_much_or_ends_the_process(folders):
     assert [last[name].verdict for name in ("loops", "fills")] == ["solved", "solved"]
 
 
+HIDES = "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
 NEAR = 'lesson.check("double", "It.", lambda _: abs(double(4) - 8) < 1 or f"it is {double(4)}")'
 REPLACED = {
     "a builtin": "abs = lambda _: 0",
@@ -179,7 +180,7 @@ def test_a_learners_names_are_not_the_lessons(tmp_path):
 
 def test_an_exercise_that_ends_its_process_costs_no_other(folders):
     for name, task in {
-        "hides": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        "hides": HIDES,
         "is killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
         "ends": "import os\nos._exit(0)",
     }.items():
@@ -190,10 +191,7 @@ def test_an_exercise_that_ends_its_process_costs_no_other(folders):
 
 
 def test_what_hides_from_errors_is_stopped_in_the_end(folders):
-    task = (
-        "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
-    )
-    book(folders[0] / "ada" / "one.ipynb", task)
+    book(folders[0] / "ada" / "one.ipynb", HIDES)
     found = graded(folders, limits=Limits(seconds=60, cell_seconds=4))["ada"]
     assert (found.verdict, found.reason) == ("not finished", "it was stopped after 9 s")
     found = graded(folders, limits=Limits(seconds=4, cell_seconds=9))["ada"]

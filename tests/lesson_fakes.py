@@ -109,6 +109,15 @@ def launch_all(kernels, streams):
     for kernel, stream in zip(kernels, streams):
         gs.learn.Step(gpu, kernel.duration_ns, name=kernel.name).execute(stream=stream)
 """),
+            ("others of the same names, made before and told how long", """
+made = {name: gs.learn.Step(gpu, 1, name=name) for name in "abc"}
+
+
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        made[kernel.name].duration_ns = kernel.duration_ns
+        made[kernel.name].execute(stream=stream)
+"""),
             ("one after the other, paced by the clock", """
 def launch_all(kernels, streams):
     for kernel, stream in zip(kernels, streams):
@@ -158,6 +167,20 @@ def diamond(first, left, right, last, s, t):
     left.execute(stream=s)
     right.execute(stream=t)
     last.execute(stream=s)
+"""),
+            ("others of the same names, made before, which read nothing", """
+made = {name: gs.learn.Step(gpu, 1, name=name) for name in ("first", "left", "right", "last")}
+
+
+def diamond(first, left, right, last, s, t):
+    for step in (first, left, right, last):
+        made[step.name].duration_ns = step.duration_ns
+    made["first"].execute(stream=s)
+    t.wait(s.record())
+    made["left"].execute(stream=s)
+    made["right"].execute(stream=t)
+    s.wait(t.record())
+    made["last"].execute(stream=s)
 """),
             ("one other of the same name", "last.execute(stream=s)", "gs.learn.Step(gpu, last.duration_ns, name='last').execute(stream=s)", "    s.wait(t.record())\n", "    s.wait(t.record())\n"),
             ("the host waits before it returns", "    last.execute(stream=s)", "    early = s.record()\n    last.execute(stream=s)\n    early.synchronize()"),
@@ -226,7 +249,7 @@ def twice(a, b):
             ("a stream of the same name", """
 def launch_from_thread(job):
     selected = gs.get_caller_stream()
-    stream = selected if not isinstance(selected, gs.Stream) else gpu.create_stream(name=selected.name)
+    stream = gpu.create_stream(name=selected.name) if selected else selected
     launch_from_thread.kept = stream
     thread = threading.Thread(target=lambda: job.execute(stream=stream))
     thread.start()
@@ -342,6 +365,15 @@ def serve(small, large, parts):
         with gs.CallerStreamGuard(parts[part].create_stream()):
             gs.learn.Step(gpu, step.duration_ns, name=step.name).execute()
 """),
+            ("others of the same names, made before", """
+made = {name: gs.learn.Step(gpu, 1, name=name) for name in ("small", "large")}
+
+
+def serve(small, large, parts):
+    for step, part in ((large, "prefill"), (small, "decode")):
+        made[step.name].duration_ns = step.duration_ns
+        made[step.name].execute(stream=parts[part].create_stream())
+"""),
             ("in time, but on the whole GPU", """
 def serve(small, large, parts):
     serve.kept = s, t = gpu.create_stream(name="decode"), gpu.create_stream(name="prefill")
@@ -351,9 +383,9 @@ def serve(small, large, parts):
             ("carved anew, the other way round", """
 def serve(small, large, parts):
     parts.close()
-    serve.kept = new = gpu.carve({"prefill": 16, "decode": "rest"})
-    large.execute(stream=new["prefill"].create_stream())
-    small.execute(stream=new["decode"].create_stream())
+    with gpu.carve({"prefill": 16, "decode": "rest"}) as new:
+        large.execute(stream=new["prefill"].create_stream())
+        small.execute(stream=new["decode"].create_stream())
 """),
             ("small begins when large ends, by the clock", """
 def serve(small, large, parts):
@@ -422,6 +454,16 @@ def four_calls(gpu, streams, kernel_ns):
             ("it sleeps as long as job takes", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)"),
             ("it sleeps, and asks nobody", "job.completion.wait()", "end = gpu.now_ns() + job.duration_ns + 50_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
             ("it waits for an event of before, after a sleep", "    job.execute(stream=stream)\n", "    early = stream.record()\n    job.execute(stream=stream)\n", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)\n    early.synchronize()"),
+            ("another job of the same name, made before", """
+made = gs.learn.Step(gpu, 1, name="job")
+
+
+def first_result(job, later, stream):
+    made.duration_ns = job.duration_ns
+    made.execute(stream=stream)
+    later.execute(stream=stream)
+    made.completion.wait()
+"""),
             ("another job of the same name", "job.execute(stream=stream)", "(job := gs.learn.Step(gpu, job.duration_ns, name='job')).execute(stream=stream)"),
             ("a stream of the same name", "def first_result(job, later, stream):\n", "def first_result(job, later, stream):\n    first_result.kept = stream = gpu.create_stream(name=stream.name)\n"),
             ("it asks until job is done, and launches later then", """
@@ -488,6 +530,20 @@ def capture_both(one, two, s, t):
         t.wait(s.record())
         new[0].execute(stream=s)
         new[1].execute(stream=t)
+        s.wait(t.record())
+    return graph
+"""),
+            ("others of the same names, made before", """
+made = {name: gs.learn.Step(gpu, 1, name=name) for name in ("one", "two")}
+
+
+def capture_both(one, two, s, t):
+    for step in (one, two):
+        made[step.name].duration_ns = step.duration_ns
+    with s.capture(name="both") as graph:
+        t.wait(s.record())
+        made["one"].execute(stream=s)
+        made["two"].execute(stream=t)
         s.wait(t.record())
     return graph
 """),

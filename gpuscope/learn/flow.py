@@ -111,7 +111,7 @@ class Flow:
         """Whether a piece is the end of a path, or copied on what is."""
         *before, names = path
         piece, reads = self._pieces[at], self._spans(at, writes=False)
-        if not piece.is_work:
+        if not (piece.is_work and isinstance(names, str)):
             return False
         is_end = piece.name in names.split(", ") and self._read(at, reads, before)
         return is_end or (

@@ -124,7 +124,8 @@ class CallLog:
         ``"seen"``: the host saw that an event, the work of a stream or a graph's latest launch, or
         else the device's work, is done. ``"freed"``: memory was freed in the order of a stream.
         ``"given"``: it was given out, in the order of a stream, or else when everything that used
-        it was done. ``"host access"``: the host accessed memory.
+        it was done. ``"host access"``: the host accessed memory. ``"mark"``: a moment of the
+        host's, from which on an observer may remember what happens before what.
         """
         if not self.watchers:
             return

@@ -124,7 +124,8 @@ class Call(Struct, eq=False, gc=False):
         ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
         ``"handle"`` or ``"setup"``: what is done beside what is measured, such as filling memory
         or reading it, while nothing else runs. Watchers are
-        also told of what is no call: ``"seen"``, ``"freed"``, ``"given"`` and ``"host access"``.
+        also told of what is no call: ``"seen"``, ``"freed"``, ``"given"``, ``"host access"`` and
+        ``"mark"``.
     name
         Kernel, function or call name.
     correlation

@@ -36,6 +36,7 @@ holders: list[Callable[[], object]] = []
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
 """By their ids."""
 _opening = free_in_children(threading.RLock())
+_handing_over = threading.Event()
 _DIGITS = 10
 _cuda: dict[int, Device] = {}
 _cpu: dict[str, Device] = {}
@@ -150,8 +151,22 @@ def open_device(
 def _disown() -> None:
     """In a forked child: give up what is the parent's; a CPU device can be opened anew."""
     for device in alive(_open):
-        _refuse_all_use(device)
+        if not (_handing_over.is_set() and device.is_simulated):
+            _refuse_all_use(device)
     _cpu.clear()
+
+
+@contextlib.contextmanager
+def handing_over() -> Iterator[None]:
+    """Let a child that is forked in the block use copies of the simulated devices.
+
+    No other thread may use them meanwhile.
+    """
+    _handing_over.set()
+    try:
+        yield
+    finally:
+        _handing_over.clear()
 
 
 def _refuse_all_use(device: Device) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpuscope.learn.answers import Order as Order
     from gpuscope.learn.answers import Value as Value
     from gpuscope.learn.attempt import Attempt as Attempt
-    from gpuscope.learn.attempt import Step as Step
     from gpuscope.learn.cases import CAUSES as CAUSES
     from gpuscope.learn.cases import Case as Case
     from gpuscope.learn.cases import address as address
@@ -37,5 +36,6 @@ if TYPE_CHECKING:
     from gpuscope.learn.recorded import label as label
     from gpuscope.learn.recorded import observe as observe
     from gpuscope.learn.recorded import recording_of as recording_of
+    from gpuscope.learn.step import Step as Step
 
 __getattr__, __dir__, __all__ = public(__name__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
+import fractions
 import functools
 import itertools
 import math
@@ -11,41 +13,29 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gpuscope._checks import given, require_kind
+from gpuscope._checks import given
 from gpuscope._interrupts import is_deferred
+from gpuscope._types import Untyped
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.device import Device
-from gpuscope.device.partition import Partition
+from gpuscope.device.api import NativeArray
+from gpuscope.device.event import Event
+from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
-from gpuscope.errors import InvalidArgument
+from gpuscope.learn.flow import Flow
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.context import Passed
-from gpuscope.workloads.handle import Handle
 
-_SOURCE = r"""
-extern "C" __global__ void NAME(float* out, const float* a, const float* b, long long ns) {
-  unsigned long long begin, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  while ((long long)(now - begin) < ns);
-  if (threadIdx.x == 0) out[0] = a[0] + b[0];
-}"""
-_MODEL = KernelModel(
-    lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[3])),
-    reads=lambda args: args[1:3],
-    writes=lambda args: args[0],
-    compute=lambda a, b: a + b,
-)
-_NUMBERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"])
-"""NumPy's types of numbers: their subclasses could compare as they like."""
+_OF_NUMPY = [np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
+_NUMBERS = (int, float, fractions.Fraction, decimal.Decimal, *_OF_NUMPY)
+"""Types of numbers: their subclasses could compare as they like."""
+RETURNED = "returned"
+"""The mark of the moment when a program returned."""
 _WHOLE = 0.95
 """Of the time that a step takes: one that took less was cut short."""
 _LATER_S, _MOST_LATE_S = 0.005, 1.0
@@ -59,68 +49,6 @@ class Unmet(BaseException):
     """
 
 
-class Step(Handle):
-    """A kernel that takes its time and writes an array, from those of the steps it needs.
-
-    Parameters
-    ----------
-    owner
-        The device, or a partition that closes the handle with itself.
-    duration_ns
-        How long its one block runs.
-    name
-        Of handle and kernel; an identifier of C.
-    after
-        Steps whose arrays it reads: at most two. Without an order behind these it races.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> load = gs.learn.Step(gpu, 50_000, name="load")
-    >>> compute = gs.learn.Step(gpu, 50_000, name="compute", after=[load])
-    >>> with gpu.create_stream() as a, gpu.create_stream() as b:
-    ...     with gs.profile(gpu, hazards=True) as recording:
-    ...         load.execute(stream=a)
-    ...         compute.execute(stream=b)
-    >>> [one.kind for one in gs.analysis.hazards(recording.trace).found]
-    ['read after write']
-    """
-
-    def __init__(
-        self,
-        owner: Device | Partition,
-        duration_ns: int,
-        *,
-        name: str,
-        after: Sequence[Step] = (),
-    ) -> None:
-        super().__init__(owner, name=name)
-        require_kind("after", after, list, tuple)
-        for step in after:
-            if not hasattr(step, "array"):
-                raise InvalidArgument(
-                    f"after has {given(step)}; steps are needed, or what has an array as they do"
-                )
-        self.duration_ns = duration_ns
-        self.array = self.device.asarray(np.ones(4, "float32"))
-        arrays = [step.array for step in after] or [self.device.asarray(np.ones(4, "float32"))]
-        self._reads = arrays[0], arrays[-1]
-        self._kernel = self.device.compile(
-            _SOURCE.replace("NAME", name), name, model=_MODEL, holds_sms=True
-        )
-        with self.device.create_stream() as stream:
-            self._launch_for(1, stream)  # so that nobody waits for it to be loaded
-
-    def _launch(self, stream: Stream, operands: Passed) -> None:
-        del operands
-        self._launch_for(self.duration_ns, stream)
-
-    def _launch_for(self, time_ns: int, stream: Stream) -> None:
-        arrays = self.array, *self._reads
-        stream.launch(self._kernel, *arrays, np.int64(time_ns), grid=1, block=32)
-
-
 class Lasting(Protocol):
     """What has a name in the trace, and takes a known time."""
 
@@ -130,6 +58,7 @@ class Lasting(Protocol):
 
 class _Work(NamedTuple):
     name: str
+    id: int
     stream: int | None
     partition: str | None
     start_ns: int
@@ -148,6 +77,8 @@ class Attempt:
         What the program returned.
     returned_ns
         When it returned, on the trace's clock.
+    measured
+        What events said of the time between them, in ns.
     shown
         The conditions that were met, in words.
 
@@ -167,14 +98,21 @@ class Attempt:
     value: object
     returned_ns: int
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, measured: list[int]) -> None:
         self._recording = recording
+        self.measured = measured
         self.shown: list[str] = []
 
     @property
     def trace(self) -> Trace:
         """What was recorded."""
         return self._recording.trace
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """What happened before what, and who wrote what."""
+        happened = [did for observer in self._recording.observers for did in observer.happened()]
+        return Flow(happened, {work.id: work.name for work in self._work})
 
     @functools.cached_property
     def _work(self) -> list[_Work]:
@@ -189,10 +127,17 @@ class Attempt:
             for row in rows
         ]
 
-    def ran(self, *steps: Lasting, copies: int = 0) -> None:
-        """Require these steps, each as often as it is named and whole, and nothing else."""
-        wanted = Counter([*(step.name for step in steps), *["copy"] * copies])
+    def ran(self, *steps: Lasting, copies: int | None = 0) -> None:
+        """Require these steps, each as often as it is named and whole, and nothing else.
+
+        Parameters
+        ----------
+        copies
+            How many; ``None`` takes any number.
+        """
         ran = Counter(work.name for work in self._work)
+        copies = ran["copy"] if copies is None else copies
+        wanted = Counter([*(step.name for step in steps), *["copy"] * copies])
         if ran != wanted:
             listed, instead = _listed(wanted), _listed(ran)
             raise Unmet(f"It shall run {listed or 'nothing'}; it ran {instead or 'nothing'}.")
@@ -204,12 +149,46 @@ class Attempt:
                     f"{work.name} took {took_ns / 1e3:,.0f} µs instead of {whole / 1e3:,.0f}: it "
                     "was cut short, or is another kernel."
                 )
+        for step in steps:
+            array = getattr(step, "array", None)
+            if array is not None and not self.work(step.name, writes=array):
+                raise Unmet(f"{step.name} ran, but another kernel of that name: not the one given.")
         self.shown.append(f"it ran {_listed(wanted) or 'nothing'}")
 
-    def number(self) -> float:
-        """Return the number that the program returned: of Python or NumPy, and finite."""
+    def work(self, name: str, *, reads: Untyped = None, writes: Untyped = None) -> list[_Work]:
+        """Return the work of a name, or that of it which reads or writes any of an array."""
+        flow = self.flow
+        pieces = flow.named(name)
+        for array, into in ((reads, False), (writes, True)):
+            if array is not None:
+                pieces = [at for at in pieces if flow.touches(at, array, writes=into)]
+        rows = {flow.row(at) for at in pieces}
+        return [work for work in self._work if work.id in rows]
+
+    def graph(self) -> Graph:
+        """Return the graph that the program returned."""
+        if type(self.value) is not Graph or "launch" in vars(self.value):
+            raise Unmet(
+                f"It shall return the graph that it captured; it returned {given(self.value)}."
+            )
+        return self.value
+
+    def numbers(self) -> list[float]:
+        """Return the numbers that the program returned, in a container of any kind."""
         value = self.value
-        if type(value) not in (int, float) and type(value) not in _NUMBERS:
+        if type(value) not in (list, tuple, np.ndarray):
+            raise Unmet(f"It shall return a list of numbers; it returned {given(value)}.")
+        return [self.number(each) for each in value]  # type: ignore[attr-defined]  # one of them
+
+    def number(self, value: object = RETURNED) -> float:
+        """Return the number that the program returned, or another one, if it is finite.
+
+        It is one of Python or NumPy: what only compares as a number does is none.
+        """
+        value = self.value if value is RETURNED else value
+        if type(value) is np.ndarray and not value.ndim:
+            value = value[()]
+        if type(value) not in _NUMBERS:
             raise Unmet(f"It shall return a number; it returned {given(value)}.")
         if not math.isfinite(value):  # type: ignore[arg-type]  # it is a number
             raise Unmet(f"It shall return a finite number; it returned {value}.")
@@ -220,6 +199,11 @@ class Attempt:
         for first, second in itertools.pairwise(names):
             if self.span(second)[0] < self.span(first)[1]:
                 raise Unmet(f"{second} began before {first} had ended.")
+            if not self.flow.in_order(first, second):
+                raise Unmet(
+                    f"{second} began when {first} had ended, but only by chance: nothing orders "
+                    "them, no stream, no event and no wait of the host's."
+                )
         self.shown.append(" → ".join(names))
 
     def together(self, one: str, other: str) -> None:
@@ -229,20 +213,22 @@ class Attempt:
             raise Unmet(f"{one} and {other} did not run at the same time.")
         self.shown.append(f"{one} and {other} ran at the same time")
 
-    def in_stream(self, name: str, *streams: str) -> None:
+    def in_stream(self, name: str, *streams: Stream) -> None:
         """Require the streams in which something ran, in the order of its launches."""
-        streams_used = [self.trace.stream_name(work.stream) for work in self._named(name)]
-        self._placed(name, streams_used, streams)
+        used = [work.stream for work in self._named(name)]
+        places = [self.trace.stream_name(number) for number in used]
+        if [stream.id for stream in streams] != used:
+            wanted = [stream.name for stream in streams]
+            of = " that it made itself" if wanted == places else ""
+            raise Unmet(f"{name} ran in {', '.join(places)}{of}, not in {', '.join(wanted)}.")
+        self.shown.append(f"{name} ran in {', '.join(places)}")
 
     def in_partition(self, name: str, partition: str) -> None:
         """Require that something ran in a partition."""
         partitions = {work.partition or "no partition" for work in self._named(name)}
-        self._placed(name, sorted(partitions), [partition])
-
-    def _placed(self, name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
-        if list(found) != list(wanted):
-            raise Unmet(f"{name} ran in {', '.join(found)}, not in {', '.join(wanted)}.")
-        self.shown.append(f"{name} ran in {', '.join(found)}")
+        if partitions != {partition}:
+            raise Unmet(f"{name} ran in {', '.join(sorted(partitions))}, not in {partition}.")
+        self.shown.append(f"{name} ran in {partition}")
 
     def returned_before(self, name: str) -> None:
         """Require that the program returned while something still ran: it did not wait for it."""
@@ -251,10 +237,49 @@ class Attempt:
         self.shown.append(f"the host did not wait for {name}")
 
     def returned_after(self, name: str) -> None:
-        """Require that something had ended when the program returned."""
+        """Require that the host knew that something had ended when the program returned.
+
+        It knows by what waits, or asks and is told so: of an event, a stream, the device.
+        """
         if self.returned_ns < self.span(name)[1]:
             raise Unmet(f"The program returned before {name} had ended.")
+        if not self.flow.known(RETURNED).issuperset(self.flow.named(name)):
+            raise Unmet(
+                f"{name} had ended when the program returned, but only by chance: the host waited "
+                f"for nothing that comes behind {name}."
+            )
         self.shown.append(f"the host waited for {name}")
+
+    def not_held_up(self, name: str, *, by: str) -> None:
+        """Require that something was queued while the host did not know that another had ended."""
+        ended = set(self.flow.named(by))
+        if any(self.flow.known_before(at) & ended for at in self.flow.named(name)):
+            raise Unmet(f"The host waited for {by} before it launched {name}.")
+        self.shown.append(f"{name} was launched without a wait for {by}")
+
+    def never_waited(self) -> None:
+        """Require that the host waited for nothing that the GPU did."""
+        awaited = self.flow.awaited()
+        if awaited:
+            raise Unmet(f"The host waited for {', '.join(sorted(awaited))}.")
+        self.shown.append("the host waited for nothing")
+
+    def came(self, path: str, **arrays: NativeArray) -> None:
+        """Require that values came along a path, from who wrote them to who read them.
+
+        Parameters
+        ----------
+        path
+            As ``"x → copy → page"``: names of arrays, and of the work that reads what is before
+            it and writes what is behind it; copies in between are passed over. The array at the
+            end must be written whole; one at the start as it was given.
+        arrays
+            Name → array.
+        """
+        names = path.split(" → ")
+        if not self.flow.came([arrays.get(name, name) for name in names]):
+            raise Unmet(f"The values did not go this way: {path}.")
+        self.shown.append(f"the values went {path}")
 
     def nothing_races(self) -> None:
         """Require that an order is established for all work that shares memory, the host's too."""
@@ -294,6 +319,22 @@ def too_long(seconds: float) -> Unmet:
         f"It did not end within {seconds:g} s, so it was stopped. Is there a loop, or a wait, that "
         "nothing ends?"
     )
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[list[int]]:
+    """Note what events say of the time between them."""
+    measured, usual = [], Event.elapsed_ns
+
+    def elapsed_ns(self: Event, *, since: Event) -> int:
+        measured.append(usual(self, since=since))
+        return measured[-1]
+
+    Event.elapsed_ns = elapsed_ns  # type: ignore[method-assign]
+    try:
+        yield measured
+    finally:
+        Event.elapsed_ns = usual  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
-from gpuscope.learn.attempt import Attempt, Unmet, bounded
+from gpuscope.learn.attempt import RETURNED, Attempt, Unmet, bounded, measuring
 from gpuscope.learn.cuda.program import CudaProgram
 from gpuscope.learn.outcome import (
     RESULTS,
@@ -191,11 +191,17 @@ class Lesson:
         :class:`CudaProgram` is recorded on its own device, which is always simulated.
         """
         device = program.device if isinstance(program, CudaProgram) else self.device
-        with profile(device, hazards=True) as recording, bounded(self.patience_s):
-            attempt = Attempt(recording)
+        with (
+            profile(device, hazards=True) as recording,
+            bounded(self.patience_s),
+            measuring() as measured,
+        ):
+            attempt = Attempt(recording, measured)
             self._attempts.append(attempt)
+            device.calls.tell("mark", "began")
             attempt.value = program(*arguments)
             attempt.returned_ns = device.now_ns()
+            device.calls.tell("mark", RETURNED)
         return attempt
 
     @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str, needs=(Callable, None))

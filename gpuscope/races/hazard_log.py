@@ -21,6 +21,7 @@ from gpuscope.device.views import StreamKind, StreamView
 from gpuscope.races.hazard_notes import (
     HostAccess,
     HostWait,
+    Mark,
     Memory,
     Note,
     Queue,
@@ -31,12 +32,13 @@ from gpuscope.races.hazard_notes import (
 )
 from gpuscope.races.hazards import Detector
 from gpuscope.races.outside import Calls
+from gpuscope.record.observers import Happened
 from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.record.window import OVERFULL
 from gpuscope.trace.facts import HazardFacts
 
 _AT_ONCE = 1024
-_NO_CALLS = ("seen", "freed", "given", "host access")
+_NO_CALLS = ("seen", "freed", "given", "host access", "mark")
 
 
 class HazardLog:
@@ -179,6 +181,11 @@ class HazardLog:
         with self._reading:
             return self._detector.facts()
 
+    def happened(self) -> list[Happened]:
+        """Return all pieces from the first mark on, of what was read."""
+        with self._reading:
+            return self._detector.happened()
+
 
 class Streams:
     """Finds the queues of other libraries' streams, as calls of ours on the same ones have them."""
@@ -229,8 +236,8 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     if kind in ("freed", "given"):
         given = kind == "given"
         return [Memory(access.start, access.stop, queue, is_given=given) for access in accesses]
-    if kind == "host access":
-        return [HostAccess(call.name, accesses)]
+    if kind in ("mark", "host access"):
+        return [Mark(call.name) if kind == "mark" else HostAccess(call.name, accesses)]
     if kind == "seen":
         return [HostWait(event, queue, call.device_key, graph=call.graph)]
     if kind == "sync":

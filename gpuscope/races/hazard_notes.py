@@ -112,4 +112,10 @@ class Memory(NamedTuple):
     is_given: bool = False
 
 
-Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory
+class Mark(NamedTuple):
+    """A moment of the host's: what happens from the first one on is remembered."""
+
+    name: str
+
+
+Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory | Mark

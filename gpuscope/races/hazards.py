@@ -20,6 +20,7 @@ from gpuscope.device.overlap import Shared, common, shared_bytes
 from gpuscope.races.hazard_notes import (
     HostAccess,
     HostWait,
+    Mark,
     Memory,
     Note,
     Queue,
@@ -30,11 +31,13 @@ from gpuscope.races.hazard_notes import (
 )
 from gpuscope.races.mends import Missing, mend_of, missing_between
 from gpuscope.races.pieces import START, Moment, Piece
+from gpuscope.record.observers import Happened
 from gpuscope.trace.facts import HazardFact, HazardFacts, HazardKind
 
 _GROUPS = 1000
 _UNSEEN_NAMES = 8
 _FEW_CELLS = 4096
+_MOST_KEPT = 1000
 
 
 class _Entry(NamedTuple):
@@ -49,6 +52,15 @@ class _Entry(NamedTuple):
     piece: Piece
     access: Access
     freed: Moment | None = None
+
+
+class _Kept(NamedTuple):
+    """A piece, and what the host knew to be done when it made the call."""
+
+    piece: Piece
+    accesses: tuple[Access, ...]
+    host: Moment
+    is_mark: bool
 
 
 _Group: TypeAlias = tuple[str, str, str, str, str, Missing]
@@ -120,6 +132,8 @@ class Detector:
         self._left_out = 0
         self._accesses = 0
         self._unseen: dict[str, int] = {}
+        self._kept: list[_Kept] | None = None
+        """All pieces from the first mark on."""
 
     def facts(self) -> HazardFacts:
         """Return what was found by now."""
@@ -130,6 +144,27 @@ class Detector:
             found=tuple(self._found.values()),
             left_out=self._left_out,
         )
+
+    def happened(self) -> list[Happened]:
+        """Return all pieces from the first mark on."""
+        earlier: list[Piece] = []
+        pieces = []
+        for piece, accesses, host, is_mark in self._kept or ():
+            after, known = (
+                frozenset(
+                    number
+                    for number, other in enumerate(earlier)
+                    if other.moment.queue is None or then.follows(other)
+                )
+                for then in (piece, Piece(host, "", None))
+            )
+            pieces.append(Happened(piece.name, piece.span, accesses, after, known, is_mark))
+            earlier.append(piece)
+        return pieces
+
+    def _keep(self, piece: Piece, accesses: tuple[Access, ...], *, is_mark: bool = False) -> None:
+        if self._kept is not None and len(self._kept) < _MOST_KEPT:
+            self._kept.append(_Kept(piece, accesses, self._host, is_mark))
 
     def count_unseen(self, name: str) -> None:
         """Count work whose accesses nobody knows."""
@@ -156,7 +191,12 @@ class Detector:
             self._host = self._host.joined(self._waits.pop(note.call, START))
         elif isinstance(note, HostAccess):
             self._accesses += 1
-            self._check(Piece(self._host, note.name, note.span), note.accesses)
+            piece = Piece(self._host, note.name, note.span)
+            self._keep(piece, note.accesses)
+            self._check(piece, note.accesses)
+        elif isinstance(note, Mark):
+            self._kept = [] if self._kept is None else self._kept
+            self._keep(Piece(self._host, note.name, None), (), is_mark=True)
         else:
             self._change_hands(note)
 
@@ -205,12 +245,14 @@ class Detector:
                 before |= befores[other] | 1 << other
             befores.append(before)
             span = work.spans[number] if number < len(work.spans) else None
+            where = node.stream or queue, node.is_copy, launched_on
+            piece = Piece(moment, node.name, span, *where, number, before)
+            self._keep(piece, node.accesses or ())
             if node.accesses is None:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            where = node.stream or queue, node.is_copy, launched_on
-            self._check(Piece(moment, node.name, span, *where, number, before), node.accesses)
+            self._check(piece, node.accesses)
 
     def _check(self, piece: Piece, accesses: Iterable[Access]) -> None:
         """Compare a piece's accesses with those that memory remembers, and remember them."""

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from gpuscope._plugins import Plugins
+from gpuscope.device.accesses import Access
 from gpuscope.device.calls import Noted
 from gpuscope.record.source import Options, Ordered
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
+
+
+class Happened(NamedTuple):
+    """A piece of work, an access of the host's, or a mark, and what happens before it.
+
+    Attributes
+    ----------
+    row
+        Of the trace; ``None`` where it has none.
+    accesses
+        What it reads and writes.
+    after
+        Earlier pieces that it follows by the order of streams, events, graphs and waits, as
+        positions in the list of all.
+    known
+        Earlier pieces that the host knew to be done when it made the call.
+    is_mark
+        Whether it is a mark, which is no access.
+    """
+
+    name: str
+    row: int | None
+    accesses: tuple[Access, ...]
+    after: frozenset[int]
+    known: frozenset[int]
+    is_mark: bool = False
 
 
 class RecordingObserver:
@@ -40,6 +68,10 @@ class RecordingObserver:
 
     def read(self, *, over: bool) -> None:
         """Read the notes; ``over``: there will be no more."""
+
+    def happened(self) -> list[Happened]:
+        """Return all pieces from the first mark on, in the order of the host's calls."""
+        return []
 
     def described(self, metadata: TraceMetadata) -> TraceMetadata:
         """Return the metadata of what is recorded by now with what was found in it."""

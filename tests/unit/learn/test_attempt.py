@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import gpuscope as gs
@@ -36,7 +40,10 @@ def check(lesson, program, *conditions):
     def test(_chance):
         attempt = lesson.watch(program)
         for name, *arguments in conditions:
-            getattr(attempt, name)(*arguments)
+            if name == "not_held_up":
+                attempt.not_held_up(arguments[0], by=arguments[1])
+            else:
+                getattr(attempt, name)(*arguments)
         return True
 
     return lesson.check("it", "Do it", test, ["Think."], rule="The rule.")
@@ -64,7 +71,7 @@ def test_what_a_trace_shows_is_the_reason_that_is_told(lesson, steps, streams):
         read.execute(stream=t)
 
     feedback = check(
-        lesson, program, ("ran", write, read), ("order", "write", "read"), ("in_stream", "read", "t"),
+        lesson, program, ("ran", write, read), ("order", "write", "read"), ("in_stream", "read", streams[1]),
         ("returned_before", "write"), ("nothing_races",),
     )  # fmt: skip
     assert feedback.result.verdict == "solved"
@@ -92,19 +99,170 @@ def both(steps, streams, *, wait_ns=0):
         ([("order", "write", "read")], 0, "read began before write had ended"),
         ([("order", "read", "write")], 1, "write began before read had ended"),
         ([("together", "write", "read")], 1, "did not run at the same time"),
-        ([("in_stream", "read", "s")], 0, "read ran in t, not in s"),
+        ([("in_stream", "read", "S")], 0, "read ran in t, not in s"),
         ([("in_partition", "read", "p")], 0, "read ran in no partition, not in p"),
         ([("returned_before", "write")], 1, "The host waited"),
         ([("returned_after", "read")], 0, "returned before read had ended"),
+        ([("never_waited",)], 1, "The host waited for write"),
         ([("nothing_races",)], 0, r"read after write\): nothing orders write \(in s\) before read"),
         ([("order", "write", "other")], 1, "other did not run"),
     ],
 )
 def test_a_condition_that_is_not_met_is_told(lesson, steps, streams, conditions, wait_ns, words):
+    given = {"S": streams[0]}
+    conditions = [[given.get(each, each) for each in one] for one in conditions]
     feedback = check(lesson, lambda: both(steps, streams, wait_ns=wait_ns), *conditions)
     assert feedback.result.verdict == "not solved"
     assert feedback.figure is not None
     assert re.search(words, feedback.found), feedback.found
+
+
+WAITS = {
+    "the stream is waited for": lambda gpu, s, t: s.synchronize(),
+    "an event is waited for": lambda gpu, s, t: s.record().synchronize(),
+    "the device is waited for": lambda gpu, s, t: gpu.synchronize(),
+    "it asks until the stream is done": lambda gpu, s, t: until(lambda: s.is_done),
+    "it asks until an event is done": lambda gpu, s, t: asked(s.record()),
+    "a thread waits, and is waited for": lambda gpu, s, t: in_thread(s.synchronize),
+    "another stream waits, and is waited for": lambda gpu, s, t: (t.wait(s.record()), t.synchronize()),
+    "a host function behind it is waited for": lambda gpu, s, t: (
+        s.host_call(lambda: None), s.record().synchronize()
+    ),
+}  # fmt: skip
+BY_CHANCE = {
+    "it sleeps on the GPU's clock": lambda gpu, s, t: gpu.backend.wait_until_ns(gpu.now_ns() + 9 * MS),
+    "it looks at the clock": lambda gpu, s, t: until(lambda: later(gpu)),
+    "it waits for another stream": lambda gpu, s, t: (later(gpu), t.synchronize()),
+    "it asks a stream that was idle": lambda gpu, s, t: (later(gpu), t.is_done),
+    "it asks for an event recorded before": lambda gpu, s, t: (later(gpu), gpu.create_event().is_done),
+    "it asks for the time up to an event": lambda gpu, s, t: measured(gpu, s.record(), s.record()),
+    "a host function of another stream": lambda gpu, s, t: (
+        t.host_call(lambda: None), later(gpu), t.synchronize()
+    ),
+}  # fmt: skip
+
+
+def until(holds):
+    while not holds():
+        pass
+
+
+def asked(event):
+    until(lambda: event.is_done)
+
+
+def later(gpu):
+    gpu.backend.wait_until_ns(gpu.now_ns() + 9 * MS)
+    return True
+
+
+def in_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def measured(gpu, first, second):
+    later(gpu)
+    return second.elapsed_ns(since=first)
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_a_wait_is_what_orders(gpu, lesson, steps, streams, wait):
+    def program():
+        steps[0].execute(stream=streams[0])
+        wait(gpu, *streams)
+        steps[1].execute(stream=streams[1])
+
+    feedback = check(lesson, program, ("order", "write", "read"), ("nothing_races",))
+    assert feedback.result.verdict == "solved", feedback.found
+
+    def ending():
+        steps[0].execute(stream=streams[0])
+        wait(gpu, *streams)
+
+    feedback = check(lesson, ending, ("returned_after", "write"))
+    assert feedback.result.verdict == "solved", feedback.found
+    assert "waited for write" in check(lesson, ending, ("never_waited",)).found
+    held_up = check(lesson, program, ("not_held_up", "read", "write"))
+    assert held_up.found == "The host waited for write before it launched read."
+
+
+@pytest.mark.parametrize("wait", BY_CHANCE.values(), ids=BY_CHANCE)
+def test_what_was_over_by_chance_was_not_waited_for(gpu, lesson, steps, streams, wait):
+    def program():
+        steps[0].execute(stream=streams[0])
+        wait(gpu, *streams)
+        steps[1].execute(stream=streams[1])
+
+    assert "only by chance" in check(lesson, program, ("order", "write", "read")).found
+
+    def ending():
+        steps[0].execute(stream=streams[0])
+        wait(gpu, *streams)
+
+    assert "only by chance" in check(lesson, ending, ("returned_after", "write")).found
+
+
+def test_values_come_from_who_wrote_them(gpu, lesson, streams):
+    s, _ = streams
+    x, y, z = (gpu.asarray(np.full(4, value, "float32")) for value in (1, 2, 3))
+    page = gpu.empty_pinned(4)
+    step = Step(gpu, MS, name="step", after=[SimpleNamespace(array=y)])
+
+    def program():
+        s.copy(y, x)
+        step.execute(stream=s)
+        s.copy(z, step.array)
+        s.copy(page, z)
+
+    for path, solved in (
+        ("x → copy → y", True), ("x → copy → step → copy → page", True),
+        ("x → copy → y → step → z", True), ("z → copy → page", False),
+        ("x → copy → y → step → copy → z → copy → page", True), ("copy → step", True),
+        ("step → copy → page", True), ("y → step → copy → page", False), ("x → page", False),
+        ("step → copy → y", False), ("x → copy → page", False), ("copy → x", False),
+    ):  # fmt: skip
+        attempt = lesson.watch(program)
+        with nullcontext() if solved else pytest.raises(Unmet, match="did not go this way"):
+            attempt.came(path, x=x, y=y, z=z, page=page)
+    assert [work.stream for work in attempt.work("copy", reads=z, writes=page)] == [s.id]
+    assert attempt.work("copy", reads=page) == []
+
+
+@pytest.mark.parametrize("value", [7, 7.0, np.float32(7), np.array(7.0), Fraction(7), Decimal(7)])
+def test_numbers_of_any_kind_are_numbers(lesson, value):
+    assert lesson.watch(lambda: value).number() == 7
+    assert lesson.watch(lambda: (value, 7)).numbers() == [7, 7]
+
+
+class Seven(float):
+    __hash__ = None
+
+    def __eq__(self, other):
+        return True
+
+
+@pytest.mark.parametrize(
+    "value", [Seven(), "7", True, math.nan, math.inf, [7], np.zeros(1), 7 + 0j, np.float64("nan")]
+)
+def test_what_only_looks_like_a_number_is_none(lesson, value):
+    with pytest.raises(Unmet, match="shall return a"):
+        lesson.watch(lambda: value).number()
+    with pytest.raises(Unmet, match="shall return a"):
+        lesson.watch(lambda: [7, value]).numbers()
+
+
+def test_a_graph_is_one_that_was_captured(lesson, steps, streams):
+    with streams[0].capture() as graph:
+        steps[0].execute(stream=streams[0])
+    assert lesson.watch(lambda: graph).graph() is graph
+    graph.launch = lambda stream: steps[0].execute(stream=stream)
+    for value in (graph, None, SimpleNamespace(launch=graph.launch)):
+        with pytest.raises(Unmet, match="shall return the graph"):
+            lesson.watch(lambda value=value: value).graph()
+    del graph.launch
+    graph.close()
 
 
 def test_host_synchronisation_is_an_order_that_races_nothing(lesson, steps, streams):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+from lesson_fakes import FAKES, UNUSUAL
 from lesson_programs import RIGHT, WRONG, Answers
 from lessons import COMPILES, LESSONS, cells, hints, judge, prepared, program, solutions
 
@@ -12,6 +13,7 @@ NAMES = {name[:2]: name for name in LESSONS}
 NEEDS_COMPILER = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
 LEAST = 10
 """Wrong programs of a lesson, and more."""
+LEAST_FAKES, LEAST_UNUSUAL = 120, 60
 
 
 def every(answers: Answers) -> list[object]:
@@ -36,7 +38,7 @@ def lessons():
         yield functools.cache(lambda number: prepare(NAMES[number]))
 
 
-@pytest.mark.parametrize(("number", "exercise", "changes"), every(WRONG))
+@pytest.mark.parametrize(("number", "exercise", "changes"), [*every(WRONG), *every(FAKES)])
 def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 1.0  # none of them ends later, but for those that never end
@@ -48,7 +50,7 @@ def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, c
     assert bool(found.rule) == found.hint.startswith("A solution"), "it is told with the last hint"
 
 
-@pytest.mark.parametrize(("number", "exercise", "changes"), every(RIGHT))
+@pytest.mark.parametrize(("number", "exercise", "changes"), [*every(RIGHT), *every(UNUSUAL)])
 def test_another_right_program_is_solved(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 100.0
@@ -71,3 +73,14 @@ def test_every_exercise_has_wrong_programs():
         assert {f"task-{one}" for one in exercises} == set(solutions(NAMES[number]))
         assert sum(map(len, exercises.values())) >= LEAST
         assert {f"check-{one}" for one in RIGHT[number]} == set(hints(NAMES[number]))
+
+
+def test_there_are_fakes_and_unusual_programs_for_all_lessons():
+    fakes, unusual = (
+        {number: sum(map(len, answers[number].values())) for number in NAMES}
+        for answers in (FAKES, UNUSUAL)
+    )
+    assert sum(fakes.values()) >= LEAST_FAKES
+    assert sum(unusual.values()) >= LEAST_UNUSUAL
+    assert min(fakes.values()) >= 5
+    assert all(unusual.values())

@@ -180,13 +180,51 @@ def test_what_takes_too_long_or_too_much_or_ends_the_process(folders):
     assert [last[name].verdict for name in ("loops", "fills")] == ["solved", "solved"]
 
 
-def test_what_hides_from_errors_is_stopped_in_the_end(folders):
-    task = (
-        "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
+HIDES = "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
+NEAR = 'lesson.check("double", "It.", lambda _: abs(double(4) - 8) < 1 or f"it is {double(4)}")'
+REPLACED = {
+    "a builtin": "abs = lambda _: 0",
+    "a builtin, for all": "import builtins\nbuiltins.abs = lambda _: 0",
+    "a builtin, from the function": "def double(x):\n    global abs\n    abs = lambda _: 0\n    return 9",
+    "the name that a check is under": "lesson.check = lambda *_: lesson.check('double', '', lambda _: True)",
+    "the type of what a check says": "gs.learn.Feedback.result = None",
+    "the device": "gpu.close()\ngpu = lesson = gs = None",
+}  # fmt: skip
+
+
+def test_a_learners_names_are_not_the_lessons(tmp_path):
+    lessons, handed_in = tmp_path / "lessons", tmp_path / "handed_in"
+    book(lessons / "01.ipynb", "def double(x):\n    return None", check=NEAR)
+    for name, source in REPLACED.items():
+        wrong = "" if "def double" in source else "def double(x):\n    return 9\n"
+        book(handed_in / f"{name}.ipynb", f"{wrong}{source}", check=NEAR)
+    grades = grade(handed_in, lessons).grades
+    found = {one.learner: one for one in grades if one.name == "double"}
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        REPLACED, "not solved"
     )
-    book(folders[0] / "ada" / "one.ipynb", task)
-    found = graded(folders, limits=Limits(seconds=6, cell_seconds=1))["ada"]
-    assert (found.verdict, found.reason) == ("not finished", "the notebook was stopped after 6 s")
+    assert {one.reason.rpartition("; ")[2] for one in found.values()} == {"it is 9"}
+    assert {one.verdict for one in grades if one.name == "last"} == {"solved"}
+
+
+def test_an_exercise_that_ends_its_process_costs_no_other(folders):
+    for name, task in {
+        "hides": HIDES,
+        "is killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        "ends": "import os\nos._exit(0)",
+    }.items():
+        book(folders[0] / f"{name}.ipynb", task)
+    grades = grade(*folders, limits=Limits(cell_seconds=4)).grades
+    assert {one.verdict for one in grades if one.name == "double"} == {"not finished"}
+    assert {one.verdict for one in grades if one.name == "last"} == {"solved"}
+
+
+def test_what_hides_from_errors_is_stopped_in_the_end(folders):
+    book(folders[0] / "ada" / "one.ipynb", HIDES)
+    found = graded(folders, limits=Limits(seconds=60, cell_seconds=4))["ada"]
+    assert (found.verdict, found.reason) == ("not finished", "it was stopped after 9 s")
+    found = graded(folders, limits=Limits(seconds=4, cell_seconds=9))["ada"]
+    assert (found.verdict, found.reason) == ("not finished", "the notebook was stopped after 4 s")
 
 
 def test_answers_are_those_of_the_saved_outputs(folders):

@@ -1,0 +1,181 @@
+"""A lesson's own cells and a learner's, apart: in names of their own, exercises in processes."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import NoReturn
+
+import numpy as np
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from gpuscope.device.select import handing_over
+from gpuscope.learn.handed_in import Code
+from gpuscope.learn.lesson import Lesson
+
+_POLL_S = 0.02
+_GRACE_S = 1.0
+"""Until a cell that does not end when it is told to is ended with its process."""
+
+
+@dataclass
+class Apart:
+    """Runs cells as Jupyter does: a lesson's own, and a learner's with copies of their names.
+
+    What a learner's cells define or replace is unknown to the lesson's, but for the exercises.
+
+    Attributes
+    ----------
+    shell
+        Runs the cells.
+    exercises
+        Names that a learner is to define.
+    cell_seconds
+        For a cell, which is interrupted by an error then.
+    written
+        The learner's cells that were met so far.
+    failed
+        Those of them that failed: they are not run for the next exercise.
+    """
+
+    shell: InteractiveShell
+    exercises: Collection[str]
+    cell_seconds: float
+    written: list[Code] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        def too_long(_signal: int, _frame: object) -> NoReturn:
+            raise TimeoutError(f"it took longer than {self.cell_seconds:g} s")
+
+        signal.signal(signal.SIGALRM, too_long)
+
+    def run(self, source: str) -> ExecutionResult:
+        """Run a cell."""
+        signal.setitimer(signal.ITIMER_REAL, self.cell_seconds)
+        try:
+            ran: ExecutionResult = self.shell.run_cell(source)  # type: ignore[no-untyped-call]
+            return ran
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def check(self, code: Code, tell: Callable[[ExecutionResult, list[str]], object]) -> str:
+        """Run the learner's cells, then one of the lesson's that judges them, in a process.
+
+        What the latter defines stays. On a GPU, which no process shares with its parent, all is
+        run in this one.
+
+        Parameters
+        ----------
+        tell
+            Is called with the cell's result and with what the learner's cells raised.
+
+        Returns
+        -------
+        str
+            How it ended, if not by itself.
+        """
+        ending = ""
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            reads, writes = os.pipe()
+            with handing_over():
+                process = os.fork()
+            if not process:
+                with suppress(BaseException):
+                    tell(*self._judged(code, lambda text: os.write(writes, text)))
+                    os._exit(0)
+                os._exit(1)
+            os.close(writes)
+            ending = self._wait(process)
+            with os.fdopen(reads, "rb") as lines:
+                begun = [int(line) for line in lines.read().splitlines()]
+            self.failed |= {number for number in begun if begun.count(number) == 1}
+        else:
+            tell(*self._judged(code, lambda _: None))
+        last = ast.parse(code.source).body[-1]
+        self.run("\n".join(code.source.splitlines()[: last.lineno - 1]))
+        return ending
+
+    def _judged(
+        self, code: Code, note: Callable[[bytes], object]
+    ) -> tuple[ExecutionResult, list[str]]:
+        """Run cells; notes the number of each of the learner's before, and after if it worked."""
+        shell, raised = self.shell, []
+        lesson, learner, functions = shell.user_module, ModuleType("__main__"), _functions()
+        vars(learner).update(vars(lesson))
+        shell.user_module, shell.user_ns = learner, vars(learner)
+        for number, cell in enumerate(self.written):
+            if number in self.failed:
+                continue
+            note(b"%d\n" % number)
+            ran = self.run(cell.source)
+            if (error := error_of(ran)) is None:
+                note(b"%d\n" % number)
+            else:
+                raised.append(f"cell {cell.id} raised {told(error)}")
+        shell.user_module, shell.user_ns = lesson, vars(lesson)
+        names = vars(learner)
+        shell.user_ns.update({name: names[name] for name in self.exercises if name in names})
+        for owner, name, function in functions:
+            if vars(owner).get(name) is not function:
+                setattr(owner, name, function)
+        for value in vars(lesson).values():
+            for name in [*vars(value)] if type(value) is Lesson else ():
+                if hasattr(Lesson, name):
+                    delattr(value, name)
+        return self.run(code.source), raised
+
+    def _wait(self, process: int) -> str:
+        """Wait for the end of a process; returns how it ended, if not by itself."""
+        seconds = self.cell_seconds * (1 + len(self.written)) + _GRACE_S
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return f"its process ended with exit status {code}" if code else ""
+            time.sleep(_POLL_S)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        return f"it was stopped after {seconds:g} s"
+
+
+def error_of(ran: ExecutionResult) -> BaseException | None:
+    """Return what a cell raised."""
+    error: BaseException | None = ran.error_before_exec or ran.error_in_exec
+    return error
+
+
+def told(error: BaseException) -> str:
+    """Name an error; its own text, which may be a learner's code, may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return type(error).__name__
+
+
+def _functions() -> list[tuple[object, str, object]]:
+    """Return the functions, classes and methods that judge: owner, name and what it is."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("gpuscope.learn")]
+    owners: list[object] = [builtins, random, np, *ours]
+    owners += {
+        value
+        for module in ours
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__.startswith("gpuscope")
+    }
+    return [
+        (owner, name, value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if callable(value) and not (name.startswith("__") and name.endswith("__"))
+    ]

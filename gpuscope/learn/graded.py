@@ -1,12 +1,12 @@
-"""The process that runs one notebook for :mod:`gpuscope.learn.grading`."""
+"""What runs one notebook for :mod:`gpuscope.learn.grading`, in its process."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -23,28 +23,8 @@ _JUDGES = {
     for judge in (Lesson, Attempt, Feedback, Result)
 }
 """Class → its methods, as they are before a notebook runs."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to run, and within which limits.
-
-    Attributes
-    ----------
-    cells
-        In their order.
-    exercises
-        Names that a learner is to define: the only ones of the lesson's that are not restored.
-    descriptor
-        Of an open file, which has no name that a notebook could reach: takes a line for each
-        check, as soon as it is known.
-    """
-
-    cells: list[Code]
-    exercises: set[str]
-    cell_seconds: float
-    memory_bytes: int
-    descriptor: int
+_MOST = 2_000
+"""Characters of a reason."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +36,60 @@ class Checked:
     reason: str
 
 
-def run(order: Order) -> None:
+@dataclass(frozen=True)
+class Told:
+    """A line of what a notebook's process tells: it begins a cell, or a check in it was judged."""
+
+    cell: int
+    check: Checked | None = None
+
+
+def run(
+    cells: Sequence[Code],
+    exercises: AbstractSet[str],
+    cell_seconds: float,
+    failed: Mapping[int, str],
+    descriptor: int,
+) -> None:
     """Run the cells of a notebook as Jupyter does, and write what its checks say.
 
     Only the lesson's own cells tell of checks, each of those that it asks. Before each of them, the
     names that such cells defined, and the classes that judge, are as these left them.
-    """
-    import resource  # noqa: PLC0415 - Python in a browser has none, and grades nothing
 
-    resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
+    Parameters
+    ----------
+    exercises
+        Names that a learner is to define: the only ones of the lesson's that are not restored.
+    failed
+        Index of a cell that is left out → why.
+    descriptor
+        Of an open file: takes a line as each cell begins, and one for each check.
+    """
 
     def too_long(_signal: int, _frame: object) -> NoReturn:
-        raise TimeoutError(f"it took longer than {order.cell_seconds:g} s")
+        raise TimeoutError(f"it took longer than {cell_seconds:g} s")
 
     signal.signal(signal.SIGALRM, too_long)
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     raised: list[str] = []
     kept: dict[str, object] = {}
-    with os.fdopen(order.descriptor, "wb", buffering=0) as out:
-        for code in order.cells:
+    with os.fdopen(descriptor, "wb", buffering=0) as out:
+
+        def tell(cell: int, check: Checked | None = None) -> None:
+            out.write(msgspec.json.encode(Told(cell, check)) + b"\n")
+
+        for number, code in enumerate(cells):
+            tell(number)
+            if number in failed:
+                for name in code.asks or ():
+                    reason = _text("; ".join([*raised, failed[number]]))
+                    tell(number, Checked(name, "not solved", reason))
+                raised.append(f"cell {code.id}: {failed[number]}")
+                continue
             if code.asks is not None:
                 _restore(shell.user_ns, kept)
                 before = dict(shell.user_ns)
-            signal.setitimer(signal.ITIMER_REAL, order.cell_seconds)
+            signal.setitimer(signal.ITIMER_REAL, cell_seconds)
             ran = shell.run_cell(code.source)  # type: ignore[no-untyped-call]  # IPython's
             signal.setitimer(signal.ITIMER_REAL, 0)
             error = ran.error_before_exec or ran.error_in_exec
@@ -88,14 +99,21 @@ def run(order: Order) -> None:
                 continue
             for name, value in shell.user_ns.items():
                 is_set = not name.startswith("_") and value is not before.get(name, before)
-                if is_set and name not in order.exercises and name not in ("In", "Out"):
+                if is_set and name not in exercises and name not in ("In", "Out"):
                     kept[name] = value
             if type(ran.result) is Feedback and ran.result.result.name in code.asks:
-                # Lone surrogates cannot be written as UTF-8.
-                reason = "; ".join([*raised, ran.result.found]).encode(errors="backslashreplace")
-                check = Checked(ran.result.result.name, ran.result.result.verdict, reason.decode())
-                out.write(msgspec.json.encode(check) + b"\n")
+                result = ran.result.result
+                reason = _text("; ".join([*raised, ran.result.found]))
+                tell(number, Checked(result.name, result.verdict, reason))
                 raised.clear()
+        tell(len(cells))
+
+
+def _text(reason: str) -> str:
+    """Shorten what may be a learner's text; lone surrogates cannot be written as UTF-8."""
+    if len(reason) > _MOST:
+        reason = f"{reason[: _MOST // 2]} … {reason[-_MOST // 2 :]}"
+    return reason.encode(errors="backslashreplace").decode()
 
 
 def _restore(names: dict[str, object], kept: dict[str, object]) -> None:
@@ -116,7 +134,3 @@ def _told(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - it may raise anything
         return type(error).__name__
-
-
-if __name__ == "__main__":
-    run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order))

@@ -29,6 +29,12 @@ class GivenOut:
         The copies.
     solutions, folds, held
         How many of each were taken out of them: last hints, folded texts, cells.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.learn.GivenOut(notebooks=(), solutions=2, folds=3, held=1).solutions
+    2
     """
 
     notebooks: tuple[Path, ...]
@@ -69,16 +75,19 @@ def give_out(lessons: str | Path, out: str | Path) -> GivenOut:
     gpuscope.errors.NotFound: there are no lessons in 'nowhere': name the folder of their notebooks
     """
     folder, target = Path(lessons), Path(out)
-    books = sorted(folder.glob("*.ipynb"))
+    try:
+        books = sorted(folder.glob("*.ipynb"))
+    except (OSError, ValueError) as error:
+        raise NotFound(f"cannot read the folder {folder.name!r}: {error}") from error
     if not books:
         raise NotFound(
             f"there are no lessons in {folder.name!r}: name the folder of their notebooks"
         )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    make_folder(target)
+    if any(target.iterdir()):
         raise GpuscopeError(f"{target.name!r} is there already and not empty: choose a new folder")
     counts: Counter[str] = Counter()
     texts = {book.name: _copy(book, counts) for book in books}
-    make_folder(target)
     copies = tuple(write_text(target / name, text) for name, text in texts.items())
     return GivenOut(copies, counts["solutions"], counts["folds"], counts["held"])
 

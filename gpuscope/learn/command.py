@@ -57,7 +57,7 @@ def grade_command(
     with needed_for("gpuscope grade"):
         from gpuscope.learn import Limits, Points, grade  # noqa: PLC0415 - needs the extra `notebook`
     counted = Points() if points is None else Points.read(points)
-    journal = out.with_name(f"{out.name}.journal")
+    journal = out.parent / f"{out.name}.journal"
     further = [path for path in (canvas, moodle) if path is not None]
     check_new(out, *further, replace=force or journal.is_file())
     if force:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from gpuscope._checks import closest, door, given
+from gpuscope._checks import door
 from gpuscope._files import write_csv
 from gpuscope._text import clean
 from gpuscope.analysis.result import Result as Table
 from gpuscope.analysis.result import Row
-from gpuscope.errors import InvalidArgument, NotFound
+from gpuscope.learn.points import ALIKE, Points
 
-_WEIGHT = "weight"
 _HELD = {
     "network": "the system refuses namespaces: notebooks had the network, and could see other "
     "processes",
@@ -72,107 +69,18 @@ class Grade:
 
 
 @dataclass(frozen=True)
-class Points:
-    """What exercises count.
-
-    Attributes
-    ----------
-    exercise
-        Points of an exercise that is not named.
-    lessons
-        Lesson, without ``.ipynb`` → exercise → its points; ``"weight"`` → what the points of the
-        lesson are multiplied by: 0 leaves it out.
+class Mark:
+    """What a learner reached in one lesson: of how many points, and answers of how many.
 
     Examples
     --------
     >>> import gpuscope as gs
-    >>> points = gs.learn.Points(lessons={"02_streams": {"weight": 2, "spread": 3}})
-    >>> points.of("02_streams.ipynb", "spread"), points.of("02_streams.ipynb", "wait_late")
-    (6, 2)
+    >>> solved = gs.learn.Grade("ada", "one.ipynb", "01.ipynb", "timer", "exercise", None, "solved")
+    >>> grades = gs.learn.Grades(grades=(solved,), asked={"01.ipynb": {"timer": "exercise"}})
+    >>> (mark,) = grades.marks().marks
+    >>> mark.points, mark.most_points
+    (1, 1)
     """
-
-    exercise: float = 1
-    lessons: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @classmethod
-    @door(path=(str, Path))
-    def read(cls, path: str | Path) -> Points:
-        """Read points from a TOML file: ``exercise = …``, and a table for each lesson.
-
-        Raises
-        ------
-        NotFound
-            The file cannot be read.
-        InvalidArgument
-            It is no TOML, or has what is no number from 0.
-        """
-        name = Path(path).name
-        try:
-            raw = tomllib.loads(Path(path).read_text("utf-8"))
-        except OSError as error:
-            raise NotFound(f"cannot read the points {name!r}: {error.strerror}") from error
-        except ValueError as error:
-            raise InvalidArgument(f"the points {name!r} are no TOML: {error}") from error
-        lessons = {key: value for key, value in raw.items() if isinstance(value, dict)}
-        single = {key: value for key, value in raw.items() if key not in lessons}
-        for where, values in (("at the top", single), *lessons.items()):
-            for key, value in values.items():
-                if where == "at the top" and key != "exercise":
-                    raise InvalidArgument(
-                        f"the points {name!r} have {key!r} at the top; 'exercise' and tables of "
-                        "lessons are known"
-                    )
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                if not is_number or not 0 <= value < math.inf:
-                    raise InvalidArgument(
-                        f"the points {name!r} have {key} = {given(value)} ({where}); a number "
-                        "from 0 is needed"
-                    )
-        return cls(single.get("exercise", 1), lessons)
-
-    def of(self, lesson: str, exercise: str) -> float:
-        """Return the points of an exercise, its lesson's weight included."""
-        values = self.lessons.get(lesson.removesuffix(".ipynb"), {})
-        return values.get(exercise, self.exercise) * values.get(_WEIGHT, 1)
-
-    def check(self, asked: Mapping[str, Mapping[str, str]]) -> None:
-        """Refuse names that no lesson has.
-
-        Parameters
-        ----------
-        asked
-            As in :class:`Grades`.
-
-        Raises
-        ------
-        InvalidArgument
-            There is no lesson or exercise of a name.
-        """
-        known = {
-            lesson.removesuffix(".ipynb"): [name for name in names if names[name] == "exercise"]
-            for lesson, names in asked.items()
-        }
-        for lesson, values in self.lessons.items():
-            if lesson not in known:
-                raise InvalidArgument(
-                    f"the points name a lesson {lesson!r}, which is not among those given out"
-                    f"{closest(lesson, known)}"
-                )
-            for exercise in values:
-                if exercise not in (_WEIGHT, *known[lesson]):
-                    raise InvalidArgument(
-                        f"the points name an exercise {exercise!r} of {lesson}; it has "
-                        f"{known[lesson]}, and 'weight'"
-                    )
-
-
-ALIKE = Points()
-"""A point for each exercise."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What a learner reached in one lesson: of how many points, and answers of how many."""
 
     learner: str
     lesson: str
@@ -192,6 +100,13 @@ class Marks(Table):
         Of each learner in each lesson that anybody handed in, in this order.
     not_graded
         Learner → why notebooks of theirs were not graded.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> bad = gs.learn.Grade("ada", "ada/one.ipynb", "", reason="it is no notebook of Jupyter")
+    >>> gs.learn.Grades(grades=(bad,)).marks().not_graded
+    {'ada': ('one.ipynb: it is no notebook of Jupyter',)}
     """
 
     marks: tuple[Mark, ...] = ()

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpuscope import __version__
 from gpuscope._checks import count, door, given, require_kind
 from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
-from gpuscope.learn.grades import ALIKE, Grade, Grades, Points
+from gpuscope.learn.grades import Grade, Grades
 from gpuscope.learn.handed_in import (
     ASKS,
     answers,
@@ -28,6 +28,7 @@ from gpuscope.learn.handed_in import (
 )
 from gpuscope.learn.holding import Order
 from gpuscope.learn.journal import Journal
+from gpuscope.learn.points import ALIKE, Points
 from gpuscope.learn.sandbox import SYSTEM
 from gpuscope.learn.warden import STOPPED, Warden
 from gpuscope.search.scale_out import executor_of
@@ -154,7 +155,7 @@ def grade(
         )
         here = isinstance(pool, ThreadPoolExecutor)  # an event goes to no other process
         if here:
-            wardens = _Wardens([None] if executor else cores, gpu=gpu)
+            wardens = _Wardens(_shares(executor or f"processes:{len(cores)}", cores), gpu=gpu)
             run = partial(run, stop=stop, wardens=stack.enter_context(wardens))
         try:
             for path in submitted:
@@ -197,17 +198,25 @@ def _keep(log: Journal, blank: Grade, path: Path, future: Future[Graded]) -> Non
         log.add(blank.notebook, path, graded.grades, graded.cpu_s, graded.not_held)
 
 
+def _shares(executor: Executor | str, cores: Sequence[int]) -> list[Sequence[int]]:
+    """Deal processors out to as many notebooks as are graded at a time."""
+    if not isinstance(executor, str):
+        return [cores]
+    jobs = int(executor.rpartition(":")[2])
+    return [cores[job % len(cores) :: jobs] for job in range(jobs)]
+
+
 class _Wardens:
     """A process for each thread that asks, which starts the notebooks of this thread.
 
     Parameters
     ----------
-    cores
-        Of each in turn: what its notebooks start takes no time from those of others.
+    shares
+        The processors of each: what its notebooks start takes no time from those of others.
     """
 
-    def __init__(self, cores: Sequence[int | None], *, gpu: bool) -> None:
-        self._gpu, self._cores = gpu, itertools.cycle(cores)
+    def __init__(self, shares: Sequence[Sequence[int]], *, gpu: bool) -> None:
+        self._gpu, self._shares = gpu, itertools.cycle(shares)
         self._of_thread = threading.local()
         self._all: list[Warden] = []
 
@@ -222,8 +231,8 @@ class _Wardens:
         """Return that of this thread, which is started if it is none or ended."""
         warden: Warden | None = getattr(self._of_thread, "warden", None)
         if warden is None or not warden.lives:
-            core = next(self._cores) if warden is None else warden.core
-            self._of_thread.warden = warden = Warden(gpu=self._gpu, core=core)
+            cores = next(self._shares) if warden is None else warden.cores
+            self._of_thread.warden = warden = Warden(gpu=self._gpu, cores=cores)
             self._all.append(warden)
         return warden
 

@@ -204,10 +204,10 @@ class _Reader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with suppress(ValueError, RecursionError):  # a notebook wrote it
-                told = msgspec.json.decode(line, type=Told)
-                if told.check is not None:
-                    self._checks.setdefault(told.check.name, told.check)
-                self.cell, self.since_s = told.cell, time.monotonic()
+                heard = msgspec.json.decode(line, type=Told)
+                if heard.check is not None:
+                    self._checks.setdefault(heard.check.name, heard.check)
+                self.cell, self.since_s = heard.cell, time.monotonic()
         return self.is_open
 
 
@@ -284,13 +284,13 @@ def _end_all(box: Box, child: int) -> None:
 def serve() -> None:
     """Run the orders that come as lines of JSON, and answer each by a report.
 
-    Arguments are whether notebooks use the GPU, and the processor to stay on.
+    Arguments are whether notebooks use the GPU, and the processors to stay on.
     """
     die_with_parent(os.getppid())
     adopt_orphans()
-    gpu, core = sys.argv[1] == "gpu", sys.argv[2:]
-    if core and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core[0])})
+    gpu, cores = sys.argv[1] == "gpu", sys.argv[2:]
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, set(map(int, cores)))
     box = strongest()
     gc.freeze()
     for line in sys.stdin.buffer:

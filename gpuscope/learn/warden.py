@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, cast
 
@@ -31,12 +32,12 @@ class Warden:
     ----------
     gpu
         Whether notebooks use the GPU.
-    core
-        The processor that it and its notebooks stay on, so that they take none from others.
+    cores
+        The processors that it and its notebooks stay on; all, if not given.
     """
 
-    def __init__(self, *, gpu: bool, core: int | None = None) -> None:
-        self.core = core
+    def __init__(self, *, gpu: bool, cores: Sequence[int] = ()) -> None:
+        self.cores = cores
         # What a notebook leaves there may be what nobody can remove, or still grow.
         self._folder = tempfile.TemporaryDirectory(
             prefix="gpuscope-grade-", ignore_cleanup_errors=True
@@ -49,7 +50,7 @@ class Warden:
         }
         if not gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        arguments = ["gpu" if gpu else "simulated", *([] if core is None else [str(core)])]
+        arguments = ["gpu" if gpu else "simulated", *map(str, cores)]
         self._process = subprocess.Popen(  # noqa: S603 - Python itself
             [sys.executable, "-m", "gpuscope.learn.holding", *arguments],
             stdin=subprocess.PIPE,

@@ -7,7 +7,8 @@ import csv
 import pytest
 
 from gpuscope.errors import InvalidArgument, NotFound
-from gpuscope.learn.grades import Grade, Grades, Points
+from gpuscope.learn.grades import Grade, Grades
+from gpuscope.learn.points import Points
 
 ASKED = {
     "01.ipynb": {"guess": "prediction", "timer": "exercise", "read": "exercise", "why": "quiz"},

@@ -105,6 +105,9 @@ def _holds(box: Box) -> bool:
         return not os.waitpid(child, 0)[1]
     try:
         shut_in(box, [])
+        if inner := os.fork():
+            os._exit(min(os.waitpid(inner, 0)[1], 1))
+        see_own_processes(box)
         if box.user is not None:
             become(box.user)
         with open(__file__, "rb"), open(os.__file__, "rb"):  # noqa: PTH123
@@ -151,9 +154,15 @@ def shut_in(box: Box, hidden: Sequence[str]) -> None:
     os.chdir(os.getcwd())  # noqa: PTH109 - into what is mounted there now
 
 
-def see_own_processes() -> None:
-    """Have ``/proc`` show the processes of this namespace, where the system allows that."""
-    with suppress(OSError):
+def see_own_processes(box: Box) -> None:
+    """Have ``/proc`` show the processes of this process's namespace, as CUDA needs it.
+
+    Raises
+    ------
+    OSError
+        The system does not allow that.
+    """
+    if "network" in box.held:
         _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES)
 
 

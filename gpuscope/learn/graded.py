@@ -106,6 +106,9 @@ def run(
                 reason = _text("; ".join([*raised, ran.result.found]))
                 tell(number, Checked(result.name, result.verdict, reason))
                 raised.clear()
+            elif error is not None:
+                for name in code.asks:
+                    tell(number, Checked(name, "not finished", _text("; ".join(raised))))
         tell(len(cells))
 
 

@@ -33,6 +33,8 @@ from gpuscope.learn.sandbox import (
 
 _MOST_BYTES = 10_000_000
 """Of what the checks of a notebook say."""
+_ENDED = "its process ended with exit status {}"
+_KILLED = _ENDED.format(128 + signal.SIGKILL)
 _POLL_S, _END_S = 0.2, 0.005
 _GRACE_S = 2.0
 """Beyond its time, in which a cell may end by the error that it gets."""
@@ -89,11 +91,15 @@ def hold(order: Order, box: Box, *, gpu: bool) -> Report:
     before_s, end_s = _cpu_s(), time.monotonic() + order.seconds
     checks: dict[str, Checked] = {}
     failed: dict[int, str] = {}
+    killed: set[int] = set()
     while True:
         cell, ending = _attempt(order, box, failed, checks, end_s, gpu=gpu)
         if cell == len(order.cells) or time.monotonic() >= end_s or cell in failed or cell < 0:
             break
-        failed[cell] = ending
+        if ending == _KILLED and cell not in killed:  # maybe by a system without memory: once more
+            killed.add(cell)
+        else:
+            failed[cell] = ending
     return Report([*checks.values()], ending, _cpu_s() - before_s, box.held)
 
 
@@ -226,7 +232,7 @@ def _watch(
         if is_done and (gone or spent_s >= _GRACE_S):
             return len(order.cells), "it was not reached"
         if gone:
-            return cell, f"its process ended with exit status {_exit_status(status)}"
+            return cell, _ENDED.format(_exit_status(status))
         if now_s >= end_s:
             return cell, f"the notebook was stopped after {order.seconds:g} s"
         if spent_s >= order.cell_seconds + _GRACE_S and not is_done:

@@ -121,6 +121,14 @@ def test_what_hides_from_errors_is_stopped_in_the_end(folders):
     assert graded(folders, "last", limits=limits)["ada"].verdict == "solved"
 
 
+def test_a_check_that_is_interrupted_says_so(folders):
+    late = "import time\ndef double(x):\n    time.sleep(60)"
+    book(folders[0] / "ada" / "one.ipynb", late)
+    found = graded(folders, limits=Limits(cell_seconds=1))["ada"]
+    assert found.verdict in ("not solved", "not finished")
+    assert "took longer than 1 s" in found.reason
+
+
 def test_a_notebook_has_its_time_and_no_more(folders):
     book(folders[0] / "ada" / "one.ipynb", "import time\ntime.sleep(60)")
     found = graded(folders, "last", limits=Limits(seconds=2, cell_seconds=50))["ada"]

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from graded_books import book, graded
 
+from gpuscope.learn import holding
 from gpuscope.learn.grading import Limits, grade
+from gpuscope.learn.handed_in import Code
+from gpuscope.learn.sandbox import Box
 from gpuscope.learn.warden import Warden
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are Linux's")
@@ -182,6 +185,21 @@ def test_a_warden_that_is_killed_costs_one_notebook(folders, monkeypatch):
     monkeypatch.setattr(Warden, "ask", killed_first)
     verdicts = sorted(grade.verdict for grade in graded(folders).values())
     assert verdicts == ["not finished", "solved", "solved"]
+
+
+def test_what_the_system_kills_is_tried_once_more(monkeypatch):
+    """A system without memory kills whom it likes."""
+    killed = "its process ended with exit status 137"
+    endings, left_out = [(0, killed), (0, killed), (1, "it was not reached")], []
+
+    def attempt(order, box, failed, checks, end_s, *, gpu):
+        left_out.append(dict(failed))
+        return endings[len(left_out) - 1]
+
+    monkeypatch.setattr(holding, "_attempt", attempt)
+    order = holding.Order([Code("one", "")], set(), 9, 9, 1, "")
+    holding.hold(order, Box(frozenset(), None), gpu=False)
+    assert left_out == [{}, {}, {0: killed}]
 
 
 def test_memory_of_several_processes_counts_together(folders):

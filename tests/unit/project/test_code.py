@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 3_430,
+    "learn": 3_450,
     "races": 1_771,
     "record": 5_167,
     "report": 674,

@@ -103,7 +103,7 @@ def rows_of(
     with out.open(encoding="utf-8") as lines:
         graded = list(csv.DictReader(lines))
     entries = [json.loads(line) for line in Path(f"{out}.journal").read_text().splitlines()]
-    minutes: Counter[str] = Counter()
+    minutes: dict[str, float] = dict.fromkeys(kinds, 0.0)
     for entry in entries:
         minutes[entry["notebook"].partition("/")[0]] += entry["cpu_s"] / 60
     honest = [minutes[learner] for learner, kind in kinds.items() if kind == "honest"]

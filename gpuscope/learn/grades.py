@@ -11,7 +11,7 @@ from gpuscope._files import write_csv
 from gpuscope._text import clean
 from gpuscope.analysis.result import Result as Table
 from gpuscope.analysis.result import Row
-from gpuscope.learn.points import ALIKE, Points
+from gpuscope.learn.points import ALIKE, Points, check_names
 
 _HELD = {
     "network": "the system refuses namespaces: notebooks had the network, and could see other "
@@ -258,7 +258,7 @@ class Grades(Table):
         InvalidArgument
             The points name a lesson or an exercise that is not among those asked.
         """
-        points.check(self.asked)
+        check_names(points, self.asked)
         achieved = {
             (grade.learner, grade.lesson, grade.name) for grade in self.grades if grade.is_achieved
         }

@@ -28,7 +28,7 @@ from gpuscope.learn.handed_in import (
 )
 from gpuscope.learn.holding import Order
 from gpuscope.learn.journal import Journal
-from gpuscope.learn.points import ALIKE, Points
+from gpuscope.learn.points import ALIKE, Points, check_names
 from gpuscope.learn.sandbox import SYSTEM
 from gpuscope.learn.warden import STOPPED, Warden
 from gpuscope.search.scale_out import executor_of
@@ -142,7 +142,7 @@ def grade(
             kinds[book.name] = {name: ASKS[method] for method, name in asked(read_cells(book))}
         except TraceFormatError as error:
             raise TraceFormatError(f"the lesson {book.name!r} cannot be graded: {error}") from error
-    points.check(kinds)
+    check_names(points, kinds)
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
     stop, graded = threading.Event(), dict[Path, Future[Graded]]()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]

@@ -73,41 +73,43 @@ class Points:
                     )
         return cls(single.get("exercise", 1), lessons)
 
+    @door(lesson=str, exercise=str)
     def of(self, lesson: str, exercise: str) -> float:
         """Return the points of an exercise, its lesson's weight included."""
         values = self.lessons.get(lesson.removesuffix(".ipynb"), {})
         return values.get(exercise, self.exercise) * values.get(_WEIGHT, 1)
 
-    def check(self, asked: Mapping[str, Mapping[str, str]]) -> None:
-        """Refuse names that no lesson has.
-
-        Parameters
-        ----------
-        asked
-            As in :class:`gpuscope.learn.Grades`.
-
-        Raises
-        ------
-        InvalidArgument
-            There is no lesson or exercise of a name.
-        """
-        known = {
-            lesson.removesuffix(".ipynb"): [name for name in names if names[name] == "exercise"]
-            for lesson, names in asked.items()
-        }
-        for lesson, values in self.lessons.items():
-            if lesson not in known:
-                raise InvalidArgument(
-                    f"the points name a lesson {lesson!r}, which is not among those given out"
-                    f"{closest(lesson, known)}"
-                )
-            for exercise in values:
-                if exercise not in (_WEIGHT, *known[lesson]):
-                    raise InvalidArgument(
-                        f"the points name an exercise {exercise!r} of {lesson}; it has "
-                        f"{known[lesson]}, and 'weight'"
-                    )
-
 
 ALIKE = Points()
 """A point for each exercise."""
+
+
+def check_names(points: Points, asked: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse points of names that no lesson has.
+
+    Parameters
+    ----------
+    asked
+        As in :class:`gpuscope.learn.Grades`.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no lesson or exercise of a name.
+    """
+    known = {
+        lesson.removesuffix(".ipynb"): [name for name in names if names[name] == "exercise"]
+        for lesson, names in asked.items()
+    }
+    for lesson, values in points.lessons.items():
+        if lesson not in known:
+            raise InvalidArgument(
+                f"the points name a lesson {lesson!r}, which is not among those given out"
+                f"{closest(lesson, known)}"
+            )
+        for exercise in values:
+            if exercise not in (_WEIGHT, *known[lesson]):
+                raise InvalidArgument(
+                    f"the points name an exercise {exercise!r} of {lesson}; it has "
+                    f"{known[lesson]}, and 'weight'"
+                )

@@ -530,6 +530,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
             "executor": None, "journal": "j", "points": learn.Points(),
         }),
         "Points.read": (learn.Points.read, {"path": "points.toml"}),
+        "Points.of": (learn.Points().of, {"lesson": "01", "exercise": "timer"}),
         "Grades.marks": (learn.Grades().marks, {"points": learn.Points()}),
         "Marks.to_canvas": (learn.Grades().marks().to_canvas, {"path": "a.csv"}),
         "Marks.to_moodle": (learn.Grades().marks().to_moodle, {"path": "a.csv"}),

@@ -124,6 +124,7 @@ bench:
 	$(PY) benchmarks/scale.py
 	$(PY) benchmarks/browser.py
 	$(PY) benchmarks/exporting.py --out benchmarks/results/exporting.json
+	$(PY) benchmarks/grading.py --out benchmarks/results/grading.json
 	@scripts/readers.sh
 	$(PY) benchmarks/importing.py --hta .cache/readers/hta/bin/python --out benchmarks/results/importing.json
 

@@ -18,6 +18,7 @@ _T = TypeVar("_T")
 ROOMS = {
     "gpuscope.backends": {"sim": "gpuscope.simulator.registered:SIMULATED"},
     "gpuscope.commands": {
+        "assignment": "gpuscope.learn.command:assignment_command",
         "calibrate": "gpuscope.simulator.calibration.command:calibrate_command",
         "grade": "gpuscope.learn.command:grade_command",
     },

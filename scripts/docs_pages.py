@@ -1146,7 +1146,7 @@ def between(text: str, name: str, inside: list[str]) -> str:
 
 def pages() -> dict[Path, str]:
     found = {}
-    gpu, cpu, latencies, other, shapes, timeline, scale, browser, *files = (
+    gpu, cpu, latencies, other, shapes, timeline, scale, browser, grading, *files = (
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         for name in (
             "h200",
@@ -1157,13 +1157,16 @@ def pages() -> dict[Path, str]:
             "timeline",
             "scale",
             "browser",
+            "grading",
             "importing",
             "exporting",
         )
     )
     found[ROOT / "docs" / "h200.md"] = h200_page(gpu)
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
-    found[ROOT / "docs" / "figures.md"] = figures_page(cpu, timeline, scale, browser, files)
+    found[ROOT / "docs" / "figures.md"] = figures_page(
+        cpu, timeline, scale, browser, grading, files
+    )
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
     parts = {

@@ -25,7 +25,12 @@ The simulator's accuracy is on [its page](simulator.md), figures of a GPU are
 
 
 def figures_page(
-    cpu: Facts, timeline: Facts, scale: Facts, browser: Facts, files: list[Facts]
+    cpu: Facts,
+    timeline: Facts,
+    scale: Facts,
+    browser: Facts,
+    grading: Facts,
+    files: list[Facts],
 ) -> str:
     """Return the page."""
     parts = [
@@ -34,6 +39,7 @@ def figures_page(
         _section("An index of a trace, and a frame of a timeline", timeline, _timeline(timeline)),
         _section("Analyses and reports of a large trace", scale, _scale(scale)),
         _section("A timeline in JupyterLab", browser, _browser(browser)),
+        _section("A class that is graded", grading, _grading(grading)),
         *(_section(title, facts, _files(facts)) for title, facts in zip(
             ("Reading 10⁶ spans", "Writing 10⁶ spans"), files, strict=True)),
     ]  # fmt: skip
@@ -136,6 +142,15 @@ def _browser(facts: Facts) -> list[Row]:
             value += f"; before {row['before']:.3g} {row['unit']}"
         found.append((row["what"], row["goal"], value, None if row["goal"] == "–" else row["met"]))
     return found
+
+
+def _grading(facts: Facts) -> list[Row]:
+    return [
+        (row["what"], row["goal"] if owed else "–", f"{row['value']:.3g} {row['unit']}".rstrip(),
+         row["met"] if owed else None)
+        for row in facts["rows"]
+        for owed in (row["goal"] != "(beside it)",)
+    ]  # fmt: skip
 
 
 def _files(facts: Facts) -> list[Row]:

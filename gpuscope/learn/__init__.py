@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gpuscope.learn.answers import Interval as Interval
     from gpuscope.learn.answers import Order as Order
     from gpuscope.learn.answers import Value as Value
+    from gpuscope.learn.assignment import GivenOut as GivenOut
+    from gpuscope.learn.assignment import give_out as give_out
     from gpuscope.learn.attempt import Attempt as Attempt
     from gpuscope.learn.cases import CAUSES as CAUSES
     from gpuscope.learn.cases import Case as Case
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from gpuscope.learn.cases import case as case
     from gpuscope.learn.cases import spin_kernel as spin_kernel
     from gpuscope.learn.cuda.program import CudaProgram as CudaProgram
-    from gpuscope.learn.grading import Grade as Grade
-    from gpuscope.learn.grading import Grades as Grades
+    from gpuscope.learn.grades import Grade as Grade
+    from gpuscope.learn.grades import Grades as Grades
+    from gpuscope.learn.grades import Mark as Mark
+    from gpuscope.learn.grades import Marks as Marks
     from gpuscope.learn.grading import Limits as Limits
     from gpuscope.learn.grading import grade as grade
     from gpuscope.learn.lesson import Lesson as Lesson
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from gpuscope.learn.outcome import Outcome as Outcome
     from gpuscope.learn.outcome import Result as Result
     from gpuscope.learn.outcome import find as find
+    from gpuscope.learn.points import Points as Points
     from gpuscope.learn.question import Question as Question
     from gpuscope.learn.recorded import label as label
     from gpuscope.learn.recorded import observe as observe

@@ -6,6 +6,7 @@ import ast
 import builtins
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from gpuscope.device.select import handing_over
 from gpuscope.learn.handed_in import Code
 from gpuscope.learn.lesson import Lesson
 
-_POLL_S = 0.02
+_POLL_S, _PAUSE_S = 0.02, 0.002
 _GRACE_S = 1.0
 """Until a cell that does not end when it is told to is ended with its process."""
 
@@ -41,6 +42,8 @@ class Apart:
         Names that a learner is to define.
     cell_seconds
         For a cell, which is interrupted by an error then.
+    begun
+        Is called as each of the learner's cells begins.
     written
         The learner's cells that were met so far.
     failed
@@ -50,6 +53,7 @@ class Apart:
     shell: InteractiveShell
     exercises: Collection[str]
     cell_seconds: float
+    begun: Callable[[], object]
     written: list[Code] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
 
@@ -95,10 +99,10 @@ class Apart:
                     os._exit(0)
                 os._exit(1)
             os.close(writes)
-            ending = self._wait(process)
-            with os.fdopen(reads, "rb") as lines:
-                begun = [int(line) for line in lines.read().splitlines()]
-            self.failed |= {number for number in begun if begun.count(number) == 1}
+            noted, ending = self._wait(process, reads)
+            os.close(reads)
+            numbers = [int(line) for line in noted.splitlines()]
+            self.failed |= {number for number in numbers if numbers.count(number) == 1}
         else:
             tell(*self._judged(code, lambda _: None))
         last = ast.parse(code.source).body[-1]
@@ -117,12 +121,14 @@ class Apart:
             if number in self.failed:
                 continue
             note(b"%d\n" % number)
+            self.begun()
             ran = self.run(cell.source)
             if (error := error_of(ran)) is None:
                 note(b"%d\n" % number)
             else:
                 raised.append(f"cell {cell.id} raised {told(error)}")
         shell.user_module, shell.user_ns = lesson, vars(lesson)
+        self.begun()
         names = vars(learner)
         shell.user_ns.update({name: names[name] for name in self.exercises if name in names})
         for owner, name, function in functions:
@@ -134,19 +140,26 @@ class Apart:
                     delattr(value, name)
         return self.run(code.source), raised
 
-    def _wait(self, process: int) -> str:
-        """Wait for the end of a process; returns how it ended, if not by itself."""
-        seconds = self.cell_seconds * (1 + len(self.written)) + _GRACE_S
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            ended, status = os.waitpid(process, os.WNOHANG)
+    def _wait(self, process: int, notes: int) -> tuple[bytes, str]:
+        """Wait for the end of a process; returns its notes, and how it ended, if not by itself.
+
+        A cell that does not end when it is told to is ended with its process.
+        """
+        noted, since_s, status = b"", time.monotonic(), None
+        while status is None:
+            if select.select([notes], [], [], _POLL_S)[0] and (news := os.read(notes, 1 << 16)):
+                noted, since_s = noted + news, time.monotonic()
+                continue
+            ended, code = os.waitpid(process, os.WNOHANG)
             if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return f"its process ended with exit status {code}" if code else ""
-            time.sleep(_POLL_S)
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        return f"it was stopped after {seconds:g} s"
+                status = os.waitstatus_to_exitcode(code)
+            elif time.monotonic() - since_s > self.cell_seconds + _GRACE_S:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                return noted, f"it took longer than {self.cell_seconds:g} s and had to be stopped"
+            else:
+                time.sleep(_PAUSE_S)
+        return noted, f"its process ended with exit status {status}" if status else ""
 
 
 def error_of(ran: ExecutionResult) -> BaseException | None:

@@ -1,7 +1,8 @@
-"""``grade``: the notebooks of a class."""
+"""``grade`` and ``assignment``: the notebooks of a class."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,42 +22,99 @@ def grade_command(
         Path, typer.Option(help="The folder of the lessons as they were given out.")
     ] = Path("notebooks"),
     out: Annotated[Path, typer.Option(help="The table with all answers.")] = Path("grades.csv"),
+    points: Annotated[
+        Path | None, typer.Option(help="TOML with points of exercises and weights of lessons.")
+    ] = None,
+    canvas: Annotated[
+        Path | None, typer.Option(help="Also write points for Canvas to this CSV.")
+    ] = None,
+    moodle: Annotated[
+        Path | None, typer.Option(help="Also write percents for Moodle to this CSV.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="For one notebook.")] = 300,
     cell_seconds: Annotated[float, typer.Option(min=1, help="For one cell.")] = 60,
     memory_gb: Annotated[float, typer.Option(min=0.5, max=1e6, help="For one notebook.")] = 4,
     gpu: Annotated[bool, typer.Option("--gpu", help="On the GPU, not simulated.")] = False,  # noqa: FBT002 - typer's form of a flag
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="Notebooks at a time; one a processor, if not given."),
+    ] = None,
     workers: Annotated[
         str | None,
-        typer.Option(
-            metavar="processes:N|dask://HOST:PORT",
-            help="How many notebooks at a time, here or on workers of Dask; two, if not given.",
-        ),
+        typer.Option(metavar="dask://HOST:PORT", help="Grade on workers of Dask instead of here."),
     ] = None,
     force: Force = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
-    """Run the notebooks that a class handed in; table first answers and which checks failed.
+    """Run the notebooks that a class handed in; table points, answers and which checks failed.
 
-    Each runs in a process of its own, with your rights: run no code that you do not trust. The
+    Each runs in a sandbox, as far as the system allows one to you; what it does not is told. The
     lesson is run as it was given out, with the learner's exercises and added cells: only its own
-    checks count. After Ctrl-C the table has what was graded until then.
+    checks count. Stopped and started again with the same --out, it goes on.
 
-    Example: gpuscope grade handed_in --lessons notebooks --out grades.csv
+    Example: gpuscope grade handed_in --lessons notebooks --out grades.csv --canvas canvas.csv
     """
     with needed_for("gpuscope grade"):
-        from gpuscope.learn import Limits, grade  # noqa: PLC0415 - needs the extra `notebook`
-    check_new(out, replace=force)
+        from gpuscope.learn import Limits, Points, grade  # noqa: PLC0415 - needs the extra `notebook`
+    counted = Points() if points is None else Points.read(points)
+    journal = out.parent / f"{out.name}.journal"
+    further = [path for path in (canvas, moodle) if path is not None]
+    check_new(out, *further, replace=force or journal.is_file())
+    if force:
+        with suppress(FileNotFoundError):
+            journal.unlink()
     limits = Limits(seconds, cell_seconds, round(memory_gb * 1e9))
-    grades = grade(folder, lessons, gpu=gpu, limits=limits, executor=workers)
+    grades = grade(
+        folder,
+        lessons,
+        gpu=gpu,
+        limits=limits,
+        executor=workers or (f"processes:{jobs}" if jobs else None),
+        journal=journal,
+        points=counted,
+    )
+    marks = grades.marks(counted)
     if not as_json:
-        say_result(grades)
-    written = grades.to_csv(out)
+        say_result(marks)
+    written = [grades.to_csv(out)]
+    if canvas is not None:
+        written.append(marks.to_canvas(canvas))
+    if moodle is not None:
+        written.append(marks.to_moodle(moodle))
     if as_json:
-        facts = {"stopped": grades.stopped, "notebooks": grades.rows(), "table": str(written)}
+        facts = {
+            "stopped": grades.stopped,
+            "not_held": grades.not_held,
+            "learners": marks.rows(),
+            "notebooks": grades.rows(),
+            "table": str(out),
+        }
         say_json(facts)
     else:
+        for sentence in grades.warnings:
+            say(sentence)
         if grades.stopped:
-            say("stopped early: what is not graded says so in the table")
-        say(f"wrote {written}")
+            say("stopped early: start it again with the same --out, and it goes on")
+        say(f"wrote {', '.join(map(str, written))}")
     if grades.stopped:
         raise typer.Exit(FAILED)
+
+
+def assignment_command(
+    out: Annotated[Path, typer.Argument(help="A new folder, for the learners' copies.")],
+    lessons: Annotated[Path, typer.Option(help="The folder of the lessons.")] = Path("notebooks"),
+) -> None:
+    """Make learners' copies of lessons: without solutions, held tests and outputs.
+
+    The last hint of each check and the folds are taken out, and so are cells tagged `held`.
+    Grade with the lessons themselves: their checks, the held ones too, judge what is handed in.
+
+    Example: gpuscope assignment to_give_out --lessons notebooks
+    """
+    with needed_for("gpuscope assignment"):
+        from gpuscope.learn import give_out  # noqa: PLC0415 - needs the extra `notebook`
+    given = give_out(lessons, out)
+    say(
+        f"wrote {len(given.notebooks)} notebooks to {out}, without {given.solutions} solutions, "
+        f"{given.folds} folds and {given.held} held cells"
+    )

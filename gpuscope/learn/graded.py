@@ -1,12 +1,12 @@
-"""The process that runs one notebook for :mod:`gpuscope.learn.grading`."""
+"""The process of one notebook: runs its cells, and tells what the checks in them say."""
 
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -16,76 +16,93 @@ from gpuscope.learn.apart import Apart, error_of, told
 from gpuscope.learn.handed_in import Code
 from gpuscope.learn.outcome import Feedback
 
-
-@dataclass(frozen=True)
-class Order:
-    """What to run, and within which limits.
-
-    Attributes
-    ----------
-    cells
-        In their order.
-    exercises
-        Names that a learner is to define: the only ones of the lesson's that are not restored.
-    descriptor
-        Of an open file, which has no name that a notebook could reach: takes a line for each
-        check, as soon as it is known.
-    """
-
-    cells: list[Code]
-    exercises: set[str]
-    cell_seconds: float
-    memory_bytes: int
-    descriptor: int
+_MOST = 2_000
+"""Characters of a reason."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of an exercise said."""
+    """What the check of an exercise said."""
 
     name: str
     verdict: str
     reason: str
 
 
-def run(order: Order) -> None:
+@dataclass(frozen=True)
+class Told:
+    """A line of what a notebook's process tells: it begins a cell, or a check in it was judged."""
+
+    cell: int
+    check: Checked | None = None
+
+
+def run(
+    cells: Sequence[Code],
+    exercises: AbstractSet[str],
+    cell_seconds: float,
+    failed: Mapping[int, str],
+    descriptor: int,
+) -> None:
     """Run the cells of a notebook as Jupyter does, and write what its checks say.
 
     Only the lesson's own cells tell of checks, each of those that it asks. They share no names with
     the learner's cells but those of the exercises, and each is judged in a process of its own.
+
+    Parameters
+    ----------
+    exercises
+        Names that a learner is to define.
+    failed
+        Index of a cell that is left out → why.
+    descriptor
+        Of an open file: takes a line as each cell begins, and one for each check.
     """
-    import resource  # noqa: PLC0415 - Python in a browser has none, and grades nothing
-
-    resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    apart = Apart(shell, order.exercises, order.cell_seconds)
     raised: list[str] = []
-    with os.fdopen(order.descriptor, "wb", buffering=0) as out:
+    with os.fdopen(descriptor, "wb", buffering=0) as out:
+        cell = 0
 
-        def write(name: str, verdict: str, reasons: list[str]) -> None:
-            # Lone surrogates cannot be written as UTF-8.
-            reason = "; ".join(reasons).encode(errors="backslashreplace").decode()
-            out.write(msgspec.json.encode(Checked(name, verdict, reason)) + b"\n")
+        def tell(check: Checked | None = None) -> None:
+            out.write(msgspec.json.encode(Told(cell, check)) + b"\n")
 
-        for code in order.cells:
-            if code.asks is None:
+        def judge(names: Sequence[str], verdict: str, *reasons: str) -> None:
+            reason = _text("; ".join([*raised, *reasons]))
+            for name in names:
+                tell(Checked(name, verdict, reason))
+
+        apart = Apart(shell, exercises, cell_seconds, tell)
+        for cell, code in enumerate(cells):
+            asks = code.asks
+            tell()
+            if cell in failed:
+                judge(asks or (), "not solved", failed[cell])
+                raised.append(f"cell {code.id}: {failed[cell]}")
+            elif asks is None:
                 apart.written.append(code)
-            elif not code.asks:
+            elif not asks:
                 if (error := error_of(apart.run(code.source))) is not None:
                     raised.append(f"cell {code.id} raised {told(error)}")
-            else:
-                asks = code.asks
-
-                def tell(ran: ExecutionResult, errors: list[str], asks: tuple[str, ...]) -> None:
-                    feedback: object = ran.result
-                    if type(feedback) is Feedback and feedback.result.name in asks:
-                        result = feedback.result
-                        write(result.name, result.verdict, [*raised, *errors, feedback.found])
-
-                ending = apart.check(code, partial(tell, asks=asks))
-                for name in asks if ending else ():
-                    write(name, "not finished", [*raised, ending])
+            elif ending := apart.check(code, partial(_judged, judge, asks)):
+                judge(asks, "not finished", ending)
+        cell = len(cells)
+        tell()
 
 
-if __name__ == "__main__":
-    run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Order))
+def _judged(
+    judge: Callable[..., None], asks: Sequence[str], ran: ExecutionResult, errors: Sequence[str]
+) -> None:
+    """Tell what a check said, or why it said nothing."""
+    feedback: object = ran.result
+    if type(feedback) is Feedback and feedback.result.name in asks:
+        result = feedback.result
+        judge([result.name], result.verdict, *errors, feedback.found)
+    elif (error := error_of(ran)) is not None:
+        judge(asks, "not finished", *errors, told(error))
+
+
+def _text(reason: str) -> str:
+    """Shorten what may be a learner's text; lone surrogates cannot be written as UTF-8."""
+    if len(reason) > _MOST:
+        reason = f"{reason[: _MOST // 2]} … {reason[-_MOST // 2 :]}"
+    return reason.encode(errors="backslashreplace").decode()

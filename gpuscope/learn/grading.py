@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
+from gpuscope import __version__
 from gpuscope._checks import count, door, given, require_kind
-from gpuscope._files import write_csv
-from gpuscope.analysis.result import Result as Table
-from gpuscope.analysis.result import Row
 from gpuscope.errors import InvalidArgument, NotFound, TraceFormatError
-from gpuscope.learn.graded import Checked, Order
+from gpuscope.learn.grades import Grade, Grades
 from gpuscope.learn.handed_in import (
     ASKS,
-    Code,
     answers,
     asked,
     asked_of,
@@ -35,123 +26,14 @@ from gpuscope.learn.handed_in import (
     read_cells,
     shared,
 )
+from gpuscope.learn.holding import Order
+from gpuscope.learn.journal import Journal
+from gpuscope.learn.points import ALIKE, Points, check_names
+from gpuscope.learn.sandbox import SYSTEM
+from gpuscope.learn.warden import STOPPED, Warden
 from gpuscope.search.scale_out import executor_of
 
-_MOST_BYTES = 10_000_000
-"""Of what the checks of a notebook say."""
-_AT_ONCE = 2
 _MOST_S = 10**6
-_STOPPED = "grading was stopped"
-_POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class Grade:
-    """What a learner answered to one question, or did in one exercise.
-
-    Attributes
-    ----------
-    learner
-        The folder that the notebook lies in, or else the notebook's name.
-    notebook, lesson
-        File names of what was handed in, and of the lesson.
-    name, kind
-        As in :class:`Result`.
-    answer
-        The first one to a prediction, the last one to a quiz; ``None``: there is none.
-    verdict
-        As in :class:`Result`; ``"not finished"``: the notebook was stopped before.
-    attempts
-        How often the learner answered.
-    reason
-        What the check found instead, or why nothing was graded.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gs.learn.Grade("ada", "ada/one.ipynb", "", reason="it is no notebook of Jupyter").verdict
-    'not graded'
-    """
-
-    learner: str
-    notebook: str
-    lesson: str
-    name: str = ""
-    kind: str = ""
-    answer: str | None = None
-    verdict: str = "not graded"
-    attempts: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Grades(Table):
-    """What a class answered and solved.
-
-    Attributes
-    ----------
-    grades
-        In the order of the notebooks and of what they ask.
-    stopped
-        Whether grading was stopped early: what was not graded says so.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> solved = gs.learn.Grade("ada", "one.ipynb", "01.ipynb", "timer", "exercise", None, "solved")
-    >>> gs.learn.Grades(grades=(solved,)).rows()[0]["solved"]
-    '1 of 1'
-    """
-
-    grades: tuple[Grade, ...] = ()
-    stopped: bool = False
-
-    def _rows(self) -> list[Row]:
-        rows: list[Row] = []
-        for notebook in dict.fromkeys(grade.notebook for grade in self.grades):
-            of_notebook = [grade for grade in self.grades if grade.notebook == notebook]
-            right, solved = (
-                [
-                    grade.verdict == verdict
-                    for grade in of_notebook
-                    if grade.kind == kind and grade.verdict != "not available"
-                ]
-                for kind, verdict in (("prediction", "right"), ("exercise", "solved"))
-            )
-            exercises = [grade for grade in of_notebook if grade.kind == "exercise"]
-            passed = ("solved", "not available")
-            failed = [grade.name for grade in exercises if grade.verdict not in passed]
-            reasons = {grade.reason for grade in of_notebook if not grade.name}
-            rows.append(
-                {
-                    "learner": of_notebook[0].learner,
-                    "lesson": of_notebook[0].lesson,
-                    "right": f"{sum(right)} of {len(right)}",
-                    "solved": f"{sum(solved)} of {len(solved)}",
-                    "not solved": ", ".join(failed + sorted(reasons)),
-                }
-            )
-        return rows
-
-    @property
-    def note(self) -> str:
-        """Where verdicts come from."""
-        return (
-            "predictions and quizzes as the saved notebook has them, unverified: count them "
-            "as participation; the code of exercises was run again"
-        )
-
-    @door(path=(str, Path))
-    def to_csv(self, path: str | Path) -> Path:
-        """Write all grades, one row each; returns the path.
-
-        Raises
-        ------
-        GpuscopeError
-            The file could not be written.
-        """
-        columns = [field.name for field in fields(Grade)]
-        return write_csv(Path(path), columns, [[*asdict(grade).values()] for grade in self.grades])
 
 
 @dataclass(frozen=True)
@@ -186,7 +68,16 @@ class Limits:
                 raise InvalidArgument(f"{name} is {given(seconds)}; up to {_MOST_S:,} are needed")
 
 
-@door("folder", "lessons", "gpu", "limits", "executor")
+@dataclass(frozen=True)
+class Graded:
+    """What came of one notebook; see :class:`gpuscope.learn.journal.Entry`."""
+
+    grades: list[Grade]
+    cpu_s: float = 0.0
+    not_held: tuple[str, ...] = ()
+
+
+@door("folder", "lessons", "gpu", "limits", "executor", "journal", "points")
 def grade(
     folder: str | Path,
     lessons: str | Path = "notebooks",
@@ -194,15 +85,17 @@ def grade(
     gpu: bool = False,
     limits: Limits = Limits(),
     executor: Executor | str | None = None,
+    journal: str | Path | None = None,
+    points: Points = ALIKE,
 ) -> Grades:
     """Run the notebooks that learners handed in, and return what was answered and solved.
 
-    Each runs in a process of its own, bounded in time and memory, but with your rights: it is
-    no sandbox for code that you do not trust. What runs is the lesson as it was given out, with
-    the learner's exercises and the cells that the learner added in their places: only checks in
-    the lesson's own cells count, and its names are restored before each of them. Predictions and
-    quizzes are read from the saved outputs. Whatever a notebook holds, the others are graded;
-    after Ctrl-C the result has what was graded until then.
+    Each runs in processes of its own, in a sandbox as far as the system allows one to this user:
+    bounded in time, memory and files, without a network, all files of others read-only. What runs
+    is the lesson as it was given out, with the learner's exercises and the cells that the learner
+    added in their places: only checks in the lesson's own cells count, and its names are restored
+    before each of them. Predictions and quizzes are read from the saved outputs. Whatever a
+    notebook holds, the others are graded; after Ctrl-C the result has what was graded until then.
 
     Parameters
     ----------
@@ -215,15 +108,24 @@ def grade(
     gpu
         Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
     executor
-        Grades a notebook each, as in :func:`gpuscope.search.sweep`; two notebooks at a time on this
-        machine, if not given. Its workers need the same folders.
+        Grades a notebook each, as in :func:`gpuscope.search.sweep`; as many notebooks at a time on
+        this machine as it has processors, if not given. Its workers need the same folders.
+    journal
+        A file that takes what came of each notebook at once. What it has already of the same
+        notebook, lesson, limits and version of gpuscope is not graded again.
+    points
+        What :meth:`Grades.marks` will be asked for: checked before anything runs.
 
     Raises
     ------
+    InvalidArgument
+        The points name what no lesson has.
     NotFound
         There are no notebooks in one of the folders.
     TraceFormatError
         A lesson is no notebook.
+    GpuscopeError
+        The journal cannot be written, or another run has it.
 
     Examples
     --------
@@ -234,18 +136,38 @@ def grade(
     gpuscope.errors.NotFound: there are no notebooks in 'handed_in': name the folder of what ...
     """
     submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
+    kinds: dict[str, dict[str, str]] = {}
     for book in given_out:
         try:
-            read_cells(book)
+            kinds[book.name] = {name: ASKS[method] for method, name in asked(read_cells(book))}
         except TraceFormatError as error:
             raise TraceFormatError(f"the lesson {book.name!r} cannot be graded: {error}") from error
+    check_names(points, kinds)
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
-    stop, graded = threading.Event(), dict[Path, Future[list[Grade]]]()
-    with executor_of(executor or f"processes:{_AT_ONCE}", ThreadPoolExecutor) as pool:
+    stop, graded = threading.Event(), dict[Path, Future[Graded]]()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    with ExitStack() as stack:
+        log = None
+        if journal is not None:
+            log = stack.enter_context(Journal(Path(journal), given_out, [__version__, gpu, limits]))
+        pool = stack.enter_context(
+            executor_of(executor or f"processes:{len(cores)}", ThreadPoolExecutor)
+        )
         here = isinstance(pool, ThreadPoolExecutor)  # an event goes to no other process
+        if here:
+            wardens = _Wardens(_shares(executor or f"processes:{len(cores)}", cores), gpu=gpu)
+            run = partial(run, stop=stop, wardens=stack.enter_context(wardens))
         try:
             for path in submitted:
-                graded[path] = pool.submit(partial(run, stop=stop) if here else run, path)
+                blank = _blank(path, Path(folder))
+                entry = log and log.known(blank.notebook, path)
+                if entry:
+                    graded[path] = Future()
+                    graded[path].set_result(Graded([*entry.grades], entry.cpu_s, entry.not_held))
+                else:
+                    graded[path] = pool.submit(run, path)
+                    if log is not None:
+                        graded[path].add_done_callback(partial(_keep, log, blank, path))
             wait_for_all(graded.values())
         except KeyboardInterrupt:
             stop.set()
@@ -256,26 +178,82 @@ def grade(
                     wait_for_all(graded.values())
         finally:
             stop.set()
-        every = [_grades_of(graded.get(path), _blank(path, Path(folder))) for path in submitted]
-    stopped = any(grade.reason == _STOPPED for grades in every for grade in grades)
-    return Grades(grades=tuple(grade for grades in every for grade in grades), stopped=stopped)
+        every = [_graded(graded.get(path), _blank(path, Path(folder))) for path in submitted]
+    grades = tuple(grade for each in every for grade in each.grades)
+    not_held = {name for each in every for name in each.not_held}
+    return Grades(
+        grades=grades,
+        stopped=any(grade.reason == STOPPED for grade in grades),
+        asked=kinds,
+        not_held=tuple(name for name in SYSTEM if name in not_held),
+    )
+
+
+def _keep(log: Journal, blank: Grade, path: Path, future: Future[Graded]) -> None:
+    """Have a journal keep what came of a notebook that was graded to its end."""
+    if future.cancelled() or future.exception() is not None:
+        return
+    graded = future.result()
+    if all(grade.reason != STOPPED for grade in graded.grades):
+        log.add(blank.notebook, path, graded.grades, graded.cpu_s, graded.not_held)
+
+
+def _shares(executor: Executor | str, cores: Sequence[int]) -> list[Sequence[int]]:
+    """Deal processors out to as many notebooks as are graded at a time."""
+    if not isinstance(executor, str):
+        return [cores]
+    jobs = int(executor.rpartition(":")[2])
+    return [cores[job % len(cores) :: jobs] for job in range(jobs)]
+
+
+class _Wardens:
+    """A process for each thread that asks, which starts the notebooks of this thread.
+
+    Parameters
+    ----------
+    shares
+        The processors of each: what its notebooks start takes no time from those of others.
+    """
+
+    def __init__(self, shares: Sequence[Sequence[int]], *, gpu: bool) -> None:
+        self._gpu, self._shares = gpu, itertools.cycle(shares)
+        self._of_thread = threading.local()
+        self._all: list[Warden] = []
+
+    def __enter__(self) -> _Wardens:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for warden in self._all:
+            warden.close()
+
+    def get(self) -> Warden:
+        """Return that of this thread, which is started if it is none or ended."""
+        warden: Warden | None = getattr(self._of_thread, "warden", None)
+        if warden is None or not warden.lives:
+            cores = next(self._shares) if warden is None else warden.cores
+            self._of_thread.warden = warden = Warden(gpu=self._gpu, cores=cores)
+            self._all.append(warden)
+        return warden
 
 
 def _blank(path: Path, folder: Path) -> Grade:
     inside = path.relative_to(folder)
-    return Grade(inside.parent.name or inside.stem, str(inside), "")
+    learner = inside.parts[0] if len(inside.parts) > 1 else inside.stem
+    return Grade(learner, str(inside), "")
 
 
-def _grades_of(future: Future[list[Grade]] | None, blank: Grade) -> list[Grade]:
+def _graded(future: Future[Graded] | None, blank: Grade) -> Graded:
     """Return what grading one notebook gave, or one grade that says why it gave nothing."""
     if future is None or future.cancelled() or not future.done():
-        return [replace(blank, reason=_STOPPED)]
+        return Graded([replace(blank, reason=STOPPED)])
     error = future.exception()
     if error is None:
         return future.result()
     if isinstance(error, KeyboardInterrupt):  # of a process that Ctrl-C met, too
-        return [replace(blank, reason=_STOPPED)]
-    return [replace(blank, reason=f"it could not be graded: {type(error).__name__}: {error}")]
+        return Graded([replace(blank, reason=STOPPED)])
+    reason = f"it could not be graded: {type(error).__name__}: {error}"
+    return Graded([replace(blank, reason=reason)])
 
 
 def grade_notebook(
@@ -286,7 +264,8 @@ def grade_notebook(
     gpu: bool,
     limits: Limits,
     stop: threading.Event | None = None,
-) -> list[Grade]:
+    wardens: _Wardens | None = None,
+) -> Graded:
     """Run one notebook; returns its grades, or one without a name that says why there are none.
 
     Parameters
@@ -295,27 +274,39 @@ def grade_notebook(
         Names of learners and notebooks count from here.
     stop
         Once it is set, the notebook is stopped.
+    wardens
+        Who may start it; a process of this call's own, if not given.
     """
     blank = _blank(path, folder)
+    if path.is_symlink():
+        return Graded([replace(blank, reason="it is a link: hand in the notebook itself")])
     try:
         cells = read_cells(path)
     except TraceFormatError as error:
-        return [replace(blank, reason=str(error))]
+        return Graded([replace(blank, reason=str(error))])
     books = {book.name: read_cells(book) for book in lessons}
     counts = {name: shared(book, cells) for name, book in books.items()}
     lesson = max(counts, key=counts.__getitem__)
     if not counts[lesson]:
-        return [replace(blank, reason="it has no cell of any lesson's exercises")]
-    given = answers(cells)
-    code = merged(books[lesson], cells)
-    checked, ending = _run(code, asked_of(books[lesson]), limits, stop, gpu=gpu)
+        return Graded([replace(blank, reason="it has no cell of any lesson's exercises")])
+    order = Order(
+        merged(books[lesson], cells),
+        asked_of(books[lesson]),
+        limits.seconds,
+        limits.cell_seconds,
+        limits.memory_bytes,
+        os.path.realpath(folder),
+    )
+    with nullcontext(wardens.get()) if wardens is not None else Warden(gpu=gpu) as warden:
+        report = warden.ask(order, stop)
+    given, checked = answers(cells), {check.name: check for check in report.checks}
     grades = []
     for method, name in asked(books[lesson]):
         result, check = given.get(name), checked.get(name)
         attempts = result.attempts if result is not None else 0
         grade = Grade(blank.learner, blank.notebook, lesson, name, ASKS[method], attempts=attempts)
         if method == "check" and check is None:
-            grade = replace(grade, verdict="not finished", reason=ending)
+            grade = replace(grade, verdict="not finished", reason=report.ending)
         elif method == "check" and check is not None:
             reason = "" if check.verdict == "solved" else check.reason
             grade = replace(grade, verdict=check.verdict, reason=reason)
@@ -325,7 +316,8 @@ def grade_notebook(
         else:
             grade = replace(grade, answer=result.answer, verdict=result.verdict)
         grades.append(grade)
-    return grades
+    not_held = tuple(name for name in SYSTEM if name not in report.held)
+    return Graded(grades, report.cpu_s, not_held)
 
 
 def _notebooks(folder: Path) -> list[Path]:
@@ -341,55 +333,3 @@ def _notebooks(folder: Path) -> list[Path]:
             "and that of the lessons"
         )
     return paths
-
-
-def _run(
-    cells: list[Code], names: set[str], limits: Limits, stop: threading.Event | None, *, gpu: bool
-) -> tuple[dict[str, Checked], str]:
-    """Run cells in a process; returns the checks that were reached, and how it ended."""
-    with (
-        # What a notebook leaves there may be what nobody can remove, or still grow.
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as checks,
-    ):
-        order = Path(folder, "order.json")
-        asked = Order(cells, names, limits.cell_seconds, limits.memory_bytes, checks.fileno())
-        order.write_bytes(msgspec.json.encode(asked))
-        environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
-        if not gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        process = subprocess.Popen(  # noqa: S603 - Python itself
-            [sys.executable, "-m", "gpuscope.learn.graded", str(order)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            start_new_session=True,
-            env=environment,
-            pass_fds=(checks.fileno(),),
-        )
-        try:
-            ending = _wait(process, limits.seconds, stop)
-        finally:
-            with suppress(ProcessLookupError):  # whatever it started, too
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        lines = os.pread(checks.fileno(), _MOST_BYTES, 0).splitlines()
-    reached: dict[str, Checked] = {}
-    for line in lines:
-        with suppress(ValueError, RecursionError):  # stopped in its midst, or written by a notebook
-            check = msgspec.json.decode(line, type=Checked)
-            reached[check.name] = check
-    return reached, ending
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event | None) -> str:
-    """Wait for the end of a process; returns how it ended, in words."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if stop is not None and stop.is_set():
-            return _STOPPED
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(_POLL_S)
-            return f"its process ended with exit status {code}" if code else "it was not reached"
-    return f"the notebook was stopped after {seconds:g} s"

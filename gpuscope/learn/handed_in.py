@@ -14,7 +14,7 @@ import msgspec
 from gpuscope.errors import TraceFormatError
 from gpuscope.learn.outcome import RESULTS, Result
 
-ASKS = {"predict": "prediction", "check": "exercise", "quiz": "exercise"}
+ASKS = {"predict": "prediction", "check": "exercise", "quiz": "quiz"}
 """Method of a lesson → kind of what it asks."""
 _MOST_BYTES = 100_000_000
 """Of a notebook; a lesson with all its figures has some 5 MB."""
@@ -28,6 +28,8 @@ class Cell:
     ----------
     id
         ``None`` where it is no text.
+    tags
+        Those of its metadata.
     results
         What its saved outputs tell.
     """
@@ -35,8 +37,13 @@ class Cell:
     id: str | None
     source: str
     is_code: bool
-    is_exercise: bool
+    tags: tuple[str, ...]
     results: tuple[Result, ...]
+
+    @property
+    def is_exercise(self) -> bool:
+        """Whether a learner is to write it."""
+        return "exercise" in self.tags
 
 
 def read_cells(path: Path) -> list[Cell]:
@@ -72,7 +79,7 @@ def _cell(raw: Any) -> Cell:
         id=name if isinstance(name, str) else None,
         source="".join(source),
         is_code=raw.get("cell_type") == "code",
-        is_exercise=isinstance(tags, list) and "exercise" in tags,
+        tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
         results=tuple(
             result
             for output in (outputs if isinstance(outputs, list) else ())

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
+from graded_books import CHECK, RIGHT, book, cell, graded
 from lesson_answers import KEYS
 from lessons import NOTEBOOKS, cells
 from typer.testing import CliRunner
@@ -19,50 +20,7 @@ from gpuscope.errors import GpuscopeError, InvalidArgument, NotFound, TraceForma
 from gpuscope.learn import grading, handed_in
 from gpuscope.learn.grading import Limits, grade, grade_notebook
 from gpuscope.learn.outcome import RESULTS
-
-OPEN = """
-import gpuscope as gs
-gpu = gs.open_device(quiet=True)
-lesson = gs.learn.Lesson(1, "A lesson", gpu)
-lesson.predict("two", "What is 1 + 1?", gs.learn.Value())
-"""
-CHECK = (
-    'lesson.check("double", "Write it.", lambda _: double(4) == 8 or f"double(4) is {double(4)}")'
-)
-QUIZ = 'lesson.quiz("three", "What is 1 + 2?", gs.learn.Value(), 3)'
-LATER = 'lesson.check("last", "Nothing to do.", lambda _: True)'
-RIGHT = "def double(x):\n    return 2 * x"
-
-
-def cell(name, source, *tags, outputs=()):
-    return {
-        "id": name, "cell_type": "code", "source": source, "metadata": {"tags": list(tags)},
-        "outputs": list(outputs),
-    }  # fmt: skip
-
-
-def book(path, task=RIGHT, *, check=CHECK, before=(), outputs=()):
-    """Write a notebook with an exercise."""
-    lesson = [
-        cell("open", OPEN), *before, cell("task", task, "exercise"), cell("check", check),
-        cell("quiz", QUIZ), cell("last", LATER), cell("results", "lesson", outputs=outputs),
-    ]  # fmt: skip
-    path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text(json.dumps({"cells": lesson, "nbformat": 4, "nbformat_minor": 5}))
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """Where to hand in, and the lessons."""
-    book(tmp_path / "lessons" / "01_a_lesson.ipynb", "def double(x):\n    return None")
-    (tmp_path / "handed_in").mkdir()
-    return tmp_path / "handed_in", tmp_path / "lessons"
-
-
-def graded(folders, name="double", **options):
-    """Return the grades of one exercise, by learner."""
-    grades = grade(*folders, **options).grades
-    return {grade.learner: grade for grade in grades if grade.name in (name, "")}
+from gpuscope.learn.warden import Warden
 
 
 def test_what_is_solved_and_what_is_not(folders):
@@ -171,13 +129,13 @@ def test_what_takes_too_long_or_too_much_or_ends_the_process(folders):
     limits = Limits(cell_seconds=5, memory_bytes=2_000_000_000)
     found = graded(folders, limits=limits)
     assert {name: grade.verdict for name, grade in found.items()} == {
-        "loops": "not solved", "fills": "not solved", "exits": "not finished", "ends": "not solved",
+        "loops": "not solved", "fills": "not solved", "exits": "not solved", "ends": "not solved",
     }  # fmt: skip
     assert "took longer than 5 s" in found["loops"].reason
     assert "MemoryError" in found["fills"].reason
     assert found["exits"].reason == "its process ended with exit status 7"
     last = graded(folders, "last", limits=limits)
-    assert [last[name].verdict for name in ("loops", "fills")] == ["solved", "solved"]
+    assert {grade.verdict for grade in last.values()} == {"solved"}
 
 
 HIDES = "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
@@ -221,10 +179,26 @@ def test_an_exercise_that_ends_its_process_costs_no_other(folders):
 
 def test_what_hides_from_errors_is_stopped_in_the_end(folders):
     book(folders[0] / "ada" / "one.ipynb", HIDES)
-    found = graded(folders, limits=Limits(seconds=60, cell_seconds=4))["ada"]
-    assert (found.verdict, found.reason) == ("not finished", "it was stopped after 9 s")
-    found = graded(folders, limits=Limits(seconds=4, cell_seconds=9))["ada"]
-    assert (found.verdict, found.reason) == ("not finished", "the notebook was stopped after 4 s")
+    limits = Limits(seconds=60, cell_seconds=1)
+    found = graded(folders, limits=limits)["ada"]
+    assert (found.verdict, found.reason) == (
+        "not finished", "it took longer than 1 s and had to be stopped"
+    )  # fmt: skip
+    assert graded(folders, "last", limits=limits)["ada"].verdict == "solved"
+
+
+def test_a_check_that_is_interrupted_says_so(folders):
+    late = "import time\ndef double(x):\n    time.sleep(60)"
+    book(folders[0] / "ada" / "one.ipynb", late)
+    found = graded(folders, limits=Limits(cell_seconds=1))["ada"]
+    assert found.verdict in ("not solved", "not finished")
+    assert "took longer than 1 s" in found.reason
+
+
+def test_a_notebook_has_its_time_and_no_more(folders):
+    book(folders[0] / "ada" / "one.ipynb", "import time\ntime.sleep(60)")
+    found = graded(folders, "last", limits=Limits(seconds=2, cell_seconds=50))["ada"]
+    assert (found.verdict, found.reason) == ("not finished", "the notebook was stopped after 2 s")
 
 
 def test_answers_are_those_of_the_saved_outputs(folders):
@@ -246,9 +220,8 @@ def test_answers_are_those_of_the_saved_outputs(folders):
     assert told["ada", "three"] == ("3", "solved", 4)
     assert told["bob", "two"] == told["bob", "three"] == (None, "not answered", 0)
     rows = {row["learner"]: row for row in grades.rows()}
-    assert rows["ada"]["right"] == "0 of 1"
-    assert rows["ada"]["solved"] == "3 of 3"
-    assert rows["bob"]["not solved"] == "three"
+    assert (rows["ada"]["solved"], rows["ada"]["answered"]) == ("2 of 2", "2 of 2")
+    assert (rows["bob"]["solved"], rows["bob"]["answered"]) == ("2 of 2", "0 of 2")
 
 
 def test_a_lesson_saves_its_results_in_its_outputs():
@@ -313,7 +286,7 @@ def test_who_stops_grading_leaves_no_process(folders):
         path, folder=folders[0], lessons=lessons, gpu=False, limits=Limits(), stop=stop
     )
     timer.join()
-    by_name = {grade.name: grade for grade in grades}
+    by_name = {grade.name: grade for grade in grades.grades}
     assert by_name["double"].verdict == "not finished"
     assert by_name["double"].reason == "grading was stopped"
 
@@ -337,7 +310,7 @@ def test_the_command_writes_a_table(folders, tmp_path):
     )
     assert told.exit_code == 0, told.output
     (row,) = json.loads(told.output)["notebooks"]
-    assert row["solved"] == "1 of 3"
+    assert row["solved"] == "1 of 2"
     with out.open(encoding="utf-8") as lines:
         by_name = {row["name"]: row for row in csv.DictReader(lines)}
     assert by_name["double"]["reason"] == "double(4) is 12"
@@ -426,7 +399,7 @@ def test_what_cannot_be_read_is_not_graded_and_all_else_is(folders):
     assert {one.verdict for one in found.values()} == {"not graded"}
     reasons = {name: found.pop(name).reason for name in ("pipe", "dangling", "huge")}
     assert reasons["pipe"] == "it is no file"
-    assert reasons["dangling"] == "it cannot be read (FileNotFoundError)"
+    assert reasons["dangling"] == "it is a link: hand in the notebook itself"
     assert reasons["huge"].startswith("it has more than")
     assert len(found) == len(UNREADABLE)
     for one in found.values():
@@ -458,15 +431,16 @@ def test_errors_whose_texts_fail_or_cannot_be_written_are_told(folders):
 def test_an_error_in_grading_one_notebook_costs_no_other(folders, monkeypatch):
     book(folders[0] / "ada.ipynb")
     book(folders[0] / "bob.ipynb")
-    run = grading._run
+    ask = Warden.ask
 
-    def fails_once(cells, *arguments, **options):
-        if calls.setdefault("first", cells) is cells:
+    def fails_once(warden, order, stop):
+        if not calls:
+            calls.append(order)
             raise OSError(28, "No space left on device")
-        return run(cells, *arguments, **options)
+        return ask(warden, order, stop)
 
-    calls = {}
-    monkeypatch.setattr(grading, "_run", fails_once)
+    calls = []
+    monkeypatch.setattr(Warden, "ask", fails_once)
     verdicts = sorted(grade.verdict for grade in graded(folders).values())
     assert verdicts == ["not graded", "solved"]
 

@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_102,
+    "": 4_103,
     "analyses": 330,
     "analysis": 6_820,
     "cli": 1_636,
@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 3_160,
+    "learn": 4_060,
     "races": 1_812,
     "record": 5_178,
     "report": 674,

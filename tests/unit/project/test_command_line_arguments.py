@@ -73,6 +73,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "why": (["program.parquet"], {}),
     "summary": (["trace.parquet"], {}),
     "grade": (["handed_in"], {"--lessons": "lessons", "--force": None}),
+    "assignment": (["given_out"], {"--lessons": "lessons"}),
     "calibrate": ([], {**SIMULATED, "--out": "gpu.json"}),
     "record": (["program.py"], {}),
     "devices": ([], {}),
@@ -126,7 +127,7 @@ def _somewhere(tmp_path, monkeypatch):
     with gpu.create_stream() as stream, gs.profile(gpu) as profiled:
         stream.launch(gs.learn.spin_kernel(gpu), 10_000, grid=1, block=32)
     gs.export(profiled.trace, tmp_path / "program.parquet")
-    graded = [Grade("ada", "one.ipynb", "one.ipynb")]
+    graded = grading.Graded([Grade("ada", "one.ipynb", "one.ipynb")])
     monkeypatch.setattr(grading, "grade_notebook", lambda *_args, **_keywords: graded)
     started = SimpleNamespace(wait=lambda *_: 0, poll=lambda: 0, pid=1, returncode=0)
     monkeypatch.setattr(recording, "_start", lambda *_: started)

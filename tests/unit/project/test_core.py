@@ -107,7 +107,9 @@ except gs.errors.MissingDependency as error:
     assert f"needs gpuscope.{room}, a part of gpuscope that is missing here" in done.stdout, done
 
 
-@pytest.mark.parametrize(("command", "room"), [("calibrate", "simulator"), ("grade", "learn")])
+@pytest.mark.parametrize(
+    ("command", "room"), [("calibrate", "simulator"), ("grade", "learn"), ("assignment", "learn")]
+)
 def test_commands_of_a_room_say_that_it_is_missing(core, command, room):
     done = python(core, "-m", "gpuscope.cli", command, "--anything")
     assert done.returncode == 2

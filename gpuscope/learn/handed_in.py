@@ -166,14 +166,16 @@ def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[Code]:
 
 
 def asked_of(lesson: Sequence[Cell]) -> set[str]:
-    """Return the names of the functions that a lesson's exercises ask for."""
-    return {
-        node.name
-        for cell in lesson
-        if cell.is_exercise
-        for node in ast.parse(cell.source).body
-        if isinstance(node, ast.FunctionDef)
-    }
+    """Return the names of the functions, and of the texts, that a lesson's exercises ask for."""
+    names: set[str] = set()
+    for cell in _tasks(lesson):
+        for node in ast.parse(cell.source).body:
+            match node:
+                case ast.FunctionDef(name=name):
+                    names.add(name)
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str())):
+                    names.add(name)
+    return names
 
 
 def asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:

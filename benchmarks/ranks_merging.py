@@ -13,7 +13,8 @@ import gpuscope as gs
 from gpuscope.trace import Trace, schema
 from gpuscope.trace.metadata import TraceMetadata
 
-_SPACING_NS = 10_000
+_SPACING_NS, _VARIES_NS = 10_000, 1_000
+"""From kernel to kernel: with no variation, many ranks could be shifted by any number of them."""
 _COLLECTIVE_EVERY, _FLAG_EVERY = 100, 50
 _ARRIVE_NS, _TOGETHER_NS = 60_000, 12_000
 """Ranks come to a collective within the first, and it ends so long after the last one came."""
@@ -29,7 +30,8 @@ def judged(ranks: int, rows: int) -> list[dict[str, Any]]:
     chance = np.random.default_rng(7)
     kernels = rows // 2
     numbers = np.arange(kernels)
-    base = 1_600_000_000_000_000_000 + numbers * _SPACING_NS
+    spacing = _SPACING_NS + np.random.default_rng(8).integers(-_VARIES_NS, _VARIES_NS, kernels)
+    base = 1_600_000_000_000_000_000 + np.cumsum(spacing)
     is_reduce = numbers % _COLLECTIVE_EVERY == 0
     arrived = base + chance.integers(0, _ARRIVE_NS, (ranks, kernels))
     lines = [(0, 0.0)] + [

@@ -21,6 +21,7 @@ from typing import Any
 from coverage_page import coverage_page
 from figures_page import figures_page
 from pydantic import BaseModel
+from ranks_page import ranks_picture, ranks_table
 
 from gpuscope.simulator.profiles import schema
 from gpuscope.simulator.profiles.profile import Profile
@@ -1198,7 +1199,13 @@ def pages() -> dict[Path, str]:
         for kind in ("", "_simulated")
     ]
     howto = ROOT / "docs" / "howto" / "all_reduce.md"
-    found[howto] = between(howto.read_text("utf-8"), "all-reduce table", all_reduce_table(*sums))
+    text = between(howto.read_text("utf-8"), "all-reduce table", all_reduce_table(*sums))
+    of_ranks = [
+        json.loads((RESULTS / f"ranks_gpu{kind}.json").read_text("utf-8"))
+        for kind in ("", "_simulated_h100")
+    ]
+    found[howto] = between(text, "ranks table", ranks_table(*of_ranks))
+    found[ROOT / "docs" / "images" / "ranks.svg"] = ranks_picture(*of_ranks)
     found[ROOT / "docs" / "images" / "all_reduce.svg"] = all_reduce_picture(*sums)
     queue = json.loads((RESULTS / "scale_out_queue.json").read_text("utf-8"))
     several = ROOT / "docs" / "howto" / "several_gpus.md"

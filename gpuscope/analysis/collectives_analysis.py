@@ -143,7 +143,7 @@ def collectives(trace: Trace) -> CollectivesResult:
     ... })
     >>> found = gs.analysis.collectives(run["default"])["reduce"]
     >>> found.ranks, found.n, round(found.bus_gb_per_s)
-    (2, 5, 281)
+    (2, 5, 276)
     """
     rank_of = {facts.process: facts.rank for facts in trace.metadata.ranks}
     every_part, _ = parts(trace) if len(rank_of) > 1 else ([], 0)

@@ -225,7 +225,9 @@ class CostModel(Protocol):
     def softmax_cost(self, rows: int, columns: int, sm_count: int) -> KernelCost:
         """Return the cost of a softmax over the rows of a float32 matrix."""
 
-    def collective_cost(self, bus_bytes: float, world_size: int, sm_count: int) -> KernelCost:
+    def collective_cost(
+        self, kind: str, bus_bytes: float, world_size: int, sm_count: int
+    ) -> KernelCost:
         """Return the cost of one rank's kernel of a collective."""
 
 

@@ -311,6 +311,8 @@ class CallLog:
     def launch_around(self, call: Call | None) -> Call | None:
         """Let a launch of this thread supersede ``call``; returns the one before."""
         nesting = self._of_thread.nesting
+        if call is not None:
+            call.is_around = True
         before, nesting.around = nesting.around, call
         return before
 

@@ -142,6 +142,8 @@ class Call(Struct, eq=False, gc=False):
         Where the launch writes when and where its thread blocks ran: an array of the device,
         shape (blocks, 3), uint64, of start and end by ``%globaltimer`` in ns, and SM id.
         Read it when the launch is done. ``None`` where it writes nothing of the kind.
+    is_around
+        Whether it stands for what a function of the user's launches, which may be nothing.
     accesses
         What its work reads and writes, where a :class:`Watcher` asked; ``None``: not seen.
     runs
@@ -170,6 +172,7 @@ class Call(Struct, eq=False, gc=False):
     parent: int | None = None
     workload: str | None = None
     superseded: bool = False
+    is_around: bool = False
     accesses: tuple[Accessing, ...] | None = None
     runs: Mapping[int, HostRun] = _NO_RUNS
     payload: str | None = None

@@ -127,10 +127,10 @@ class Apart:
                 note(b"%d\n" % number)
             else:
                 raised.append(f"cell {cell.id} raised {told(error)}")
+            names = vars(learner)
+            vars(lesson).update({name: names[name] for name in self.exercises if name in names})
         shell.user_module, shell.user_ns = lesson, vars(lesson)
         self.begun()
-        names = vars(learner)
-        shell.user_ns.update({name: names[name] for name in self.exercises if name in names})
         for owner, name, function in functions:
             if vars(owner).get(name) is not function:
                 setattr(owner, name, function)

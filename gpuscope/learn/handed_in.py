@@ -166,14 +166,14 @@ def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[Code]:
 
 
 def asked_of(lesson: Sequence[Cell]) -> set[str]:
-    """Return the names of the functions, and of the texts, that a lesson's exercises ask for."""
+    """Return the names that a lesson's exercises ask for: of functions, texts and others."""
     names: set[str] = set()
     for cell in _tasks(lesson):
         for node in ast.parse(cell.source).body:
             match node:
                 case ast.FunctionDef(name=name):
                     names.add(name)
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str())):
+                case ast.Assign(targets=[ast.Name(id=name)]):
                     names.add(name)
     return names
 

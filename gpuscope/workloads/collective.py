@@ -183,7 +183,7 @@ class Collective(FunctionHandle[NativeArray]):
         name = _NCCL_NAMES[kind].format(_NCCL_TYPES[element.name])
         model = KernelModel(
             lambda profile, _grid, _args, sm_count: profile.collective_cost(
-                bus_bytes, world_size, sm_count
+                kind, bus_bytes, world_size, sm_count
             ),
             reads=lambda args: [args[1]],
             writes=lambda args: args[0],

@@ -230,7 +230,7 @@ class Links:
     def _count_unmatched(self, calls: list[Call]) -> None:
         if not self._all_calls:
             return  # launches through the driver's calls have no record
-        lost = [call for call in calls if call.kind == "launch"]
+        lost = [call for call in calls if call.kind == "launch" and not call.is_around]
         self._found.add("unmatched", len(lost))
         if lost:
             self._found.lost(

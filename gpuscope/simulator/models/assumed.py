@@ -39,24 +39,39 @@ each unit of a profile's ``power``, at the highest clock. From an H100 80GB HBM3
 by NVML's counter over 2 s: idle 118 W, a kernel that waits on all 132 SMs 188 W, a device copy
 485 W, a float16 GEMM of 4096³ 684 W."""
 
-COLLECTIVE_STEP_NS = 2_000
-"""How much longer a collective takes for each rank beyond two: a ring has more steps."""
-
 COLLECTIVE_BLOCKS = 24
 COLLECTIVE_BLOCK_BYTES = 8 << 10
 """NCCL's kernel has a thread block for so many bytes that cross a rank's link, at most one for each
-channel of an H200's NVLink. Each block has an SM of its own: on fewer SMs they run in waves."""
+channel of NVLink. Each block has an SM of its own: on fewer SMs they run in waves."""
 
-COLLECTIVE_PROTOCOLS = (1 << 20, 4_560, 7_100, 130_800), (math.inf, 16_790, 19_350, 291_200)
-"""NCCL's protocols: the most bytes that cross the link, a wave's latency in ns, and bytes a µs that
-a block and a link move. Fitted to 117 times of all-reduces on two H200s
-(``tests/data/all_reduce_h200.json``): 2 % off at the median, 12 % at most."""
+COLLECTIVE_PROTOCOLS = (1 << 20, 4_520, 8_540, 161_100), (math.inf, 16_940, 22_990, 352_600)
+"""NCCL's protocols: the most bytes of a collective, a wave's latency in ns, and bytes a µs that a
+block and a link move. These and what follows up to ``ALL_TO_ALL`` are fitted to all-reduces on two
+H200s (``tests/data/all_reduce_h200.json``: 3 % off at the median, 10 % at most) and to four kinds
+on two and four H100s (``benchmarks/results/ranks_gpu.json``: 3 % and 31 %). Fitted without half of
+the sizes on four, these are 4 % off at the median and 20 % at most."""
+
+COLLECTIVE_STEP = 0.156
+"""By which share latencies grow for each rank beyond two: a ring has more steps."""
+
+COLLECTIVE_OWN = 0.465
+"""Which share of a rank's own part counts beside what crosses its link: it is copied or added, but
+not sent."""
+
+REDUCE_SCATTER = 0.73
+"""Its latency, of an all-gather's."""
+
+ALL_TO_ALL = 4_960.0, 2_690.0, 18_420, 392_900
+ALL_TO_ALL_BLOCKS, ALL_TO_ALL_MOST = 16, 64
+"""Of an all-to-all: latencies in ns of the kernel and of each wave, bytes a µs that a block and a
+link move; its blocks for each rank, and at most."""
 
 COLLECTIVE_MEMORY = 3.0
 """Bytes that a rank moves in device memory for each that crosses its link: a ring's step reads what
 it sends and what it adds to, and writes what came."""
 
-COLLECTIVE_WAITING = 2.0
-COLLECTIVE_MOVING = 0.25
-"""How much longer the latency of a collective and its moving of bytes take while others use all of
-the memory bandwidth. From all-reduces beside 4096³ GEMMs on two H200s."""
+COLLECTIVE_WAITING = 14.0
+COLLECTIVE_MOVING = 4.0
+COLLECTIVE_LINKED = 1.0
+"""By how much the latency of a collective, and its moving of bytes by blocks or at the link's
+bandwidth, wait for memory. From collectives beside 4096³ GEMMs on two and four H100s."""

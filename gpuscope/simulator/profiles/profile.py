@@ -329,10 +329,12 @@ class Profile:
         touched = 8.0 * rows * columns
         return self._waiting(cost, touched, time.us, time.idle_us, sm_count, time.read_again)
 
-    def collective_cost(self, bus_bytes: float, world_size: int, sm_count: int) -> KernelCost:
+    def collective_cost(
+        self, kind: str, bus_bytes: float, world_size: int, sm_count: int
+    ) -> KernelCost:
         """Cost of one rank's kernel: see ``simulator/models/collective_model.py``."""
         bandwidth = self.constants["device_copy_bytes_per_us"]
-        return collective_model.collective_cost(bandwidth, bus_bytes, world_size, sm_count)
+        return collective_model.collective_cost(bandwidth, kind, bus_bytes, world_size, sm_count)
 
 
 @cache

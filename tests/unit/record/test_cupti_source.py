@@ -367,6 +367,22 @@ def test_our_launches_without_a_record_are_counted(world):
     assert [row["name"] for row in rows(recording.trace, "api")].count("lost") == 2
 
 
+def test_a_function_that_launches_nothing_lacks_no_record(world):
+    calls = world.device.calls
+    with world.device.create_stream() as stream, world.profile() as recording:
+        for launches_one in (False, True):
+            call = calls.begin("launch", f"function {launches_one}", stream, stream)
+            before = calls.launch_around(call)
+            if launches_one:
+                world.gpu.foreign("kernel")
+            calls.launch_around(before)
+            calls.end(call)
+    assert recording.trace.metadata.complete
+    assert recording.trace.metadata.counts["unmatched"] == 0
+    names = [row["name"] for row in rows(recording.trace, "api")]
+    assert names == ["function False", "function True"]
+
+
 def test_a_guard_s_stream_that_was_closed_stops_no_launch(world):
     with world.device.create_stream() as stream, world.profile() as recording:
         closed = world.device.create_stream()

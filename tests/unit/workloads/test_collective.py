@@ -107,7 +107,7 @@ def test_the_late_rank_waits_for_nobody_and_all_end_together():
     assert first["name"] == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     assert first["end_ns"] == last["end_ns"]
     assert last["start_ns"] - first["start_ns"] == late_ns
-    alone = Profile.load("h200").collective_cost(1 << 20, 2, 16).block_ns
+    alone = Profile.load("h200").collective_cost("all_reduce", 1 << 20, 2, 16).block_ns
     assert last["end_ns"] - last["start_ns"] == alone
 
 
@@ -225,12 +225,30 @@ def test_the_model_gives_what_was_measured_on_two_h200s():
     text = (Path(__file__).parents[2] / "data" / "all_reduce_h200.json").read_text("utf-8")
     profile = Profile.load("h200")
     off = [
-        profile.collective_cost(one["nbytes"], 2, one["sm_count"]).block_ns / 1e3 / one["us"] - 1
+        profile.collective_cost("all_reduce", one["nbytes"], 2, one["sm_count"]).block_ns
+        / (1e3 * one["us"])
+        - 1
         for one in json.loads(text)["times"]
     ]
     assert len(off) == 117
     assert np.median(np.abs(off)) < 0.03
     assert np.max(np.abs(off)) < 0.12
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(2, 0.32), (4, 0.16)])
+def test_the_model_gives_what_was_measured_on_h100s(ranks, most):
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "ranks_gpu.json"
+    table = json.loads(results.read_text("utf-8"))["parts"][f"collectives {ranks}"]["table"]
+    profile = Profile.load("h100")
+    off = []
+    for row in table:
+        if not row["beside_gemm"]:
+            facts = CollectiveFacts(row["kind"], 0, "g", ranks, row["bytes"])
+            cost = profile.collective_cost(row["kind"], facts.bus_bytes, ranks, row["granted"])
+            off.append(cost.block_ns / 1e3 / row["time_us"] - 1)
+    assert len(off) == 112
+    assert np.median(np.abs(off)) < 0.04
+    assert np.max(np.abs(off)) < most
 
 
 def test_bus_factors_are_those_of_nccl_tests():

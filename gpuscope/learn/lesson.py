@@ -33,10 +33,7 @@ from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
 
-_UNTRIED = (
-    "Change the cell above, then run this one. If you did: does your code return or launch "
-    "anything?"
-)
+_UNTRIED = "Change the cell above first. If you did: does your code return or launch anything?"
 _SEEDS = 3
 """Different durations and values with which a check runs a program."""
 
@@ -224,18 +221,16 @@ class Lesson:
         task
             What was to be done, in short.
         test
-            Called with a source of durations and values, several times: runs the learner's program
-            with :meth:`watch`, and returns true where it is solved, what it found instead in
-            words, or ``None`` where nobody tried yet. A condition that is not met, or an error,
-            counts as not solved, and is told.
+            Called with a source of durations and values, several times: runs the program with
+            :meth:`watch`, and returns true where it is solved, what it found instead, or ``None``
+            where nobody tried yet. An unmet condition, or an error, is not solved, and is told.
         hints
             Given one after the other, one at each attempt that fails. The last one is a solution;
             what follows its first line is shown as code.
         rule
-            The rule that the exercise is about: told when it is solved, or with the last hint.
+            What the exercise is about: told when it is solved, or with the last hint.
         needs
-            Called with the device before anything else, such as :meth:`CudaProgram.require`:
-            where it raises :class:`CapabilityError`, the exercise is told as not available.
+            Called with the device first: raises where the exercise is not available.
         """
         self._keep(name, "exercise", task, "not tried")
         self._attempts.clear()
@@ -243,9 +238,9 @@ class Lesson:
             if needs is not None:
                 needs(self.device)
         except CapabilityError as error:
-            result = replace(self._results[name], verdict="not available")
-            if self._results[name].verdict == "not tried":
-                self._results[name] = result
+            known = self._results[name]
+            result = replace(known, verdict="not available")
+            self._results[name] = result if known.verdict == "not tried" else known
             return Feedback(result, str(error), "")
         outcome: bool | str | None = True
         try:

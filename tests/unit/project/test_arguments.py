@@ -130,7 +130,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
         "Device.asarray": (gpu.asarray, {"values": [1, 2], "dtype": "float32"}),
         "Device.to_host": (gpu.to_host, {"array": a}),
         "Device.scratch": (gpu.scratch, {"nbytes": 16}),
-        "Device.compile": (gpu.compile, {"source": "", "name": "k", "model": kernel.model}),
+        "Device.compile": (gpu.compile, {"source": "", "name": "k", "model": kernel.model, "holds_sms": False}),
         "Device.create_stream": (
             gpu.create_stream, {"name": None, "priority": 0, "blocking": False}
         ),

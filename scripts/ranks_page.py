@@ -78,7 +78,7 @@ def _off(measured: Rows, simulated: Rows, *, beside: bool, whole: bool | None = 
 def ranks_picture(measured: dict[str, Any], simulated: dict[str, Any]) -> str:
     """Times of collectives of 128 MiB over SMs, a panel for each number of GPUs, as SVG."""
     tables, models = of_ranks(measured), of_ranks(simulated)
-    width, height, top, panel, tall, most_us = 760, 300, 40, 290, 200, 1200
+    width, height, top, panel, tall, most_us = 760, 300, 40, 290, 200, 1600
     size = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
@@ -112,7 +112,7 @@ def ranks_picture(measured: dict[str, Any], simulated: dict[str, Any]) -> str:
             lines.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
             lines += [f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="{color}"/>' for x, y in dots]
     names = ", ".join(f'<tspan fill="{color}">{name}</tspan>' for name, color in _NAMES.values())
-    told = f"dots: measured on H100s, alone: {names}; lines: simulated; below: SMs of the partition"
+    told = f"dots: measured on H100s, alone: {names}; lines: simulated; across: SMs"
     lines += [
         f'<text x="60" y="{height - 12}">{told}</text>',
         "</svg>",

@@ -24,6 +24,7 @@ from gpuscope.learn.outcome import (
     Outcome,
     Result,
     find,
+    note_try,
     of_interest,
     picture,
     window_of,
@@ -262,7 +263,7 @@ class Lesson:
         if outcome is None:
             result = replace(self._results[name], verdict="not tried")
             return Feedback(result, _UNTRIED, "")
-        result = _tried(self._results, name, None, solved=outcome is True)
+        result = note_try(self._results, name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
             window = window_of(trace, None, None)
@@ -303,7 +304,7 @@ class Lesson:
 
         def judge(tried: Answer) -> None:
             solved = kind.is_right(tried, answer)
-            result = _tried(results, name, kind.show(tried), solved=solved)
+            result = note_try(results, name, kind.show(tried), solved=solved)
             if solved:
                 form.tell(f"Right: {kind.show(tried)}. {rule}".rstrip(), "right", locked=True)
                 return
@@ -372,14 +373,6 @@ class Lesson:
             self._results[name] = Result(
                 self.number, name, kind, question, None, "", verdict, attempts, self.device.name
             )
-
-
-def _tried(results: dict[str, Result], name: str, answer: str | None, *, solved: bool) -> Result:
-    had, verdict = results[name], "solved" if solved else "not solved"
-    now = replace(had, answer=answer, verdict=verdict, attempts=had.attempts + 1)
-    if had.verdict != "solved":
-        results[name] = now
-    return now
 
 
 def _shown(kind: Kind, name: str, value: Answer) -> str:

@@ -16,6 +16,7 @@ from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidOperand, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.outcome import of_interest
+from gpuscope.learn.step import require_identifier
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
 
@@ -217,7 +218,12 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
     device
         Where it runs.
     name
-        What it is called in traces; an identifier of C.
+        What it is called in traces; an identifier of C, and no keyword of C++.
+
+    Raises
+    ------
+    InvalidArgument
+        The name is none for a kernel.
 
     Examples
     --------
@@ -229,6 +235,7 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
     >>> recording.trace.where(kind="kernel").texts("name")
     ['nap']
     """
+    require_identifier(name)
     kernel = device.compile(SOURCE.replace("spin_kernel", name), name, model=MODEL, holds_sms=True)
     with device.create_stream() as stream:
         stream.launch(kernel, 1, grid=1, block=32)

@@ -24,6 +24,7 @@ from gpuscope.learn.outcome import (
     Outcome,
     Result,
     find,
+    note_try,
     of_interest,
     picture,
     window_of,
@@ -101,9 +102,10 @@ class Lesson:
         """
         self._answers.pop(name, None)
         self._keep(name, "prediction", question, "not predicted")
+        answers = self._answers  # a widget lives for ever: it must not hold the device
 
         def commit(answer: Answer) -> None:
-            self._answers[name] = answer
+            answers[name] = answer
             form.tell(f"You predict: {kind.show(answer)}. Now run the next cell.", locked=True)
 
         form = Question(question, kind, button="Commit to this prediction", on_answer=commit)
@@ -256,7 +258,7 @@ class Lesson:
         if outcome is None:
             result = replace(self._results[name], verdict="not tried")
             return Feedback(result, _UNTRIED, "")
-        result = self._tried(name, None, solved=outcome is True)
+        result = note_try(self._results, name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
             window = window_of(trace, None, None)
@@ -293,10 +295,11 @@ class Lesson:
         """
         _shown(kind, "answer", answer)
         self._keep(name, "exercise", question, "not tried")
+        results = self._results  # a widget lives for ever: it must not hold the device
 
         def judge(tried: Answer) -> None:
             solved = kind.is_right(tried, answer)
-            result = self._tried(name, kind.show(tried), solved=solved)
+            result = note_try(results, name, kind.show(tried), solved=solved)
             if solved:
                 form.tell(f"Right: {kind.show(tried)}. {rule}".rstrip(), "right", locked=True)
                 return
@@ -365,13 +368,6 @@ class Lesson:
             self._results[name] = Result(
                 self.number, name, kind, question, None, "", verdict, attempts, self.device.name
             )
-
-    def _tried(self, name: str, answer: str | None, *, solved: bool) -> Result:
-        had, verdict = self._results[name], "solved" if solved else "not solved"
-        now = replace(had, answer=answer, verdict=verdict, attempts=had.attempts + 1)
-        if had.verdict != "solved":
-            self._results[name] = now
-        return now
 
 
 def _shown(kind: Kind, name: str, value: Answer) -> str:

@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 
 import numpy as np
@@ -65,6 +65,15 @@ class Result:
     verdict: str
     attempts: int
     device: str
+
+
+def note_try(results: dict[str, Result], name: str, answer: str | None, *, solved: bool) -> Result:
+    """Note a try of an exercise; what was solved once stays so."""
+    had, verdict = results[name], "solved" if solved else "not solved"
+    now = replace(had, answer=answer, verdict=verdict, attempts=had.attempts + 1)
+    if had.verdict != "solved":
+        results[name] = now
+    return now
 
 
 @dataclass(frozen=True)

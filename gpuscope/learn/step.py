@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,12 +24,41 @@ extern "C" __global__ void NAME(float* out, const float* a, const float* b, long
   while ((long long)(now - begin) < ns);
   if (threadIdx.x == 0) out[0] = a[0] + b[0];
 }"""
+_KEYWORDS = (
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t "
+    "char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr "
+    "constinit continue decltype default delete do double dynamic_cast else enum explicit export "
+    "extern false float for friend goto if inline int long mutable namespace new noexcept not "
+    "not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires "
+    "return short signed sizeof static static_assert static_cast struct switch template this "
+    "thread_local throw true try typedef typeid typename union unsigned using virtual void "
+    "volatile wchar_t while xor xor_eq"
+)
+"""Of C++, whose compiler reads kernels."""
 _MODEL = KernelModel(
     lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[3])),
     reads=lambda args: args[1:3],
     writes=lambda args: args[0],
     compute=lambda a, b: a + b,
 )
+
+
+def require_identifier(name: str) -> None:
+    """Refuse what cannot be the name of a kernel in C++, on every device.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no identifier, or a keyword.
+    """
+    require_kind("name", name, str)
+    is_keyword = name in _KEYWORDS.split()
+    if is_keyword or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        why = "a keyword of C++" if is_keyword else "no identifier of C"
+        raise InvalidArgument(
+            f"name is {given(name)}, which is {why}: a kernel needs a name of letters, digits and "
+            "_ that does not begin with a digit, such as 'load_2'"
+        )
 
 
 class Step(Handle):
@@ -41,9 +71,14 @@ class Step(Handle):
     duration_ns
         How long its one block runs.
     name
-        Of handle and kernel; an identifier of C.
+        Of handle and kernel; an identifier of C, and no keyword of C++.
     after
         Steps whose arrays it reads: at most two. Without an order behind these it races.
+
+    Raises
+    ------
+    InvalidArgument
+        The name is none for a kernel, or ``after`` has what is no step.
 
     Examples
     --------
@@ -67,6 +102,7 @@ class Step(Handle):
         name: str,
         after: Sequence[Step] = (),
     ) -> None:
+        require_identifier(name)
         super().__init__(owner, name=name)
         require_kind("after", after, list, tuple)
         for step in after:

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from gpuscope.races.cupy_calls import CuPy
 from gpuscope.races.hazard_log import HazardLog, Streams
 from gpuscope.races.operators import pytorch
+from gpuscope.races.outside import RowOf
 from gpuscope.races.pytorch import PyTorch
-from gpuscope.record.observers import RecordingObserver
+from gpuscope.record.observers import Happened, RecordingObserver
 from gpuscope.record.source import Options, Ordered
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -20,6 +21,16 @@ from gpuscope.trace.model import Trace
 
 class HazardObserver(HazardLog, RecordingObserver):
     """Adds the hazards of a recording to its metadata."""
+
+    _row: RowOf | None = None
+    """Finds the rows of the trace that :meth:`placed` made, of a GPU."""
+
+    def happened(self) -> list[Happened]:
+        """Return all pieces from the first mark on, with their rows in the trace."""
+        row, pieces = self._row, super().happened()
+        if row is None:
+            return pieces
+        return [piece._replace(row=row(piece.row, piece.name)) for piece in pieces]
 
     def watching(self) -> AbstractContextManager[None]:
         """Watch the libraries that are imported by now."""
@@ -31,6 +42,7 @@ class HazardObserver(HazardLog, RecordingObserver):
 
     def placed(self, trace: Trace, *orders: Ordered) -> Trace:
         """Return the trace with hazards between its rows, also those of other libraries' work."""
+        self._row = self.outside.rows_in(trace)
         return trace.with_metadata(hazards=self.outside.placed(self.facts(), trace, *orders))
 
 

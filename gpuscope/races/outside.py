@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from itertools import compress
+from typing import TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from gpuscope._threads import thread_number
+from gpuscope._types import Ints
 from gpuscope.record.rows import node_of
 from gpuscope.record.source import Ordered
 from gpuscope.trace import joins
@@ -23,6 +26,7 @@ _NODES = 1 << 40
 """So many further on, they stand for the next node of the graph that a call launched."""
 _NAMES = 8
 _WORK = ("kernel", "memcpy", "memset")
+RowOf: TypeAlias = Callable[[int | None, str], int | None]
 
 
 def row_of_node(row: int, node: int) -> int:
@@ -49,24 +53,24 @@ class Calls:
         self._threads.append(thread_number())
         return row
 
-    def placed(self, facts: HazardFacts, trace: Trace, *orders: Ordered) -> HazardFacts:
-        """Return the facts with the rows of the calls' work, and work that nobody saw counted.
-
-        Work of a call is what the thread launched meanwhile, as CUPTI tells it. Left out are
-        pairs that have an order by waits that only CUPTI saw; where that may be so, they count as
-        undecided.
-        """
-        work = trace.where(kind=_WORK, source="cupti")
+    def _calls_of(self, work: Trace) -> Ints:
+        """Return which call each piece of work is of; ``NONE`` where none was seen."""
         threads, queued = (work.array(name, fill=NONE) for name in ("thread", "queued_ns"))
-        ids = work.array("id")
         intervals = [
             np.array(part[: len(self._threads)])
             for part in (self._threads, self._starts, self._ends)
         ]
-        at = joins.innermost(threads, queued, *intervals)
-        called, first = np.unique(at, return_index=True)
-        row_of = dict(zip((called + _FIRST).tolist(), ids[first].tolist(), strict=True))
+        return joins.innermost(threads, queued, *intervals)
 
+    def rows_in(self, trace: Trace) -> RowOf:
+        """Return what finds a row in a GPU's trace: by what a note calls it, and its work's name.
+
+        CUPTI numbers the nodes of graphs, and what other libraries launch, in its own way.
+        """
+        work = trace.where(kind=_WORK, source="cupti")
+        called, first = np.unique(self._calls_of(work), return_index=True)
+        ids = work.array("id")[first]
+        row_of = dict(zip((called + _FIRST).tolist(), ids.tolist(), strict=True))
         nodes_of = _rows_of_nodes(work)
 
         def row(number: int | None, name: str) -> int | None:
@@ -79,6 +83,18 @@ class Calls:
                 return rows[node][1]
             return named[0] if named else number
 
+        return row
+
+    def placed(self, facts: HazardFacts, trace: Trace, *orders: Ordered) -> HazardFacts:
+        """Return the facts with the rows of the calls' work, and work that nobody saw counted.
+
+        Work of a call is what the thread launched meanwhile, as CUPTI tells it. Left out are
+        pairs that have an order by waits that only CUPTI saw; where that may be so, they count as
+        undecided.
+        """
+        work = trace.where(kind=_WORK, source="cupti")
+        at, row = self._calls_of(work), self.rows_in(trace)
+        queued, ids = work.array("queued_ns", fill=NONE), work.array("id")
         ours = work.array("external_correlation", fill=NONE) != NONE
         outside = (at == NONE) & (queued != NONE) & ~ours
         names = list(compress(work.texts("name"), outside))

@@ -197,7 +197,9 @@ class Recording:
         """Wait for what anybody launched on streams of ours, or that guards selected."""
         foreign = {handle for source in self.sources for handle in source.foreign_streams}
         for device in self.devices:
-            ours = {stream.handle for stream in device.streams if not stream.capturing}
+            # Held meanwhile: the driver may crash at the handle of a stream that was destroyed.
+            held = [stream for stream in device.streams if not stream.capturing]
+            ours = {stream.handle for stream in held}
             device.backend.wait_for_all([*(ours | foreign).difference(_DEFAULT_STREAMS)])
 
     def _end(self, *, waited: bool) -> None:

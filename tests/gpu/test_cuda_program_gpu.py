@@ -87,11 +87,11 @@ float run(cudaStream_t s, float* page, const float* ones) {
             lambda run: pages.append(run.pinned(1024)) or pages[0], ones,
             kernels={"void a()": a},
         )  # fmt: skip
-    assert 2.0 <= done.value < 4.0
-    assert pages[0][:3].tolist() == [1, 2, 1]
-    assert set(done.trace.where(kind="kernel").texts("source")) == {"cupti"}
-    done.ran(a, copies=2)
-    done.in_stream("a", "s")
+        assert 2.0 <= done.value < 4.0
+        assert pages[0][:3].tolist() == [1, 2, 1]
+        assert set(done.trace.where(kind="kernel").texts("source")) == {"cupti"}
+        done.ran(a, copies=2)
+        done.in_stream("a", s)
 
 
 def test_a_host_function_runs_in_the_order_of_its_stream(gpu):

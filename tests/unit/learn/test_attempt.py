@@ -17,6 +17,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope._text import clean
+from gpuscope.errors import InvalidArgument
 from gpuscope.learn import Step, attempt
 from gpuscope.learn.attempt import Unmet, bounded
 from gpuscope.trace.facts import HazardFacts
@@ -362,3 +363,11 @@ def test_durations_differ_from_run_to_run_and_not_from_check_to_check(lesson):
         lesson.check("it", "Do it", lambda chance: drawn.append(chance.random()) or True)
     assert len(set(drawn)) == 3
     assert drawn[:3] == drawn[3:]
+
+
+@pytest.mark.parametrize("name", ["long", "two words", "2nd", "", "a;", "größe", "a\n"])
+def test_a_name_that_no_kernel_can_have_is_refused_on_every_device(gpu, name):
+    for make in (lambda: Step(gpu, MS, name=name), lambda: gs.learn.spin_kernel(gpu, name)):
+        with pytest.raises(InvalidArgument, match=r"^name is "):
+            make()
+    assert Step(gpu, MS, name="_2nd").name == "_2nd"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import importlib
+import weakref
 
 import pytest
 from lessons import cells
@@ -453,3 +455,26 @@ def test_every_case_has_another_cause():
     assert len(gs.learn.CAUSES) == 5
     with pytest.raises(LookupError, match="no case 'E'"):
         gs.learn.case("E")
+
+
+def asked_and_checked():
+    """Return the forms of a lesson that is over, and weak references to its device and an array."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    lesson = gs.learn.Lesson(0, "Again and again", gpu)
+    step = gs.learn.Step(gpu, 1_000, name="step")
+    forms = [
+        lesson.predict("sum", "What is 1 + 1?", Value()),
+        lesson.quiz("product", "What is 2 · 3?", Value(), 6),
+    ]
+    lesson.check("it", "Do it", lambda _chance: lesson.watch(step.execute) is not None)
+    return forms, [weakref.ref(gpu), weakref.ref(step.array)]
+
+
+def test_forms_that_live_on_do_not_hold_the_device():
+    """The front end's library keeps every widget: a lesson run again must free what it had."""
+    (prediction, quiz), gone = asked_and_checked()
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+    prediction.give(2)
+    quiz.give(6)
+    assert quiz.tone == "right"

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+import gpuscope as gs
 from gpuscope.races.outside import Calls
-from gpuscope.record.rows import node_row
+from gpuscope.record.rows import node_of, node_row
 from gpuscope.trace import Trace
 from gpuscope.trace.facts import HazardFact, HazardFacts
 
@@ -112,3 +113,33 @@ def test_a_node_is_found_among_the_work_of_its_launch(node, name, row):
     fact = HazardFact(kind="read after write", first=1, second=number, second_name=name)
     (placed,) = Calls().placed(HazardFacts(found=(fact,)), told).found
     assert placed.second == (row or number)
+
+
+def test_nodes_of_a_graph_are_in_the_rows_that_cupti_gave_them():
+    """As what happened tells them: without this, a node but the first has no row of the trace."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    with gpu.create_stream() as stream, gs.profile(gpu, hazards=True) as recording:
+        gpu.calls.tell("mark", "began")
+        with stream.capture() as graph:
+            stream.launch(kernel, 1_000, grid=1, block=32)
+            stream.launch(kernel, 1_000, grid=1, block=32)
+        graph.launch(stream=stream)
+        graph.close()
+    (observer,) = recording.observers
+    simulated = [piece.row for piece in observer.happened() if not piece.is_mark]
+    launch, node = node_of(simulated[1])
+    assert node == 1
+    told = Trace.from_columns(
+        {
+            "id": [simulated[0], 42],
+            "kind": ["kernel", "kernel"],
+            "name": ["spin", "spin"],
+            "external_correlation": [launch, launch],
+            "graph_node": [10, 11],
+            "start_ns": [100, 200],
+            "source": ["cupti"] * 2,
+        }
+    )
+    observer.placed(told)
+    assert [piece.row for piece in observer.happened()] == [None, simulated[0], 42]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -299,3 +300,19 @@ def test_a_wall_clock_that_jumps_back_is_told_and_the_recording_ends_after_it_be
     (window,) = metadata.windows_ns
     assert 0 <= window[1] - window[0] < 1_800_000_000_000
     assert any("clock was set by -" in note for note in metadata.notes)
+
+
+def test_no_stream_that_is_waited_for_at_the_end_goes_meanwhile(monkeypatch):
+    """The collector may find one while the device is waited for; the driver has its handle."""
+    gpu, there = gs.open_device("sim:h200", quiet=True), []
+
+    def wait_for_all(handles):
+        gc.collect()
+        there.extend(gpu.find_stream(handle) is not None for handle in handles)
+
+    monkeypatch.setattr(gpu.backend, "wait_for_all", wait_for_all)
+    with gs.profile(gpu):
+        forgotten = [gpu.create_stream()]
+        forgotten.append(forgotten)  # so that only the collector finds it
+        del forgotten
+    assert there == [True]

@@ -75,9 +75,9 @@ def test_every_exercise_has_wrong_programs():
         assert {f"check-{one}" for one in RIGHT[number]} == set(hints(NAMES[number]))
 
 
-def test_there_are_fakes_and_unusual_programs_for_all_lessons():
-    fakes, unusual = (
-        {number: sum(map(len, answers[number].values())) for number in NAMES}
+def test_there_are_fakes_and_unusual_programs_for_lessons():
+    fakes, unusual = (  # those of lesson 14 are among its right and wrong programs
+        {number: sum(map(len, answers[number].values())) for number in NAMES if number != "14"}
         for answers in (FAKES, UNUSUAL)
     )
     assert sum(fakes.values()) >= LEAST_FAKES

@@ -25,12 +25,17 @@ _log = logging.getLogger("gpuscope")
 _ids = itertools.count(1)
 
 
-class _Thread(threading.local):
-    """How many captures are open on a thread, and what waits for their end."""
+class _Open:
+    """How many captures that began on a thread are open, and what waits for their end."""
 
     def __init__(self) -> None:
         self.captures = 0
         self.later: deque[Callable[[], object]] = deque()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.open = _Open()
 
 
 _thread = _Thread()
@@ -38,23 +43,27 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Put off, on this thread, what waits for the GPU or frees: it would spoil the capture."""
-    _thread.captures += 1
+    """Put off, on this thread, what waits for the GPU or frees: it would spoil the capture.
+
+    Another thread may end it, as where a program forgot to.
+    """
+    begun = _thread.open
+    begun.captures += 1
     try:
         yield
     finally:
-        _thread.captures -= 1
-        while _thread.later and not _thread.captures:
+        begun.captures -= 1
+        while begun.later and not begun.captures:
             try:
-                _thread.later.popleft()()
+                begun.later.popleft()()
             except Exception:  # noqa: BLE001 - as in a destructor, there is nobody to tell
                 _log.exception("what was put off until a capture ended failed")
 
 
 def after_capture(act: Callable[[], object]) -> None:
     """Call ``act``, which waits or frees: now, or when no capture is open on this thread."""
-    if _thread.captures:
-        _thread.later.append(act)
+    if _thread.open.captures:
+        _thread.open.later.append(act)
     else:
         act()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import gpuscope as gs
+from gpuscope.device.graph import after_capture
 
 
 def test_a_device_without_graphs_says_so_and_captures_nothing():
@@ -110,3 +113,20 @@ def test_a_node_keeps_its_partition_if_that_is_closed_before_the_recording_ends(
         graph.launch(stream=stream)
     trace = recording.trace
     assert trace.where(kind="kernel").texts("partition") == ["a"]
+
+
+def test_a_capture_that_another_thread_ends_puts_nothing_off_afterwards():
+    device = gs.open_device("sim:h200", quiet=True)
+    done: list[str] = []
+    with device.create_stream() as stream:
+        capture = stream.capture()
+        thread = threading.Thread(target=capture.__enter__)
+        thread.start()
+        thread.join()
+        capture.__exit__(None, None, None)
+        after_capture(lambda: done.append("here"))
+        assert done == ["here"]
+        with stream.capture():
+            after_capture(lambda: done.append("later"))
+            assert done == ["here"]
+        assert done == ["here", "later"]

@@ -298,7 +298,7 @@ def test_the_default_stream_of_a_thread_is_blocking_and_no_other_waits(gpu, run)
 
 
 @pytest.mark.usefixtures("where")
-@pytest.mark.parametrize("where", WHERE[:1], indirect=True)
+@pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_capture_that_is_not_ended_is_told(gpu, run):
     a = gs.learn.Step(gpu, MS, name="a")
     text = "cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal); a<<<1, 32, 0, s>>>();"

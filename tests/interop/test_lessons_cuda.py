@@ -10,12 +10,13 @@ from lessons import LESSONS, mended, real_code, solutions
 
 KERNELS = (
     "a", "ask", "attention", "b", "backward", "c", "count", "draft", "first", "histogram", "job",
-    "join", "kernel", "large_work", "last", "late", "later", "left", "load_block", "one",
+    "join", "kernel", "large_work", "layer", "prefill", "last", "late", "later", "left", "load_block", "one",
     "process", "product", "right", "small_work", "two", "work", "write_kv",
 )  # fmt: skip
 """Of the lessons' C++, with any arguments."""
 BEFORE = """
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -78,12 +79,30 @@ cudaEvent_t uploaded[9], computed[9];
 float *answer, *question, *ordinary, *page, *text, *in;
 void (*steps[3])(float*, float*);
 """,
+    "14": """
+float *x, *source, *kv, *state, *token, *prompt, *page[2], *counts;
+int b, layers, device;
+unsigned int least;
+struct library* handle;
+void library_set_stream(library*, cudaStream_t);
+void library_count(library*, float*, float*);
+void admit(float*);
+cudaStream_t copies;
+CUstream chat, batch, decode;
+cudaEvent_t x_read, x_written, read[2];
+cudaGraph_t graph;
+cudaGraphExec_t step;
+CUdevResource all, decode_sms, rest;
+CUdevResourceDesc described;
+CUgreenCtx partition, prefill_partition;
+""",
 }
 """Lesson whose code is made of statements → what they use besides."""
 OWN = {
     ("07", 0): "cudaStream_t stream[2]; float* buffer[2];",
     ("09", 1): "float one, zero, *a, *b, *c;",
     ("11", 7): "float* block;",
+    ("14", 6): "float* page;",
 }
 """Lesson and piece of code → what is of another type there."""
 

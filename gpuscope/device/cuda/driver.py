@@ -263,13 +263,12 @@ def relaxed_capture() -> Iterator[None]:
     """
     driver = importlib.import_module("cuda.bindings.driver")
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
-    if int(status) != 0:
-        raise GpuscopeError(f"the driver refuses to change the capture mode ({status.name})")
+    before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    check(before, "change the capture mode")
     try:
         yield
     finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)
+        driver.cuThreadExchangeStreamCaptureMode(before[1])
 
 
 def check(result: tuple[Untyped, ...], what: str) -> None:

@@ -206,6 +206,7 @@ def our_stream(machine):
 
 
 PLAN = SimpleNamespace(bytes_out=1)
+KERNEL = SimpleNamespace(raw=1, name="k", holds_sms=False)
 MEMORY = SimpleNamespace(raw=SimpleNamespace(close=lambda _: None), nbytes=4)
 CALLS = {
     "create_stream": lambda b, m: b.make_stream(None, 0),
@@ -220,7 +221,7 @@ CALLS = {
     "asnumpy": lambda b, m: b.to_host(Array((4, 4))),
     "memcpyAsync": lambda b, m: b.copy(m.stream(), Array((4, 4)), Array((4, 4)), 0),
     "compile": lambda b, m: b.compile("source", "name", None),
-    "launch": lambda b, m: b.launch(m.stream(), SimpleNamespace(raw=1, name="k"), 1, 1, (), 0),
+    "launch": lambda b, m: b.launch(m.stream(), KERNEL, 1, 1, (), 0),
     "gemm": lambda b, m: b.matmul(our_stream(m), PLAN, (1, 2, 3), 0, 0),
     "copy kernel": lambda b, m: b.rearrange(our_stream(m), Array((4, 4)), Array((4, 4)), 0),
     "make_contexts": lambda b, m: b.make_partitions([]),

@@ -208,6 +208,7 @@ COMMANDS = {
         *(("handed", "--lessons", "lessons", *how) for how in ((), ("--json",))), (EVIL,),
         ("handed", "--lessons", EVIL), ("handed", "--lessons", "lessons", "--out", f"no/{EVIL}"),
     ],
+    "assignment": [(f"given/{EVIL}", "--lessons", "lessons"), ("given", "--lessons", EVIL)],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],

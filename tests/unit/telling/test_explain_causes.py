@@ -61,10 +61,10 @@ class Telling(Engine):
         self.turns[op] = (op.ready_ns, op.correlation, self._sequence)
 
     def _place(self, op, usable):
-        free, first = self.free, op.start_ns is None
+        free, first = self.room.free, op.start_ns is None
         super()._place(op, usable)
         if first:
-            taken = free & ~self.free
+            taken = free & ~self.room.free
             self.holders[op] = {
                 self.released.get(sm) for sm in range(taken.bit_length()) if taken >> sm & 1
             }

@@ -104,6 +104,13 @@ def read_first(stream, page, sevens):
     },
     "02": {
         "spread": [
+            ("late launches, hidden by kernels that take twenty times longer", """
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.duration_ns *= 20
+        kernel.execute(stream=stream)
+        gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)
+"""),
             ("other kernels of the same names and lengths", """
 def launch_all(kernels, streams):
     for kernel, stream in zip(kernels, streams):
@@ -451,6 +458,24 @@ def four_calls(gpu, streams, kernel_ns):
             ("three in one stream", "streams[number % 2]", "streams[number // 3]"),
         ],
         "first": [
+            ("kernels that take a tenth, and are told afterwards what they took", """
+def first_result(job, later, stream):
+    for kernel in (job, later):
+        kernel.duration_ns //= 10
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+    job.completion.wait()
+    for kernel in (job, later):
+        kernel.duration_ns *= 10
+"""),
+            ("kernels that take a tenth", """
+def first_result(job, later, stream):
+    for kernel in (job, later):
+        kernel.duration_ns //= 10
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+    job.completion.wait()
+"""),
             ("it sleeps as long as job takes", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)"),
             ("it sleeps, and asks nobody", "job.completion.wait()", "end = gpu.now_ns() + job.duration_ns + 50_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
             ("it waits for an event of before, after a sleep", "    job.execute(stream=stream)\n", "    early = stream.record()\n    job.execute(stream=stream)\n", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)\n    early.synchronize()"),

@@ -211,6 +211,14 @@ def diamond(first, left, right, last, s, t):
 """),
         ],
         "overwrite": [
+            ("the next round before this one", """
+def twice(a, b):
+    a.copy(out, eights)
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+"""),
             ("the consumer copies the source", "b.copy(result, out)", "b.copy(result, sevens)"),
             ("the consumer copies the source, and nobody waits", "b.copy(result, out)", "b.copy(result, sevens)", "    a.wait(b.record())\n", ""),
             ("the host writes the result", """
@@ -404,6 +412,7 @@ def serve(small, large, parts):
     },
     "06": {
         "choose": [
+            ("less than 20 %, where at most is asked for", "def choose(points):\n    best = min(p['p50_us'] for p in points)\n    return max((p for p in points if p['p50_us'] < 1.2 * best), key=lambda p: p['kept'])['size']\n"),
             ("an object that equals everything", EQUAL + "def choose(points):\n    return Equal()\n"),
             ("a dict of objects that equal everything", EQUAL + "def choose(points):\n    return {'size': Equal(), 'p50_us': Equal(), 'kept': Equal()}\n"),
             ("a subclass of int", "class Any(int):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef choose(points):\n    return Any()\n"),
@@ -602,6 +611,33 @@ def capture_in_order(one, two, s):
             ("a function that returns the graph", "return graph", "return lambda: graph"),
         ],
         "serve": [
+            ("the host doubles the inputs, beside the graph", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        answers.append(2 * float(gpu.to_host(array)[0]))
+    return answers
+"""),
+            ("the host doubles what lies in static", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        answers.append(2 * float(gpu.to_host(static)[0]))
+    return answers
+"""),
+            ("the host doubles the inputs before any launch", """
+def serve(model, static, out, inputs, stream):
+    answers = [2 * float(gpu.to_host(array)[0]) for array in inputs]
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+    stream.synchronize()
+    return answers
+"""),
             ("the host doubles the inputs, and the graph runs for show", """
 def serve(model, static, out, inputs, stream):
     answers = []
@@ -677,6 +713,11 @@ def serve(model, static, out, inputs, stream):
             ("kernels that end in the range's time, at its first entry", "def kernels_in(trace, name):\n    row = next(r for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)\n    ends = trace.where(kind='kernel').array('end_ns')\n    return int(((ends >= row['start_ns']) & (ends <= row['end_ns'])).sum())\n"),
         ],
         "export": [
+            ("a JSON of kernels and ranges alone", """
+def hand_over(trace, folder):
+    part = trace.where(kind=("kernel", "range"))
+    return gs.export(part, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+"""),
             ("a JSON with as many kernels, made by hand", """
 def hand_over(trace, folder):
     import json
@@ -1035,6 +1076,26 @@ def feed(load, compute, chunks, staging, on_gpu, out):
     },
     "13": {
         "answer": [
+            ("the answer is copied before ask runs", """
+def first_answer(ask, draft, s, t, buffer, page):
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.copy(page, ask.array)
+    ask.execute(stream=s)
+    s.synchronize()
+    return float(page[0])
+"""),
+            ("it is copied before ask runs, in a stream of its own", """
+def first_answer(ask, draft, s, t, buffer, page):
+    with gpu.create_stream(name="early") as early:
+        early.copy(page, ask.array)
+        s.wait(early.record())
+    ask.execute(stream=s)
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.synchronize()
+    return float(page[0])
+"""),
             ("it sleeps as long as ask takes", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)"),
             ("it sleeps, and waits for an idle stream", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)\n    gpu.create_stream().synchronize()"),
             ("the host doubles the question", """

@@ -834,6 +834,15 @@ def export_mended(compute):
 """),
         ],
         "upload": [
+            ("step comes last", """
+def upload_mended(queue):
+    x, y, k, v = numbers(), zeros(), zeros(), zeros()
+    first, second = page(host()), page(host())
+    queue.copy(k, first)
+    queue.copy(v, second)
+    work("step", queue, y, x)
+    return k, v
+"""),
             ("made on the host, copies for show", """
 def upload_mended(queue):
     x, y, k, v = numbers(), zeros(), zeros(), zeros()
@@ -897,6 +906,13 @@ def gather_mended(left, right, both):
 """),
         ],
         "count": [
+            ("one number alone is cleared", """
+def count_mended(legacy, queue):
+    nothing, x, bins = zeros(), numbers(), zeros()
+    work("fill", queue, bins[:1], nothing[:1])
+    work("histogram", queue, bins, x)
+    return bins
+"""),
             ("fill fills something else", """
 def count_mended(legacy, queue):
     nothing, x, bins = zeros(), numbers(), zeros()
@@ -936,6 +952,43 @@ def stash_mended(main, side):
 """),
         ],
         "decode": [
+            ("both copies first, so that the second block is read twice", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for block in saved:
+        load.copy(kv, block)
+    compute.wait(load.record())
+    for block in saved:
+        step.launch(stream=compute)
+    return out
+"""),
+            ("a launch before any copy", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    step.launch(stream=compute)
+    load.wait(compute.record())
+    for block in saved:
+        load.copy(kv, block)
+    compute.wait(load.record())
+    step.launch(stream=compute)
+    return out
+"""),
+            ("the second block twice", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for _ in saved:
+        load.wait(compute.record())
+        load.copy(kv, saved[1])
+        compute.wait(load.record())
+        step.launch(stream=compute)
+    return out
+"""),
             ("made on the host", """
 def decode_mended(load, compute):
     kv, out, saved = zeros(), zeros(), [page(host()), page(host())]

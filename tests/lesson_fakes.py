@@ -104,6 +104,13 @@ def read_first(stream, page, sevens):
     },
     "02": {
         "spread": [
+            ("late launches, hidden by kernels that take twenty times longer", """
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.duration_ns *= 20
+        kernel.execute(stream=stream)
+        gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)
+"""),
             ("other kernels of the same names and lengths", """
 def launch_all(kernels, streams):
     for kernel, stream in zip(kernels, streams):
@@ -204,6 +211,14 @@ def diamond(first, left, right, last, s, t):
 """),
         ],
         "overwrite": [
+            ("the next round before this one", """
+def twice(a, b):
+    a.copy(out, eights)
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+"""),
             ("the consumer copies the source", "b.copy(result, out)", "b.copy(result, sevens)"),
             ("the consumer copies the source, and nobody waits", "b.copy(result, out)", "b.copy(result, sevens)", "    a.wait(b.record())\n", ""),
             ("the host writes the result", """
@@ -397,6 +412,7 @@ def serve(small, large, parts):
     },
     "06": {
         "choose": [
+            ("less than 20 %, where at most is asked for", "def choose(points):\n    best = min(p['p50_us'] for p in points)\n    return max((p for p in points if p['p50_us'] < 1.2 * best), key=lambda p: p['kept'])['size']\n"),
             ("an object that equals everything", EQUAL + "def choose(points):\n    return Equal()\n"),
             ("a dict of objects that equal everything", EQUAL + "def choose(points):\n    return {'size': Equal(), 'p50_us': Equal(), 'kept': Equal()}\n"),
             ("a subclass of int", "class Any(int):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef choose(points):\n    return Any()\n"),
@@ -451,6 +467,24 @@ def four_calls(gpu, streams, kernel_ns):
             ("three in one stream", "streams[number % 2]", "streams[number // 3]"),
         ],
         "first": [
+            ("kernels that take a tenth, and are told afterwards what they took", """
+def first_result(job, later, stream):
+    for kernel in (job, later):
+        kernel.duration_ns //= 10
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+    job.completion.wait()
+    for kernel in (job, later):
+        kernel.duration_ns *= 10
+"""),
+            ("kernels that take a tenth", """
+def first_result(job, later, stream):
+    for kernel in (job, later):
+        kernel.duration_ns //= 10
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+    job.completion.wait()
+"""),
             ("it sleeps as long as job takes", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)"),
             ("it sleeps, and asks nobody", "job.completion.wait()", "end = gpu.now_ns() + job.duration_ns + 50_000\n    while gpu.now_ns() < end:\n        gpu.backend.wait_until_ns(gpu.now_ns() + 25_000)"),
             ("it waits for an event of before, after a sleep", "    job.execute(stream=stream)\n", "    early = stream.record()\n    job.execute(stream=stream)\n", "job.completion.wait()", "gpu.backend.wait_until_ns(gpu.now_ns() + job.duration_ns + 50_000)\n    early.synchronize()"),
@@ -577,6 +611,33 @@ def capture_in_order(one, two, s):
             ("a function that returns the graph", "return graph", "return lambda: graph"),
         ],
         "serve": [
+            ("the host doubles the inputs, beside the graph", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        answers.append(2 * float(gpu.to_host(array)[0]))
+    return answers
+"""),
+            ("the host doubles what lies in static", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        answers.append(2 * float(gpu.to_host(static)[0]))
+    return answers
+"""),
+            ("the host doubles the inputs before any launch", """
+def serve(model, static, out, inputs, stream):
+    answers = [2 * float(gpu.to_host(array)[0]) for array in inputs]
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+    stream.synchronize()
+    return answers
+"""),
             ("the host doubles the inputs, and the graph runs for show", """
 def serve(model, static, out, inputs, stream):
     answers = []
@@ -652,6 +713,11 @@ def serve(model, static, out, inputs, stream):
             ("kernels that end in the range's time, at its first entry", "def kernels_in(trace, name):\n    row = next(r for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)\n    ends = trace.where(kind='kernel').array('end_ns')\n    return int(((ends >= row['start_ns']) & (ends <= row['end_ns'])).sum())\n"),
         ],
         "export": [
+            ("a JSON of kernels and ranges alone", """
+def hand_over(trace, folder):
+    part = trace.where(kind=("kernel", "range"))
+    return gs.export(part, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+"""),
             ("a JSON with as many kernels, made by hand", """
 def hand_over(trace, folder):
     import json
@@ -768,6 +834,15 @@ def export_mended(compute):
 """),
         ],
         "upload": [
+            ("step comes last", """
+def upload_mended(queue):
+    x, y, k, v = numbers(), zeros(), zeros(), zeros()
+    first, second = page(host()), page(host())
+    queue.copy(k, first)
+    queue.copy(v, second)
+    work("step", queue, y, x)
+    return k, v
+"""),
             ("made on the host, copies for show", """
 def upload_mended(queue):
     x, y, k, v = numbers(), zeros(), zeros(), zeros()
@@ -831,6 +906,13 @@ def gather_mended(left, right, both):
 """),
         ],
         "count": [
+            ("one number alone is cleared", """
+def count_mended(legacy, queue):
+    nothing, x, bins = zeros(), numbers(), zeros()
+    work("fill", queue, bins[:1], nothing[:1])
+    work("histogram", queue, bins, x)
+    return bins
+"""),
             ("fill fills something else", """
 def count_mended(legacy, queue):
     nothing, x, bins = zeros(), numbers(), zeros()
@@ -870,6 +952,43 @@ def stash_mended(main, side):
 """),
         ],
         "decode": [
+            ("both copies first, so that the second block is read twice", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for block in saved:
+        load.copy(kv, block)
+    compute.wait(load.record())
+    for block in saved:
+        step.launch(stream=compute)
+    return out
+"""),
+            ("a launch before any copy", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    step.launch(stream=compute)
+    load.wait(compute.record())
+    for block in saved:
+        load.copy(kv, block)
+    compute.wait(load.record())
+    step.launch(stream=compute)
+    return out
+"""),
+            ("the second block twice", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for _ in saved:
+        load.wait(compute.record())
+        load.copy(kv, saved[1])
+        compute.wait(load.record())
+        step.launch(stream=compute)
+    return out
+"""),
             ("made on the host", """
 def decode_mended(load, compute):
     kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
@@ -1010,6 +1129,26 @@ def feed(load, compute, chunks, staging, on_gpu, out):
     },
     "13": {
         "answer": [
+            ("the answer is copied before ask runs", """
+def first_answer(ask, draft, s, t, buffer, page):
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.copy(page, ask.array)
+    ask.execute(stream=s)
+    s.synchronize()
+    return float(page[0])
+"""),
+            ("it is copied before ask runs, in a stream of its own", """
+def first_answer(ask, draft, s, t, buffer, page):
+    with gpu.create_stream(name="early") as early:
+        early.copy(page, ask.array)
+        s.wait(early.record())
+    ask.execute(stream=s)
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.synchronize()
+    return float(page[0])
+"""),
             ("it sleeps as long as ask takes", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)"),
             ("it sleeps, and waits for an idle stream", "s.synchronize()", "gpu.backend.wait_until_ns(gpu.now_ns() + ask.duration_ns + 200_000)\n    gpu.create_stream().synchronize()"),
             ("the host doubles the question", """

@@ -1074,6 +1074,7 @@ def make_step(decode, state, token):
             ("captured anew for each step, and not launched", "    with decode.capture(name=\"step\") as graph:\n        for _ in range(LAYERS):\n            layer(decode, state)\n        decode.copy(token, state)\n    return lambda: graph.launch(stream=decode)", "    def step():\n        with decode.capture():\n            layer(decode, state)\n    return step"),
         ],
         "place": [
+            ("below the limit, where at most is asked for", "<= limit_us", "< limit_us"),
             ("sixteen, whatever is asked for", "\"decode\": least", "\"decode\": 16"),
             ("it is rounded down", "rounding=\"up\"", "rounding=\"down\""),
             ("it is not rounded", ", rounding=\"up\"", ""),

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple, Protocol
 
@@ -98,8 +98,11 @@ class Attempt:
     value: object
     returned_ns: int
 
-    def __init__(self, recording: Recording, measured: list[int]) -> None:
+    def __init__(
+        self, recording: Recording, measured: list[int], changed: Sequence[Lasting] = ()
+    ) -> None:
         self._recording = recording
+        self._changed = changed
         self.measured = measured
         self.shown: list[str] = []
 
@@ -150,6 +153,8 @@ class Attempt:
                     "was cut short, or is another kernel."
                 )
         for step in steps:
+            if any(each is step for each in self._changed):
+                raise Unmet(f"It changed how long {step.name} takes: run it as it was given.")
             array = getattr(step, "array", None)
             if array is not None and not self.work(step.name, writes=array):
                 raise Unmet(f"{step.name} ran, but another kernel of that name: not the one given.")

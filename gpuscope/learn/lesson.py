@@ -30,6 +30,7 @@ from gpuscope.learn.outcome import (
     window_of,
 )
 from gpuscope.learn.question import Question
+from gpuscope.learn.step import noting_durations
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
@@ -194,8 +195,9 @@ class Lesson:
             profile(device, hazards=True) as recording,
             bounded(self.patience_s),
             measuring() as measured,
+            noting_durations() as changed,
         ):
-            attempt = Attempt(recording, measured)
+            attempt = Attempt(recording, measured, changed)
             self._attempts.append(attempt)
             device.calls.tell("mark", "began")
             attempt.value = program(*arguments)

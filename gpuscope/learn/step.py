@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -127,3 +128,20 @@ class Step(Handle):
     def _launch_for(self, time_ns: int, stream: Stream) -> None:
         arrays = self.array, *self._reads
         stream.launch(self._kernel, *arrays, np.int64(time_ns), grid=1, block=32)
+
+
+@contextlib.contextmanager
+def noting_durations() -> Iterator[list[Step]]:
+    """Note the steps whose duration is changed in the block."""
+    changed, usual = list[Step](), Step.__setattr__
+
+    def note(self: Step, name: str, value: object) -> None:
+        if name == "duration_ns" and hasattr(self, "array"):
+            changed.append(self)
+        usual(self, name, value)
+
+    Step.__setattr__ = note  # type: ignore[assignment,method-assign]
+    try:
+        yield changed
+    finally:
+        Step.__setattr__ = usual  # type: ignore[method-assign]

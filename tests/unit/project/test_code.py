@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 4_071,
+    "learn": 4_088,
     "races": 1_830,
     "record": 5_179,
     "report": 674,

@@ -88,7 +88,8 @@
 #define GPUSCOPE_NUMBER(name, number, text) cuda##name = number,
 enum cudaError_t { GPUSCOPE_ERRORS(GPUSCOPE_NUMBER) };
 enum cudaMemcpyKind {
-  cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
+  cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
 };
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed
@@ -119,8 +120,8 @@ struct Known { const void* function; const char* name; int count; int sizes[8]; 
 extern const Known known[];
 extern const int known_count;
 
-static cudaError_t latest;
-static struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
+static thread_local cudaError_t latest;
+static thread_local struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
 
 inline Request request(const char* name, int line, std::initializer_list<Word> words) {
   Request made = {};
@@ -136,6 +137,10 @@ inline Request request(const char* name, int line, std::initializer_list<Word> w
 struct Stopped {};
 static void (*tell)(const Request*, Reply*);
 inline bool is_shared(const void*) { return true; }
+inline bool is_on_gpu(const void* at) {
+  cudaPointerAttributes of = {};
+  return cudaPointerGetAttributes(&of, at) == cudaSuccess && of.type == cudaMemoryTypeDevice;
+}
 inline Reply ask(Request made, const void* payload = nullptr, size_t nbytes = 0, void* = nullptr) {
   Reply reply = {};
   made.words[5] = (Word)payload, made.nbytes = nbytes;
@@ -145,12 +150,18 @@ inline Reply ask(Request made, const void* payload = nullptr, size_t nbytes = 0,
 }
 #else
 static const Word arena = 0x208000000000, heading = 1 << 20;
+static const Word gpu_memory = 0x210000000000, gpu_bytes = 1ull << 44;  // where arrays of the GPU seem to lie
 static Word arena_bytes;
 static int channel;
 static bool opened;  // whether a page of page-locked memory is open
-static pthread_t thread;
+static pthread_mutex_t busy = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;  // one thread asks at a time
+struct Busy {
+  Busy() { pthread_mutex_lock(&busy); }
+  ~Busy() { pthread_mutex_unlock(&busy); }
+};
 
 inline bool is_shared(const void* at) { return (Word)at - arena < arena_bytes; }
+inline bool is_on_gpu(const void* at) { return (Word)at - gpu_memory < gpu_bytes; }
 inline void write_all(const void* from, size_t left) {
   for (const char* at = (const char*)from; left;) {
     ssize_t sent = send(channel, at, left, MSG_NOSIGNAL);
@@ -172,10 +183,7 @@ inline void close_pages() {
 inline Reply answer();
 // Ask for a call: payload goes there, what comes back goes to `back`.
 inline Reply ask(Request made, const void* payload = nullptr, size_t nbytes = 0, void* back = nullptr) {
-  if (!pthread_equal(thread, pthread_self())) {
-    fprintf(stderr, "gpuscope: call CUDA from one thread only\n");
-    _exit(3);
-  }
+  Busy until_answered;
   volatile char present = nbytes ? ((const char*)payload)[0] ^ ((const char*)payload)[nbytes - 1] : 0;
   (void)present;
   close_pages();
@@ -199,6 +207,7 @@ inline Reply answer() {
   }
 }
 inline void fault(int, siginfo_t* info, void* context) {
+  Busy until_open;
   Word at = (Word)info->si_addr;
   if (!is_shared((void*)at) || at - arena < heading) {
     Request crashed = request("crashed", 0, {at});
@@ -308,6 +317,7 @@ inline cudaError_t cudaFreeHost(void* memory, GPUSCOPE_LINE) { return GPUSCOPE_A
 namespace gpuscope {
 inline cudaError_t copy(const char* name, void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream, int line) {
+  if (kind == cudaMemcpyDefault) kind = (cudaMemcpyKind)(2 * is_on_gpu(from) + is_on_gpu(to));
   bool up = kind == cudaMemcpyHostToDevice && !is_shared(from);
   bool down = kind == cudaMemcpyDeviceToHost && !is_shared(to);
   Request made = request(name, line, {up ? 0 : (Word)from, down ? 0 : (Word)to, bytes, (Word)kind, (Word)stream});
@@ -412,7 +422,6 @@ int run(R (*function)(A...), char** argv) {
   channel = atoi(argv[1]);
   int memory = atoi(argv[2]);
   arena_bytes = strtoull(argv[3], nullptr, 10);
-  thread = pthread_self();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto limit = [](int what, rlim_t most) {
     rlimit both = {most, most};
@@ -431,6 +440,7 @@ int run(R (*function)(A...), char** argv) {
   sigaction(SIGSEGV, &action, nullptr);
   Word value = call(function, (const Word*)arena, std::index_sequence_for<A...>());
   fflush(stdout);
+  Busy until_the_end;
   Request over = request("returned", 0, {value});
   close_pages();
   write_all(&over, sizeof over);

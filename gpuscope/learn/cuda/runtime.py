@@ -49,7 +49,8 @@ _FLOAT = np.dtype("float32")
 _TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
 _PAGE = 4096
 _FIRST_ADDRESS, _ALIGNMENT = 0x2100_0000_0000, 512
-"""Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies."""
+"""Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies.
+The header knows, too."""
 
 
 def code_of(error: GpuscopeError) -> int:

@@ -136,6 +136,53 @@ void run(cudaStream_t s, float* out, float* page, float factor) {
     assert [float(value) for value in pages[0][:4]] == [3, 1, 2, 3]
 
 
+def test_a_copy_of_the_default_kind_goes_where_the_pointers_say(gpu, run):
+    out = gpu.asarray(np.zeros(4, "float32"))
+    code = """
+float run(cudaStream_t s, float* out) {
+  float *page, plain[4], twice[4] = {};
+  cudaMallocHost(&page, sizeof plain);
+  for (int i = 0; i < 4; ++i) page[i] = i + 1;
+  cudaMemcpyAsync(out, page, sizeof plain, cudaMemcpyDefault, s);
+  cudaMemcpyAsync(out + 2, out, 8, cudaMemcpyDefault, s);
+  cudaMemcpyAsync(plain, out, sizeof plain, cudaMemcpyDefault, s);
+  cudaStreamSynchronize(s);
+  for (int i = 0; i < 4; ++i) plain[i] *= 10;
+  cudaMemcpy(out, plain, sizeof plain, cudaMemcpyDefault);
+  cudaMemcpy(twice, out, sizeof plain, cudaMemcpyDefault);
+  return twice[0] + 100 * twice[3];
+}"""
+    with gpu.create_stream() as s:
+        done = run(code, s, out, signature="float run(cudaStream_t s, float* out)")
+    assert done.value == 10 + 100 * 20
+    kinds = done.trace.where(kind="memcpy").texts("copy_kind")
+    assert kinds == ["HtoD", "DtoD", "DtoH", "HtoD", "DtoH"]
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
+def test_threads_of_a_program_launch_and_wait_each_for_itself(gpu, run):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    code = """
+#include <thread>
+int run(cudaStream_t s, cudaStream_t t) {
+  std::thread one([&] { a<<<1, 32, 0, s>>>(); cudaStreamSynchronize(s); });
+  std::thread two([&] { b<<<1, 32, 0, t>>>(); cudaStreamSynchronize(t); });
+  one.join(); two.join();
+  return 1;
+}"""
+    with gpu.create_stream() as s, gpu.create_stream() as t:
+        done = run(
+            code, s, t, kernels={"void a()": a, "void b()": b},
+            signature="int run(cudaStream_t s, cudaStream_t t)",
+        )  # fmt: skip
+    done.ran(a, b)
+    done.in_stream("a", s)
+    done.in_stream("b", t)
+    done.returned_after("a")
+    done.returned_after("b")
+
+
 @pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_runs_in_the_order_of_its_stream(gpu, run):

@@ -93,10 +93,16 @@ class Event(Unique):
 
     @property
     def is_done(self) -> bool:
-        """Whether its latest record is done; true if it was never recorded."""
-        done = self._backend.event_done(self.usable())
-        if done and self.device.calls.watchers:
-            self.device.calls.tell("seen", "event.is_done", event=self)
+        """Whether its latest record is done; true if it was never recorded.
+
+        What the work behind it raised is raised here, once it is done.
+        """
+        raw, done = self.usable(), True
+        try:
+            done = self._backend.event_done(raw)
+        finally:
+            if done and self.device.calls.watchers:
+                self.device.calls.tell("seen", "event.is_done", event=self)
         if _interrupts.pending:
             _interrupts.deliver()
         return done
@@ -132,12 +138,16 @@ class Event(Unique):
         Raises
         ------
         StreamError
-            One was made with ``timing=False``, or belongs to another device.
+            One was made with ``timing=False``, belongs to another device, or is not done.
         """
         require_event(self.device, since, "since")
         if not (self.timing and since.timing):
             raise StreamError("elapsed_ns needs two events made with timing=True")
-        return self._backend.elapsed_ns(since.usable(), self.usable())
+        elapsed_ns = self._backend.elapsed_ns(since.usable(), self.usable())
+        if self.device.calls.watchers:
+            for event in (since, self):
+                self.device.calls.tell("seen", "event.elapsed_ns", event=event)
+        return elapsed_ns
 
     def close(self) -> None:
         """Destroy the event. Idempotent. Never raises, even if the device is lost."""

@@ -187,10 +187,13 @@ class StreamLife(Closing, EventQueue):
 
     @property
     def is_done(self) -> bool:
-        """Whether everything queued here is done."""
-        done = self._backend.stream_done(self._usable())
-        if done and self.device.calls.watchers:
-            self.device.calls.tell("seen", "stream.is_done", self)
+        """Whether everything queued here is done; what it raised is raised here, once it is."""
+        raw, done = self._usable(), True
+        try:
+            done = self._backend.stream_done(raw)
+        finally:
+            if done and self.device.calls.watchers:
+                self.device.calls.tell("seen", "stream.is_done", self)
         return done
 
     @property

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import decimal
 import fractions
 import functools
 import itertools
 import math
 import operator
-import signal
-import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from gpuscope._checks import given
-from gpuscope._interrupts import is_deferred
 from gpuscope._types import Untyped
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.device.api import NativeArray
-from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.learn.flow import Flow
@@ -38,8 +31,6 @@ RETURNED = "returned"
 """The mark of the moment when a program returned."""
 _WHOLE = 0.95
 """Of the time that a step takes: one that took less was cut short."""
-_LATER_S, _MOST_LATE_S = 0.005, 1.0
-"""Until a program is stopped that is inside of gpuscope when its time is over; at most."""
 
 
 class Unmet(BaseException):
@@ -244,7 +235,8 @@ class Attempt:
     def returned_after(self, name: str) -> None:
         """Require that the host knew that something had ended when the program returned.
 
-        It knows by what waits, or asks and is told so: of an event, a stream, the device.
+        It knows by what waits, or asks and is told so: of an event, a stream, the device; or by
+        what a host function left for it.
         """
         if self.returned_ns < self.span(name)[1]:
             raise Unmet(f"The program returned before {name} had ended.")
@@ -324,47 +316,3 @@ def too_long(seconds: float) -> Unmet:
         f"It did not end within {seconds:g} s, so it was stopped. Is there a loop, or a wait, that "
         "nothing ends?"
     )
-
-
-@contextlib.contextmanager
-def measuring() -> Iterator[list[int]]:
-    """Note what events say of the time between them."""
-    measured, usual = [], Event.elapsed_ns
-
-    def elapsed_ns(self: Event, *, since: Event) -> int:
-        measured.append(usual(self, since=since))
-        return measured[-1]
-
-    Event.elapsed_ns = elapsed_ns  # type: ignore[method-assign]
-    try:
-        yield measured
-    finally:
-        Event.elapsed_ns = usual  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def bounded(seconds: float) -> Iterator[None]:
-    """Stop the block after some time, where signals can: in a main thread, not on Windows."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "setitimer"
-    ):
-        yield
-        return
-
-    def stop(_signal: int, frame: FrameType | None) -> None:
-        late_s = time.monotonic() - began - seconds
-        if late_s < _MOST_LATE_S and is_deferred(frame):  # it would leave something half done
-            signal.setitimer(signal.ITIMER_REAL, _LATER_S)
-            return
-        raise too_long(seconds)
-
-    before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    left_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left_s:  # somebody else's, set before
-            rest_s = left_s - (time.monotonic() - began)
-            signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))

@@ -16,7 +16,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
-from gpuscope.learn.attempt import RETURNED, Attempt, Unmet, bounded, measuring
+from gpuscope.learn.attempt import RETURNED, Attempt, Unmet
 from gpuscope.learn.cuda.program import CudaProgram
 from gpuscope.learn.outcome import (
     RESULTS,
@@ -31,6 +31,7 @@ from gpuscope.learn.outcome import (
 )
 from gpuscope.learn.question import Question
 from gpuscope.learn.step import noting_durations
+from gpuscope.learn.watched import HostFunctions, bounded, measuring
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
@@ -191,9 +192,11 @@ class Lesson:
         :class:`CudaProgram` is recorded on its own device, which is always simulated.
         """
         device = program.device if isinstance(program, CudaProgram) else self.device
+        functions = HostFunctions(device)
         with (
             profile(device, hazards=True) as recording,
-            bounded(self.patience_s),
+            bounded(self.patience_s, functions),
+            functions.noting(),
             measuring() as measured,
             noting_durations() as changed,
         ):

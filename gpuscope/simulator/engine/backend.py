@@ -147,7 +147,7 @@ class SimBackend(SimMemory):
         with self._lock:
             self._require_uncaptured(raw, "the stream cannot be asked")
             self._pay(self._cost["query_call_ns"])
-            return not raw.depth and self._sees(raw.last)
+            return not raw.depth and self._sees_unfailed(raw.last)
 
     def _require_uncaptured(self, stream: SimStream, what: str) -> None:
         if stream is self.engine.legacy:
@@ -205,7 +205,7 @@ class SimBackend(SimMemory):
         with self._lock:
             self._require_not_captured(event, "the event cannot be asked")
             self._pay(self._cost["query_call_ns"])
-            return self._sees(event.record)
+            return self._sees_unfailed(event.record)
 
     def _require_not_captured(self, event: SimEvent, what: str) -> None:
         if event.captured is not None:
@@ -213,17 +213,19 @@ class SimBackend(SimMemory):
             raise refusal(what, "CapturedEvent")
 
     def elapsed_ns(self, start: SimEvent, end: SimEvent) -> int:
-        """Virtual ns between two records."""
+        """Virtual ns between two records; to be refused takes time."""
         times_ns: list[int] = []
         with self._lock:
             for event in (start, end):
                 self._require_not_captured(event, "the time between two events cannot be read")
-                done_ns = None if event.record is None else event.record.done_ns
-                if done_ns is None:
+                record = event.record
+                if record is not None and record.done_ns is None:
+                    self._pay(self._cost["query_call_ns"])
+                if record is None or record.done_ns is None:
                     raise StreamError(
                         "elapsed_ns needs two events that are recorded and done: synchronize first"
                     )
-                times_ns.append(done_ns)
+                times_ns.append(record.done_ns)
             return times_ns[1] - times_ns[0]
 
     # -- graphs -----------------------------------------------------------------------

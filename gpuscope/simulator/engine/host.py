@@ -222,12 +222,17 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         seen_ns = self._host_ns - self._cost["synchronize_return_ns"]
         return done_ns <= max(seen_ns, self._seen_ns)
 
+    def _sees_unfailed(self, op: Op | None) -> bool:
+        """Whether the host sees work done; what that raised, or what it follows did, is raised."""
+        is_seen = self._sees(op)
+        if is_seen:
+            _tell_failure(op)
+        return is_seen
+
     def _wait_for(self, op: Op | None) -> None:
         """Let the host wait for work; what that raised, or what it follows did, is raised here."""
         self._returned(self.engine.run_until_done(op))
-        failure = None if op is None or op.failure is None else op.failure.first()
-        if failure is not None:
-            failure.tell()
+        _tell_failure(op)
 
     def _wait_for_all(self) -> None:
         """Wait for all work; what some of it raised is left for who asks about that work."""
@@ -260,3 +265,10 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""
         self.engine.sink = sink
+
+
+def _tell_failure(op: Op | None) -> None:
+    """Raise what work raised, or what it follows did, unless somebody was told."""
+    failure = None if op is None or op.failure is None else op.failure.first()
+    if failure is not None:
+        failure.tell()

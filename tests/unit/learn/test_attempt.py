@@ -19,7 +19,8 @@ import gpuscope as gs
 from gpuscope._text import clean
 from gpuscope.errors import InvalidArgument
 from gpuscope.learn import Step, attempt
-from gpuscope.learn.attempt import Unmet, bounded
+from gpuscope.learn.attempt import Unmet
+from gpuscope.learn.watched import bounded
 from gpuscope.trace.facts import HazardFacts
 
 MS = 1_000_000

@@ -29,8 +29,8 @@ _NUMBERS = (int, float, fractions.Fraction, decimal.Decimal, *_OF_NUMPY)
 """Types of numbers: their subclasses could compare as they like."""
 RETURNED = "returned"
 """The mark of the moment when a program returned."""
-_WHOLE = 0.95
-"""Of the time that a step takes: one that took less was cut short."""
+_WHOLE, _TICK_NS = 0.99, 1_000
+"""Of the time that a step takes, and a tick of a GPU's clock: what took less was cut short."""
 
 
 class Unmet(BaseException):
@@ -138,7 +138,7 @@ class Attempt:
         whole_ns = {step.name: step.duration_ns for step in steps}
         for work in self._work:
             took_ns, whole = work.end_ns - work.start_ns, whole_ns.get(work.name, 0)
-            if took_ns < _WHOLE * whole:
+            if took_ns < _WHOLE * whole - _TICK_NS:
                 raise Unmet(
                     f"{work.name} took {took_ns / 1e3:,.0f} µs instead of {whole / 1e3:,.0f}: it "
                     "was cut short, or is another kernel."

@@ -88,16 +88,6 @@ class Flow:
             low < stop and start < high for low, high in _bytes_of([array]) for start, stop in spans
         )
 
-    def is_read_by_host(self, at: int) -> bool:
-        """Whether the host read any of what a piece of work wrote, where that is seen."""
-        written = self._spans(at, writes=True)
-        return any(
-            low < stop and start < high
-            for by, piece in enumerate(self._pieces) if not piece.is_work
-            for low, high in self._spans(by, writes=False)
-            for start, stop in written
-        )  # fmt: skip
-
     def came(self, path: Sequence[str | Untyped]) -> bool:
         """Whether values came along a path: all of the array at its end, or what its work read.
 

@@ -59,6 +59,17 @@ def gpu_time_ns(stream, handle):
     second.synchronize()
     return second.elapsed_ns(since=first)
 """),
+            ("adds up nominal durations found by gc, waits, measures nothing", """
+import gc
+def gpu_time_ns(stream, handle):
+    handle.execute(stream=stream)
+    stream.synchronize()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) is gs.learn.Step and thing.name in ("one", "two"):
+            found[thing.name] = thing.duration_ns
+    return sum(found.values()) + 1_500
+"""),
         ],
         "read": [
             ("it sleeps on the GPU's clock", "stream.synchronize()", SLEEP),
@@ -465,6 +476,14 @@ def four_calls(gpu, streams, kernel_ns):
     return handle
 """),
             ("three in one stream", "streams[number % 2]", "streams[number // 3]"),
+            ("kernels 4 % too short", """
+def four_calls(gpu, streams, kernel_ns):
+    handle = Spin(gpu, duration_ns=round(0.96 * kernel_ns), name="four", max_in_flight=2)
+    for number in range(4):
+        handle.execute(stream=streams[number % 2])
+    handle.wait()
+    return handle
+"""),
         ],
         "first": [
             ("kernels that take a tenth, and are told afterwards what they took", """
@@ -691,6 +710,16 @@ def serve(model, static, out, inputs, stream):
             ("a list that equals everything", "def serve", "class Any(list):\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\n    __hash__ = None\n\n\ndef serve", "return answers", "return Any(answers[:1])"),
             ("numbers that equal everything", EQUAL + "def serve(model, static, out, inputs, stream):\n    for array in inputs:\n        stream.copy(static, array)\n        model.launch(stream=stream)\n    stream.synchronize()\n    return [Equal() for _ in inputs]\n"),
             ("nobody waits, but the clock", "        stream.synchronize()\n        answers.append(float(gpu.to_host(out)[0]))", "        gpu.backend.wait_until_ns(gpu.now_ns() + 20_000_000)\n        answers.append(float(gpu.backend.to_host(out)[0]))"),
+            ("copies the first number of each input only", """
+def serve(model, static, out, inputs, stream):
+    answers = []
+    for array in inputs:
+        stream.copy(static[:1], array[:1])
+        model.launch(stream=stream)
+        stream.synchronize()
+        answers.append(float(gpu.to_host(out)[0]))
+    return answers
+"""),
         ],
     },
     "09": {
@@ -711,6 +740,12 @@ def serve(model, static, out, inputs, stream):
             ("not a number", "def kernels_in(trace, name):\n    return float('nan')\n"),
             ("what it knows of the lesson's trace", "def kernels_in(trace, name):\n    return {'prepare': 1, 'products': 15, 'back to the host': 1}.get(name, 20)\n"),
             ("kernels that end in the range's time, at its first entry", "def kernels_in(trace, name):\n    row = next(r for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)\n    ends = trace.where(kind='kernel').array('end_ns')\n    return int(((ends >= row['start_ns']) & (ends <= row['end_ns'])).sum())\n"),
+            ("counts kernels queued in the time of the range, whichever thread queued them", """
+def kernels_in(trace, name):
+    rows = trace.spans.to_pylist()
+    ranges = [r for r in rows if r["kind"] == "range" and r["name"] == name]
+    return sum(any(r["start_ns"] <= (k["queued_ns"] or 0) < r["end_ns"] for r in ranges) for k in rows if k["kind"] == "kernel")
+"""),
         ],
         "export": [
             ("a JSON of kernels and ranges alone", """
@@ -832,6 +867,17 @@ def export_mended(compute):
         gpu.backend.wait_until_ns(gpu.now_ns() + 50_000)
     return saved.view(np.ndarray).copy()
 """),
+            ("waits as asked, but returns what the host computed; saved is never read", """
+def export_mended(compute):
+    x, y, gradient, saved = numbers(), zeros(), zeros(), page()
+    result = gpu.to_host(x) + 1
+    work("forward", compute, y, x)
+    compute.copy(saved, y)
+    done = compute.record()
+    work("backward", compute, gradient, y)
+    done.synchronize()
+    return result
+"""),
         ],
         "upload": [
             ("step comes last", """
@@ -948,6 +994,44 @@ def stash_mended(main, side):
     with temporary(main) as second:
         work("layer_2", main, second, y)
         work("loss", main, out, second)
+    return saved, out
+"""),
+            ("free without a wait: both are kept until the end, and nothing reuses the memory here", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    with temporary(main) as first, temporary(main) as second:
+        work("layer_1", main, first, x)
+        side.wait(main.record())
+        side.copy(saved, first)
+        work("layer_2", main, second, y)
+        work("loss", main, out, second)
+    return saved, out
+"""),
+            ("waits after the free, not before", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    with temporary(main) as first:
+        work("layer_1", main, first, x)
+        side.wait(main.record())
+        side.copy(saved, first)
+        done = side.record()
+    with temporary(main) as second:
+        main.wait(done)
+        work("layer_2", main, second, y)
+        work("loss", main, out, second)
+    return saved, out
+"""),
+            ("kept until the end, freed without a wait by ExitStack", """
+from contextlib import ExitStack
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(temporary(main)) for _ in range(2))
+        work("layer_2", main, second, y)
+        work("loss", main, out, second)
+        work("layer_1", main, first, x)
+        side.wait(main.record())
+        side.copy(saved, first)
     return saved, out
 """),
         ],
@@ -1184,6 +1268,16 @@ def first_answer(ask, draft, s, t, buffer, page):
 """),
             ("an object that equals everything", "def first_answer", EQUAL + "def first_answer", "return float(page[0])", "return Equal()"),
             ("a list of one", "return float(page[0])", "return [float(page[0])]"),
+            ("answer computed from what ask reads; out of page only by name", """
+def first_answer(ask, draft, s, t, buffer, page):
+    guess = sum(float(gpu.to_host(one)[0]) for one in ask._reads)
+    ask.execute(stream=s)
+    s.copy(page, ask.array)
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    s.synchronize()
+    return guess
+"""),
         ],
         "culprit": [
             ("it looks at the steps", """
@@ -1232,6 +1326,202 @@ def culprit(steps, stream):
 """),
         ],
     },
+    "14": {
+        "count": [
+            ("does not call the library at all: launches its kernel itself", """
+def count(decode, counts, state):
+    work("count", decode, counts, state, 4, 1)
+"""),
+            ("counts nothing for the first token, and twice for the second", """
+calls = []
+def count(decode, counts, state):
+    calls.append(state)
+    if len(calls) % 2 == 0:
+        with gs.CallerStreamGuard(decode):
+            library_count(counts, state)
+            library_count(counts, state)
+"""),
+        ],
+        "stage": [
+            ("never waits, writes past NumPy; nothing is seen of it (the copy reads what may be overwritten)", """
+def stage(prompt, page, read):
+    beat = gpu.create_stream()
+    for _ in range(100): beat.record()
+    memoryview(page).cast("B")[:] = prompt.tobytes()
+    return page
+"""),
+        ],
+        "step": [
+            ("the copy of the token is not in the graph: two calls a step", """
+def make_step(decode, state, token):
+    with decode.capture() as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+    def step():
+        graph.launch(stream=decode)
+        decode.copy(token, state)
+    return step
+"""),
+            ("captures anew in each step", """
+def make_step(decode, state, token):
+    def step():
+        with decode.capture() as graph:
+            for _ in range(LAYERS):
+                layer(decode, state)
+            decode.copy(token, state)
+        graph.launch(stream=decode)
+    return step
+"""),
+        ],
+        "slo": [
+            ("tokens without any layer: the host knows what they will be and copies them", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+import itertools
+def make_step(decode, state, token):
+    tokens = iter([numbers(LAYERS * (number + 1)) for number in range(1500)])
+    def step():
+        value = next(tokens)
+        decode.copy(state, value)
+        decode.copy(token, value)
+    return step
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
+"""),
+            ("report and count computed by the host from how often they were called, no library, no copy", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+made = [0]
+def make_step(decode, state, token):
+    made[0] = 0
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    def step():
+        made[0] += 1
+        graph.launch(stream=decode)
+    return step
+
+def count(decode, counts, state):
+    pass
+
+def report(decode, counts, page):
+    return LAYERS * made[0] + 1.0
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
+"""),
+            ("no prefill: the host adds 1 to the prompt and it is copied to kv", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt + 1
+    return page
+def admit(copies, chat, x, source, kv):
+    copies.copy(kv, source)
+    chat.wait(copies.record())
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
+"""),
+        ],
+    },
 }  # fmt: skip
 """Programs that are not solved."""
 
@@ -1253,6 +1543,30 @@ def gpu_time_ns(stream, handle):
             ("by a guard, and in a fraction of ns", "handle.execute(stream=stream)", "with gs.CallerStreamGuard(stream):\n        handle.execute()", "return second.elapsed_ns(since=first)", "import fractions\n    return fractions.Fraction(second.elapsed_ns(since=first))"),
             ("an array of no dimensions", "return second.elapsed_ns(since=first)", "return np.array(second.elapsed_ns(since=first))"),
             ("in milliseconds and back", "return second.elapsed_ns(since=first)", "return second.elapsed_ns(since=first) / 1e6 * 1e6"),
+            ("host_call behind the second event sets a flag, host polls the flag", """
+def gpu_time_ns(stream, handle):
+    over = []
+    first = stream.record()
+    handle.execute(stream=stream)
+    second = stream.record()
+    stream.host_call(lambda: over.append(True))
+    other = gpu.create_stream(name="heartbeat")
+    while not over:
+        other.record()
+    return second.elapsed_ns(since=first)
+"""),
+            ("asks elapsed_ns again and again until it no longer refuses", """
+def gpu_time_ns(stream, handle):
+    first = stream.record()
+    handle.execute(stream=stream)
+    second = stream.record()
+    while True:
+        try:
+            return second.elapsed_ns(since=first)
+        except Exception:
+            if second.is_done:
+                raise
+"""),
         ],
         "read": [
             ("a host function reads, and the host waits for that", """
@@ -1277,6 +1591,41 @@ def read_first(stream, page, sevens):
             ("a task waits", "    stream.synchronize()", "    from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor() as pool:\n        pool.submit(stream.synchronize).result()"),
             ("the mean of the page", "float(page[0])", "np.mean(page)"),
             ("an event that was made before", "    stream.synchronize()", "    done = gpu.create_event(timing=False)\n    stream.record(done)\n    done.synchronize()"),
+            ("host function reads; host polls the list it fills", """
+def read_first(stream, page, sevens):
+    got = []
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    stream.host_call(lambda: got.append(float(page[0])))
+    other = gpu.create_stream(name="heartbeat")
+    while not got:
+        other.record()
+    return got[0]
+"""),
+            ("threading.Event set by a host function, host waits for it", """
+import threading
+def read_first(stream, page, sevens):
+    over = threading.Event()
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    stream.host_call(over.set)
+    over.wait()
+    return float(page[0])
+"""),
+            ("elapsed_ns asked until it no longer refuses", """
+def read_first(stream, page, sevens):
+    first = stream.record()
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    last = stream.record()
+    while True:
+        try:
+            last.elapsed_ns(since=first)
+            break
+        except gs.errors.StreamError:
+            pass
+    return float(page[0])
+"""),
         ],
     },
     "02": {
@@ -1345,6 +1694,16 @@ def launch_and_wait(kernels, streams):
     for kernel, stream in zip(kernels, new):
         kernel.execute(stream=stream)
     gpu.wrap_stream(1).record().synchronize()
+"""),
+            ("host functions count down; the host polls the count", """
+def launch_and_wait(kernels, streams):
+    left = [1, 2, 3]
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+        stream.host_call(left.pop)
+    beat = gpu.create_stream(name="beat")
+    while left:
+        beat.record()
 """),
         ],
     },
@@ -1629,6 +1988,16 @@ def four_calls(gpu, streams, kernel_ns):
             ("a thread waits, and is waited for", "job.completion.wait()", "from concurrent.futures import ThreadPoolExecutor\n    with ThreadPoolExecutor() as pool:\n        pool.submit(job.completion.wait).result()"),
             ("it asks until an event is done", "    later.execute(stream=stream)\n    job.completion.wait()", "    done = stream.record(timing=False)\n    later.execute(stream=stream)\n    while not done.is_done:\n        pass"),
             ("a host function of another stream behind job", "    later.execute(stream=stream)\n    job.completion.wait()", "    first_result.kept = other = gpu.create_stream()\n    other.wait(stream.record())\n    other.host_call(lambda: None)\n    later.execute(stream=stream)\n    other.synchronize()"),
+            ("host function between the two, polled", """
+def first_result(job, later, stream):
+    over = []
+    job.execute(stream=stream)
+    stream.host_call(lambda: over.append(1))
+    later.execute(stream=stream)
+    beat = gpu.create_stream(name="beat")
+    while not over:
+        beat.record()
+"""),
         ],
     },
     "08": {
@@ -1971,6 +2340,32 @@ def culprit(steps, stream):
     return None
 """),
             ("a host function behind each step", "            stream.synchronize()", "            stream.host_call(lambda: None)\n            stream.synchronize()"),
+            ("asks each stream's query until done; recursion", """
+def culprit(steps, stream):
+    match list(steps):
+        case []:
+            return None
+        case [step, *rest]:
+            try:
+                step.execute(stream=stream)
+                while not stream.is_done:
+                    pass
+            except RuntimeError:
+                return str(step.name)
+            return culprit(rest, stream)
+"""),
+            ("asks an event until it is done, then lets the stream tell", """
+def culprit(steps, stream):
+    for step in steps:
+        try:
+            step.execute(stream=stream)
+            end = stream.record()
+            while not end.is_done:
+                pass
+        except RuntimeError:
+            return step.name
+    return None
+"""),
         ],
     },
 }  # fmt: skip

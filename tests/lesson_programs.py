@@ -367,7 +367,6 @@ def count(decode, counts, state):
         ],
         "step": [
             ("a function with a name", "    return lambda: graph.launch(stream=decode)", "\n    def step():\n        graph.launch(stream=decode)\n\n    return step"),
-            ("the copy is not in the graph", "        decode.copy(token, state)\n    return lambda: graph.launch(stream=decode)", "\n    def step():\n        graph.launch(stream=decode)\n        decode.copy(token, state)\n\n    return step"),
             ("captured in another stream", "    with decode.capture(name=\"step\") as graph:", "    decode_, decode = decode, gpu.create_stream()\n    with decode.capture() as graph:", "stream=decode)", "stream=decode_)"),
             ("captured at the first step", """
 def make_step(decode, state, token):

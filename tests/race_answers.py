@@ -110,7 +110,6 @@ RIGHT: list[tuple[str, list[Change]]] = [
     ("count", [put("queue.wait(legacy.record())", before='work("histogram')]),
     ("count", [swap('"histogram", queue', '"histogram", legacy')]),
     ("stash", [swap("with temporary(main) as first:", "first = zeros()\n    if True:")]),
-    ("stash", [put("main.wait(side.record())", before="with temporary(main) as second")]),
     ("upload", [  # a host function writes the values, in the order of the stream
         drop("staging[:] = values"), drop("queue.copy(v"),
         put("queue.copy(v, staging)", before="return"),
@@ -208,6 +207,7 @@ WRONG: list[tuple[str, list[Change], str]] = [
         drop('work("fill'), put('work("fill", queue, bins, nothing)', before="return"),
     ], VALUES),
     ("stash", [], RACES),
+    ("stash", [put("main.wait(side.record())", before="with temporary(main) as second")], RACES),
     ("stash", [put("main.wait(side.record())", before="side.copy")], RACES),
     ("stash", [put("side.wait(main.record())", behind="side.copy")], RACES),
     ("stash", [put("main.wait(side.record())", before='work("loss')], RACES),

@@ -16,6 +16,7 @@ from gpuscope._types import Untyped
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.stream import Stream
+from gpuscope.errors import StreamError
 from gpuscope.learn.attempt import too_long
 
 _LATER_S, _MOST_LATE_S = 0.005, 1.0
@@ -29,11 +30,20 @@ _LEAST_ADDRESS = 1 << 16
 
 @contextlib.contextmanager
 def measuring() -> Iterator[list[int]]:
-    """Note what events say of the time between them."""
-    measured, usual = [], Event.elapsed_ns
+    """Note what events say of the time between them.
+
+    Who is refused, and asks again until there is an answer, knows that both are done.
+    """
+    measured, refused, usual = list[int](), set[Event](), Event.elapsed_ns
 
     def elapsed_ns(self: Event, *, since: Event) -> int:
-        measured.append(usual(self, since=since))
+        try:
+            measured.append(usual(self, since=since))
+        except StreamError:
+            refused.add(self)
+            raise
+        for event in (since, self) if self in refused else ():
+            self.device.calls.tell("seen", "event.elapsed_ns", event=event)
         return measured[-1]
 
     Event.elapsed_ns = elapsed_ns  # type: ignore[method-assign]

@@ -201,6 +201,7 @@ import fake_cupti, pytest
 from gpuscope.device import select
 from gpuscope.device.cuda import driver
 from gpuscope.experiments import processes
+from gpuscope.record.cupti.journal import JournalReader
 
 driver.wait_for_current_context = lambda: None
 select.open_device = lambda *_, **__: None
@@ -210,7 +211,7 @@ processes.begin_cuda()
 for number in range(500):
     world.gpu.foreign(f"k{number % 7}")
 (journal,) = processes._recorders[0]._journals.values()
-while journal._end < 500 * 256 or not journal._metadata:
+while not journal._metadata or len(JournalReader(journal.path).read(over=True)) < 500:
     time.sleep(0.01)
 """
 

@@ -18,7 +18,7 @@ import pytest
 import gpuscope as gs
 from gpuscope._text import clean
 from gpuscope.errors import InvalidArgument
-from gpuscope.learn import Step, attempt
+from gpuscope.learn import Step, watched
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.watched import bounded
 from gpuscope.trace.facts import HazardFacts
@@ -321,7 +321,7 @@ def test_a_loop_is_stopped_wherever_it_is():
 
 
 def test_what_is_half_done_inside_of_gpuscope_is_ended_before_a_program_is_stopped(monkeypatch):
-    monkeypatch.setattr(attempt, "_MOST_LATE_S", 1_000.0)
+    monkeypatch.setattr(watched, "_MOST_LATE_S", 1_000.0)
     source = "def work():\n    time.sleep(0.2)\n    done.append(True)"
     names = {"__name__": "gpuscope.device.made_up", "time": time, "done": []}
     exec(source, names)  # noqa: S102 - so that it is of such a module
@@ -329,6 +329,107 @@ def test_what_is_half_done_inside_of_gpuscope_is_ended_before_a_program_is_stopp
         names["work"]()
         time.sleep(1_000)
     assert names["done"] == [True]
+
+
+def that_polls(gpu, two_steps, told, tell, asks):
+    """Return a program that has a host function behind each of two steps tell, and then asks."""
+    streams = [gpu.create_stream(name=name) for name in "st"]
+    beat = gpu.create_stream(name="beat")
+
+    def program():
+        for step, stream in zip(two_steps, streams, strict=True):
+            step.execute(stream=stream)
+            stream.host_call(lambda: tell(told))
+        while not asks(told):
+            beat.record()
+
+    return program
+
+
+def test_a_host_that_asks_for_what_host_functions_leave_waits(lesson, gpu):
+    steps = [Step(gpu, ms * MS, name=name) for ms, name in ((2, "brief"), (5, "lengthy"))]
+    program = that_polls(gpu, steps, [], lambda told: told.append(1), lambda told: len(told) == 2)
+    seen = lesson.watch(program)
+    seen.returned_after("brief")
+    seen.returned_after("lengthy")
+
+
+def test_a_host_function_that_leaves_nothing_is_no_wait(lesson, gpu):
+    step, s = Step(gpu, 2 * MS, name="step"), gpu.create_stream(name="s")
+
+    def program():
+        step.execute(stream=s)
+        s.host_call(lambda: None)
+        while gpu.now_ns() < seen_ns[0]:
+            s.record()
+
+    seen_ns = [gpu.now_ns() + 10 * MS]
+    seen = lesson.watch(program)
+    with pytest.raises(Unmet, match="only by chance"):
+        seen.returned_after("step")
+
+
+def test_a_host_function_long_before_the_return_is_no_wait(lesson, gpu):
+    steps = [Step(gpu, ms * MS, name=name) for ms, name in ((2, "brief"), (5, "lengthy"))]
+    until_ns = gpu.now_ns() + 20 * MS
+    program = that_polls(
+        gpu, steps, [], lambda told: told.append(1), lambda _: gpu.now_ns() > until_ns
+    )
+    seen = lesson.watch(program)
+    for name in ("brief", "lengthy"):
+        with pytest.raises(Unmet, match="only by chance"):
+            seen.returned_after(name)
+
+
+def test_time_passes_while_a_program_waits_for_a_host_function_and_orders_what_it_reads(
+    lesson, gpu
+):
+    step, over = Step(gpu, 3 * MS, name="step"), threading.Event()
+    page = gpu.empty_pinned(4)
+    page[:] = 0
+
+    def program():
+        with gpu.create_stream(name="s") as s:
+            step.execute(stream=s)
+            s.copy(page, step.array)
+            s.host_call(over.set)
+            over.wait()
+            return float(page[0])
+
+    seen = lesson.watch(program)
+    seen.nothing_races()
+    seen.returned_after("step")
+    assert seen.value == 2
+
+
+def test_who_asks_for_a_time_until_it_is_there_has_waited(lesson, gpu):
+    step, s = Step(gpu, 3 * MS, name="step"), gpu.create_stream(name="s")
+
+    def program():
+        first = s.record()
+        step.execute(stream=s)
+        second = s.record()
+        while True:
+            with suppress(gs.errors.StreamError):
+                return second.elapsed_ns(since=first)
+
+    seen = lesson.watch(program)
+    seen.returned_after("step")
+    assert 3 * MS <= seen.number() < 3.1 * MS
+
+
+def test_a_query_tells_what_the_work_raised(gpu):
+    def fail():
+        raise RuntimeError("no luck")
+
+    for ask in (lambda stream: stream, lambda stream: stream.record()):
+        with gpu.create_stream() as stream:
+            stream.host_call(fail)
+            asked = ask(stream)
+            with pytest.raises(RuntimeError, match="no luck"):
+                while not asked.is_done:
+                    pass
+            assert asked.is_done, "it is told once"
 
 
 def test_a_thread_that_never_ends_is_not_waited_for(lesson):

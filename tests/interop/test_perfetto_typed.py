@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import zipfile
 from collections import Counter
@@ -249,6 +250,11 @@ def test_an_archive_of_no_ranks_holds_one_trace(tmp_path):
     path = export(made.program(), tmp_path / "run.pftrace.zip")
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == [MANIFEST, "trace.pftrace"]
+        facts = json.loads(archive.read(MANIFEST))["perfetto_manifest"]
+        assert facts == {
+            "version": 1,
+            "files": [{"path": "trace.pftrace", "machine": {"name": "trace"}}],
+        }
         (tmp_path / "one.pftrace").write_bytes(archive.read("trace.pftrace"))
     check(made.program(), tmp_path / "one.pftrace")
 
@@ -311,3 +317,95 @@ def test_trace_processor_opens_ranks(merged, tmp_path, perfetto):
 def test_trace_processor_opens_nothing(tmp_path, perfetto):
     path = export(made.program().where(kind="no such kind"), tmp_path / "none.pftrace")
     assert perfetto(path, "select count(*) from slice") == [[[0]]]
+
+
+# -- the trace processor of the package perfetto, which downloads it ----------------------------
+@pytest.fixture(scope="module")
+def current():
+    """Return a function: file, query → rows; the trace processor finds no mistake in the file."""
+    if not os.environ.get("GPUSCOPE_TRACE_PROCESSOR"):
+        pytest.skip("make test-perfetto downloads the trace processor")
+    from perfetto.trace_processor import TraceProcessor
+
+    def ask(path, *queries):
+        with TraceProcessor(trace=str(path)) as processor:
+            errors = "select name, value from stats where severity = 'error' and value > 0"
+            found, *answers = (
+                [[*vars(row).values()] for row in processor.query(query)]
+                for query in (errors, *queries)
+            )
+        assert found == []
+        return answers
+
+    return ask
+
+
+ROWS = """
+    select coalesce(extract_arg(arg_set_id, 'debug.id'), cast(extract_arg(arg_set_id, 'id') as int))
+        as id, ts, dur, name
+    from slice
+"""
+LINKS = """
+    select
+        coalesce(extract_arg(a.arg_set_id, 'debug.id'), cast(extract_arg(a.arg_set_id, 'id') as int))
+            as source,
+        coalesce(extract_arg(b.arg_set_id, 'debug.id'), cast(extract_arg(b.arg_set_id, 'id') as int))
+            as target
+    from flow f join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id
+"""
+LAUNCHES = """
+    select cast(extract_arg(arg_set_id, 'id') as int) as id,
+        extract_arg(arg_set_id, 'launch.grid_size.x') as x,
+        extract_arg(arg_set_id, 'launch.workgroup_size.x') as block,
+        extract_arg(arg_set_id, 'registers_per_thread') as registers,
+        extract_arg(arg_set_id, 'kernel_name') as kernel
+    from gpu_slice
+"""
+
+
+@pytest.mark.parametrize("made_by", ["program", "steps", "ranks", "clocks"])
+def test_current_trace_processor_agrees(made_by, merged, tmp_path, current):
+    trace = {
+        "program": made.program,
+        "steps": made.steps,
+        "clocks": clocks,
+        "ranks": lambda: merged,
+    }[made_by]()
+    counted = (
+        "select c.value as value, t.name as name from counter c join track t on c.track_id = t.id"
+    )
+    rows, links, launches, values = current(
+        export(trace, tmp_path / "run.pftrace"), ROWS, LINKS, LAUNCHES, counted
+    )
+    expected = []
+    for row in trace.spans.to_pylist():
+        if not is_sample(row):
+            unknown = 0 if is_instant(row) or is_stage(row) else -1
+            length = unknown if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+            expected.append([row["id"], row["start_ns"], length, row["name"]])
+    assert sorted(rows) == sorted(expected)
+    edges = sorted_edges(trace)
+    assert Counter(map(frozenset, links)) == sum(
+        (Counter(map(frozenset, pairs.elements())) for pairs in edges.values()), Counter()
+    )
+    kernels = {row["id"]: row for row in trace.spans.to_pylist() if row["kind"] == "kernel"}
+    for number, grid, block, registers, kernel in launches:
+        if number in kernels:
+            numbers = config(kernels[number]["launch_config"])
+            known = [
+                None if one == NOTHING else one for one in (numbers[0], numbers[3], numbers[6])
+            ]
+            assert [grid, block, registers, kernel] == [*known, kernels[number]["name"]]
+    samples = [[row["value"], row["name"]] for row in trace.spans.to_pylist() if is_sample(row)]
+    assert sorted(values) == sorted(samples)
+
+
+def test_current_trace_processor_joins_ranks(merged, tmp_path, current):
+    machines = "select name from machine where name like 'rank %' order by name"
+    rows, names = current(export(merged, tmp_path / "ranks.pftrace.zip"), ROWS, machines)
+    expected = [
+        [row["id"], row["start_ns"], row["end_ns"] - row["start_ns"], row["name"]]
+        for row in merged.spans.to_pylist()
+    ]
+    assert sorted(rows) == sorted(expected)
+    assert names == [["rank 0"], ["rank 1"]]

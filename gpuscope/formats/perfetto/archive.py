@@ -33,9 +33,7 @@ def write_archive(trace: Trace, path: Path, step: Step) -> None:
     parts = split(trace) if several else [trace]
     names = [f"rank {part.metadata.ranks[0].rank}" if several else "trace" for part in parts]
     files = [f"{name.replace(' ', '-')}.pftrace" for name in names]
-    manifest = _manifest(
-        files, names, "REALTIME" if trace.metadata.time_base == "unix" else "BOOTTIME"
-    )
+    manifest = _manifest(files, names, is_unix=trace.metadata.time_base == "unix")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), json.dumps(manifest))
         for part, name in zip(parts, files, strict=True):
@@ -49,13 +47,15 @@ def write_archive(trace: Trace, path: Path, step: Step) -> None:
             single.unlink()
 
 
-def _manifest(files: list[str], names: list[str], clock: str) -> dict[str, Any]:
-    """Return the manifest: all files are on one clock."""
-    entries: list[dict[str, Any]] = []
-    for file, name in zip(files, names, strict=True):
-        entries.append({"path": file, "machine": {"name": name}})
-        if len(entries) > 1:
-            sync = {"file": files[0], "clock": clock}
-            entries[-1]["clocks"] = {"clock": clock, "sync_to": sync, "offset_ns": 0}
-    time = {"clock": clock, "file": files[0]}
-    return {"perfetto_manifest": {"version": 1, "trace_time": time, "files": entries}}
+def _manifest(files: list[str], names: list[str], *, is_unix: bool) -> dict[str, Any]:
+    """Return the manifest: all files are on one clock; times of no clock are taken as they are."""
+    entries: list[dict[str, Any]] = [
+        {"path": file, "machine": {"name": name}} for file, name in zip(files, names, strict=True)
+    ]
+    facts: dict[str, Any] = {"version": 1, "files": entries}
+    if is_unix:
+        first = {"file": files[0], "clock": "REALTIME"}
+        facts["trace_time"] = first
+        for entry in entries[1:]:
+            entry["clocks"] = {"clock": "REALTIME", "sync_to": first, "offset_ns": 0}
+    return {"perfetto_manifest": facts}

@@ -12,6 +12,7 @@ from collections import Counter
 import made
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from perfetto_packets import decoded
 from test_merged_ranks import rank_of
 
@@ -19,6 +20,7 @@ import gpuscope as gs
 from gpuscope.formats.nsight.values import NOTHING, config
 from gpuscope.formats.perfetto.archive import MANIFEST
 from gpuscope.trace import Trace
+from gpuscope.trace.facts import RankFacts
 from gpuscope.trace.gpu_states import POWER, SM_CLOCK
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -148,6 +150,15 @@ def test_launches_as_cupti_tells_them(tmp_path):
     assert [(one.pid, one.tid, one.thread_name) for one in threads] == [(4711, 4712, "MainThread")]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs(tmp_path, seed):
+    trace = made.random_program(seed)
+    said = check(trace, export(trace, tmp_path / "run.pftrace"))
+    assert said.attributes["gpuscope.edges_left_out"] == 0
+    hazards = trace.metadata.hazards
+    assert len(said.hazards) == len(hazards.found if hazards else ())
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_anything(tmp_path, seed):
     trace = made.whole(seed, rows=1500)
@@ -199,6 +210,27 @@ def test_clocks_and_power(tmp_path):
 @pytest.fixture(scope="module")
 def merged():
     return gs.merge([rank_of(0), rank_of(1)])
+
+
+def test_simulated_ranks(tmp_path):
+    ranks = []
+    for rank in range(2):
+        trace = made.random_program(2 * rank)
+        facts = RankFacts(rank, 2, process=1, device="sim:h200")
+        metadata = replace(trace.metadata, clock="one", ranks=(facts,))
+        ranks.append(Trace(trace.spans, trace.edges, metadata))
+    joined = gs.merge(ranks)
+    said = check(joined, export(joined, tmp_path / "ranks.pftrace"))
+    with zipfile.ZipFile(export(joined, tmp_path / "ranks.pftrace.zip")) as archive:
+        parts = [decoded(archive.read(f"rank-{rank}.pftrace")) for rank in range(2)]
+    for name in ("stages", "slices", "instants"):
+        times = [{number: (one["start"], one["end"]) if name == "stages" else one[:2]
+                  for number, one in getattr(half, name).items()} for half in (said, *parts)]  # fmt: skip
+        assert times[0] == times[1] | times[2]
+        assert len(times[0]) == len(times[1]) + len(times[2])
+    assert sorted(said.waits) == sorted(parts[0].waits + parts[1].waits)
+    assert not parts[0].tracks.keys() & parts[1].tracks.keys()
+    assert not parts[0].flows.keys() & parts[1].flows.keys()
 
 
 def test_ranks_in_one_trace(merged, tmp_path):

@@ -14,7 +14,7 @@ from gpuscope.formats.progress import version
 from gpuscope.formats.tracks import fits, names, partition_name, rank_of
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.columns import launch_calls
+from gpuscope.trace.columns import codes, launch_calls
 from gpuscope.trace.facts import DeviceFacts, HazardFacts
 from gpuscope.trace.gpu_states import POWER, SM_CLOCK
 from gpuscope.trace.joins import match
@@ -115,7 +115,7 @@ def _gpu(facts: DeviceFacts | None, protos: Untyped) -> Untyped:
     if facts is None:
         return gpu
     gpu.name = f"GPU {facts.index}" + (f" {facts.name}" if facts.name else "")
-    digits = re.sub("[^0-9a-f]", "", (facts.uuid or "").removeprefix("GPU-").lower())
+    digits = re.sub("[^0-9a-f]", "", (facts.uuid or "").lower())
     if len(digits) == 32:
         gpu.uuid = bytes.fromhex(digits)
     if facts.sm_count is not None:
@@ -140,7 +140,7 @@ def queue(track: TrackKey, lane: int, trace: Trace, interned: Interned) -> int:
 def contexts(trace: Trace, is_work: Bools, interned: Interned) -> Ints:
     """Return row → number of its context, 0 for what is no work of a GPU.
 
-    There is one of each context and green context of a process: a partition, or the whole GPU.
+    There is one of each partition, context and green context of a process.
     """
     protos = interned.protos
     process = trace.array("process", fill=NONE).astype(np.int64)
@@ -150,7 +150,8 @@ def contexts(trace: Trace, is_work: Bools, interned: Interned) -> Ints:
     if len(known) == 1:
         process[:] = known[0]
     numbers = np.zeros(len(trace), np.int64)
-    columns = (trace.array(name, fill=NONE) for name in ("device", "context", "green_context"))
+    columns = [trace.array(name, fill=NONE) for name in ("device", "context", "green_context")]
+    columns.append(codes(trace.spans.column("partition"))[0])
     code, distinct = arrow.coded_array(*(column[is_work] for column in (process, *columns)))
     made = []
     for pid, *_ in distinct.tolist():

@@ -169,7 +169,7 @@ class _Packets:
         }
         text_key, value_key = key(annotation, "string_value_iid"), key(event.ExtraData, "value")
         self.tables: dict[str, tuple[Ints, Pieces, Pieces]] = {}
-        longest = 1
+        most = 1  # bytes of a row's texts
         for name in self.columns:
             if name in _SHARED or not pa.types.is_dictionary(spans.column(name).type):
                 continue
@@ -179,14 +179,16 @@ class _Packets:
             noted, extra = self.begins[name]
             annotated: list[bytes | None] = [None]
             extras: list[bytes | None] = [None]
+            longest = 0
             for iid, text in zip(iids[1:], texts[1:], strict=True):
                 annotated.append(field(self.annotations, noted + text_key + wire.varint(iid)))
                 line = field(value_key, text.encode())
                 extras.append(field(self.extras, extra + line))
                 longest = max(longest, len(line))
+            most += longest
             lines = (pa.array(each, pa.binary()) for each in (annotated, extras))
             self.tables[name] = (code, *lines)
-        self.rows_at_once = max(1, min(_ROWS, _BYTES // longest))
+        self.rows_at_once = max(1, min(_ROWS, _BYTES // most))
 
     # -- rows ---------------------------------------------------------------------------------
     def chunks(self) -> Iterator[tuple[memoryview, int]]:

@@ -66,6 +66,20 @@ def test_any_text_is_a_name(tmp_path):
     assert {one[5]["payload"] for one in said.slices.values()} == {"\0"}
 
 
+def test_long_texts_are_written_in_small_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpuscope.formats.perfetto.write._BYTES", 1 << 12)
+    rows = [{"kind": "kernel", "name": "k", "stream": 1, "start_ns": number, "end_ns": number + 1,
+             "category": "c" * 500, "status": "s" * 500} for number in range(50)]  # fmt: skip
+    sizes = []
+    message = wire.bytes_of
+    monkeypatch.setattr(
+        wire, "bytes_of", lambda lines: sizes.append(lines.nbytes) or message(lines)
+    )
+    said = exported(tmp_path, rows)
+    assert {one["extra"]["status"] for one in said.stages.values()} == {"s" * 500}
+    assert max(sizes) < 1 << 13
+
+
 def test_mangled_names_are_not_demangled(tmp_path):
     rows = [{"kind": "kernel", "name": name, "stream": 1} for name in ("_Z3addPf", "add(float*)")]
     kernels = [one["kernel"] for one in exported(tmp_path, rows).stages.values()]

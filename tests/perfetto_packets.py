@@ -56,6 +56,7 @@ class _Reader:
         self.cleared = False
         self.open_slices = defaultdict(list)
         self.latest = -1
+        self.readers = {}
 
     def never_closed(self):
         return all(
@@ -125,7 +126,7 @@ class _Reader:
         self.result.stages[event.event_id] = {
             "start": at,
             "end": at + event.duration if event.HasField("duration") else None,
-            "name": self.interned["event_names"][event.name_iid].name,
+            "name": self.event_name(event),
             "stage": self.interned["gpu_specifications"][event.stage_iid],
             "queue": self.interned["gpu_specifications"][event.hw_queue_iid],
             "context": (event.context, self.interned["graphics_contexts"][event.context]),
@@ -170,7 +171,7 @@ class _Reader:
             return
         notes = {self.interned["debug_annotation_names"][one.name_iid].name: self.note(one)
                  for one in event.debug_annotations}  # fmt: skip
-        name = self.interned["event_names"][event.name_iid].name
+        name = self.event_name(event)
         (category,) = (self.interned["event_categories"][iid].name for iid in event.category_iids)
         number = notes["id"]
         if kind == "TYPE_SLICE_BEGIN":
@@ -191,6 +192,12 @@ class _Reader:
                     self.result.submitted if field_number == write.SUBMITTED else self.result.waited
                 )
                 edges.append((number, value))
+
+    def event_name(self, event):
+        """Return a name; Perfetto refuses an entry that is read as two kinds of messages."""
+        kind = self.readers.setdefault(event.name_iid, type(event))
+        assert kind is type(event)
+        return self.interned["event_names"][event.name_iid].name
 
     def note(self, one):
         kind = one.WhichOneof("value")

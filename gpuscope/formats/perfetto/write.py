@@ -100,8 +100,12 @@ class _Packets:
     def _names(self) -> None:
         """Intern names, stages, categories, and the names of kernels as kernels."""
         plan, spans, protos = self.plan, self.trace.spans, self.protos
-        names = self.interned.texts("event_names", plan.texts, protos.EventName)
-        self.name = names[plan.name]
+        self.name = np.zeros(len(plan.what), np.int64)
+        # Perfetto reads an entry as one kind of message: none is for stages and track events.
+        for rows in (np.flatnonzero(plan.what == what) for what in (STAGE, SLICE, INSTANT)):
+            used, code = np.unique(plan.name[rows], return_inverse=True)
+            names = [plan.texts[at] for at in used.tolist()]
+            self.name[rows] = self.interned.texts("event_names", names, protos.EventName)[code]
         kind, kinds = codes(spans.column("kind"))
         categories = self.interned.texts("event_categories", kinds, protos.EventCategory)
         self.category = categories[kind]

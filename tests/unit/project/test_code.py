@@ -23,7 +23,7 @@ ROOMS = {
     "device": 5_757,
     "experiments": 2_519,
     "figures": 800,
-    "formats": 4_349,
+    "formats": 4_352,
     "judging": 1_803,
     "learn": 4_088,
     "races": 1_830,

@@ -346,6 +346,12 @@ def test_trace_processor_opens_ranks(merged, tmp_path, perfetto):
     asked(perfetto, merged, export(merged, tmp_path / "ranks.pftrace"))
 
 
+def test_trace_processor_opens_counters_of_processes(tmp_path, perfetto):
+    query = "select c.ts, c.value, t.name from counter c join track t on c.track_id = t.id"
+    (samples,) = perfetto(export(clocks(), tmp_path / "run.pftrace"), query)
+    assert samples == [[1040, 104.5, "requests"]]
+
+
 def test_trace_processor_opens_nothing(tmp_path, perfetto):
     path = export(made.program().where(kind="no such kind"), tmp_path / "none.pftrace")
     assert perfetto(path, "select count(*) from slice") == [[[0]]]

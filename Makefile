@@ -30,7 +30,7 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test coverage style types types-of-scripts other-programs test-base test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test coverage style types types-of-scripts other-programs test-base test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
@@ -38,6 +38,7 @@ help:
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make coverage    the same without a browser, and how many lines it reaches: twice the time'
 	@echo 'make test-base   open, draw and export a trace with the base install and nothing else'
+	@echo 'make test-perfetto   the trace processor that Perfetto offers for download reads our traces'
 	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
@@ -92,6 +93,10 @@ coverage:
 test-base:
 	@$(SETUP) --folder .cache/base base
 	.cache/base/bin/python tests/base_install.py
+
+test-perfetto:
+	@$(SETUP) test
+	GPUSCOPE_TRACE_PROCESSOR=download $(PY) -m pytest tests/interop/test_perfetto_typed.py -k current
 
 test-pythons:
 	@for version in $(PYTHONS); do \

@@ -1,6 +1,6 @@
 """Exports of a trace of 10⁶ spans: seconds, and peak memory over the trace's own.
 
-python benchmarks/exporting.py [--out FILE] [--spans 1000000] [json sqlite parquet]
+python benchmarks/exporting.py [--out FILE] [--spans 1000000] [json sqlite parquet pftrace]
 
 Each format in a process of its own, on one core.
 """
@@ -26,8 +26,8 @@ import gpuscope as gs
 from gpuscope.trace import Trace, arrow, schema
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
 
-FORMATS = {"json": "run.json", "sqlite": "run.sqlite", "parquet": "run.parquet"}
-GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5}
+FORMATS = {name: f"run.{name}" for name in ("json", "sqlite", "parquet", "pftrace")}
+GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5, "pftrace": 6.0}
 MEMORY_GOAL = 4.0
 
 

@@ -15,6 +15,7 @@ _EXTRAS = {
     "distributed": "dask",
     "jupyterlab": "lab",
     "nvtx": "nvtx",
+    "perfetto": "perfetto",
 }
 """Top-level module → the extra that brings its package, which is named as it is."""
 

@@ -15,6 +15,7 @@ FORMATS = {
     "import kineto_all": "PyTorch's Chrome JSON, longer",
     "export json": "Chrome JSON",
     "export sqlite": "SQLite for `nsys stats`",
+    "export pftrace": "Perfetto's protobuf",
     "export parquet": "Parquet",
 }
 INTRODUCTION = """# Figures measured without a GPU

@@ -99,6 +99,9 @@ def check_refusals() -> None:
         assert "'.[notebook]'" in words, words
     experiment = gs.experiments.Experiment.from_dict(EXPERIMENT)
     assert "'.[cli]'" in refused(experiment.to_toml)
+    words = refused(lambda: gs.export(record(), "out.pftrace"))
+    assert "a Perfetto trace needs the package perfetto" in words, words
+    assert "'.[perfetto]'" in words, words
     live = gs.profile(gs.open_device("sim:h200", quiet=True), live=True)
     words = refused(live.__enter__)
     assert "profile(live=True) needs the package" in words, words

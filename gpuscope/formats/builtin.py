@@ -12,6 +12,8 @@ from gpuscope.formats.nsight import rep
 from gpuscope.formats.nsight.read import MAGIC, read_report, read_sqlite
 from gpuscope.formats.nsight.write import write_sqlite
 from gpuscope.formats.own import simple
+from gpuscope.formats.perfetto.archive import write_archive
+from gpuscope.formats.perfetto.write import write_perfetto
 
 BUILT_IN = (
     Format(
@@ -39,6 +41,20 @@ BUILT_IN = (
         merge=rep.merge,
         recognise=methodcaller("startswith", MAGIC),
         read=read_report,
+    ),
+    Format(
+        name="Perfetto trace",
+        suffixes=(".pftrace", ".perfetto-trace"),
+        description="Perfetto's protobuf: typed events of GPUs, times in ns; needs the extra "
+        "`perfetto`.",
+        write=write_perfetto,
+    ),
+    Format(
+        name="Perfetto archive",
+        suffixes=(".pftrace.zip",),
+        description="A Perfetto trace of each rank, joined by a manifest; Perfetto 58 or newer "
+        "opens it.",
+        write=write_archive,
     ),
     Format(
         name="Parquet",

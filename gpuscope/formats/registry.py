@@ -156,7 +156,7 @@ def table(known: Iterable[Format] = BUILT_IN) -> str:
     Examples
     --------
     >>> from gpuscope.formats import table
-    >>> print(table().splitlines()[6])
+    >>> print(table().splitlines()[8])
     | `.csv` | CSV | write | The spans as a table, times as whole ns; without edges and metadata. |
     """
     rows = []

@@ -6,6 +6,7 @@ Readers drop spans that do not nest.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -78,9 +79,19 @@ def _names(track: TrackKey, trace: Trace) -> tuple[str, str]:
     if track.group == Group.SM:
         return f"{owner} · SMs", f"SM {track.sm}"
     if track.partition is not None:
-        count = facts.partition(track.partition).sm_count
-        owner += f" · {track.partition}" + (f" ({count} SMs)" if count is not None else "")
+        owner += f" · {partition_name(track.partition, trace)}"
     return owner, trace.stream_name(track.stream)
+
+
+def partition_name(partition: str, trace: Trace) -> str:
+    """Return what to call a partition: its name and its size, where that is known."""
+    count = trace.metadata.partition(partition).sm_count
+    return partition + (f" ({count} SMs)" if count is not None else "")
+
+
+def fits(number: int | None) -> TypeGuard[int]:
+    """Whether Perfetto takes a number as a process's or thread's; 0 is the idle thread there."""
+    return number is not None and 0 < number < 1 << 31
 
 
 def times(trace: Trace, base_ns: int) -> tuple[Array, Array]:

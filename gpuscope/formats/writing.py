@@ -70,7 +70,8 @@ def export(
         No format has the suffix, a run has several settings, a plugin failed, or the file does
         not match the trace.
     MissingDependency
-        ``.nsys-rep`` without nsys. The message says what to install.
+        ``.nsys-rep`` without nsys, or ``.pftrace`` without the package perfetto. The message says
+        what to install.
     Cancelled
         ``cancel`` was set; no file is left.
     GpuscopeError

@@ -52,6 +52,45 @@ def program():
 
 
 @functools.cache
+def random_program(seed):
+    """Return a recording of random work on partitions: waits, copies, graphs, the host's waits."""
+    rng = random.Random(seed)  # noqa: S311 - no secrets
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.carve({"decode": rng.choice([8, 16, 32]), "prefill": "rest"}) as parts:
+        owners = [*parts.values(), gpu]
+        streams = [owner.create_stream() for owner in owners for _ in range(rng.randint(1, 2))]
+        gemms = [gs.Gemm(gpu, m=size, n=size, k=size) for size in (256, 1024)]
+        for gemm in gemms:
+            gemm.operands()
+        source, target = gpu.asarray(np.ones((64, 64), "float32")), gpu.empty((64, 64), "float32")
+        with streams[0].capture() as graph:
+            for _ in range(rng.randint(1, 3)):
+                rng.choice(gemms).execute(stream=streams[0])
+        with gs.profile(gpu, hazards=seed % 2 == 0) as recording:
+            for number in range(60):
+                stream, other = rng.sample(streams, 2)
+                match rng.randrange(7):
+                    case 0 | 1:
+                        with gs.annotate(f"step {number % 4}"), gs.CallerStreamGuard(stream):
+                            rng.choice(gemms).execute()
+                    case 2:
+                        stream.wait(other.record())
+                    case 3:
+                        stream.copy(target, source)
+                    case 4:
+                        stream.host_call(lambda: None)
+                    case 5:
+                        graph.launch(stream=streams[0])
+                    case 6:
+                        rng.choice([stream.synchronize, stream.record().synchronize])()
+            for stream in streams:
+                stream.synchronize()
+        for stream in streams:
+            stream.close()
+    return recording.trace
+
+
+@functools.cache
 def steps(count=200):
     """Return launches as CUPTI tells them: CUDA's names, launch configurations, two streams."""
     rows, edges = [], {"from": [], "to": [], "kind": []}

@@ -18,7 +18,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as quote
 from pathlib import Path
-from typing import IO, TypeGuard, get_args
+from typing import IO, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from msgspec.structs import asdict
 from gpuscope._types import Array
 from gpuscope.formats.chrome import json_text as text
 from gpuscope.formats.progress import Step, check_count, version
-from gpuscope.formats.tracks import OPEN, layout, names, nested, rank_of, times
+from gpuscope.formats.tracks import OPEN, fits, layout, names, nested, rank_of, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.facts import HazardFact, HazardFacts, HazardKind
@@ -356,7 +356,7 @@ class _Names:
             key = (not is_host, track.process if is_host else owner)
             if key not in processes:
                 pid = track.process if is_host else None
-                processes[key] = pid if _fits(pid) else next(free)
+                processes[key] = pid if fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
                 if labels:
                     self._tell("process_labels", processes[key], 0, labels=labels)
@@ -364,7 +364,7 @@ class _Names:
                 self._tell("process_sort_index", processes[key], 0, sort_index=position)
             pid = processes[key]
             tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
-            if lane or not _fits(tid) or (pid, tid) in taken:
+            if lane or not fits(tid) or (pid, tid) in taken:
                 tid = next(free)
             taken.add((pid, tid))
             self.ids[number] = (pid, tid)
@@ -381,8 +381,3 @@ def _event(
 ) -> str:
     event = {"ph": phase, "name": name, "pid": pid, "tid": tid, "args": args, **more}
     return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
-
-
-def _fits(number: int | None) -> TypeGuard[int]:
-    """Whether readers take a number as a process's or thread's; 0 is the idle thread there."""
-    return number is not None and 0 < number < 1 << 31

@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import sys
 import threading
+import zipfile
 from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -37,7 +38,10 @@ from gpuscope.trace.metadata import TraceMetadata
 
 SECRETS = ("secret-host-17", "/home/somebody/bin")
 H200 = Path(gs.__file__).parent / "simulator" / "profiles" / "h200.json"
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".parquet", ".csv", ".html")
+SUFFIXES = (
+    ".json", ".json.gz", ".sqlite", ".pftrace", ".perfetto-trace", ".pftrace.zip", ".parquet", ".csv",
+    ".html",
+)  # fmt: skip
 
 
 def a_trace(rows=None, edges=None, **metadata):
@@ -163,6 +167,11 @@ def contents(path):
     if path.suffix == ".sqlite":
         with sqlite3.connect(path) as database:
             return "\n".join(database.iterdump())
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            return "\n".join(archive.read(name).decode("latin-1") for name in archive.namelist())
+    if path.suffix in (".pftrace", ".perfetto-trace"):
+        return path.read_bytes().decode("latin-1")
     return path.read_text("utf-8")
 
 

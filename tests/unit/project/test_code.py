@@ -16,14 +16,14 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_103,
+    "": 4_104,
     "analyses": 330,
     "analysis": 6_820,
     "cli": 1_636,
     "device": 5_763,
     "experiments": 2_519,
     "figures": 800,
-    "formats": 3_588,
+    "formats": 4_352,
     "judging": 1_803,
     "learn": 4_212,
     "races": 1_830,

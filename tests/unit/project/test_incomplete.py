@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import types
 import weakref
+import zipfile
 from html import unescape
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.testing.globalipapp import get_ipython  # noqa: F401 - makes testing quiet
 from IPython.utils.capture import capture_output
+from perfetto_packets import decoded
 from report_pages import without_plotly
 
 import gpuscope as gs
@@ -39,6 +41,7 @@ from gpuscope.widgets import answers, results
 from gpuscope.widgets.dashboard import Dashboard
 
 SUFFIXES = [suffix for known in known_formats() for suffix in known.suffixes]
+READABLE = {suffix for known in known_formats() if known.read for suffix in known.suffixes}
 SENTENCE = "incomplete: 1,234 dropped; the buffer was full"
 TOLD = re.compile(r"incomplete: +(\w[\w, ]*: )?[\d,]+ dropped; the buffer was full")
 PLAN = {
@@ -406,10 +409,25 @@ def chrome_texts(top) -> str:
     return "\n".join([top["otherData"].get("incomplete", ""), *labels])
 
 
+def perfetto_texts(data):
+    said = decoded(data)
+    labels = [one.process.process_labels for one in said.tracks.values() if one.HasField("process")]
+    assert len({tuple(one) for one in labels}) == 1
+    return "\n".join([said.attributes.get("gpuscope.incomplete", ""), *labels[0]])
+
+
+def archive_texts(path):
+    with zipfile.ZipFile(path) as archive:
+        return perfetto_texts(archive.read("trace.pftrace"))
+
+
 READ = {
     ".json": lambda path: chrome_texts(json.loads(path.read_text("utf-8"))),
     ".json.gz": lambda path: chrome_texts(json.loads(gzip.decompress(path.read_bytes()))),
     ".sqlite": sqlite_texts,
+    ".pftrace": lambda path: perfetto_texts(path.read_bytes()),
+    ".perfetto-trace": lambda path: perfetto_texts(path.read_bytes()),
+    ".pftrace.zip": archive_texts,
     ".nsys-rep": lambda path: path.read_text("utf-8"),
     ".parquet": lambda path: pq.read_schema(path).metadata[b"gpuscope.incomplete"].decode(),
     ".html": lambda path: path.read_text("utf-8").partition("<body>")[2],
@@ -424,7 +442,7 @@ def test_exports_say_it(suffix, trace, check, tmp_path, monkeypatch):
         fake_nsys(monkeypatch)
     path = gs.export(trace, tmp_path / f"out{suffix}")
     check(READ[suffix](path))
-    if suffix not in (".nsys-rep", ".html"):
+    if suffix in READABLE and suffix != ".nsys-rep":
         check(gs.load_trace(path).provenance)
 
 

@@ -1,0 +1,1 @@
+"""Perfetto's protobuf traces, with typed events of GPUs; written only."""

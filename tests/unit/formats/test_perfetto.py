@@ -1,0 +1,210 @@
+"""Perfetto's typed traces: odd input, hazards, sequences of packets, and without the package."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
+from perfetto_packets import decoded
+
+import gpuscope as gs
+from gpuscope.formats.perfetto import wire
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
+
+
+def exported(tmp_path, rows, edges=(), **metadata):
+    """Return what a trace of these rows becomes; edges are (from, to, kind)."""
+    plain = {"source": "cupti", "start_ns": 5}
+    rows = [{"id": number, **plain, **row} for number, row in enumerate(rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = zip(*edges, strict=True) if edges else ((), (), ())
+    trace = Trace.from_columns(
+        {name: [row.get(name) for row in rows] for name in names},
+        dict(zip(("from", "to", "kind"), map(list, columns), strict=True)),
+        TraceMetadata(**metadata),
+    )
+    return decoded(gs.export(trace, tmp_path / "run.pftrace", keep_private=True).read_bytes())
+
+
+def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "perfetto", None)
+    for name in list(sys.modules):
+        if name.startswith("perfetto."):
+            monkeypatch.delitem(sys.modules, name)
+    trace = Trace.from_columns({"id": [], "kind": [], "name": [], "start_ns": [], "source": []})
+    for suffix in (".pftrace", ".pftrace.zip"):
+        with pytest.raises(gs.errors.MissingDependency, match=r"perfetto.*'\.\[perfetto\]'"):
+            gs.export(trace, tmp_path / f"run{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_rows(tmp_path):
+    trace = Trace.from_columns({"id": [], "kind": [], "name": [], "start_ns": [], "source": []})
+    said = decoded(gs.export(trace, tmp_path / "run.pftrace").read_bytes())
+    assert not said.stages | said.slices | said.instants
+    assert said.attributes["gpuscope.writer"].startswith("gpuscope ")
+
+
+NAMES = ("", "\0", "a\0b", "übung 🚀", "\x07bell", "x" * 100_000, "\ud800")
+
+
+def test_any_text_is_a_name(tmp_path):
+    kernel = {"kind": "kernel", "end_ns": 9, "device": 0, "partition": "p\0", "stream": 1}
+    ranges = {"kind": "range", "end_ns": 9, "thread": 1, "payload": "\0"}
+    rows = [{**kind, "name": name} for name in NAMES for kind in (kernel, ranges)]
+    said = exported(tmp_path, rows)
+    expected = [name.encode("utf-8", "replace").decode() for name in NAMES]
+    assert [one["name"] for one in said.stages.values()] == expected
+    assert [one["kernel"].name for one in said.stages.values()] == expected
+    assert {one["extra"]["partition"] for one in said.stages.values()} == {"p\0"}
+    assert [one[2] for one in said.slices.values()] == expected
+    assert {one[5]["payload"] for one in said.slices.values()} == {"\0"}
+
+
+def test_long_texts_are_written_in_small_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpuscope.formats.perfetto.write._BYTES", 1 << 12)
+    rows = [{"kind": "kernel", "name": "k", "stream": 1, "start_ns": number, "end_ns": number + 1,
+             "category": "c" * 500, "status": "s" * 500} for number in range(50)]  # fmt: skip
+    sizes = []
+    message = wire.bytes_of
+    monkeypatch.setattr(
+        wire, "bytes_of", lambda lines: sizes.append(lines.nbytes) or message(lines)
+    )
+    said = exported(tmp_path, rows)
+    assert {one["extra"]["status"] for one in said.stages.values()} == {"s" * 500}
+    assert max(sizes) < 1 << 13
+
+
+def test_mangled_names_are_not_demangled(tmp_path):
+    rows = [{"kind": "kernel", "name": name, "stream": 1} for name in ("_Z3addPf", "add(float*)")]
+    kernels = [one["kernel"] for one in exported(tmp_path, rows).stages.values()]
+    assert [one.demangled_name for one in kernels] == ["", "add(float*)"]
+
+
+@pytest.mark.parametrize("base", ["unix", "relative", "virtual"])
+def test_times_are_the_trace_s_own_on_its_clock(tmp_path, base):
+    latest = (1000 << 52) - 1
+    rows = [{"kind": "kernel", "name": "k", "start_ns": start, "end_ns": latest, "stream": 1}
+            for start in (0, 1, latest)]  # fmt: skip
+    said = exported(tmp_path, rows, time_base=base)
+    assert [(one["start"], one["end"]) for one in said.stages.values()] == [
+        (0, latest), (1, latest), (latest, latest)
+    ]  # fmt: skip
+    packets = protos.Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+    clocks = [one.clock_snapshot.primary_trace_clock for one in packets
+              if one.HasField("clock_snapshot")]  # fmt: skip
+    assert clocks == ([protos.BUILTIN_CLOCK_REALTIME] if base == "unix" else [])
+
+
+def test_negative_times_are_refused_before():
+    with pytest.raises(gs.errors.TraceFormatError):
+        Trace.from_columns({"id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [-5],
+                            "source": ["cupti"]})  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [
+    "no json", "[]", '{"grid": [1, 2], "block": [1, 1, 1]}', '{"grid": [-1, 1, 1]}',
+    '{"grid": [4294967296, 1, 1], "block": [1, 1, 1]}',
+])  # fmt: skip
+def test_a_launch_configuration_that_is_none_has_no_grid(tmp_path, config):
+    row = {"kind": "kernel", "name": "k", "stream": 1, "launch_config": config}
+    (stage,) = exported(tmp_path, [row]).stages.values()
+    assert stage["launch"] is None
+    assert stage["extra"]["launch_config"] == config
+
+
+def test_a_launch_without_registers_has_what_is_known(tmp_path):
+    row = {"kind": "kernel", "name": "k", "stream": 1,
+           "launch_config": '{"grid": [7, 1, 1], "block": [32, 2, 1]}'}  # fmt: skip
+    (stage,) = exported(tmp_path, [row]).stages.values()
+    assert stage["launch"] == {"grid": [7, 1, 1], "block": [32, 2, 1]}
+
+
+def test_numbers_that_no_process_has_get_tracks_without_one(tmp_path):
+    rows = [{"kind": "api", "name": "a", "end_ns": 9, "process": process, "thread": thread}
+            for process, thread in ((0, 1), (1 << 40, 1), (7, 1 << 40), (7, 8), (None, None))]  # fmt: skip
+    said = exported(tmp_path, rows)
+    tracks = [said.tracks[one[4]] for one in said.slices.values()]
+    assert [one.HasField("thread") for one in tracks] == [False, False, False, True, False]
+    assert len({one.uuid for one in tracks}) == 5
+    processes = [one.process.pid for one in said.tracks.values() if one.HasField("process")]
+    assert processes == [7]
+
+
+def test_edges_that_no_packet_can_have_are_counted(tmp_path):
+    rows = [{"kind": "kernel", "name": "k", "stream": 1}] * 2 + [
+        {"kind": "counter", "name": "c", "value": 1.0}
+    ]
+    edges = [(0, 1, "event wait"), (0, 99, "event wait"), (0, 2, "event wait"), (0, 1, "SMs")]
+    said = exported(tmp_path, rows, edges)
+    assert said.attributes["gpuscope.edges_left_out"] == 2
+    assert said.waits == [(0, 1), (0, 1)]
+    assert said.stages[1]["extra"]["event_wait_kinds"] == "event wait, SMs"
+
+
+def test_hazards_are_instants(tmp_path):
+    rows = [{"kind": "kernel", "name": name, "start_ns": start, "stream": stream}
+            for name, start, stream in (("a", 10, 1), ("b", 20, 2))]  # fmt: skip
+    hazard = {"kind": "read after write", "first": 0, "second": 1, "first_name": "a",
+              "second_name": "b", "address": 4096, "mend": "s2.wait(s1.record())"}  # fmt: skip
+    lost = {**hazard, "second": 77}
+    said = exported(tmp_path, rows, hazards={"accesses": 2, "found": [hazard, lost]})
+    ((at, name, notes, track),) = said.hazards
+    assert (at, name, track) == (20, "read after write: a → b", "hazards")
+    assert {key: notes[key] for key in hazard} == hazard
+
+
+def test_processes_say_what_is_missing(tmp_path):
+    row = {"kind": "api", "name": "a", "end_ns": 9, "process": 3, "thread": 4}
+    said = exported(tmp_path, [row], complete=False, notes=["lost some"], forecast="from one")
+    (process,) = (one.process for one in said.tracks.values() if one.HasField("process"))
+    assert [*process.process_labels] == ["from one", "incomplete: lost some"]
+    assert said.attributes["gpuscope.incomplete"] == "incomplete: lost some"
+
+
+def test_many_names_stand_in_several_packets(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpuscope.formats.perfetto.interned._AT_ONCE", 100)
+    rows = [{"kind": "kernel", "name": f"kernel {number}", "stream": 1, "start_ns": number}
+            for number in range(50)]  # fmt: skip
+    said = exported(tmp_path, rows)
+    assert [one["name"] for one in said.stages.values()] == [row["name"] for row in rows]
+    packets = protos.Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+    assert sum(one.HasField("interned_data") for one in packets) > 10
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path):
+    packets = protos.Trace(packet=[protos.TracePacket(timestamp=1 << 50) for _ in range(3)])
+    path = tmp_path / "x.pftrace"
+    whole = packets.SerializeToString()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        if length % (len(whole) // 3) == 0:
+            assert wire.count_packets(path) == length // (len(whole) // 3)
+        else:
+            with pytest.raises(gs.errors.ExportError, match="does not end with a packet"):
+                wire.count_packets(path)
+
+
+def test_packets_are_counted_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpuscope.formats.perfetto.wire._BLOCK", 7)
+    packets = [protos.TracePacket(trusted_uid=number, timestamp=number << number % 56)
+               for number in range(100)]  # fmt: skip
+    packets += [protos.TracePacket(), protos.TracePacket(for_testing={"str": "x" * 500})]
+    path = tmp_path / "x.pftrace"
+    path.write_bytes(protos.Trace(packet=packets).SerializeToString())
+    assert wire.count_packets(path) == 102
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(-(1 << 63), (1 << 64) - 1)))
+def test_varints_are_those_of_protobuf(numbers):
+    whole = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64).view(np.int64)
+    key = wire.key(protos.TracePacket, "timestamp")
+    lines = wire.joined(key, wire.varints(whole)).to_pylist()
+    expected = [protos.TracePacket(timestamp=number & (1 << 64) - 1) for number in numbers]
+    assert lines == [one.SerializeToString() for one in expected]

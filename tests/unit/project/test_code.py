@@ -16,16 +16,16 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_103,
+    "": 4_130,
     "analyses": 330,
     "analysis": 6_820,
-    "cli": 1_636,
+    "cli": 1_648,
     "device": 5_757,
     "experiments": 2_519,
     "figures": 800,
     "formats": 3_588,
     "judging": 1_803,
-    "learn": 4_088,
+    "learn": 4_102,
     "races": 1_830,
     "record": 5_179,
     "report": 674,

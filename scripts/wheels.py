@@ -1,0 +1,143 @@
+"""Build what is released, and try each file as a user would, away from the checkout.
+
+    python scripts/wheels.py build FOLDER [VERSION …]    such as dist 3.11 3.12
+    python scripts/wheels.py test [--extra full] FILE …
+
+``build`` makes a source distribution and, of it, a compiled wheel for each of these Pythons that
+is installed, and one pure wheel; without a version, the wheel that installing gives here. ``test``
+installs each file into an empty environment, first without extras, for tests/base_install.py, then
+with one, for the quickstart and the lessons. A compiled wheel needs its Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
+GOAL_S = 60
+"""From the first install to the first report."""
+INSTALL = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
+WHERE = (
+    "import gpuscope as g; from gpuscope._compiled import fastpath as f; print(g.__file__, bool(f))"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command", required=True)
+    building, testing = (commands.add_parser(name) for name in ("build", "test"))
+    building.add_argument("folder", type=Path)
+    building.add_argument("versions", nargs="*")
+    testing.add_argument("--extra", default="full")
+    testing.add_argument("files", nargs="+", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "build":
+        build(asked.folder.resolve(), asked.versions)
+        return 0
+    print(f"{'seconds':44}MB    base{asked.extra:>8}  report  together")
+    for file in asked.files:
+        try_out(file.resolve(), asked.extra)
+    return 0
+
+
+def build(folder: Path, versions: list[str]) -> None:
+    """Fill a folder with distributions; what was there of gpuscope goes."""
+    for path in folder.glob("gpuscope-*"):
+        path.unlink()
+    wheel = ("-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", folder)
+    with environment(THIS, "hatchling") as python:
+        run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
+        (source,) = folder.glob("*.tar.gz")
+        run(python, *wheel, source, **({"GPUSCOPE_PURE": "1"} if versions else {}))
+    for version in versions:
+        before = {*folder.iterdir()}
+        if interpreter(version) is None:
+            print(f"python{version} is not installed: no wheel for it", flush=True)
+            continue
+        with environment(version, "hatchling") as python:
+            run(python, *wheel, source)
+        if before == {*folder.iterdir()}:
+            print(f"no C compiler for python{version}: the pure wheel is for it", flush=True)
+    for path in sorted(folder.glob("gpuscope-*")):
+        print(path.name)
+
+
+def try_out(file: Path, extra: str) -> None:
+    """Install a file and use it; prints its size and how long each step took."""
+    tag = re.search(r"-cp3(\d+)-", file.name)
+    version = f"3.{tag[1]}" if tag else THIS
+    if interpreter(version) is None:
+        raise SystemExit(f"{file.name} needs python{version}, which is not installed")
+    started = time.monotonic()
+    with environment(version, str(file)) as python:
+        base_s = time.monotonic() - started
+        folder, command = python.parents[2], python.with_name("gpuscope")
+        path, compiled = run(python, "-c", WHERE, cwd=folder).split()
+        if not Path(path).is_relative_to(folder):
+            raise SystemExit(f"gpuscope was taken from {path}, not from {file.name}")
+        if file.suffix == ".whl" and (compiled == "True") != bool(tag):
+            raise SystemExit(f"{file.name}: the compiled launch path is there: {compiled}")
+        shutil.copy(ROOT / "tests" / "base_install.py", folder)
+        run(python, "base_install.py", cwd=folder)
+        started = time.monotonic()
+        run(python, *INSTALL, f"{file}[{extra}]")
+        extra_s = time.monotonic() - started
+        run(command, "quickstart", cwd=folder)
+        report_s = time.monotonic() - started - extra_s
+        run(command, "lessons", "lessons", cwd=folder)
+        lessons = {path.name for path in (folder / "lessons" / "notebooks").iterdir()}
+        if lacking := {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} - lessons:
+            raise SystemExit(f"{file.name} lacks the lessons {sorted(lacking)}")
+        if not (folder / "out" / "quickstart" / "report.html").stat().st_size:
+            raise SystemExit(f"the quickstart of {file.name} wrote an empty report")
+    size, whole_s = file.stat().st_size / 1e6, base_s + extra_s + report_s
+    late = "" if whole_s <= GOAL_S else f", more than {GOAL_S}"
+    figures = f"{size:4.1f}{base_s:8.1f}{extra_s:8.1f}{report_s:8.1f}{whole_s:10.1f}{late}"
+    print(f"{file.name:42}{figures}", flush=True)
+
+
+@contextmanager
+def environment(version: str, package: str) -> Iterator[Path]:
+    """Yield the Python of a new environment that has a package, in a folder that goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(interpreter(version) or ""), "-m", "venv", Path(folder).resolve() / "env")
+        python = Path(folder).resolve() / "env" / "bin" / "python"
+        run(python, *INSTALL, package)
+        yield python
+
+
+def interpreter(version: str) -> str | None:
+    """Return the Python of a version, if it is installed: a shim on PATH may stand for nothing."""
+    name = sys.executable if version == THIS else shutil.which(f"python{version}")
+    if name is None:
+        return None
+    check = [name, "-c", "import ensurepip, venv"]
+    works = subprocess.run(check, capture_output=True, check=False).returncode == 0
+    return name if works else None
+
+
+def run(program: Path, *words: object, cwd: Path | None = None, **variables: str) -> str:
+    """Run a program, in the folder for temporary files if in no other; returns what it printed."""
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [program, *map(str, words)], cwd=cwd or tempfile.gettempdir(), check=False, text=True,
+        env={**surroundings, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\n{program.name} {' '.join(map(str, words))} failed")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,8 @@ def build(folder: Path, versions: list[str]) -> None:
     for path in folder.glob("gpuscope-*"):
         path.unlink()
     wheel = ("-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", folder)
-    with environment(THIS, "hatchling") as python:
+    with environment(THIS) as python:
+        run(python, *INSTALL, "hatchling")
         run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
         (source,) = folder.glob("*.tar.gz")
         run(python, *wheel, source, **({"GPUSCOPE_PURE": "1"} if versions else {}))
@@ -65,7 +66,8 @@ def build(folder: Path, versions: list[str]) -> None:
         if interpreter(version) is None:
             print(f"python{version} is not installed: no wheel for it", flush=True)
             continue
-        with environment(version, "hatchling") as python:
+        with environment(version) as python:
+            run(python, *INSTALL, "hatchling")
             run(python, *wheel, source)
         if before == {*folder.iterdir()}:
             print(f"no C compiler for python{version}: the pure wheel is for it", flush=True)
@@ -79,8 +81,9 @@ def try_out(file: Path, extra: str) -> None:
     version = f"3.{tag[1]}" if tag else THIS
     if interpreter(version) is None:
         raise SystemExit(f"{file.name} needs python{version}, which is not installed")
-    started = time.monotonic()
-    with environment(version, str(file)) as python:
+    with environment(version) as python:
+        started = time.monotonic()
+        run(python, *INSTALL, file)
         base_s = time.monotonic() - started
         folder, command = python.parents[2], python.with_name("gpuscope")
         path, compiled = run(python, "-c", WHERE, cwd=folder).split()
@@ -108,12 +111,11 @@ def try_out(file: Path, extra: str) -> None:
 
 
 @contextmanager
-def environment(version: str, package: str) -> Iterator[Path]:
-    """Yield the Python of a new environment that has a package, in a folder that goes."""
+def environment(version: str) -> Iterator[Path]:
+    """Yield the Python of a new environment, in a folder that goes."""
     with tempfile.TemporaryDirectory() as folder:
         run(Path(interpreter(version) or ""), "-m", "venv", Path(folder).resolve() / "env")
         python = Path(folder).resolve() / "env" / "bin" / "python"
-        run(python, *INSTALL, package)
         yield python
 
 

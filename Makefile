@@ -3,7 +3,7 @@
 #   make run CUDA_EXTRA=none     leave the driver alone (auto, none, cuda12, cuda13)
 #   make test UI=no              without the tests that drive a browser
 #   make test READERS=no         without the tests that open exports with other tools
-#   make test BASE=no            without the test of the base install in an environment of its own
+#   make test WHEEL=no           without the test of a wheel in an environment of its own
 #   make lite PYODIDE=folder     host Pyodide from this folder instead of a CDN
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
@@ -16,13 +16,14 @@ LENIENT = $(addprefix --disable-error-code=,arg-type assignment override union-a
 CUDA_EXTRA ?= auto
 UI ?= yes
 READERS ?= yes
-BASE ?= yes
+WHEEL ?= yes
 PYTHONS ?= 3.11 3.12 3.13 3.14
 OFFLINE ?=
 PYODIDE ?=
 EXAMPLES ?= 2000
 
 PY = .venv/bin/python
+WHEELS = python=$$(scripts/find_python.sh) && "$$python" scripts/wheels.py
 SETUP = python=$$(scripts/find_python.sh) && "$$python" scripts/setup_venv.py --cuda $(CUDA_EXTRA)
 
 # Python on the GPU machine: the checkout's environment or, offline, the machine's own.
@@ -30,15 +31,17 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test coverage style types types-of-scripts other-programs test-base test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test coverage style types types-of-scripts other-programs test-wheel wheels test-wheels test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
 	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make coverage    the same without a browser, and how many lines it reaches: twice the time'
-	@echo 'make test-base   open, draw and export a trace with the base install and nothing else'
+	@echo 'make test-wheel  build a wheel and use it in an environment of its own'
+	@echo 'make wheels      sdist, pure wheel, and a wheel for each Python of $(PYTHONS) that is installed, in dist/'
 	@echo 'make test-perfetto   the trace processor that Perfetto offers for download reads our traces'
+	@echo 'make test-wheels use each of these in an environment of its own, and time it'
 	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
@@ -54,7 +57,7 @@ help:
 
 run:
 	@$(SETUP) run
-	.venv/bin/gpuscope run examples/quickstart.toml --out out/quickstart --force
+	.venv/bin/gpuscope quickstart --force
 
 check:
 	@$(SETUP) test
@@ -66,7 +69,7 @@ test:
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
-	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
+	@test '$(WHEEL)' = no || $(MAKE) --no-print-directory test-wheel
 
 style:
 	.venv/bin/ruff check .
@@ -90,9 +93,15 @@ coverage:
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report= \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
 
-test-base:
-	@$(SETUP) --folder .cache/base base
-	.cache/base/bin/python tests/base_install.py
+test-wheel:
+	@$(WHEELS) build .cache/wheel >/dev/null
+	@export PIP_CONSTRAINT='$(CURDIR)/scripts/locked.txt'; $(WHEELS) test --extra cli .cache/wheel/*.whl
+
+wheels:
+	@$(WHEELS) build dist $(PYTHONS)
+
+test-wheels: wheels
+	@$(WHEELS) test dist/*
 
 test-perfetto:
 	@$(SETUP) test

@@ -1,4 +1,5 @@
-"""Build hook: puts the compiled launch path into the wheel, or beside an editable install."""
+"""Build hook: puts the compiled launch path into the wheel, or beside an editable install, and
+lessons and examples into the wheel."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+sys.path[:0] = [str(Path(__file__).parent / "scripts"), str(Path(__file__).parent)]
 
 from compile_fastpath import MODULES, compile_to
 
+from gpuscope._shipped import FOLDER, files
 
-class FastPath(BuildHookInterface):
+
+class Wheel(BuildHookInterface):
     """Compiles before the wheel is packed; where that fails, the wheel is pure Python.
 
     With ``GPUSCOPE_PURE=1`` nothing is compiled.
@@ -26,6 +29,11 @@ class FastPath(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = None if version == "editable" else tempfile.TemporaryDirectory()
         at = Path(self.root if self._folder is None else self._folder.name)
+        if self._folder is not None:
+            root = Path(self.root)
+            build_data["force_include"] |= {
+                str(path): f"gpuscope/{FOLDER}/{path.relative_to(root)}" for path in files(root)
+            }
         why_not = "GPUSCOPE_PURE is set"
         if os.environ.get("GPUSCOPE_PURE") != "1":
             why_not = compile_to(at)

@@ -12,7 +12,7 @@ from gpuscope import _live
 from gpuscope._lazy import public
 from gpuscope._live import LiveView
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

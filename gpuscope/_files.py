@@ -36,6 +36,19 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
+def make_empty_folder(folder: Path) -> None:
+    """Make a folder; one that is there must be empty.
+
+    Raises
+    ------
+    GpuscopeError
+        It cannot be made, or there is something in it.
+    """
+    make_folder(folder)
+    if any(folder.iterdir()):
+        raise GpuscopeError(f"{folder.name!r} is there already and not empty: choose a new folder")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path of the same name; rename it over ``path`` on success.

@@ -21,12 +21,11 @@ _EXTRAS = {
 
 
 def how_to_install(*extras: str) -> str:
-    """Return the command that brings one of ``extras``: gpuscope is installed from its folder."""
-    commands = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
-    return f"{commands} in gpuscope's folder"
+    """Return the command that brings one of ``extras`` to the gpuscope that is installed."""
+    return " or ".join(f"pip install 'gpuscope[{extra}]'" for extra in extras)
 
 
-_CUDA_EXTRAS = f"{how_to_install('cuda13')} (with a driver older than 580: '.[cuda12]')"
+_CUDA_EXTRAS = f"{how_to_install('cuda13')} (with a driver older than 580: 'gpuscope[cuda12]')"
 
 
 def require(
@@ -73,8 +72,8 @@ def needed_for(feature: str) -> Iterator[None]:
         module = error.name or ""
         if module.startswith("gpuscope."):
             raise MissingDependency(
-                f"{feature} needs {module}, a part of gpuscope that is missing here: install all "
-                "of gpuscope, by `pip install .` in its folder"
+                f"{feature} needs {module}, a part of gpuscope that is missing here: install "
+                "all of gpuscope anew, from its wheel or its checkout"
             ) from error
         if module.partition(".")[0] not in _EXTRAS:
             raise

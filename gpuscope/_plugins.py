@@ -21,6 +21,7 @@ ROOMS = {
         "assignment": "gpuscope.learn.command:assignment_command",
         "calibrate": "gpuscope.simulator.calibration.command:calibrate_command",
         "grade": "gpuscope.learn.command:grade_command",
+        "lessons": "gpuscope.learn.command:lessons_command",
     },
     "gpuscope.forecasters": {"simulator": "gpuscope.simulator.forecast.stand_ins:Simulated"},
     "gpuscope.observers": {"hazards": "gpuscope.races.observer:observe"},

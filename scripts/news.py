@@ -3,8 +3,9 @@
     python scripts/news.py [--check]
 
 A fragment is a file ``news/NAME.KIND.md`` with the change as one or more list items (``- …``);
-KIND is added, changed, removed or fixed. They go to the end of that section of "[Unreleased]" and
-are deleted. With --check nothing is written; exit 1 says which fragments are not of that form.
+KIND is added, changed, deprecated, removed, fixed or security. They go to the end of that section
+of "[Unreleased]" and are deleted. With --check nothing is written; exit 1 says which fragments are
+not of that form.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHANGELOG, NEWS = ROOT / "CHANGELOG.md", ROOT / "news"
-KINDS = ("added", "changed", "removed", "fixed")
+KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 HEAD = "## [Unreleased]\n"
 
 

@@ -1,12 +1,11 @@
 """Make an environment in the checkout and install what a task needs, once.
 
     python scripts/setup_venv.py [--cuda auto|none|cuda12|cuda13] [--folder .venv]
-                                 run|docs|test|gpu|base|lock
+                                 run|docs|test|gpu|lock
 
-``test``, ``docs`` and ``base`` install the versions in scripts/locked.txt, as CI does; the
-others what is newest, as users do. ``base`` is the base install and nothing else. A stamp in the
-environment holds what was asked for and the hash of pyproject.toml and locked.txt: while they
-stay as they are, nothing is done.
+``test`` and ``docs`` install the versions in scripts/locked.txt, as CI does; the others what is
+newest, as users do. A stamp in the environment holds what was asked for and the hash of
+pyproject.toml and locked.txt: while they stay as they are, nothing is done.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ EXTRAS = {
     "docs": {"docs", "full"},
     "test": {"dev", "full"},
     "gpu": {"dev", "full"},
-    "base": set(),
     "lock": {"dev", "full"},
 }
 LOCKED = ROOT / "scripts" / "locked.txt"
@@ -62,12 +60,10 @@ def main() -> int:
         venv.create(folder, clear=True, with_pip=True)
         done = None
     names = ",".join(sorted(extras))
-    what = f"gpuscope[{names}]" if names else "gpuscope"
     size = ", several GB for CUDA" if cuda else ""
-    print(f"installing {what} into {name} ({why}{size}) …", flush=True)
-    locked = ["--constraint", str(LOCKED)] if asked.task in {"test", "docs", "base"} else []
-    package = f"{ROOT}[{names}]" if names else str(ROOT)
-    if status := _pip(folder, "install", *locked, "--editable", package):
+    print(f"installing gpuscope[{names}] into {name} ({why}{size}) …", flush=True)
+    locked = ["--constraint", str(LOCKED)] if asked.task in {"test", "docs"} else []
+    if status := _pip(folder, "install", *locked, "--editable", f"{ROOT}[{names}]"):
         print("the installation failed: pip says why above", file=sys.stderr)
         return status
     _write_stamp(folder, extras | (done or set()))
@@ -76,8 +72,6 @@ def main() -> int:
 
 
 def _cuda(asked: str, task: str) -> tuple[str, str]:
-    if task == "base":
-        return "", "what opens a trace"
     if task in {"test", "docs", "lock"} and asked == "auto":
         return "", "no GPU needed"
     if asked == "auto":

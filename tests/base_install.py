@@ -1,6 +1,4 @@
-"""What the base install does, with nothing else installed: run by `make test-base`.
-
-    .cache/base/bin/python tests/base_install.py
+"""What the base install does, with nothing else installed: run by `make test-wheel`.
 
 Opens traces of ours and of other tools, analyses, draws, reports and exports them, runs an
 experiment on the simulated GPU, and names the extra of what is missing. It uses no test
@@ -67,7 +65,7 @@ def check_annotate() -> None:
     assert [row["name"] for row in trace.where(kind="range").spans.to_pylist()] == ["step"]
     notes = "; ".join(trace.metadata.notes)
     assert "Nsight sees no ranges" in notes, notes
-    assert "'.[nvtx]'" in notes, notes
+    assert "'gpuscope[nvtx]'" in notes, notes
 
 
 def check_run(folder: Path) -> None:
@@ -96,21 +94,21 @@ def check_refusals() -> None:
     for room, name in ((gs, "Timeline"), (gs, "Dashboard"), (gs.learn, "Lesson")):
         words = refused(lambda room=room, name=name: getattr(room, name))
         assert f"{room.__name__}.{name} needs the package" in words, words
-        assert "'.[notebook]'" in words, words
+        assert "'gpuscope[notebook]'" in words, words
     experiment = gs.experiments.Experiment.from_dict(EXPERIMENT)
-    assert "'.[cli]'" in refused(experiment.to_toml)
+    assert "'gpuscope[cli]'" in refused(experiment.to_toml)
     words = refused(lambda: gs.export(record(), "out.pftrace"))
     assert "a Perfetto trace needs the package perfetto" in words, words
-    assert "'.[perfetto]'" in words, words
+    assert "'gpuscope[perfetto]'" in words, words
     live = gs.profile(gs.open_device("sim:h200", quiet=True), live=True)
     words = refused(live.__enter__)
     assert "profile(live=True) needs the package" in words, words
-    assert "'.[notebook]'" in words, words
+    assert "'gpuscope[notebook]'" in words, words
     command = [sys.executable, "-m", "gpuscope.cli", "devices"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done
     assert "the gpuscope command needs the package typer" in done.stderr, done.stderr
-    assert "'.[cli]'" in done.stderr, done.stderr
+    assert "'gpuscope[cli]'" in done.stderr, done.stderr
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``run`` and ``predict``: an experiment, its report and its traces."""
+"""``run``, ``quickstart`` and ``predict``: an experiment, its report and its traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuscope import telling
+from gpuscope import _shipped, telling
 from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
@@ -46,13 +46,15 @@ _File = Annotated[
 _Nsys = Annotated[
     bool, typer.Option("--nsys", help="Record with Nsight Systems, in a process of its own.")
 ]
+_Device = Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")]
+_OUT = "Folder for the report and the traces."
 
 
 @app.command("run")
 def run_command(
     file: _File,
-    device: Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
+    device: _Device = "auto",
+    out: Annotated[Path, typer.Option(help=_OUT)] = Path("out"),
     under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
     force: Force = False,  # noqa: FBT002 - as above
     every: All = False,  # noqa: FBT002 - as above
@@ -80,6 +82,24 @@ def run_command(
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
     _tell(result, write_run(result, out), None, every=every, as_json=as_json)
+
+
+@app.command("quickstart")
+def quickstart_command(
+    device: _Device = "auto",
+    out: Annotated[Path, typer.Option(help=_OUT)] = Path("out/quickstart"),
+    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
+    """Measure a small GEMM beside large ones: GPU shared, by priority, and partitioned.
+
+    It is the experiment examples/quickstart.toml, which comes with gpuscope.
+
+    Example: gpuscope quickstart --out out/quickstart
+    """
+    file = _shipped.root() / "examples" / "quickstart.toml"
+    run_command(file, device, out, force=force, every=every, as_json=as_json)
 
 
 def _tell(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscope._checks import door
-from gpuscope._files import make_folder, write_text
-from gpuscope.errors import GpuscopeError, NotFound, TraceFormatError
+from gpuscope._files import make_empty_folder, write_text
+from gpuscope.errors import NotFound, TraceFormatError
 from gpuscope.learn.handed_in import read_cells
 
 HELD = "held"
@@ -83,9 +83,7 @@ def give_out(lessons: str | Path, out: str | Path) -> GivenOut:
         raise NotFound(
             f"there are no lessons in {folder.name!r}: name the folder of their notebooks"
         )
-    make_folder(target)
-    if any(target.iterdir()):
-        raise GpuscopeError(f"{target.name!r} is there already and not empty: choose a new folder")
+    make_empty_folder(target)
     counts: Counter[str] = Counter()
     texts = {book.name: _copy(book, counts) for book in books}
     copies = tuple(write_text(target / name, text) for name, text in texts.items())

@@ -1,17 +1,39 @@
-"""``grade`` and ``assignment``: the notebooks of a class."""
+"""``lessons``, ``assignment`` and ``grade``: notebooks for a learner, and those of a class."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuscope._files import check_new
+from gpuscope import _shipped
+from gpuscope._files import check_new, make_empty_folder, make_folder, replacing
 from gpuscope._optional import needed_for
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Force, Json, say, say_json, say_result
+
+
+def lessons_command(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")] = Path("lessons"),
+) -> None:
+    """Copy the lessons into a folder, with examples and the pages that they link to.
+
+    Example: gpuscope lessons lessons
+    """
+    source = _shipped.root()
+    make_empty_folder(folder)
+    for path in _shipped.files(source):
+        copy = folder / path.relative_to(source)
+        make_folder(copy.parent)
+        with replacing(copy) as temporary:
+            shutil.copyfile(path, temporary)
+    count = len([*folder.glob("notebooks/*.ipynb")])
+    say(f"wrote {count} notebooks to {folder / 'notebooks'}, examples and pages beside them")
+    say(f"open them: gpuscope lab {shlex.quote(str(folder))}, then notebooks/00_quickstart.ipynb")
 
 
 def grade_command(

@@ -593,7 +593,7 @@ def test_doctor_without_cuda_says_what_to_do_and_exits_1(command, without_cuda):
     assert "no  driver: " in printed
     assert "no  CuPy: " in printed
     assert "→ use a machine with an NVIDIA GPU" in printed
-    assert printed.count("→ Run: pip install '.[cuda13]' in gpuscope's folder") == 1
+    assert printed.count("→ Run: pip install 'gpuscope[cuda13]'") == 1
     assert "ok  JupyterLab: installed" in printed
     assert "simulated H200" in printed
     code, printed, said = command("doctor", "--json")
@@ -743,7 +743,7 @@ def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monk
     monkeypatch.setattr(cli.machine.importlib.util, "find_spec", lambda name: None)
     code, printed, _ = command("doctor")
     assert code == 0
-    assert "no  JupyterLab: missing\n     → pip install '.[lab]' in gpuscope's folder" in printed
+    assert "no  JupyterLab: missing\n     → pip install 'gpuscope[lab]'" in printed
 
 
 def test_every_refusal_splits_into_what_was_found_and_what_to_do():

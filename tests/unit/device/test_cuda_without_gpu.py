@@ -81,7 +81,7 @@ def test_a_driver_must_be_of_cupys_major_version(version, runtime, refused):
         driver.check_driver(version, runtime)
     assert f"CUDA {driver.version_text(version)} was found" in str(caught.value)
     assert "13.0 or newer" in str(caught.value)
-    assert "pip install '.[cuda12]' in gpuscope's folder" in str(caught.value)
+    assert "pip install 'gpuscope[cuda12]'" in str(caught.value)
 
 
 # -- packages that are missing, or too many -------------------------------------------------
@@ -149,7 +149,7 @@ def test_two_cupy_wheels_are_both_named(monkeypatch, wheels):
     installed(monkeypatch, *wheels)
     with pytest.raises(MissingDependency, match="pip uninstall") as caught:
         driver.import_cupy()
-    assert "pip install '.[cuda12]' or pip install '.[cuda13]'" in str(caught.value)
+    assert "pip install 'gpuscope[cuda12]' or pip install 'gpuscope[cuda13]'" in str(caught.value)
     for wheel in wheels:
         assert wheel in str(caught.value)
 
@@ -168,8 +168,8 @@ def test_a_missing_cupy_is_named_with_feature_package_and_extra(monkeypatch):
     for text in (
         "a CUDA device",
         "cupy-cuda13x",
-        "pip install '.[cuda13]' in gpuscope's folder",
-        "'.[cuda12]'",
+        "pip install 'gpuscope[cuda13]'",
+        "'gpuscope[cuda12]'",
     ):
         assert text in str(caught.value)
     assert isinstance(caught.value, ImportError)

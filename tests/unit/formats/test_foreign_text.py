@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, cli, telling
+from gpuscope import _shipped, analysis, cli, telling
 from gpuscope._text import clean, clean_lines
 from gpuscope.cli.commands import app
 from gpuscope.device.diagnose import Check
@@ -101,6 +101,9 @@ def folder(tmp_path_factory) -> Path:
     (here / "chrome.json").write_text(json.dumps(foreign))
     (here / "run.json").write_text(json.dumps(experiment()))
     cli.experiments.write_run(gs.run(experiment(), "sim:h200"), here / "ran")
+    plan = gs.experiments.Experiment.from_dict(experiment())
+    (here / "examples").mkdir()
+    (here / "examples" / "quickstart.toml").write_text(plan.to_toml())
     profile = json.loads(H200.read_text())
     profile["name"] = profile["device"]["name"] = profile["measured"]["driver"] = EVIL
     (here / "gpu.json").write_text(json.dumps(profile))
@@ -149,6 +152,10 @@ COMMANDS = {
         *((name, *SIM, "--out", "none") for name in NO_EXPERIMENTS),
         ("run.json", "--device", EVIL), ("run.json", "--device", "sim:profile.json"),
         ("run.json", *SIM, "--out", f"run.json/{EVIL}"), ("run.json", "--nsys", "--out", "nsys"),
+    ],
+    "quickstart": [
+        *(("--device", "sim:gpu.json", "--out", "first", *how) for how in ((), ("--json",))),
+        ("--device", EVIL), ("--out", f"run.json/{EVIL}"),
     ],
     "predict": [
         *(("run.json", "--gpu-profile", "gpu.json", "--against", "ran", "--out", "told", *how)
@@ -208,6 +215,7 @@ COMMANDS = {
         *(("handed", "--lessons", "lessons", *how) for how in ((), ("--json",))), (EVIL,),
         ("handed", "--lessons", EVIL), ("handed", "--lessons", "lessons", "--out", f"no/{EVIL}"),
     ],
+    "lessons": [(f"new/{EVIL.replace(chr(0), '')}",), (f"run.json/{EVIL}",), ("handed",)],
     "assignment": [(f"given/{EVIL}", "--lessons", "lessons"), ("given", "--lessons", EVIL)],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
@@ -236,6 +244,7 @@ def test_no_command_lets_foreign_text_control_the_terminal(verb, folder, monkeyp
     monkeypatch.setattr(calibration_command, "calibrate", calibrate)
     monkeypatch.setattr(cli.machine, "check_machine", lambda: (checks, checks))
     monkeypatch.setattr("webbrowser.open", lambda address: False)
+    monkeypatch.setattr(_shipped, "root", lambda: folder)
     monkeypatch.setattr(
         cli.experiments.nsight, "profile",
         lambda *_, **__: SimpleNamespace(report=Path(f"{EVIL}.nsys-rep"), trace=a_trace()),

@@ -16,10 +16,10 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_104,
+    "": 4_130,
     "analyses": 330,
     "analysis": 6_820,
-    "cli": 1_636,
+    "cli": 1_648,
     "device": 5_763,
     "experiments": 2_519,
     "figures": 800,

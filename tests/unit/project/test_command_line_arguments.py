@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import gpuscope as gs
+from gpuscope import _shipped
 from gpuscope.cli import machine, recording, traces
 from gpuscope.cli.commands import app
 from gpuscope.errors import GpuscopeError
@@ -59,6 +60,7 @@ FEW = {"--repeats": "2", "--rounds": "1"}
 
 COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "run": (["plan.json"], SIMULATED),
+    "quickstart": ([], SIMULATED),
     "predict": (["plan.json"], {"--force": None}),
     "kinds": ([], {}),
     "sweep": (["plan.json"], VARIED),
@@ -73,6 +75,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "why": (["program.parquet"], {}),
     "summary": (["trace.parquet"], {}),
     "grade": (["handed_in"], {"--lessons": "lessons", "--force": None}),
+    "lessons": (["folder"], {}),
     "assignment": (["given_out"], {"--lessons": "lessons"}),
     "calibrate": ([], {**SIMULATED, "--out": "gpu.json"}),
     "record": (["program.py"], {}),
@@ -115,6 +118,10 @@ def _somewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(EXPERIMENT))
     (tmp_path / "program.py").touch()
+    shipped = tmp_path / "shipped" / "examples" / "quickstart.toml"
+    shipped.parent.mkdir(parents=True)
+    shipped.write_text(gs.experiments.Experiment.from_dict(EXPERIMENT).to_toml())
+    monkeypatch.setattr(_shipped, "root", lambda: tmp_path / "shipped")
     (tmp_path / "budget.toml").write_text("escapes = 0")
     (tmp_path / "dangling").symlink_to("nowhere")
     for folder in ("folder", "handed_in", "lessons"):

@@ -145,7 +145,9 @@ def whole(folder):
             with closing(sqlite3.connect(path)) as file:
                 file.executescript("PRAGMA page_size = 512; VACUUM")
         own[suffix] = path.read_bytes()
-    texts = [json.dumps(one, indent=1).encode() for one in (small_json(), own_json(), small_proton())]
+    texts = [
+        json.dumps(one, indent=1).encode() for one in (small_json(), own_json(), small_proton())
+    ]
     return {
         "sqlite": [small_report(folder / "small.sqlite"), own[".sqlite"]],
         "json": [*texts, own[".json"]],

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gpuscope.analyses.registry import findings as findings
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
-    from gpuscope.device.foreign import name_partition as name_partition
     from gpuscope.device.select import open_device as open_device
     from gpuscope.experiments.execution import run as run
     from gpuscope.experiments.profiling import profile as profile

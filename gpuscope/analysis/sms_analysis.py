@@ -107,10 +107,10 @@ def idle_sms(trace: Trace) -> IdleSmsResult:
     of_scope = match(parent[scopes], ids[blocks])
     scopes, of_scope = scopes[of_scope >= 0], of_block[of_scope[of_scope >= 0]]
     name, names = codes(plain_names(trace.spans))
-    place, places = codes(trace.spans.column("partition"))
+    partition, partitions = codes(trace.spans.column("partition"))
     device, devices = codes(trace.spans.column("device"))
     known = np.unique(of_block)
-    first, group = combined(*(column[kernels[known]] for column in (name, place, device)))
+    first, group = combined(*(column[kernels[known]] for column in (name, partition, device)))
     of_kernel = np.full(len(kernels), -1, np.int64)
     of_kernel[known] = group
     of_group, sm = of_kernel[of_block], trace.array("sm", fill=-1)[blocks].astype(np.int64)
@@ -121,7 +121,7 @@ def idle_sms(trace: Trace) -> IdleSmsResult:
     results = []
     for number, row in enumerate(kernels[known[first]].tolist()):
         launches = known[group == number]
-        home, lasted = places[place[row]], (times[1] - times[0])[kernels[launches]]
+        home, lasted = partitions[partition[row]], (times[1] - times[0])[kernels[launches]]
         facts = trace.metadata.partition(home)
         granted = facts.sm_count or len(facts.sm_ids)
         if home is None:

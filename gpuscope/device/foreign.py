@@ -78,9 +78,14 @@ def name_partition(partition: ForeignPartition, name: str) -> None:
 
     Examples
     --------
+    >>> import gpuscope as gs
+    >>> gs.device.name_partition("stream of decode", "decode")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.InvalidArgument: partition is 'stream of decode': give a GreenContext of ...
     >>> from torch.cuda.green_contexts import GreenContext  # doctest: +SKIP
     >>> decode = GreenContext(num_sms=16)  # doctest: +SKIP
-    >>> gs.name_partition(decode, "decode")  # doctest: +SKIP
+    >>> gs.device.name_partition(decode, "decode")  # doctest: +SKIP
     >>> with gs.profile() as recording, torch.cuda.stream(decode.Stream()):  # doctest: +SKIP
     ...     model(x)
     """

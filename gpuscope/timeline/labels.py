@@ -224,7 +224,7 @@ def folded(tracks: Sequence[Track]) -> list[Track]:
 def _sort_key(
     places: Mapping[str, int], key: TrackKey
 ) -> tuple[int, int, int, int, str, int, bool, int, str, int]:
-    process, thread, device, place = (
+    process, thread, device, lane = (
         -1 if value is None else value
         for value in (
             key.process, key.thread, key.device, key.sm if key.group == Group.SM else key.stream
@@ -233,7 +233,7 @@ def _sort_key(
     block = {Group.RANGES: 1}.get(key.group, 0 if key.group in _OF_DEVICE else 2)
     partition, name = key.partition or "", key.category or key.name or ""
     where = (device, key.partition is None, places.get(partition, len(places)), partition)
-    return (process, block, thread, key.group, name, *where, place)
+    return (process, block, thread, key.group, name, *where, lane)
 
 
 def _named(names: Mapping[str, str], number: int | None, what: str) -> str:

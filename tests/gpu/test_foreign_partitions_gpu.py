@@ -47,12 +47,12 @@ def test_a_green_context_of_pytorch(gpu):
     x = torch.ones(1 << 20, device="cuda")
     torch.cuda.synchronize()
     if hasattr(context, "Stream"):
-        gs.name_partition(context, "decode")
+        gs.device.name_partition(context, "decode")
         used = torch.cuda.stream(context.Stream())
     else:
         used = contextlib.nullcontext()
         context.set_context()
-        gs.name_partition(torch.cuda.current_stream(), "decode")
+        gs.device.name_partition(torch.cuda.current_stream(), "decode")
     with gs.profile(gpu) as recording, used:
         for _ in range(5):
             x.mul_(1.5)
@@ -69,7 +69,7 @@ def test_a_green_context_of_cuda_core(gpu):
     device.set_current()
     groups, _ = device.resources.sm.split(core.SMResourceOptions(count=[SMS]))
     context = device.create_context(core.ContextOptions(resources=[groups[0]]))
-    gs.name_partition(context, "prefill")
+    gs.device.name_partition(context, "prefill")
     stream = context.create_stream()
     x = cupy.asarray(np.ones(1 << 20, np.float32))
     cupy.cuda.Device().synchronize()

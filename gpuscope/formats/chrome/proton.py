@@ -107,10 +107,10 @@ def trace(
     left["events without readable times"] += int(np.count_nonzero(~usable))
     rows = np.flatnonzero(usable)
     scopes = [scopes[row] for row in rows.tolist()]
-    told, others = raw.arguments([event.args for event in scopes], _ARGUMENTS, as_written=())
+    values, others = raw.arguments([event.args for event in scopes], _ARGUMENTS, as_written=())
     for name, count in others.items():
         left[f"arguments {name[:40]!r} of scopes"] += count
-    begin, end, writing = (_numbers(told[name]) for name in (_BEGIN, _END, _WRITING))
+    begin, end, writing = (_numbers(values[name]) for name in (_BEGIN, _END, _WRITING))
     blocks = _blocks(
         (kernel[rows], sm[rows], block[rows], warp[rows]),
         (starts[rows], (starts + lasts)[rows]),
@@ -121,7 +121,7 @@ def trace(
         if key != "displayTimeUnit":
             left[f"{key[:40]!r} beside the events"] = 1
     return _put_together(
-        scopes, warp[rows], starts[rows], lasts[rows], blocks, names, _clock(told[_CLOCK]),
+        scopes, warp[rows], starts[rows], lasts[rows], blocks, names, _clock(values[_CLOCK]),
         left, limits, keep_private=keep_private,
     )  # fmt: skip
 
@@ -250,13 +250,12 @@ def _put_together(
     scale = assumed_mhz / clock_mhz
     first, last = blocks.first_ns, blocks.last_ns
     begin = base_ns + first
-    told = blocks.end_ns >= begin
-    end = np.where(told, blocks.end_ns, begin + _scaled(last - first, scale))
+    end = np.where(blocks.end_ns >= begin, blocks.end_ns, begin + _scaled(last - first, scale))
     inner = starts - first[blocks.of_scope]
     # Where the block's end was told, by a step of the GPU's clock later than that.
     scope_start, scope_end = (
-        np.minimum(begin[blocks.of_scope] + _scaled(times, scale), end[blocks.of_scope])
-        for times in (inner, inner + lasts)
+        np.minimum(begin[blocks.of_scope] + _scaled(each, scale), end[blocks.of_scope])
+        for each in (inner, inner + lasts)
     )
     kernel_start = np.full(launches, schema.LATEST_NS, np.int64)
     kernel_end = np.zeros(launches, np.int64)

@@ -79,13 +79,13 @@ class CoreContext:
     ],
 )
 def test_contexts_and_streams_of_any_owner_are_named(named, given, context, sms, stream):
-    gs.name_partition(given, "decode")
+    gs.device.name_partition(given, "decode")
     assert named == {context: foreign.NamedPartition("decode", sms, context, stream)}
 
 
 def test_the_latest_name_counts(named):
-    gs.name_partition(TorchContext(), "decode")
-    gs.name_partition(Stream(0x71), "prefill")
+    gs.device.name_partition(TorchContext(), "decode")
+    gs.device.name_partition(Stream(0x71), "prefill")
     assert [each.name for each in named.values()] == ["prefill"]
 
 
@@ -104,13 +104,13 @@ def test_the_latest_name_counts(named):
 )
 def test_what_is_no_partition_or_no_name_is_refused(named, given, name, why):
     with pytest.raises(InvalidArgument, match=why):
-        gs.name_partition(given, name)
+        gs.device.name_partition(given, name)
     assert not named
 
 
 def test_a_stream_that_is_gone_is_the_drivers_refusal():
     with pytest.raises(GpuscopeError, match="CUDA_ERROR_INVALID_HANDLE"):
-        gs.name_partition(Stream(0xBAD), "a")
+        gs.device.name_partition(Stream(0xBAD), "a")
 
 
 def test_partitions_of_ours_have_their_names():
@@ -118,4 +118,4 @@ def test_partitions_of_ours_have_their_names():
     with gpu.carve({"a": 16}) as parts, parts["a"].create_stream() as stream:
         for ours in (parts["a"], stream):
             with pytest.raises(InvalidArgument, match="own"):
-                gs.name_partition(ours, "b")
+                gs.device.name_partition(ours, "b")

@@ -120,7 +120,7 @@ def test_folders_in_names_are_left_out(tmp_path):
 
 
 def test_older_files_stay_chrome_traces(tmp_path):
-    # Before Triton 3.5 each block began at its kernel's 0, so nothing tells blocks' times apart.
+    # Of Tritons older than 3.6 each block begins at its kernel's 0: nothing tells when it ran.
     event = {"name": "s", "cat": "k", "ph": "X", "tid": "warp 0 (line 0)", "ts": 0.0, "dur": 0.04,
              "pid": "k Core120 CTA1 [measure in clock cycle (assume 1GHz)]"}  # fmt: skip
     path = tmp_path / "old.chrome_trace"

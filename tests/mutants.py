@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import closing
 
 import nsight_files as nsight
+import proton_files as proton
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -78,6 +79,14 @@ def small_json():
     }
 
 
+def small_proton():
+    links = [((0, 150), (1, 160), "handed"), ((0, 120), (0, 130), "copied")]
+    block = proton.Block(3, 1, 2_000, 2_900, [(0, "s", 100, 900), (1, "t", 120, 800)], links=links)
+    return proton.chrome_trace(
+        [proton.persistent(sms=[0, 1], tiles=2), ("k", [block])], version="3.9"
+    )
+
+
 def own_json():
     """Return a trace as gpuscope writes it."""
     facts = json.loads(TraceMetadata(notes=("n",)).to_json())
@@ -136,7 +145,9 @@ def whole(folder):
             with closing(sqlite3.connect(path)) as file:
                 file.executescript("PRAGMA page_size = 512; VACUUM")
         own[suffix] = path.read_bytes()
-    texts = [json.dumps(one, indent=1).encode() for one in (small_json(), own_json())]
+    texts = [
+        json.dumps(one, indent=1).encode() for one in (small_json(), own_json(), small_proton())
+    ]
     return {
         "sqlite": [small_report(folder / "small.sqlite"), own[".sqlite"]],
         "json": [*texts, own[".json"]],

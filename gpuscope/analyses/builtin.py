@@ -22,6 +22,7 @@ from gpuscope.telling.of_trace import (
     of_clocks,
     of_confinement,
     of_hazards,
+    of_idle_sms,
     of_idle_tracks,
     of_unloaded_calls,
 )
@@ -130,6 +131,13 @@ BUILT_IN = (
     Analysis("overlap", "Overlap of streams", analysis.overlap),
     Analysis("sites", "Launch sites", analysis.launch_sites, "the lines that launched its work"),
     Analysis("gaps", "Gaps", analysis.gaps, "kernels or copies", findings=of_idle_tracks),
+    Analysis(
+        "sms",
+        "Idle SMs inside kernels",
+        analysis.idle_sms,
+        "where thread blocks ran",
+        findings=of_idle_sms,
+    ),
     Analysis("latency", "Latency", analysis.latency, figures=latencies),
     Analysis(
         "queues",

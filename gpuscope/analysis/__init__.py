@@ -73,6 +73,9 @@ from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
+from gpuscope.analysis.sms_analysis import IdleSmsResult as IdleSmsResult
+from gpuscope.analysis.sms_analysis import KernelSms as KernelSms
+from gpuscope.analysis.sms_analysis import idle_sms as idle_sms
 from gpuscope.analysis.steps_analysis import Step as Step
 from gpuscope.analysis.steps_analysis import StepsResult as StepsResult
 from gpuscope.analysis.steps_analysis import steps as steps

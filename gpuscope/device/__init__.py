@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuscope.device.device import Device as Device
     from gpuscope.device.event import Event as Event
     from gpuscope.device.families import DeviceFamily as DeviceFamily
+    from gpuscope.device.foreign import name_partition as name_partition
     from gpuscope.device.graph import Graph as Graph
     from gpuscope.device.native import CAPSULE_NAME as CAPSULE_NAME
     from gpuscope.device.native import caller_stream_capsule as caller_stream_capsule

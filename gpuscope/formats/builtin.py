@@ -20,7 +20,7 @@ BUILT_IN = (
         name="Chrome trace JSON",
         suffixes=(".json", ".json.gz"),
         description="For Perfetto, chrome://tracing and HolisticTraceAnalysis; from PyTorch's "
-        "profiler, viztracer and others.",
+        "profiler, Triton's Proton, viztracer and others.",
         write=write_chrome,
         recognise=is_json,
         read=read_chrome,

@@ -22,7 +22,7 @@ _LAYOUT = Layout(
     {
         **dict.fromkeys(("api", "sync", "range", "mark"), Group.THREAD),
         "handle": Group.HANDLES,
-        "block": Group.SM,
+        **dict.fromkeys(("block", "scope"), Group.SM),
         "counter": Group.COUNTER,
     },
     {

@@ -20,6 +20,7 @@ import msgspec
 from gpuscope._threads import number_of
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
+from gpuscope.device.foreign import NamedPartition
 from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
@@ -63,8 +64,8 @@ def stream_facts(stream: StreamView[object]) -> StreamFacts:
     )
 
 
-def partition_facts(partition: PartitionView) -> PartitionFacts:
-    """Return the facts of a partition."""
+def partition_facts(partition: PartitionView | NamedPartition) -> PartitionFacts:
+    """Return the facts of a partition, ours or another library's that has a name."""
     facts = msgspec.convert(partition, PartitionFacts, from_attributes=True)
     return msgspec.structs.replace(facts, color=facts.color or None)
 

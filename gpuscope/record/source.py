@@ -12,6 +12,7 @@ from gpuscope._types import Array
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
+from gpuscope.device.foreign import NamedPartition
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
@@ -152,7 +153,7 @@ class SourceFacts:
     """
 
     streams: Mapping[int, StreamFacts] = field(default_factory=dict)
-    partitions: Mapping[str, PartitionView] = field(default_factory=dict)
+    partitions: Mapping[str, PartitionView | NamedPartition] = field(default_factory=dict)
     contexts: Mapping[str, int] = field(default_factory=dict)
     completeness: Completeness = field(default_factory=Completeness)
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)

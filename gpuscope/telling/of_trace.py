@@ -15,6 +15,7 @@ from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
+from gpuscope.analysis.sms_analysis import idle_sms
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
 from gpuscope.telling.rules import names_listed
@@ -25,6 +26,8 @@ from gpuscope.trace.model import Trace
 
 IDLE = 0.05
 """Idle share of the time of a background's partition that is a finding."""
+IDLE_SMS = 0.1
+"""Share of a kernel's SM time outside any scope that is a finding."""
 _NAMED = 3
 """Escapes of a partition, and hazards, that are findings of their own."""
 _SPANS = 8
@@ -265,3 +268,30 @@ def _of_track(
     rule = "gap" if track.unlaunched_ns is None else "gap.launched"
     mend = Mend(f"telling.explain(trace, {longest.spans[1]})", "analysis")
     return Finding(rule, "warning", subject, values, spans, mend)
+
+
+# -- inside kernels --------------------------------------------------------------------------
+def of_idle_sms(trace: Trace) -> Iterator[Finding]:
+    """Find kernels that were looked into and left SMs idle."""
+    try:
+        kernels = idle_sms(trace).kernels
+    except MissingEvidence:
+        return
+    for kernel in kernels[:_NAMED]:
+        if kernel.in_scopes is None or 1 - kernel.in_scopes < IDLE_SMS:
+            continue
+        yield Finding(
+            "sms.at-once" if kernel.at_once else "sms",
+            "warning",
+            {
+                "kernel": kernel.kernel,
+                **({"partition": kernel.partition} if kernel.partition else {}),
+            },
+            (
+                Quantity("idle", 1 - kernel.in_scopes, "%"),
+                Quantity("unheld", 1 - kernel.held, "%"),
+                Quantity("between", kernel.held - kernel.in_scopes, "%"),
+                *counts(sms=kernel.sms, **({"empty": kernel.empty} if kernel.empty else {})),
+            ),
+            shown(trace, kernel.spans),
+        )

@@ -74,6 +74,10 @@ _IDLE = (
     "idle for {idle} of the time from its first work to its last ({gaps} gaps; the "
     "longest {longest}[, between {before} and {after}][, between two of {both}])"
 )
+_IDLE_SMS = (
+    "{kernel} left {idle} of the time of its {sms} SMs[ in {partition}] idle: {unheld} without a "
+    "thread block[ ({empty} SMs never had one)], {between} in blocks outside any scope"
+)
 _UNUSED = "[. Nothing was given to {unused}]"
 DOES = {
     "launch call": "is in the launch call",
@@ -211,6 +215,12 @@ RULES = {
     "gap": Rule(f"{_WHO} stood still: {_IDLE}", _EXPLAIN),
     "gap.launched": Rule(
         f"{_WHO} stood still: {_IDLE}, mostly with the next work launched already", _EXPLAIN
+    ),
+    "sms": Rule(_IDLE_SMS, "Its last blocks leave SMs: make blocks shorter, or of equal work."),
+    "sms.at-once": Rule(
+        f"{_IDLE_SMS}, and all its blocks were there at once: where one ends, none follows",
+        "Launch a block for each SM and let each take the next tile when it is done with one, or "
+        "give the kernel fewer SMs.",
     ),
     "confined": Rule(
         f"Confined: all work given to {{partitions}} ran inside ({{evidence}}){_UNUSED}"

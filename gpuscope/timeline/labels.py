@@ -34,6 +34,7 @@ LAYOUT = Layout(
         "host function": Group.STREAM,
         "event": Group.STREAM,
         "graph": Group.STREAM,
+        "scope": Group.SM,
         CLOCK: Group.COUNTER,
         THROTTLED: Group.COUNTER,
     },
@@ -43,12 +44,14 @@ LAYOUT = Layout(
         Group.CALLS: _ON_HOST,
         Group.SYNC: _ON_HOST,
         Group.STREAM: ("process", "device", "partition", "stream"),
+        Group.SM: ("process", "device", "sm"),
         Group.COUNTER: ("process", "device"),
         Group.PATH: (),
     },
 )
 """The tracks of a timeline; other kinds, such as thread blocks, have none."""
-_ON_GPU = (Group.STREAM, Group.COUNTER, Group.PATH)
+_OF_DEVICE = (Group.STREAM, Group.SM, Group.COUNTER)
+_ON_GPU = (*_OF_DEVICE, Group.PATH)
 _HOST_LABELS = {
     Group.RANGES: "ranges",
     Group.CALLS: "API calls",
@@ -116,7 +119,7 @@ class Track:
     @property
     def is_host(self) -> bool:
         """Whether it shows what the host did."""
-        return not self.is_work and self.group != Group.COUNTER
+        return not self.is_work and self.group not in (Group.SM, Group.COUNTER)
 
     @property
     def is_work(self) -> bool:
@@ -155,7 +158,7 @@ def labelled(
     keys = sorted(numbers, key=lambda key: (ranks.get(key.process, -1), _sort_key(places, key)))
     processes = {key.process for key in keys}
     threads = {key.thread for key in keys if key.group not in _ON_GPU}
-    devices = {key.device for key in keys if key.group in (Group.STREAM, Group.COUNTER)}
+    devices = {key.device for key in keys if key.group in _OF_DEVICE}
     tracks: list[Track] = []
     seen: set[tuple[str | None, str]] = set()
     for key in keys:
@@ -171,9 +174,10 @@ def labelled(
                 label = f"GPU {'?' if key.device is None else key.device} · {label}"
             if (owner, label) in seen:
                 label = f"{label} #{key.stream}"
-        elif key.group == Group.COUNTER:
+        elif key.group in (Group.SM, Group.COUNTER):
             gpu = f"GPU {'?' if key.device is None else key.device} · "
-            label = f"{gpu * (len(devices) > 1)}SM clock, power"
+            what = "SM clock, power" if key.group == Group.COUNTER else f"inside SM {key.sm}"
+            label = f"{gpu * (len(devices) > 1)}{what}"
         else:
             handle = key.category or key.name
             what = _HOST_LABELS.get(key.group) or f"handle {clean(handle, 18)}"
@@ -220,14 +224,16 @@ def folded(tracks: Sequence[Track]) -> list[Track]:
 def _sort_key(
     places: Mapping[str, int], key: TrackKey
 ) -> tuple[int, int, int, int, str, int, bool, int, str, int]:
-    process, thread, device, stream = (
+    process, thread, device, lane = (
         -1 if value is None else value
-        for value in (key.process, key.thread, key.device, key.stream)
-    )
-    block = {Group.STREAM: 0, Group.COUNTER: 0, Group.RANGES: 1}.get(key.group, 2)
+        for value in (
+            key.process, key.thread, key.device, key.sm if key.group == Group.SM else key.stream
+        )
+    )  # fmt: skip
+    block = {Group.RANGES: 1}.get(key.group, 0 if key.group in _OF_DEVICE else 2)
     partition, name = key.partition or "", key.category or key.name or ""
     where = (device, key.partition is None, places.get(partition, len(places)), partition)
-    return (process, block, thread, key.group, name, *where, stream)
+    return (process, block, thread, key.group, name, *where, lane)
 
 
 def _named(names: Mapping[str, str], number: int | None, what: str) -> str:

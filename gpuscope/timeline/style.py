@@ -63,6 +63,7 @@ KIND_STYLES = {
     "memcpy": KindStyle("memcpy", "/", strength=0.75),
     "memset": KindStyle("memset", "|", strength=0.75),
     "graph": KindStyle("graph, as a whole", "|"),
+    "scope": KindStyle("scope, inside a thread block", strength=0.75),
     "host function": KindStyle("host function", "+", strength=0.5),
     "event": KindStyle("event record"),
     "handle": KindStyle("handle, execute() to done", strength=0.5),

@@ -41,6 +41,7 @@ _CODED = (
     "thread",
     "device",
     "category",
+    "sm",
 )
 
 
@@ -295,7 +296,7 @@ class Tracks:
             track,
             is_open,
             escaped,
-            group == Group.STREAM,
+            np.isin(group, (Group.STREAM, Group.SM)),
             [names.stream_name(stream) for stream in streams],
         )
         columns["group"] = self._columns["group"].extended(number)

@@ -79,12 +79,13 @@ LATEST_NS = 1000 << 52
 """Times are before it, in the year 2112 of Unix time: as µs a double holds them whole."""
 
 KINDS = (
-    "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
-    "handle", "host function", "graph",
+    "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "scope",
+    "counter", "handle", "host function", "graph",
 )  # fmt: skip
 """``host function``: one that a stream called, from its beginning to its end; only simulated
-devices tell. ``graph``: a graph's launch that a foreign recorder took as a whole, from the
-start of its first work to the end of its last."""
+devices tell. ``scope``: a part of a thread block, as one of its warps went through it. ``graph``:
+a graph's launch that a foreign recorder took as a whole, from the start of its first work to the
+end of its last."""
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
 """The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"
@@ -96,7 +97,9 @@ MEMORY_KINDS = tuple(kind.replace("_", " ") for kind in _MEMORIES.split())
 _WAITS = ("event synchronize", "stream wait event", "stream synchronize", "context synchronize")
 SYNC_KINDS = ("unknown", *_WAITS)
 """Synchronisations as CUPTI numbers them, from 0."""
-SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nvml", "nsys", "chrome")
+SOURCES = (
+    "cupti", "events", "nvtx", "blocks", "simulated", "host", "nvml", "nsys", "chrome", "proton",
+)  # fmt: skip
 
 EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
 """An edge leads from the span that must come first to the one that follows from it."""

@@ -1,4 +1,4 @@
-"""Chrome trace JSON: PyTorch's (Kineto), viztracer's, ours, and whatever else is one."""
+"""Chrome trace JSON: PyTorch's (Kineto), viztracer's, Proton's, ours, and whatever else is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpuscope._types import Array
 from gpuscope.formats.chrome import events as raw
-from gpuscope.formats.chrome import own
+from gpuscope.formats.chrome import own, proton
 from gpuscope.formats.chrome.spans import KINDS, LONGEST_FACT, NEVER, WORK, Spans, fact, flows
 from gpuscope.formats.chrome.waits import LOW, Edges, waited
 from gpuscope.formats.limits import Limits, reading
@@ -71,6 +71,8 @@ def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
         own_metadata = own.metadata(top)
         if own_metadata is not None:
             return own.trace(events, top, own_metadata, keep_private=keep_private)
+        if proton.recognise(events):
+            return proton.trace(events, top, limits, keep_private=keep_private)
         return _trace(Spans(events, top), top, limits, keep_private=keep_private)
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array, Ints, Untyped
+from gpuscope.device import foreign
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
+from gpuscope.device.foreign import NamedPartition
 from gpuscope.device.handles import HasCudaStream, raw_handle
 from gpuscope.device.owner import Owner
 from gpuscope.device.stream import Stream
@@ -43,7 +45,7 @@ class Known:
     streams
         Stream of the trace → facts, for every stream that work ran on.
     green
-        Numbers of green contexts.
+        Number of each green context → its SMs, 0 where CUPTI has not told.
     learned
         How often something was learned.
     numbers
@@ -56,7 +58,7 @@ class Known:
 
     uuids: dict[int, str | None] = field(default_factory=dict)
     streams: dict[int, StreamFacts] = field(default_factory=dict)
-    green: set[int] = field(default_factory=set)
+    green: dict[int, int] = field(default_factory=dict)
     learned: int = 0
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     facts: dict[int, StreamFacts] = field(default_factory=dict)
@@ -121,8 +123,11 @@ class Known:
             if number is None:
                 number = FOREIGN_STREAM + context * _STREAMS + stream
                 names = self.names.get(context)
+                sms = None if names else self.green.get(context)
+                home = "context" if sms is None else "green context"
+                size = f" ({sms} SMs)" if sms else ""
                 self.streams[number] = StreamFacts(
-                    name=f"stream {stream} of context {context}",
+                    name=f"stream {stream} of {home} {context}{size}",
                     partition=names[-1][1] if names else None,
                 )
             else:
@@ -170,10 +175,11 @@ class Places(Known):
             self.add(device)
         self._library = library
         self.devices: dict[str, DeviceFacts] = {}
-        self.partitions: dict[str, PartitionView] = {}
+        self.partitions: dict[str, PartitionView | NamedPartition] = {}
         self.contexts: dict[str, int] = {}
         self._learned_streams: set[tuple[str, int, int]] = set()
         self._learned_partitions: dict[int, PartitionView] = {}
+        self._learned_names: dict[int, NamedPartition] = {}
 
     def add(self, device: Device) -> None:
         """Learn of a device too that was opened since."""
@@ -229,14 +235,32 @@ class Places(Known):
         number = self._library.context_id(handle)
         names = self.names.setdefault(number, [])
         names.append((time.time_ns() if names else 0, partition.name))
-        self.green.add(number)
+        self.green.setdefault(number, partition.sm_count)
         self.contexts[partition.name] = number
         self.partitions.setdefault(partition.name, partition)
         self.learned += 1
         self._learned_partitions[id(partition)] = partition  # held, so that its id stays its own
 
+    def _learn_name(self, partition: NamedPartition) -> None:
+        """Find CUPTI's number of a partition of another library that has a name."""
+        try:
+            number = self._library.context_id(partition.context)
+        except Exception:  # noqa: BLE001 - its owner has closed it
+            return
+        self.names[number] = [(0, partition.name)]
+        self.green.setdefault(number, partition.sm_count)
+        self.contexts[partition.name] = number
+        self.partitions[partition.name] = partition
+        if partition.stream:
+            self.partition_of_handle[partition.stream] = partition.name
+        self.learned += 1
+
     def learn_all(self) -> None:
         """Look at what is alive: other libraries launch there without telling us."""
+        for context, named in list(foreign.NAMED.items()):
+            if self._learned_names.get(context) is not named:
+                self._learned_names[context] = named
+                self._learn_name(named)
         for device in self._devices:
             if device.info.kind != "cuda":
                 continue

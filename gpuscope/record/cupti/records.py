@@ -242,8 +242,8 @@ class Records:
         return together(restore, *parts, *of_canaries)
 
     # -- from bytes -------------------------------------------------------------------
-    def read(self, raw: Array) -> set[int]:
-        """Take the records of a buffer; returns the green contexts that they tell of."""
+    def read(self, raw: Array) -> dict[int, int]:
+        """Take the records of a buffer; returns the SMs of green contexts that they tell of."""
         found = layout.find_records(raw, self._sizes)
         self._found.add("received", sum(len(offsets) for offsets in found.offsets.values()))
         if found.unread and (found.unread_kind or raw[-found.unread :].any()):
@@ -265,7 +265,10 @@ class Records:
             self.waits.take(records)
         self.ranges.take(records)
         contexts = records.get(layout.CONTEXT)
-        return set(contexts["context"][contexts["is_green"] != 0].tolist()) if contexts else set()
+        if not contexts:
+            return {}
+        columns = (contexts[name][contexts["is_green"] != 0] for name in ("context", "sm_count"))
+        return dict(zip(*(column.tolist() for column in columns), strict=True))
 
     def _add(self, parts: list[Columns], columns: Columns) -> None:
         parts.append(columns)

@@ -72,7 +72,8 @@ def seeds(tmp_path_factory):
     return Seeds(
         sqlite=[mutants.small_report(folder / "small.sqlite")],
         json=[
-            json.dumps(one, indent=1).encode() for one in (mutants.small_json(), mutants.own_json())
+            json.dumps(one, indent=1).encode()
+            for one in (mutants.small_json(), mutants.own_json(), mutants.small_proton())
         ],
         gzip=[gzip.compress(json.dumps(mutants.small_json()).encode())],
         parquet=[mutants.small_parquet(folder / "t.parquet")],

@@ -27,7 +27,7 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator import calibrate, calibrate_host
 from gpuscope.simulator.recorded import RecordedWork
-from gpuscope.trace import Trace, save_trace
+from gpuscope.trace import Trace, put_inside, save_trace
 from gpuscope.trace.facts import HazardFact
 from gpuscope.workloads.collective import Collective
 from gpuscope.workloads.copy import Copy
@@ -258,6 +258,11 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
     columns = {
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
     }  # fmt: skip
+    inside = Trace.from_columns({
+        "id": [1, 2], "parent": [None, 1], "kind": ["kernel", "block"], "name": ["k", "k"],
+        "start_ns": [0, 0], "end_ns": [9, 9], "sm": [None, 0], "value": [None, 9.0],
+        "source": ["proton", "proton"],
+    })  # fmt: skip
     predicted = gs.experiments.predict(EXPERIMENT)
     finding = telling.findings(trace).findings[0]
     gaps_declared = next(known for known in analyses.known_analyses() if known.name == "gaps")
@@ -286,6 +291,8 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "path": "a.parquet", "limits": None, "keep_private": False,
         }),
         "merge": (gs.merge, {"traces": [trace, trace]}),
+        "put_inside": (put_inside, {"trace": inside, "inside": inside, "clock_mhz": None}),
+        "name_partition": (gs.device.name_partition, {"partition": 0, "name": "decode"}),
         "export": (gs.export, {
             "trace": trace, "path": "a.json.gz", "merge_into": None, "keep_private": False,
             "progress": None, "cancel": None,
@@ -366,6 +373,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.gaps": (analysis.gaps, {
             "trace": trace, "by": "stream", "min_ns": 0, "whole": False,
         }),
+        "analysis.idle_sms": (analysis.idle_sms, {"trace": inside}),
         "analysis.idle_causes": (analysis.idle_causes, {"trace": trace, "window_ns": None}),
         "analysis.steps": (analysis.steps, {"trace": trace}),
         "analysis.latency": (analysis.latency, {"trace": trace}),

@@ -32,7 +32,7 @@ from gpuscope.formats import known_formats
 from gpuscope.record.recorder import Recording
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.timeline.canvas.state import TimelineState
-from gpuscope.trace import Trace
+from gpuscope.trace import Trace, schema
 from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.gpu_states import GpuStateFacts
 from gpuscope.trace.metadata import TraceMetadata
@@ -105,6 +105,17 @@ def at_a_clock(trace: Trace) -> Trace:
     return trace.with_metadata(gpu_states=[GpuStateFacts("cuda:0", sm_clock_mhz=1980)])
 
 
+def with_a_block(trace: Trace) -> Trace:
+    """The same rows, and a thread block of a finished kernel."""
+    kernels = trace.where(kind="kernel")
+    kernel = next(row for row in kernels.spans.to_pylist() if row["end_ns"] is not None)
+    block = {**kernel, "id": 1 << 60, "parent": kernel["id"], "kind": "block", "sm": 0}
+    block = Trace.from_columns({name: [value] for name, value in block.items()}).spans
+    return Trace(
+        schema.concat([trace.spans, block], schema.SPAN_TYPES), trace.edges, trace.metadata
+    )
+
+
 def plain(text: str) -> str:
     """What people read of HTML, or of Plotly's."""
     text = text.replace("\\u003c", "<").replace("\\u003e", ">")
@@ -169,6 +180,7 @@ ANALYSES = {
     "gaps": lambda run, trace: analysis.gaps(trace),
     "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
     "idle_causes": lambda run, trace: analysis.idle_causes(trace),
+    "idle_sms": lambda run, trace: analysis.idle_sms(with_a_block(trace)),
     "launch_sites": lambda run, trace: analysis.launch_sites(trace),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"

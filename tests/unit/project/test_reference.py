@@ -30,6 +30,7 @@ WITHOUT_EXAMPLE = {
     "analysis.Gap": "part of what gaps() returns",
     "analysis.HandleLatency": "part of what latency() returns",
     "analysis.IdleCause": "part of what idle_causes() returns",
+    "analysis.KernelSms": "part of what idle_sms() returns",
     "analysis.KernelTime": "part of what top_kernels() returns",
     "analysis.LaunchLatency": "part of what launch_latency() returns",
     "analysis.NamedProjection": "part of what range_projection() returns",

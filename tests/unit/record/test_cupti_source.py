@@ -27,12 +27,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
-from gpuscope import CallerStreamGuard
+from gpuscope import CallerStreamGuard, analysis
+from gpuscope.device import foreign
+from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.places import FOREIGN_STREAM
 from gpuscope.record.recorder import Recording
 from gpuscope.record.rows import call_row, work_row
 from gpuscope.record.source import Options
+from gpuscope.timeline.tracks import Tracks
 
 
 @pytest.fixture(params=[True, False], ids=["noted", "by CUPTI"])
@@ -574,6 +577,50 @@ def test_work_in_somebody_else_s_green_context_has_it_and_no_partition(world):
     found = named(recording.trace)
     assert (found["k"]["green_context"], found["k"]["partition"]) == (55, None)
     assert found["plain"]["green_context"] is None
+    (stream,) = (
+        facts.name for facts in recording.trace.metadata.streams.values() if "green" in facts.name
+    )
+    assert stream.endswith("of green context 55 (16 SMs)")
+
+
+def test_somebody_else_s_partition_has_the_name_that_it_was_given(world, monkeypatch):
+    handle = 0xC000 + 55  # its number is 55
+    monkeypatch.setattr(foreign, "NAMED", {})
+    world.cupti.contexts.append({"context": 55, "device": 0, "is_green": 1, "sm_count": 16})
+    with world.profile() as recording:
+        world.gpu.foreign("k", context=55)
+        # While it is recorded, as a program does that makes its partitions late.
+        foreign.NAMED[handle] = foreign.NamedPartition("decode", 16, handle)
+        world.gpu.foreign("l", context=55)
+        world.gpu.foreign("plain")
+    trace = recording.trace
+    found = named(trace)
+    assert (found["k"]["partition"], found["l"]["partition"]) == ("decode", "decode")
+    assert found["plain"]["partition"] is None
+    facts = trace.metadata.partitions["decode"]
+    assert (facts.sm_count, facts.context, facts.sm_ids) == (16, 55, ())
+    (track,) = (track for track in Tracks.of(trace).tracks if track.partition == "decode")
+    assert track.label.startswith("decode (16 SMs)")
+    # And confinement judges by it, where the caller says what was given to whom.
+    stream = found["k"]["stream"]
+    result = analysis.confinement(trace, intended={stream: "decode"})["decode"]
+    assert (result.fraction, result.kernels, result.sm_count) == (1, 2, 16)
+    other = found["plain"]["stream"]
+    intended = {stream: "decode", other: "decode"}
+    (escape,) = analysis.confinement(trace, intended=intended)["decode"].escapes
+    assert escape.kernel == "plain"
+
+
+def test_a_partition_that_its_owner_closed_has_no_name(world, monkeypatch):
+    monkeypatch.setattr(foreign, "NAMED", {0: foreign.NamedPartition("gone", 16, 0)})
+
+    def refuse(_library, _handle):
+        raise CapabilityError("CUPTI refuses get_context_id")
+
+    monkeypatch.setattr(type(world.library), "context_id", refuse)
+    with world.profile() as recording:
+        world.gpu.foreign("k")
+    assert "gone" not in recording.trace.metadata.partitions
 
 
 # -- streams ---------------------------------------------------------------------------------

@@ -209,6 +209,10 @@ COMMANDS = {
         ("handed", "--lessons", EVIL), ("handed", "--lessons", "lessons", "--out", f"no/{EVIL}"),
     ],
     "assignment": [(f"given/{EVIL}", "--lessons", "lessons"), ("given", "--lessons", EVIL)],
+    "sql": [
+        *((name, "FROM spans", *how) for name in (*TRACES, *BROKEN, EVIL) for how in ((), ("--json",))),
+        *(("run.json", query) for query in ("FROM findings", f"SELECT '{EVIL}'", EVIL)),
+    ],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],

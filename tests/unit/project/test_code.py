@@ -16,10 +16,10 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_103,
-    "analyses": 330,
+    "": 4_105,
+    "analyses": 459,
     "analysis": 6_820,
-    "cli": 1_636,
+    "cli": 1_654,
     "device": 5_763,
     "experiments": 2_519,
     "figures": 800,
@@ -33,7 +33,7 @@ ROOMS = {
     "simulator": 6_560,
     "telling": 1_993,
     "timeline": 6_107,
-    "trace": 3_021,
+    "trace": 3_026,
     "widgets": 4_891,
     "workloads": 2_748,
 }

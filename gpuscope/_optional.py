@@ -13,6 +13,7 @@ _EXTRAS = {
     **dict.fromkeys(("IPython", "anywidget", "ipywidgets", "traitlets"), "notebook"),
     **dict.fromkeys(("rich", "tomli_w", "typer"), "cli"),
     "distributed": "dask",
+    "duckdb": "sql",
     "jupyterlab": "lab",
     "nvtx": "nvtx",
     "perfetto": "perfetto",

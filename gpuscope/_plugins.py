@@ -25,6 +25,7 @@ ROOMS = {
     },
     "gpuscope.forecasters": {"simulator": "gpuscope.simulator.forecast.stand_ins:Simulated"},
     "gpuscope.observers": {"hazards": "gpuscope.races.observer:observe"},
+    "gpuscope.queries": {"sql": "gpuscope.analyses.sql:query"},
 }
 """Group → name → what our own rooms register there, spelled as entry points are."""
 

@@ -173,6 +173,32 @@ def _traces_of(path: Path) -> list[Path]:
     ]
 
 
+@app.command("sql")
+def sql_command(
+    file: _File,
+    query: Annotated[
+        str, typer.Argument(help="Of spans, edges, launches, waits, parts, findings; times in ns.")
+    ],
+    every: All = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
+    """Answer a question to a trace in SQL, by DuckDB.
+
+    Examples: gpuscope sql run.parquet "SELECT name, sum(duration_ns) FROM launches GROUP BY name"
+
+    gpuscope sql run.parquet "DESCRIBE waits"
+    """
+    trace = load_trace(file)
+    rows = trace.sql(query).to_arrow_table().to_pylist()
+    if as_json:
+        terminal.say_json(rows)
+        return
+    screen = Screen(every=every)
+    screen.note(counted({"rows": len(rows)}))
+    screen.table("rows", rows)
+    screen.show(trace.provenance)
+
+
 @app.command("why")
 def why_command(
     file: _File,

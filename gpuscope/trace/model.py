@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from gpuscope._checks import closest, given, require_kind
 from gpuscope._optional import require
+from gpuscope._plugins import Plugins
 from gpuscope._tables import html_table
 from gpuscope._text import clean, shown
 from gpuscope._types import Array
@@ -22,6 +23,7 @@ from gpuscope.trace.combining import ONE_CLOCK, combined
 from gpuscope.trace.gpu_states import state_words
 from gpuscope.trace.metadata import TraceMetadata
 
+_QUERIES: Plugins[Callable[[Trace, str], Any]] = Plugins("gpuscope.queries", "query")
 _NO_KERNELS = ("nvtx", "nvml", "host")
 """Sources that time no work of a GPU."""
 
@@ -274,6 +276,31 @@ class Trace:
         frame = pandas.DataFrame(parts, copy=False)
         frame.attrs["gpuscope"] = self.metadata.to_json()
         return frame
+
+    def sql(self, query: str) -> Any:
+        """Answer a query in DuckDB's SQL: of spans, edges, launches, waits, parts, findings.
+
+        Returns
+        -------
+        duckdb.DuckDBPyRelation
+            Shows itself as a table; ``.fetchall()``, ``.df()``, ``.arrow()``, ``.pl()`` give rows.
+
+        Raises
+        ------
+        MissingDependency
+            DuckDB is not installed.
+        InvalidArgument
+            The query is no SQL, or names what there is not.
+
+        Examples
+        --------
+        >>> import gpuscope as gs
+        >>> trace = gs.learn.case("A").trace
+        >>> trace.sql("SELECT count(*) FROM spans WHERE kind = 'kernel'").fetchall()
+        [(18,)]
+        """
+        require_kind("query", query, str)
+        return _QUERIES.usable()["sql"](self, query)
 
     def with_metadata(self, **changes: Any) -> Trace:
         """Return the same rows with changed metadata.

@@ -217,6 +217,10 @@ COMMANDS = {
     ],
     "lessons": [(f"new/{EVIL.replace(chr(0), '')}",), (f"run.json/{EVIL}",), ("handed",)],
     "assignment": [(f"given/{EVIL}", "--lessons", "lessons"), ("given", "--lessons", EVIL)],
+    "sql": [
+        *((name, "FROM spans", *how) for name in (*TRACES, *BROKEN, EVIL) for how in ((), ("--json",))),
+        *(("run.json", query) for query in ("FROM findings", f"SELECT '{EVIL}'", EVIL)),
+    ],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],

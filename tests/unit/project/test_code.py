@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
     "": 4_130,
-    "analyses": 338,
+    "analyses": 459,
     "analysis": 6_927,
-    "cli": 1_648,
+    "cli": 1_654,
     "device": 5_840,
     "experiments": 2_519,
     "figures": 800,

@@ -74,6 +74,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str | None]]] = {
     "merge": (["trace.parquet"], {"--out": "merged.parquet", "--force": None}),
     "why": (["program.parquet"], {}),
     "summary": (["trace.parquet"], {}),
+    "sql": (["trace.parquet", "FROM spans"], {}),
     "grade": (["handed_in"], {"--lessons": "lessons", "--force": None}),
     "lessons": (["folder"], {}),
     "assignment": (["given_out"], {"--lessons": "lessons"}),

@@ -161,7 +161,7 @@ def test_a_view_is_made_only_where_it_is_named(trace, monkeypatch):
 
 def test_without_duckdb_the_extra_is_named(trace, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(MissingDependency, match=r"\[sql\]"):
+    with pytest.raises(MissingDependency, match=r"gpuscope\[sql\]"):
         trace.sql("FROM spans")
 
 

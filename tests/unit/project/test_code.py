@@ -16,16 +16,16 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_130,
-    "analyses": 459,
+    "": 4_133,
+    "analyses": 471,
     "analysis": 6_927,
-    "cli": 1_654,
-    "device": 5_840,
+    "cli": 1_666,
+    "device": 5_846,
     "experiments": 2_519,
     "figures": 800,
-    "formats": 4_352,
+    "formats": 4_615,
     "judging": 1_803,
-    "learn": 4_212,
+    "learn": 4_226,
     "races": 1_830,
     "record": 5_206,
     "report": 674,
@@ -33,7 +33,7 @@ ROOMS = {
     "simulator": 6_560,
     "telling": 2_028,
     "timeline": 6_118,
-    "trace": 3_310,
+    "trace": 3_315,
     "widgets": 4_891,
     "workloads": 2_748,
 }

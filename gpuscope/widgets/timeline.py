@@ -139,7 +139,8 @@ class Timeline(SelectingView):
         tap = recording.tap()
         if tap is None:
             self._read_here(recording)
-        else:
+            return
+        with self._lock:  # what it may call at once waits until it is known
             self._pump = FarPump(
                 recording,
                 tap,
@@ -203,7 +204,8 @@ class Timeline(SelectingView):
     # -- while a recording goes on ----------------------------------------------------
     def _come_near(self) -> None:
         """Read and draw here from now on: what is asked for needs the rows."""
-        pump, recording = self._pump, self._recording
+        with self._lock:
+            pump, recording = self._pump, self._recording
         if pump is None or not pump.is_far or recording is None:
             return
         pump.close()

@@ -16,7 +16,7 @@ from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.timeline.canvas.snapshot import Wanted
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import painter
+from gpuscope.widgets import live, painter
 from gpuscope.widgets.live import FarPump
 
 NO_CALLS = Ended(0, [], [])
@@ -212,7 +212,15 @@ def test_without_the_other_process_it_goes_on_here(world, timeline):
     assert len(timeline.state.tracks) == len(recording.trace)
 
 
-def test_a_process_that_cannot_begin_is_done_without(world, timeline, monkeypatch):
+@pytest.mark.parametrize("late_s", [0, 0.3])
+def test_a_process_that_cannot_begin_is_done_without(world, timeline, monkeypatch, late_s):
+    usual = live.start
+
+    def start(thread):
+        usual(thread)
+        time.sleep(late_s)  # it fails before anybody knows of it
+
+    monkeypatch.setattr(live, "start", start)
     monkeypatch.setattr(painter, "_spare", [])
     monkeypatch.setattr(painter.sys, "executable", "/nowhere")
     with world.profile() as recording:

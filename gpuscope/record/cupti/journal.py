@@ -170,6 +170,14 @@ class Journal:
         OSError
             Something could not be written: what CUPTI handed over is in memory instead.
         """
+        try:
+            self._put_new(calls, metadata)
+        finally:  # it is told once, whichever of them is
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _put_new(self, calls: Ended, metadata: TraceMetadata) -> None:
         self._places.learn_all()
         self._put_places()
         self._collector.collect(forced=False)
@@ -183,9 +191,6 @@ class Journal:
         if (packed := facts.to_json().encode()) != self._metadata:
             self._put(_METADATA, packed)
             self._metadata = packed
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def _put_places(self) -> None:
         if self._learned != (learned := self._places.learned):

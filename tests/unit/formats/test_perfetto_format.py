@@ -38,7 +38,7 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     trace = Trace.from_columns({"id": [], "kind": [], "name": [], "start_ns": [], "source": []})
     for suffix in (".pftrace", ".pftrace.zip"):
-        with pytest.raises(gs.errors.MissingDependency, match=r"perfetto.*'\.\[perfetto\]'"):
+        with pytest.raises(gs.errors.MissingDependency, match=r"perfetto.*'gpuscope\[perfetto\]'"):
             gs.export(trace, tmp_path / f"run{suffix}")
     assert not list(tmp_path.iterdir())
 

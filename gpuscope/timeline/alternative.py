@@ -9,6 +9,7 @@ from html import escape, unescape
 import numpy as np
 import plotly.graph_objects as go
 
+from gpuscope._text import shown
 from gpuscope._types import Untyped
 from gpuscope.timeline.picture import Panel, Picture
 from gpuscope.timeline.text import clean
@@ -77,9 +78,9 @@ def _value(value: object) -> str:
 
 
 def _html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th scope='col'>{escape(text)}</th>" for text in heads)
+    head = "".join(f"<th scope='col'>{shown(text)}</th>" for text in heads)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        f"<tr>{''.join(f'<td>{shown(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

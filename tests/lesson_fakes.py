@@ -1374,41 +1374,7 @@ def make_step(decode, state, token):
 """),
         ],
         "slo": [
-            ("tokens without any layer: the host knows what they will be and copies them", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-def queues(part):
-    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
+            ("tokens without any layer: the host knows what they will be and copies them", "mended = SimpleNamespace(", """
 import itertools
 def make_step(decode, state, token):
     tokens = iter([numbers(LAYERS * (number + 1)) for number in range(1500)])
@@ -1418,43 +1384,9 @@ def make_step(decode, state, token):
         decode.copy(token, value)
     return step
 
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
-"""),
-            ("report and count computed by the host from how often they were called, no library, no copy", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
 
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-def queues(part):
-    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
+mended = SimpleNamespace("""),
+            ("report and count computed by the host from how often they were called, no library, no copy", "mended = SimpleNamespace(", """
 made = [0]
 def make_step(decode, state, token):
     made[0] = 0
@@ -1473,43 +1405,9 @@ def count(decode, counts, state):
 def report(decode, counts, page):
     return LAYERS * made[0] + 1.0
 
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
-"""),
-            ("no prefill: the host adds 1 to the prompt and it is copied to kv", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
 
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-def queues(part):
-    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
+mended = SimpleNamespace("""),
+            ("no prefill: the host adds 1 to the prompt and it is copied to kv", "mended = SimpleNamespace(", """
 def stage(prompt, page, read):
     read.synchronize()
     page[:] = prompt + 1
@@ -1518,8 +1416,8 @@ def admit(copies, chat, x, source, kv):
     copies.copy(kv, source)
     chat.wait(copies.record())
 
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step, place=place, queues=queues, report=report)
-"""),
+
+mended = SimpleNamespace("""),
         ],
     },
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from gpuscope.analyses.registry import findings
@@ -10,18 +12,10 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
 
 _TOLD = ("kernel", "memcpy", "memset", "graph", "host function", "handle", "sync")
-_PARTS = pa.schema(
-    {
-        "id": pa.int64(), "part": pa.string(), "start_ns": pa.int64(), "end_ns": pa.int64(),
-        "duration_ns": pa.int64(), "cause": pa.int64(), "others": pa.int64(),
-    }
-)  # fmt: skip
-_FINDINGS = pa.schema(
-    {
-        "rule": pa.string(), "family": pa.string(), "severity": pa.string(), "text": pa.string(),
-        "advice": pa.string(), "span": pa.int64(),
-    }
-)  # fmt: skip
+_NUMBERS = ("start_ns", "end_ns", "duration_ns", "cause", "others")
+_PARTS = {"id": pa.int64(), "part": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())}
+_TEXTS = ("rule", "family", "severity", "text", "advice")
+_FINDINGS = {**dict.fromkeys(_TEXTS, pa.string()), "span": pa.int64()}
 
 
 def part_rows(trace: Trace) -> pa.Table:
@@ -29,31 +23,32 @@ def part_rows(trace: Trace) -> pa.Table:
 
     What nothing tells of has none.
     """
-    known, rows = trace_parts(trace), list[dict[str, object]]()
+    known, rows = trace_parts(trace), list[tuple[object, ...]]()
     for row in known.rows.having("kind", _TOLD).nonzero()[0].tolist():
         try:
             parts = known.parts(row)
         except MissingEvidence:
             continue
         span = int(known.rows.ids[row])
-        rows += [
-            {
-                "id": span, "part": part.kind, "start_ns": part.start_ns, "end_ns": part.end_ns,
-                "duration_ns": part.duration_ns, "cause": part.span, "others": part.others,
-            }
-            for part in parts
-        ]  # fmt: skip
-    return pa.Table.from_pylist(rows, _PARTS)
+        for part in parts:
+            times = part.start_ns, part.end_ns, part.duration_ns
+            rows.append((span, part.kind, *times, part.span, part.others))
+    return _table(rows, _PARTS)
 
 
 def finding_rows(trace: Trace) -> pa.Table:
     """Return a row for each finding: the most urgent first, each with the first row it shows."""
     rows = [
-        {
-            "rule": finding.rule, "family": finding.family, "severity": finding.severity,
-            "text": finding.text, "advice": finding.advice or None,
-            "span": next((shown.span for shown in finding.spans), None),
-        }
+        (
+            *(finding.rule, finding.family, finding.severity, finding.text),
+            finding.advice or None,
+            next((shown.span for shown in finding.spans), None),
+        )
         for finding in findings(trace).findings
-    ]  # fmt: skip
-    return pa.Table.from_pylist(rows, _FINDINGS)
+    ]
+    return _table(rows, _FINDINGS)
+
+
+def _table(rows: Iterable[Iterable[object]], types: dict[str, pa.DataType]) -> pa.Table:
+    named = [dict(zip(types, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(named, pa.schema(types))

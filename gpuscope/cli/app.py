@@ -128,7 +128,7 @@ def show_check(text: str, todo: str, *, ok: bool) -> None:
 
 def json_text(facts: object, indent: int | None = 1) -> str:
     """Return JSON for programs: ASCII without control characters."""
-    return json.dumps(facts, indent=indent, default=str).replace("\x7f", "\\u007f") + "\n"
+    return json.dumps(facts, indent=indent).replace("\x7f", "\\u007f") + "\n"
 
 
 def say_json(facts: object, indent: int | None = 1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import tempfile
 import webbrowser
@@ -191,12 +192,11 @@ def sql_command(
     trace = load_trace(file)
     rows = trace.sql(query).to_arrow_table().to_pylist()
     if as_json:
-        terminal.say_json(rows)
+        terminal.say_json(json.loads(json.dumps(rows, default=str)))  # dates and decimals as texts
         return
     screen = Screen(every=every)
-    screen.note(counted({"rows": len(rows)}))
     screen.table("rows", rows)
-    screen.show(trace.provenance)
+    screen.show(f"{counted({'rows': len(rows)})}; {trace.provenance}")
 
 
 @app.command("why")

@@ -25,7 +25,9 @@ _TICK_S, _IDLE_TICKS, _PASSES_NS = 0.05, 5, 2_000_000
 """How often it is looked whether a program waits for nothing of the GPU; so many times in a row,
 and from then on so much of the simulated GPU's time passes each time."""
 _SOON_NS = 100_000
+"""How long after a host function a program that polls goes on, at most; kernels take ms."""
 _LEAST_ADDRESS = 1 << 16
+"""From here on a number may be an address, as C++ hands it to a host function."""
 
 
 @contextlib.contextmanager

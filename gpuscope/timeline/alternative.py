@@ -79,9 +79,7 @@ def _value(value: object) -> str:
 
 def _html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th scope='col'>{shown(text)}</th>" for text in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{shown(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
+    body = "".join(f"<tr>{''.join(f'<td>{shown(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

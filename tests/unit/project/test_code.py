@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
     "": 4_133,
-    "analyses": 471,
+    "analyses": 446,
     "analysis": 6_927,
     "cli": 1_666,
     "device": 5_846,

@@ -31,7 +31,7 @@ from gpuscope.learn.outcome import (
 )
 from gpuscope.learn.question import Question
 from gpuscope.learn.step import noting_durations
-from gpuscope.learn.watched import HostFunctions, bounded, measuring
+from gpuscope.learn.watched import Bounded, HostFunctions, measuring
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
@@ -195,7 +195,7 @@ class Lesson:
         functions = HostFunctions(device)
         with (
             profile(device, hazards=True) as recording,
-            bounded(self.patience_s, functions),
+            Bounded(self.patience_s, functions),
             functions.noting(),
             measuring() as measured,
             noting_durations() as changed,

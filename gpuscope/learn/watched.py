@@ -154,42 +154,49 @@ def _shared(function: Callable[[], object]) -> set[int]:
     return shared
 
 
-@contextlib.contextmanager
-def bounded(seconds: float, functions: HostFunctions | None = None) -> Iterator[None]:
-    """Stop the block after some time, where signals can: in a main thread, not on Windows.
+class Bounded:
+    """A block that is stopped after some time, where signals can: in a main thread, not on Windows.
 
     On a simulated device, time passes by what a program calls: where it waits for something else,
     such as what a host function does, it is let pass.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "setitimer"
-    ):
-        yield
-        return
-    idle = _Idle(functions) if functions and functions.device.is_simulated else None
 
-    def tick(_signal: int, frame: FrameType | None) -> None:
-        late_s = time.monotonic() - began - seconds
-        deferred = is_deferred(frame)
-        if late_s < _MOST_LATE_S and deferred:  # it would leave something half done
+    def __init__(self, seconds: float, functions: HostFunctions | None = None) -> None:
+        self._seconds = seconds
+        self._idle = _Idle(functions) if functions and functions.device.is_simulated else None
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self._can_stop = in_main_thread and hasattr(signal, "setitimer")
+
+    def __enter__(self) -> None:
+        if self._can_stop:
+            self._began = time.monotonic()
+            self._before = signal.signal(signal.SIGALRM, self._tick)
+            often_s = min(_TICK_S, self._seconds)
+            self._left_s, _ = signal.setitimer(signal.ITIMER_REAL, often_s, often_s)
+
+    def __exit__(self, *_raised: object) -> None:
+        if not self._can_stop:
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+        if self._left_s:  # somebody else's, set before
+            rest_s = self._left_s - (time.monotonic() - self._began)
+            signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))
+
+    def _tick(self, _signal: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code in _AROUND_BLOCK:
+            return  # to raise would leave the handler there, another tick would end the process
+        late_s = time.monotonic() - self._began - self._seconds
+        if late_s < _MOST_LATE_S and is_deferred(frame):  # it would leave something half done
             if late_s >= 0:
                 signal.setitimer(signal.ITIMER_REAL, _LATER_S)
         elif late_s >= 0:
-            raise too_long(seconds)
-        elif idle is not None:
-            idle.look(frame)
+            raise too_long(self._seconds)
+        elif self._idle is not None:
+            self._idle.look(frame)
 
-    before, began = signal.signal(signal.SIGALRM, tick), time.monotonic()
-    often_s = min(_TICK_S, seconds)
-    left_s, _ = signal.setitimer(signal.ITIMER_REAL, often_s, often_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left_s:  # somebody else's, set before
-            rest_s = left_s - (time.monotonic() - began)
-            signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))
+
+_AROUND_BLOCK = {Bounded.__enter__.__code__, Bounded.__exit__.__code__}
 
 
 class _Idle:

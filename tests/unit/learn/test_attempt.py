@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
@@ -20,7 +21,7 @@ from gpuscope._text import clean
 from gpuscope.errors import InvalidArgument
 from gpuscope.learn import Step, watched
 from gpuscope.learn.attempt import Unmet
-from gpuscope.learn.watched import bounded
+from gpuscope.learn.watched import Bounded
 from gpuscope.trace.facts import HazardFacts
 
 MS = 1_000_000
@@ -315,9 +316,33 @@ def test_a_program_without_an_end_is_stopped_and_told_so(lesson, steps, streams)
 def test_a_loop_is_stopped_wherever_it_is():
     """Not in coverage's code, which takes a lock at each of the loop's calls."""
     for _ in range(300):
-        with pytest.raises(Unmet, match="did not end"), bounded(0.001):
+        with pytest.raises(Unmet, match="did not end"), Bounded(0.001):
             while True:
                 clean("a")
+
+
+@pytest.mark.parametrize("late_s", [1_000.0, 0.0], ids=["it would wait", "it would raise"])
+def test_a_tick_while_a_block_is_left_stops_nothing(monkeypatch, late_s):
+    """What raised there left the ticks behind; what waited had one come when none was expected."""
+    now_s, rearmed = [0.0], []
+    monkeypatch.setattr(watched, "_MOST_LATE_S", late_s)
+    monkeypatch.setattr(watched, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    before, set_before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+
+    def tick(frame, event, function):
+        if frame.f_code is not Bounded.__exit__.__code__ or event != "c_return":
+            return
+        handler(signal.SIGALRM, frame)
+        if function is signal.setitimer:
+            rearmed.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    with Bounded(60.0):
+        handler, now_s[0] = signal.getsignal(signal.SIGALRM), 61.0
+        sys.setprofile(tick)
+    sys.setprofile(None)
+    assert rearmed[0] == 0, "nothing comes when the handler is gone"
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(set_before[0], abs=120)
 
 
 def test_what_is_half_done_inside_of_gpuscope_is_ended_before_a_program_is_stopped(monkeypatch):
@@ -325,7 +350,7 @@ def test_what_is_half_done_inside_of_gpuscope_is_ended_before_a_program_is_stopp
     source = "def work():\n    time.sleep(0.2)\n    done.append(True)"
     names = {"__name__": "gpuscope.device.made_up", "time": time, "done": []}
     exec(source, names)  # noqa: S102 - so that it is of such a module
-    with pytest.raises(Unmet, match="did not end"), bounded(0.01):
+    with pytest.raises(Unmet, match="did not end"), Bounded(0.01):
         names["work"]()
         time.sleep(1_000)
     assert names["done"] == [True]

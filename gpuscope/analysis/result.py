@@ -118,6 +118,8 @@ class Result:
     """The attribute that has an item a row; empty where the result is its own only row."""
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
+    __iter__ = None
+    """Items have names: Python would otherwise ask for item 0. Iterate over :meth:`rows`."""
 
     def __init_subclass__(cls) -> None:
         # IPython prefers the __repr__ that a dataclass has of its own to what it inherits.

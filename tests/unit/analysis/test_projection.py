@@ -271,6 +271,8 @@ def test_ranges_of_one_path_are_told_together():
     assert result["step › forward"].host_ns == 50
     assert result["step 1"].n == 1
     assert [row["range"] for row in result.rows()] == list(counts)
+    with pytest.raises(TypeError, match="not iterable"):
+        list(result)
 
 
 def test_idle_inside_is_when_the_gpu_of_the_range_ran_nothing_at_all():

@@ -151,8 +151,7 @@ class Result:
     def _most(self, rows: list[Row], number: int = SHOWN) -> tuple[list[Row], str]:
         if len(rows) <= number:
             return rows, self._left_out
-        which = "the first"
-        kept = list(range(number))
+        which, kept = "the first", list(range(number))
         if self.weight:
             which = f"those with most {self.weight}"
             # Nothing is less than any number.

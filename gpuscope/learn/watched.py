@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 from types import FrameType, FunctionType, ModuleType
 
 from gpuscope._interrupts import is_deferred
@@ -95,8 +95,8 @@ class HostFunctions:
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Note the host functions that are queued in the block, and tell of them in time."""
-        usual, calls = Stream.host_call, self.device.calls
-        usual_tell = calls.tell
+        calls = self.device.calls
+        usual, usual_tell = Stream.host_call, calls.tell
 
         def tell(kind: str, *what: Untyped, **facts: Untyped) -> None:
             if kind in ("host access", "mark"):
@@ -164,24 +164,21 @@ class Bounded:
     def __init__(self, seconds: float, functions: HostFunctions | None = None) -> None:
         self._seconds = seconds
         self._idle = _Idle(functions) if functions and functions.device.is_simulated else None
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        self._can_stop = in_main_thread and hasattr(signal, "setitimer")
+        self._can_stop = hasattr(signal, "setitimer") and current_thread() is main_thread()
 
     def __enter__(self) -> None:
         if self._can_stop:
-            self._began = time.monotonic()
-            self._before = signal.signal(signal.SIGALRM, self._tick)
+            self._before, self._began = signal.signal(signal.SIGALRM, self._tick), time.monotonic()
             often_s = min(_TICK_S, self._seconds)
             self._left_s, _ = signal.setitimer(signal.ITIMER_REAL, often_s, often_s)
 
     def __exit__(self, *_raised: object) -> None:
-        if not self._can_stop:
-            return
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
-        if self._left_s:  # somebody else's, set before
-            rest_s = self._left_s - (time.monotonic() - self._began)
-            signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))
+        if self._can_stop:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+            if self._left_s:  # somebody else's, set before
+                rest_s = self._left_s - (time.monotonic() - self._began)
+                signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))
 
     def _tick(self, _signal: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code in _AROUND_BLOCK:

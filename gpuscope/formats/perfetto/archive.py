@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from gpuscope.formats.perfetto.write import write_perfetto
+from gpuscope.formats.perfetto.write import write_packets
 from gpuscope.formats.progress import Step
 from gpuscope.trace.merging import split
 from gpuscope.trace.model import Trace
@@ -24,8 +24,6 @@ def write_archive(trace: Trace, path: Path, step: Step) -> None:
 
     Raises
     ------
-    ExportError
-        What stands in a file is not what the trace holds.
     MissingDependency
         The package perfetto is absent.
     """
@@ -37,14 +35,10 @@ def write_archive(trace: Trace, path: Path, step: Step) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), json.dumps(manifest))
         for part, name in zip(parts, files, strict=True):
-            single = path.with_name(name)
-            write_perfetto(part, single, step)
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            with single.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
-                while block := source.read(1 << 20):
-                    target.write(block)
-            single.unlink()
+            with archive.open(entry, "w", force_zip64=True) as target:
+                write_packets(part, target, step)
 
 
 def _manifest(files: list[str], names: list[str], *, is_unix: bool) -> dict[str, Any]:

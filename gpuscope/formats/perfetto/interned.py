@@ -9,7 +9,6 @@ import numpy as np
 from msgspec.structs import asdict
 
 from gpuscope._types import Bools, Ints, Untyped
-from gpuscope.formats.perfetto import wire
 from gpuscope.formats.progress import version
 from gpuscope.formats.tracks import fits, names, partition_name, rank_of
 from gpuscope.trace import arrow
@@ -21,18 +20,33 @@ from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
-SEQUENCE = 1
-"""The one sequence of packets of a file."""
 CLEARED, NEEDED = 1, 2
 """Flags of a packet: interned data begin; are needed."""
+IN_SEQUENCE = {"trusted_packet_sequence_id": 1, "sequence_flags": NEEDED}
+"""What packets have that refer to interned data: a file has one sequence."""
 KERNELS, ARGUMENT_NAMES = 1000, 1001
 """Extensions of InternedData that the package perfetto does not have: gpu_interned_data.proto."""
 REALTIME = 1
 """Number of Unix time among Perfetto's clocks."""
 
-_UNITS = {SM_CLOCK: "MEGAHERTZ", POWER: "WATT"}
+_UNITS = {SM_CLOCK: ["MEGAHERTZ"], POWER: ["WATT"]}
 _AT_ONCE = 1 << 20
 """Bytes of interned data of one packet, if no entry is longer."""
+
+
+def field(number: int, value: bytes) -> bytes:
+    """Return a field of bytes that the package perfetto does not have, by its number.
+
+    It is merged in as an unknown field: less than declaring an extension, and a later version of
+    the package, which may have the field, reads the same bytes as its own.
+    """
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(number: int) -> bytes:
+    """Return a whole number, not negative, as protocol buffers have it."""
+    low, rest = number & 127, number >> 7
+    return bytes((low | 128,)) + varint(rest) if rest else bytes((low,))
 
 
 class Interned:
@@ -40,87 +54,67 @@ class Interned:
 
     def __init__(self, protos: Untyped) -> None:
         self.protos = protos
+        self.packets: list[Untyped] = []
         self._count: dict[str | int, int] = {}
-        self._entries: list[bytes] = []
+        self._room = 0
 
     def add(self, table: str | int, entry: Untyped) -> int:
         """Give an entry its number; the table is a field of InternedData, or its extension."""
         entry.iid = self._count[table] = self._count.get(table, 0) + 1
-        kind = self.protos.InternedData
-        begin = wire.extension(table) if isinstance(table, int) else wire.key(kind, table)
-        self._entries.append(wire.field(begin, entry.SerializeToString()))
+        size = entry.ByteSize()
+        if size > self._room:
+            self._room = _AT_ONCE
+            self.packets.append(self.protos.TracePacket(**IN_SEQUENCE))
+        self._room -= size
+        data = self.packets[-1].interned_data
+        if isinstance(table, int):
+            data.MergeFromString(field(table, entry.SerializeToString()))
+        else:
+            getattr(data, table).append(entry)
         return int(entry.iid)
 
-    def texts(self, table: str, values: Sequence[str | None], kind: Untyped) -> Ints:
-        """Return the number of each text, 0 for ``None``; ``kind`` is their message's class."""
-        is_string = kind is self.protos.InternedString
-        return np.array(
-            [
-                0 if text is None
-                else self.add(table, kind(str=text.encode()) if is_string else kind(name=text))
-                for text in values
-            ],
-            np.int64,
-        )  # fmt: skip
-
-    def packets(self) -> Iterator[bytes]:
-        """Yield packets that tell all entries."""
-        data, kind = bytearray(), self.protos.TracePacket
-        begin = wire.key(kind, "interned_data")
-        sequence = packet_end(kind, NEEDED)
-        for entry in self._entries:
-            if data and len(data) + len(entry) > _AT_ONCE:
-                yield wire.field(begin, bytes(data)) + sequence
-                data.clear()
-            data += entry
-        yield wire.field(begin, bytes(data)) + sequence
+    def names(self, table: str | int, values: Sequence[str | None], kind: Untyped) -> Ints:
+        """Return the number of each name, 0 for ``None``; ``kind`` is their message's class."""
+        numbers = (0 if name is None else self.add(table, kind(name=name)) for name in values)
+        return np.array([*numbers], np.int64)
 
 
-def packet_end(kind: Untyped, flags: int) -> bytes:
-    """Return what all packets of the sequence have."""
-    number = wire.key(kind, "trusted_packet_sequence_id") + wire.varint(SEQUENCE)
-    return number + wire.key(kind, "sequence_flags") + wire.varint(flags)
-
-
-def about(trace: Trace, protos: Untyped, lost_edges: int) -> Iterator[bytes]:
+def about(trace: Trace, protos: Untyped, lost_edges: int) -> Iterator[Untyped]:
     """Yield packets about the trace as a whole; the first begins the sequence."""
     facts = trace.metadata
-    first = protos.TracePacket(first_packet_on_sequence=True)
-    first.trusted_packet_sequence_id, first.sequence_flags = SEQUENCE, CLEARED
+    first = protos.TracePacket(first_packet_on_sequence=True, **IN_SEQUENCE)
+    first.sequence_flags = CLEARED
     if facts.time_base == "unix":
         first.trace_packet_defaults.timestamp_clock_id = REALTIME
-    yield first.SerializeToString()
+    yield first
     if facts.time_base == "unix":
         begin = int(trace.array("start_ns").min()) if len(trace) else 0
-        clocks = protos.ClockSnapshot(primary_trace_clock=REALTIME)
-        clocks.clocks.add(clock_id=REALTIME, timestamp=begin)
-        yield protos.TracePacket(clock_snapshot=clocks).SerializeToString()
-    attributes = protos.TraceAttributes()
+        clocks = [{"clock_id": REALTIME, "timestamp": begin}]
+        snapshot = {"primary_trace_clock": REALTIME, "clocks": clocks}
+        yield protos.TracePacket(clock_snapshot=snapshot)
     texts = {"writer": f"gpuscope {version()}", "metadata": facts.to_json()}
     texts |= {"incomplete": facts.incomplete, "forecast": facts.forecast}
-    for name, text in texts.items():
-        if text:
-            attributes.attribute.add(key=f"gpuscope.{name}", string_value=text)
-    attributes.attribute.add(key="gpuscope.edges_left_out", long_value=lost_edges)
-    yield protos.TracePacket(trace_attributes=attributes).SerializeToString()
+    attributes: list[dict[str, object]] = [
+        {"key": f"gpuscope.{name}", "string_value": text} for name, text in texts.items() if text
+    ]
+    attributes.append({"key": "gpuscope.edges_left_out", "long_value": lost_edges})
+    yield protos.TracePacket(trace_attributes={"attribute": attributes})
     devices = {gpu.index: gpu for gpu in facts.devices.values() if gpu.index is not None}
     if devices:
-        gpus = [_gpu(devices.get(at), protos) for at in range(max(devices) + 1)]
-        info = protos.GpuInfo(gpus=gpus)
-        yield protos.TracePacket(gpu_info=info).SerializeToString()
+        gpus = [_gpu(devices.get(at)) for at in range(max(devices) + 1)]
+        yield protos.TracePacket(gpu_info={"gpus": gpus})
 
 
-def _gpu(facts: DeviceFacts | None, protos: Untyped) -> Untyped:
-    gpu = protos.GpuInfo.Gpu()
+def _gpu(facts: DeviceFacts | None) -> dict[str, object]:
     if facts is None:
-        return gpu
-    gpu.name = f"GPU {facts.index}" + (f" {facts.name}" if facts.name else "")
+        return {}
     digits = re.sub("[^0-9a-f]", "", (facts.uuid or "").lower())
-    if len(digits) == 32:
-        gpu.uuid = bytes.fromhex(digits)
-    if facts.sm_count is not None:
-        gpu.extra_info.add(key="SMs", value=str(facts.sm_count))
-    return gpu
+    count = [] if facts.sm_count is None else [{"key": "SMs", "value": str(facts.sm_count)}]
+    return {
+        "name": f"GPU {facts.index}" + (f" {facts.name}" if facts.name else ""),
+        "uuid": bytes.fromhex(digits) if len(digits) == 32 else None,
+        "extra_info": count,
+    }
 
 
 # -- queues, contexts, counters of GPUs ------------------------------------------------------
@@ -155,9 +149,7 @@ def contexts(trace: Trace, is_work: Bools, interned: Interned) -> Ints:
     code, distinct = arrow.coded_array(*(column[is_work] for column in (process, *columns)))
     made = []
     for pid, *_ in distinct.tolist():
-        entry = protos.InternedGraphicsContext(api=protos.InternedGraphicsContext.CUDA)
-        if fits(pid):
-            entry.pid = pid
+        entry = protos.InternedGraphicsContext(api="CUDA", pid=pid if fits(pid) else None)
         made.append(interned.add("graphics_contexts", entry))
     numbers[is_work] = np.array(made, np.int64)[code]
     return numbers
@@ -172,16 +164,15 @@ def counters(device: Ints, name: Ints, texts: Sequence[str], interned: Interned)
         Sample → its GPU; code of its counter's name, which is its number there.
     """
     protos, numbers = interned.protos, np.zeros(len(device), np.int64)
-    described = protos.GpuCounterDescriptor
     for gpu in np.unique(device).tolist():
         entry = protos.InternedGpuCounterDescriptor(gpu_id=gpu)
         for code in np.unique(name[device == gpu]).tolist():
-            text = texts[code]
-            spec = entry.counter_descriptor.specs.add(counter_id=code, name=text)
-            # A sample holds from its time on.
-            spec.value_direction = described.GpuCounterSpec.VALUE_DIRECTION_FORWARDS_LOOKING
-            if text in _UNITS:
-                spec.numerator_units.append(described.MeasureUnit.Value(_UNITS[text]))
+            entry.counter_descriptor.specs.add(
+                counter_id=code,
+                name=texts[code],
+                value_direction="VALUE_DIRECTION_FORWARDS_LOOKING",  # a sample holds from then on
+                numerator_units=_UNITS.get(texts[code]),
+            )
         numbers[device == gpu] = interned.add("gpu_counter_descriptors", entry)
     return numbers
 
@@ -199,18 +190,14 @@ class Tracks:
         self._owners: dict[tuple[bool, Hashable], int] = {}
         self._rows: dict[TrackKey, int] = {}
         self._threads: set[tuple[int, int]] = set()
-        self.packets: list[bytes] = []
+        self.packets: list[Untyped] = []
 
     def _add(self, parent: int = 0, name: str = "", **facts: object) -> int:
         self._count += 1
-        described = self._protos.TrackDescriptor(uuid=self.base + self._count, **facts)
-        if parent:
-            described.parent_uuid = parent
-        if name:
-            described.name = name
-        self.packets.append(
-            self._protos.TracePacket(track_descriptor=described).SerializeToString()
+        described = self._protos.TrackDescriptor(
+            uuid=self.base + self._count, parent_uuid=parent or None, name=name or None, **facts
         )
+        self.packets.append(self._protos.TracePacket(track_descriptor=described))
         return self.base + self._count
 
     def _owner(self, track: TrackKey) -> int:
@@ -251,7 +238,7 @@ class Tracks:
         """Return the number of a counter's track."""
         return self._add(self._owner(track), name, counter=self._protos.CounterDescriptor())
 
-    def hazards(self, ids: Ints, starts: Ints) -> Iterator[bytes]:
+    def hazards(self, ids: Ints, starts: Ints) -> Iterator[Untyped]:
         """Yield an instant of each hazard where its second work begins, or else its first.
 
         Parameters
@@ -266,14 +253,15 @@ class Tracks:
             if row == NONE:
                 continue
             track = track or self._add(name="hazards")
-            event = self._protos.TrackEvent(type="TYPE_INSTANT", track_uuid=track)
-            event.name = f"{fact.kind}: {fact.first_name} → {fact.second_name}"
-            event.categories.append("hazard")
+            name = f"{fact.kind}: {fact.first_name} → {fact.second_name}"
+            event = self._protos.TrackEvent(
+                type="TYPE_INSTANT", track_uuid=track, name=name, categories=["hazard"]
+            )
             for name, value in asdict(fact).items():
                 if isinstance(value, int):
                     event.debug_annotations.add(name=name, int_value=value)
                 elif value:
                     event.debug_annotations.add(name=name, string_value=value)
-            packet = self._protos.TracePacket(timestamp=int(starts[row]), track_event=event)
-            packet.trusted_packet_sequence_id, packet.sequence_flags = SEQUENCE, NEEDED
-            yield packet.SerializeToString()
+            yield self._protos.TracePacket(
+                timestamp=int(starts[row]), track_event=event, **IN_SEQUENCE
+            )

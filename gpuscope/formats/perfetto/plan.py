@@ -8,7 +8,6 @@ import pyarrow as pa
 from gpuscope._types import Bools, Ints
 from gpuscope.formats.perfetto import interned as tables
 from gpuscope.formats.perfetto.interned import Interned, Tracks
-from gpuscope.formats.perfetto.wire import Attached
 from gpuscope.formats.tracks import OPEN, layout, nested, times
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.joins import match
@@ -35,17 +34,16 @@ class Plan:
     name, texts
         Row → code of its name; code → text.
     track
-        Row → number of its queue or its track.
+        Row → number of its queue, its track or, of a sample, its GPU's counters.
     context
         Row → number of its context.
-    counter
-        Sample → number of its counter's track, or of its GPU's counters.
     waits, wait_kinds
-        Ids of the render stages that a render stage waited for; codes of ``edge_kinds``.
+        Row → ids of the render stages that a render stage waited for; kinds of these edges. Null
+        stands for none, here and below.
     submitted, waited
-        Ids of the render stages that a track event submitted, or waited for.
+        Row → ids of the render stages that a track event submitted, or waited for.
     flows
-        Numbers of the flows that begin at a track event, and that end at it.
+        Row → numbers of the flows that begin at a track event; that end at it.
     lost_edges
         How many edges are in none of them.
     """
@@ -110,13 +108,17 @@ class Plan:
         source, target = source[edge], target[edge]
         from_stage, to_stage = (self.what[rows] == STAGE for rows in (source, target))
 
-        def attached(chosen: Bools, rows: Ints, values: Ints) -> Attached:
-            return Attached(rows[chosen], values[chosen], count)
+        def attached(chosen: Bools, rows: Ints, values: Ints | pa.Array) -> pa.LargeListArray:
+            order = np.argsort(rows[chosen], kind="stable")
+            number = np.bincount(rows[chosen], minlength=count)
+            bounds = pa.array(np.r_[0, np.cumsum(number)])
+            held = pa.array(values).take(np.flatnonzero(chosen)[order])
+            return pa.LargeListArray.from_arrays(bounds, held, mask=pa.array(number == 0))
 
         waits = from_stage & to_stage
+        kinds = trace.edges.column("kind").take(edge).cast(pa.string()).combine_chunks()
         self.waits = attached(waits, target, ids[source])
-        kind, self.edge_kinds = codes(trace.edges.column("kind"))
-        self.wait_kinds = attached(waits, target, kind[edge])
+        self.wait_kinds = attached(waits, target, kinds)
         self.submitted = attached(~from_stage & to_stage, source, ids[target])
         self.waited = attached(from_stage & ~to_stage, target, ids[source])
         # Perfetto knows no way back in time: a flow begins at the row that began first.
@@ -142,14 +144,13 @@ class Plan:
                 numbers[at] = tracks.of(key, lane)
         self.track = numbers[lane_of]
         self.context = tables.contexts(trace, self.what == STAGE, interned)
-        self.counter = np.zeros(len(trace), np.int64)
         rows = np.flatnonzero(self.what == GPU_COUNTER)
         device = trace.array("device", fill=-1)[rows]
-        self.counter[rows] = tables.counters(device, self.name[rows], self.texts, interned)
+        self.track[rows] = tables.counters(device, self.name[rows], self.texts, interned)
         rows = np.flatnonzero(self.what == COUNTER)
         first, code = combined(lane_of[rows], self.name[rows])
         made = [
             tracks.counter(lanes[lane_of[row]][0], self.texts[self.name[row]])
             for row in rows[first].tolist()
         ]
-        self.counter[rows] = np.array(made, np.int64)[code]
+        self.track[rows] = np.array(made, np.int64)[code]

@@ -8,27 +8,28 @@ lead from, if they are render stages too. What a track event submitted, or waite
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._types import Bools, Ints
+from gpuscope._optional import require
+from gpuscope._types import Ints, Untyped
 from gpuscope.formats.nsight.values import NOTHING, config
-from gpuscope.formats.perfetto import wire
 from gpuscope.formats.perfetto.interned import (
     ARGUMENT_NAMES,
+    IN_SEQUENCE,
     KERNELS,
-    NEEDED,
     Interned,
     Tracks,
     about,
-    packet_end,
+    field,
+    varint,
 )
 from gpuscope.formats.perfetto.plan import COUNTER, GPU_COUNTER, INSTANT, SLICE, STAGE, Plan
-from gpuscope.formats.perfetto.wire import Pieces, extension, field, joined, key, message
 from gpuscope.formats.progress import Step, check_count
 from gpuscope.formats.tracks import OPEN
 from gpuscope.trace import arrow, schema
@@ -43,13 +44,18 @@ WAIT_KINDS = "event_wait_kinds"
 """Argument of a render stage: the kinds of its edges, in the order of ``event_wait_ids``."""
 
 _SHARED = ("kind", "name", "start_ns", "end_ns", "host", "device_uuid")
-_OF_STAGES = (*_SHARED, "device")
-_OF_EVENTS = (*_SHARED, "process", "thread")
-"""Columns that an event tells without arguments, and what the metadata knows."""
+"""Columns that any event tells without arguments, and what the metadata knows."""
 _LAUNCH = ("registers_per_thread", "shared_mem_static", "shared_mem_dynamic")
 """Perfetto's names of the last numbers of a launch configuration."""
-_ROWS = 1 << 15
-_BYTES = 1 << 28
+_ROWS = 1 << 13
+_BYTES = 1 << 26
+"""Rows and ends of a block; bytes of its texts, which stand in memory several times."""
+_END = -1
+"""What the end of a slice becomes."""
+_TYPES = {SLICE: "TYPE_SLICE_BEGIN", INSTANT: "TYPE_INSTANT", COUNTER: "TYPE_COUNTER",
+          _END: "TYPE_SLICE_END"}  # fmt: skip
+_STAGE, _EVENT = "gpu_render_stage_event", "track_event"
+"""Fields of a packet, of which it has one."""
 
 
 def write_perfetto(trace: Trace, path: Path, step: Step) -> None:
@@ -58,18 +64,22 @@ def write_perfetto(trace: Trace, path: Path, step: Step) -> None:
     Raises
     ------
     ExportError
-        What stands in the file is not what the trace holds.
+        The file is not as long as what was written.
     MissingDependency
         The package perfetto is absent.
     """
-    packets = _Packets(trace)
     with path.open("wb") as file:
-        for packet in packets.head:
-            file.write(field(packets.begin, packet))
-        for lines, rows in packets.chunks():
-            file.write(lines)
-            step(rows)
-    check_count(path, "packets", packets.count, wire.count_packets(path))
+        size = write_packets(trace, file, step)
+    check_count(path, "bytes", size, path.stat().st_size)
+
+
+def write_packets(trace: Trace, file: IO[bytes], step: Step) -> int:
+    """Write a trace to an open file; return its bytes."""
+    size = 0
+    for block, rows in _Packets(trace).blocks():
+        size += file.write(block.SerializeToString())
+        step(rows)
+    return size
 
 
 class _Packets:
@@ -77,10 +87,8 @@ class _Packets:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.protos = protos = wire.protos()
-        self.begin = key(protos.Trace, "packet")
-        self.time = key(protos.TracePacket, "timestamp")
-        self.sequence = packet_end(protos.TracePacket, NEEDED)
+        module = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
+        self.protos = protos = require(module, feature="a Perfetto trace")
         self.interned, tracks = Interned(protos), Tracks(trace, protos)
         self.plan = Plan(trace, self.interned, tracks)
         self.ids = trace.array("id")
@@ -91,11 +99,10 @@ class _Packets:
         hazards = [*tracks.hazards(self.ids, self.plan.starts)]  # which may add their track
         self.head = [
             *about(trace, protos, self.plan.lost_edges),
-            *self.interned.packets(),
+            *self.interned.packets,
             *tracks.packets,
             *hazards,
         ]
-        self.count = len(self.head) + len(self.plan.event)
 
     def _names(self) -> None:
         """Intern names, stages, categories, and the names of kernels as kernels."""
@@ -105,12 +112,13 @@ class _Packets:
         for rows in (np.flatnonzero(plan.what == what) for what in (STAGE, SLICE, INSTANT)):
             used, code = np.unique(plan.name[rows], return_inverse=True)
             names = [plan.texts[at] for at in used.tolist()]
-            self.name[rows] = self.interned.texts("event_names", names, protos.EventName)[code]
-        kind, kinds = codes(spans.column("kind"))
-        categories = self.interned.texts("event_categories", kinds, protos.EventCategory)
-        self.category = categories[kind]
+            self.name[rows] = self.interned.names("event_names", names, protos.EventName)[code]
+        self.kind, kinds = codes(spans.column("kind"))
+        categories = self.interned.names("event_categories", kinds, protos.EventCategory)
+        lists = [[iid] for iid in categories.tolist()]
+        self.categories = _encoded(*self._part(_EVENT), "category_iids", lists)
         direction, directions = codes(spans.column("copy_kind"))
-        code, distinct = arrow.coded_array(kind, direction)
+        code, distinct = arrow.coded_array(self.kind, direction)
         stage = protos.InternedGpuRenderStageSpecification
         numbers = []
         for kind_code, copy_code in distinct.tolist():
@@ -119,224 +127,173 @@ class _Packets:
             entry = stage(name=name, category=stage.COMPUTE if computes else stage.OTHER)
             numbers.append(self.interned.add("gpu_specifications", entry))
         self.stage = np.array(numbers, np.int64)[code]
-        is_kernel = np.array([name == "kernel" for name in kinds])[kind] & (plan.what == STAGE)
+        is_kernel = np.array([name == "kernel" for name in kinds])[self.kind]
+        is_kernel &= plan.what == STAGE
         kernels = np.zeros(len(plan.texts), np.int64)
         for at in np.unique(plan.name[is_kernel]).tolist():
             text = plan.texts[at]
-            entry = protos.InternedComputeKernel(name=text)
-            if not text.startswith("_Z"):
-                entry.demangled_name = text
+            plain = None if text.startswith("_Z") else text
+            entry = protos.InternedComputeKernel(name=text, demangled_name=plain)
             kernels[at] = self.interned.add(KERNELS, entry)
-        self.kernel = np.where(is_kernel, kernels[plan.name], 0)
+        self.kernel = np.where(is_kernel, kernels[plan.name], arrow.NONE)
 
     def _launches(self) -> None:
         """Encode each launch configuration once."""
-        event = self.protos.GpuRenderStageEvent
-        names = [
-            self.interned.add(ARGUMENT_NAMES, self.protos.InternedComputeArgName(name=name))
-            for name in _LAUNCH
-        ]
+        kind = self.protos.InternedComputeArgName
+        names = self.interned.names(ARGUMENT_NAMES, _LAUNCH, kind).tolist()
         self.launch, texts = codes(self.trace.spans.column("launch_config"))
-        encoded: list[bytes | None] = []
+        self.launches: list[bytes] = []
         for text in texts:
             numbers = config(text)
-            launch = event.ComputeKernelLaunch()
+            packet, event = self._part(_STAGE)
+            launch = event.launch
+            grid, block = launch.grid_size, launch.workgroup_size
             if all(0 <= number < 1 << 32 for number in numbers[:6]):
-                launch.grid_size.x, launch.grid_size.y, launch.grid_size.z = numbers[:3]
-                block = launch.workgroup_size
-                block.x, block.y, block.z = numbers[3:6]
+                grid.x, grid.y, grid.z, block.x, block.y, block.z = numbers[:6]
             for iid, number in zip(names, numbers[6:], strict=True):
                 if number != NOTHING:
                     launch.args.add(name_iid=iid, int_value=number)
-            line = launch.SerializeToString()
-            encoded.append(field(key(event, "launch"), line) if line else None)
-        self.launches = pa.array(encoded, pa.binary())
+            self.launches.append(packet.SerializeToString())
 
     def _texts(self) -> None:
-        """Intern the names of arguments and the texts among them; encode each text once."""
+        """Intern the names of arguments and the texts among them."""
         spans, protos = self.trace.spans, self.protos
-        self.columns = [
+        names = [
             name for name in schema.SPAN_TYPES if not pa.types.is_null(spans.column(name).type)
         ]
-        annotation, event = protos.DebugAnnotation, protos.GpuRenderStageEvent
-        self.annotations = key(protos.TrackEvent, "debug_annotations")
-        self.extras = key(event, "extra_data")
-        numbers = self.interned.texts(
-            "debug_annotation_names", self.columns, protos.DebugAnnotationName
-        )
-        self.begins = {
-            name: (
-                key(annotation, "name_iid") + wire.varint(number),
-                field(key(event.ExtraData, "name"), name.encode()),
-            )
-            for name, number in zip(self.columns, numbers.tolist(), strict=True)
-        }
-        text_key, value_key = key(annotation, "string_value_iid"), key(event.ExtraData, "value")
-        self.tables: dict[str, tuple[Ints, Pieces, Pieces]] = {}
+        iids = self.interned.names("debug_annotation_names", names, protos.DebugAnnotationName)
+        self.columns = dict(zip(names, iids.tolist(), strict=True))
+        self.texts: dict[str, pa.ChunkedArray] = {}
         most = 1  # bytes of a row's texts
-        for name in self.columns:
+        for name in names:
             if name in _SHARED or not pa.types.is_dictionary(spans.column(name).type):
                 continue
             code, texts = codes(spans.column(name))
-            table = "debug_annotation_string_values"
-            iids = self.interned.texts(table, texts, protos.InternedString).tolist()
-            noted, extra = self.begins[name]
-            annotated: list[bytes | None] = [None]
-            extras: list[bytes | None] = [None]
-            longest = 0
-            for iid, text in zip(iids[1:], texts[1:], strict=True):
-                annotated.append(field(self.annotations, noted + text_key + wire.varint(iid)))
-                line = field(value_key, text.encode())
-                extras.append(field(self.extras, extra + line))
-                longest = max(longest, len(line))
-            most += longest
-            lines = (pa.array(each, pa.binary()) for each in (annotated, extras))
-            self.tables[name] = (code, *lines)
+            numbers = [arrow.NONE]
+            for text in texts[1:]:
+                entry = protos.InternedString(str=text.encode())
+                numbers.append(self.interned.add("debug_annotation_string_values", entry))
+            self.texts[name] = _column(np.array(numbers)[code])
+            most += max(len((text or "").encode()) for text in texts)
         self.rows_at_once = max(1, min(_ROWS, _BYTES // most))
 
     # -- rows ---------------------------------------------------------------------------------
-    def chunks(self) -> Iterator[tuple[memoryview, int]]:
-        """Yield the packets of some rows and ends as bytes, and how many rows began."""
+    def blocks(self) -> Iterator[tuple[Untyped, int]]:
+        """Yield parts of the trace, and how many rows begin in each."""
+        yield from ((self.protos.Trace(packet=[packet]), 0) for packet in self.head)
         plan = self.plan
-        makers = {
-            STAGE: self._stages,
-            SLICE: self._slices,
-            INSTANT: self._instants,
-            GPU_COUNTER: self._gpu_samples,
-            COUNTER: self._samples,
-        }
         for low in range(0, len(plan.event), self.rows_at_once):
             rows = plan.event[low : low + self.rows_at_once]
             is_end = plan.is_end[low : low + self.rows_at_once]
-            at, bodies = [], []
-            for what, make in makers.items():
-                chosen = np.flatnonzero((plan.what[rows] == what) & ~is_end)
-                if len(chosen):
-                    at.append(chosen)
-                    bodies.append(make(rows[chosen]))
-            closing = np.flatnonzero(is_end)
-            if len(closing):
-                at.append(closing)
-                bodies.append(self._track_event("TYPE_SLICE_END", plan.track[rows[closing]]))
-            order = np.argsort(np.concatenate(at))
-            body = pa.concat_arrays(bodies).take(pa.array(order))
+            becomes = np.where(is_end, _END, plan.what[rows])
+            lines = np.empty(len(rows), object)
+            for what in np.unique(becomes).tolist():
+                chosen = np.flatnonzero(becomes == what)
+                fields = self._fields(what, rows[chosen])
+                lines[chosen] = [*map(b"".join, zip(*fields, strict=True))]
+            block = self.protos.Trace()
             moments = np.where(is_end, plan.ends[rows], plan.starts[rows])
-            parts = (self.time, wire.varints(moments), self.sequence, body)
-            yield wire.bytes_of(message(self.begin, *parts)), int((~is_end).sum())
+            for line, moment in zip(lines.tolist(), moments.tolist(), strict=True):
+                block.packet.add(timestamp=moment, **IN_SEQUENCE).MergeFromString(line)
+            yield block, int((~is_end).sum())
 
-    def _stages(self, rows: Ints) -> Pieces:
-        """Return render stages."""
-        plan, event = self.plan, self.protos.GpuRenderStageEvent
-        known = plan.ends[rows] != OPEN
+    def _fields(self, what: int, rows: Ints) -> Iterator[list[bytes]]:
+        """Yield row → fields of the packet of what it becomes, encoded, one or more at a time."""
+        if what in (STAGE, GPU_COUNTER):
+            yield from (self._stages if what == STAGE else self._gpu_samples)(rows)
+            return
+        packet, event = self._part(_EVENT)
+        event.type = self.protos.TrackEvent.Type.Value(_TYPES[what])
+        yield _each(packet, event, "track_uuid", _column(self.plan.track[rows]))
+        if what == COUNTER:
+            values = self.plan.values[rows].tolist()
+            yield _encoded(*self._part(_EVENT), "double_counter_value", values)
+        elif what != _END:
+            yield from self._named(rows)
 
-        def number(name: str, values: Ints, has: Bools | None = None) -> Pieces:
-            return wire.part(key(event, name), wire.varints(values, has))
-
-        device, kernel = self.device[rows], self.kernel[rows]
-        return message(
-            key(self.protos.TracePacket, "gpu_render_stage_event"),
-            joined(
-                number("event_id", self.ids[rows]),
-                number("duration", np.where(known, plan.ends[rows] - plan.starts[rows], 0), known),
-                number("gpu_id", device, device >= 0),
-                number("hw_queue_iid", plan.track[rows]),
-                number("stage_iid", self.stage[rows]),
-                number("context", plan.context[rows]),
-                number("name_iid", self.name[rows]),
-                plan.waits.fields(key(event, "event_wait_ids"), rows),
-                number("kernel_iid", kernel, kernel > 0),
-                self.launches.take(pa.array(self.launch[rows])),
-                *self._arguments(rows, of_stages=True),
-                self._wait_kinds(rows),
-            ),
-        )
-
-    def _wait_kinds(self, rows: Ints) -> Pieces:
-        """Return what kinds of edges lead to render stages, null where none does."""
-        code, offsets, has = self.plan.wait_kinds.of(rows)
-        kinds = pa.array(self.plan.edge_kinds, pa.string()).take(pa.array(code))
-        texts = pc.binary_join(pa.ListArray.from_arrays(offsets, kinds), ", ")
-        extra = self.protos.GpuRenderStageEvent.ExtraData
-        name = field(key(extra, "name"), WAIT_KINDS.encode())
-        line = message(self.extras, name, message(key(extra, "value"), texts.cast(pa.binary())))
-        return pc.if_else(pa.array(has), line, None)
-
-    def _slices(self, rows: Ints) -> Pieces:
-        return self._named("TYPE_SLICE_BEGIN", rows)
-
-    def _instants(self, rows: Ints) -> Pieces:
-        return self._named("TYPE_INSTANT", rows)
-
-    def _named(self, kind: str, rows: Ints) -> Pieces:
-        """Return track events with a name, arguments and arrows."""
-        plan, event = self.plan, self.protos.TrackEvent
-        begins, ends = plan.flows
-        links = joined(
-            plan.submitted.fields(extension(SUBMITTED, wire.VARINT), rows),
-            plan.waited.fields(extension(WAITED, wire.VARINT), rows),
-        )
-        linked = pc.if_else(pc.greater(pc.binary_length(links), 0), links, None)
-        return self._track_event(
-            kind,
-            plan.track[rows],
-            wire.part(key(event, "category_iids"), wire.varints(self.category[rows])),
-            wire.part(key(event, "name_iid"), wire.varints(self.name[rows])),
-            *self._arguments(rows, of_stages=False),
-            begins.fields(key(event, "flow_ids"), rows, wire.FIXED64),
-            ends.fields(key(event, "terminating_flow_ids"), rows, wire.FIXED64),
-            message(extension(CORRELATION), linked),
-        )
-
-    def _samples(self, rows: Ints) -> Pieces:
-        """Return samples of counters that are no GPU's."""
-        begin = key(self.protos.TrackEvent, "double_counter_value")
-        value = wire.part(begin, wire.fixed(self.plan.values[rows]))
-        return self._track_event("TYPE_COUNTER", self.plan.counter[rows], value)
-
-    def _gpu_samples(self, rows: Ints) -> Pieces:
-        """Return samples of a GPU's counters."""
-        plan, event = self.plan, self.protos.GpuCounterEvent
-        return message(
-            key(self.protos.TracePacket, "gpu_counter_event"),
-            key(event, "counter_descriptor_iid"),
-            wire.varints(plan.counter[rows]),
-            message(
-                key(event, "counters"),
-                key(event.GpuCounter, "counter_id"),
-                wire.varints(plan.name[rows]),
-                key(event.GpuCounter, "double_value"),
-                wire.fixed(plan.values[rows]),
-            ),
-        )
-
-    def _track_event(self, kind: str, track: Ints, *parts: Pieces) -> Pieces:
-        event = self.protos.TrackEvent
-        begin = key(event, "type") + wire.varint(event.Type.Value(kind)) + key(event, "track_uuid")
-        inside = joined(begin, wire.varints(track), *parts)
-        return message(key(self.protos.TracePacket, "track_event"), inside)
-
-    def _arguments(self, rows: Ints, *, of_stages: bool) -> Iterator[Pieces]:
-        """Yield the other columns' values, null where a row has none."""
-        annotation, extra = self.protos.DebugAnnotation, self.protos.GpuRenderStageEvent.ExtraData
-        index = pa.array(rows)
+    def _stages(self, rows: Ints) -> Iterator[list[bytes]]:
+        plan, index = self.plan, pa.array(rows)
+        ends = plan.ends[rows]
+        for name, numbers in (
+            ("event_id", self.ids[rows]),
+            ("duration", np.where(ends == OPEN, arrow.NONE, ends - plan.starts[rows])),
+            ("gpu_id", self.device[rows]),
+            ("hw_queue_iid", plan.track[rows]),
+            ("stage_iid", self.stage[rows]),
+            ("context", plan.context[rows]),
+            ("name_iid", self.name[rows]),
+            ("kernel_iid", self.kernel[rows]),
+        ):
+            yield _each(*self._part(_STAGE), name, _column(numbers))
+        yield [self.launches[code] for code in self.launch[rows].tolist()]
         for name in self.columns:
-            if name in (_OF_STAGES if of_stages else _OF_EVENTS):
+            if name not in (*_SHARED, "device"):
+                texts = self.trace.spans.column(name).take(index).cast(pa.string())
+                yield _each(*self._part(_STAGE, "extra_data", name=name), "value", texts)
+        yield _encoded(*self._part(_STAGE), "event_wait_ids", plan.waits.take(index).to_pylist())
+        kinds = pc.binary_join(plan.wait_kinds.take(index), ", ").to_pylist()
+        yield _encoded(*self._part(_STAGE, "extra_data", name=WAIT_KINDS), "value", kinds)
+
+    def _named(self, rows: Ints) -> Iterator[list[bytes]]:
+        """Yield what track events with a name have: arguments and arrows."""
+        plan, index = self.plan, pa.array(rows)
+        yield [self.categories[code] for code in self.kind[rows].tolist()]
+        yield _each(*self._part(_EVENT), "name_iid", _column(self.name[rows]))
+        for name, iid in self.columns.items():
+            if name in (*_SHARED, "process", "thread"):
                 continue
-            if name in self.tables:
-                code, *lines = self.tables[name]
-                yield lines[of_stages].take(pa.array(code[rows]))
-                continue
-            values = self.trace.spans.column(name).take(index).combine_chunks()
-            if values.null_count == len(values):
-                continue
-            noted, begin = self.begins[name]
-            if of_stages:
-                texts = values.cast(pa.string()).cast(pa.binary())
-                yield message(self.extras, begin, message(key(extra, "value"), texts))
-                continue
-            known = np.asarray(values.is_valid())
-            numbers = np.asarray(values.fill_null(0))
-            is_float = pa.types.is_floating(values.type)
-            begin = noted + key(annotation, "double_value" if is_float else "uint_value")
-            encoded = wire.fixed(numbers, known) if is_float else wire.varints(numbers, known)
-            yield message(self.annotations, begin, encoded)
+            is_text = name in self.texts
+            values = (self.texts[name] if is_text else self.trace.spans.column(name)).take(index)
+            note = self._part(_EVENT, "debug_annotations", name_iid=iid)
+            if pa.types.is_floating(values.type):
+                yield _encoded(*note, "double_value", values.to_pylist())  # −0 is not 0
+            else:
+                yield _each(*note, "string_value_iid" if is_text else "uint_value", values)
+        for name, flows in zip(("flow_ids", "terminating_flow_ids"), plan.flows, strict=True):
+            yield _encoded(*self._part(_EVENT), name, flows.take(index).to_pylist())
+        number, lines = self.protos.TracePacket.TRACK_EVENT_FIELD_NUMBER, []
+        works = (links.take(index).to_pylist() for links in (plan.submitted, plan.waited))
+        for submitted, waited in zip(*works, strict=True):
+            ids = [varint(SUBMITTED << 3) + varint(work) for work in submitted or ()]
+            ids += [varint(WAITED << 3) + varint(work) for work in waited or ()]
+            lines.append(field(number, field(CORRELATION, b"".join(ids))) if ids else b"")
+        yield lines
+
+    def _gpu_samples(self, rows: Ints) -> Iterator[list[bytes]]:
+        plan, lines = self.plan, []
+        packet, counter = self._part("gpu_counter_event", "counters")
+        columns = (column[rows].tolist() for column in (plan.track, plan.name, plan.values))
+        for described, name, value in zip(*columns, strict=True):
+            packet.gpu_counter_event.counter_descriptor_iid = described
+            counter.counter_id, counter.double_value = name, value
+            lines.append(packet.SerializeToString())
+        yield lines
+
+    def _part(self, kind: str, entries: str = "", **fields: object) -> tuple[Untyped, Untyped]:
+        """Return a packet, and its event of a kind, or the one entry of the event's list."""
+        packet = self.protos.TracePacket()
+        event = getattr(packet, kind)
+        return packet, getattr(event, entries).add(**fields) if entries else event
+
+
+def _column(values: Ints) -> pa.ChunkedArray:
+    return pa.chunked_array([arrow.nullable(values)])
+
+
+def _each(packet: Untyped, part: Untyped, name: str, values: pa.ChunkedArray) -> list[bytes]:
+    """Return what :func:`_encoded` does, by encoding each value once."""
+    code, distinct = codes(values)
+    lines = _encoded(packet, part, name, distinct)
+    return [lines[at] for at in code.tolist()]
+
+
+def _encoded(packet: Untyped, part: Untyped, name: str, values: Iterable[Untyped]) -> list[bytes]:
+    """Return a packet encoded with each value in a field of its part; empty bytes for ``None``."""
+    lines = []
+    for value in values:
+        if isinstance(value, list):
+            getattr(part, name)[:] = value
+        elif value is not None:
+            setattr(part, name, value)
+        lines.append(b"" if value is None else packet.SerializeToString())
+    return lines

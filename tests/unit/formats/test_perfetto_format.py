@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 from perfetto_packets import decoded
 
 import gpuscope as gs
-from gpuscope.formats.perfetto import wire
+from gpuscope.formats.perfetto import interned, write
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -71,13 +69,23 @@ def test_long_texts_are_written_in_small_chunks(tmp_path, monkeypatch):
     rows = [{"kind": "kernel", "name": "k", "stream": 1, "start_ns": number, "end_ns": number + 1,
              "category": "c" * 500, "status": "s" * 500} for number in range(50)]  # fmt: skip
     sizes = []
-    message = wire.bytes_of
-    monkeypatch.setattr(
-        wire, "bytes_of", lambda lines: sizes.append(lines.nbytes) or message(lines)
-    )
+    blocks = write._Packets.blocks
+
+    def measured(packets):
+        for block, count in blocks(packets):
+            sizes.append(block.ByteSize())
+            yield block, count
+
+    monkeypatch.setattr(write._Packets, "blocks", measured)
     said = exported(tmp_path, rows)
     assert {one["extra"]["status"] for one in said.stages.values()} == {"s" * 500}
     assert max(sizes) < 1 << 13
+
+
+def test_numbers_keep_their_sign(tmp_path):
+    rows = [{"kind": "mark", "name": "m", "thread": 1, "value": value} for value in (0.0, -0.0)]
+    notes = [one[-1]["value"] for one in exported(tmp_path, rows).instants.values()]
+    assert [math.copysign(1, value) for value in notes] == [1, -1]
 
 
 def test_mangled_names_are_not_demangled(tmp_path):
@@ -177,34 +185,38 @@ def test_many_names_stand_in_several_packets(tmp_path, monkeypatch):
     assert sum(one.HasField("interned_data") for one in packets) > 10
 
 
-def test_a_file_that_was_cut_is_refused(tmp_path):
-    packets = protos.Trace(packet=[protos.TracePacket(timestamp=1 << 50) for _ in range(3)])
-    path = tmp_path / "x.pftrace"
-    whole = packets.SerializeToString()
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        if length % (len(whole) // 3) == 0:
-            assert wire.count_packets(path) == length // (len(whole) // 3)
-        else:
-            with pytest.raises(gs.errors.ExportError, match="does not end with a packet"):
-                wire.count_packets(path)
+def test_a_file_that_was_cut_is_refused(tmp_path, monkeypatch):
+    class Cutting:
+        """A file that loses the last byte that is written."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            self.file.write(data[:-1])
+            return len(data)
+
+    packets = write.write_packets
+    monkeypatch.setattr(
+        write, "write_packets", lambda trace, file, step: packets(trace, Cutting(file), step)
+    )
+    with pytest.raises(
+        gs.errors.ExportError, match=r"holds [\d,]+ bytes where [\d,]+ were written"
+    ):
+        exported(tmp_path, [{"kind": "kernel", "name": "k", "stream": 1}])
+    assert not list(tmp_path.iterdir())
 
 
-def test_packets_are_counted_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscope.formats.perfetto.wire._BLOCK", 7)
-    packets = [protos.TracePacket(trusted_uid=number, timestamp=number << number % 56)
-               for number in range(100)]  # fmt: skip
-    packets += [protos.TracePacket(), protos.TracePacket(for_testing={"str": "x" * 500})]
-    path = tmp_path / "x.pftrace"
-    path.write_bytes(protos.Trace(packet=packets).SerializeToString())
-    assert wire.count_packets(path) == 102
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(-(1 << 63), (1 << 64) - 1)))
-def test_varints_are_those_of_protobuf(numbers):
-    whole = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64).view(np.int64)
-    key = wire.key(protos.TracePacket, "timestamp")
-    lines = wire.joined(key, wire.varints(whole)).to_pylist()
-    expected = [protos.TracePacket(timestamp=number & (1 << 64) - 1) for number in numbers]
-    assert lines == [one.SerializeToString() for one in expected]
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 16_383, 16_384, 1 << 32, (1 << 63) - 1])
+def test_fields_that_the_package_lacks_are_encoded_as_its_own(number):
+    event = protos.GpuRenderStageEvent(event_wait_ids=[number])
+    begin = protos.GpuRenderStageEvent.EVENT_WAIT_IDS_FIELD_NUMBER << 3
+    line = interned.varint(begin) + interned.varint(number)
+    assert line == event.SerializeToString()
+    kind = protos.TracePacket.GPU_RENDER_STAGE_EVENT_FIELD_NUMBER
+    assert (
+        interned.field(kind, line * 100)
+        == protos.TracePacket(
+            gpu_render_stage_event={"event_wait_ids": [number] * 100}
+        ).SerializeToString()
+    )

@@ -23,7 +23,7 @@ ROOMS = {
     "device": 5_846,
     "experiments": 2_519,
     "figures": 800,
-    "formats": 4_615,
+    "formats": 4_441,
     "judging": 1_803,
     "learn": 4_226,
     "races": 1_830,

@@ -154,6 +154,12 @@ def launch_all(kernels, streams):
             ("a wait for an idle stream that is joined to nothing", "    for stream in streams:\n        stream.synchronize()", f"    other = gpu.create_stream()\n    {SLEEP}\n    other.synchronize()"),
             ("host functions, which nobody waits for", "    for stream in streams:\n        stream.synchronize()", f"    for stream in streams:\n        stream.host_call(lambda: None)\n    {SLEEP}"),
         ],
+        "pytorch": [
+            ("kernels of its own, which end at once", "            function()", "            gs.learn.Step(gpu, 1_000, name='abc'[(s, t, u).index(stream)]).execute(stream=stream.cuda_stream)"),
+            ("a stream is closed in between, which waits", "            function()", "            function()\n        gpu.wrap_stream(stream.cuda_stream).close()"),
+            ("PyTorch itself, where it is not handed in", "    for function", "    import torch\n    for function"),
+            ("a part of PyTorch that is not there", "torch.cuda.stream(stream)", "torch.cuda.device(stream)"),
+        ],
     },
     "03": {
         "diamond": [
@@ -268,6 +274,14 @@ def twice(a, b):
             ("late of its own, shorter", "late.execute(stream=b)", "gs.learn.Step(gpu, 1_000_000, name='late').execute(stream=b)"),
             ("a copies the result, too", "b.copy(result, out)", "a.copy(result, out)"),
             ("zeros are written over, so that nobody sees eights", "    a.wait(b.record())\n    a.copy(out, eights)", "    b.copy(out, eights)"),
+        ],
+        "pytorch": [
+            ("it sleeps in place of both", "t.wait_stream(s)", SLEEP, "s.wait_stream(t)", SLEEP),
+            ("it sleeps in place of the way back", "s.wait_stream(t)", SLEEP),
+            ("it asks once, having slept", "s.wait_stream(t)", f"{SLEEP}\n    assert t.query()"),
+            ("gpuscope's events, of the wrong stream", "s.wait_stream(t)", "gpu.wrap_stream(s.cuda_stream).wait(gpu.wrap_stream(s.cuda_stream).record())"),
+            ("last is another kernel", "        last()", "        gs.learn.Step(gpu, 3_000_000, name='last').execute(stream=s.cuda_stream)"),
+            ("wait_stream does nothing by now", "    t.wait_stream(s)", "    type(t).wait_stream = lambda *_: None\n    t.wait_stream(s)"),
         ],
     },
     "04": {
@@ -720,6 +734,42 @@ def serve(model, static, out, inputs, stream):
         answers.append(float(gpu.to_host(out)[0]))
     return answers
 """),
+        ],
+        "pytorch": [
+            ("an object that has replay", """
+def capture_both_in_pytorch(torch, one, two, s, t):
+    class Graph:
+        def replay(self):
+            t.wait_stream(s)
+            one()
+            with torch.cuda.stream(t):
+                two()
+            s.wait_stream(t)
+    return Graph()
+"""),
+            ("a graph whose replay is another one", """
+def capture_both_in_pytorch(torch, one, two, s, t):
+    def replay():
+        t.wait_stream(s)
+        one()
+        with torch.cuda.stream(t):
+            two()
+        s.wait_stream(t)
+    graph = torch.cuda.CUDAGraph()
+    graph.replay = replay
+    return graph
+"""),
+            ("a graph of a class of its own", "torch.cuda.CUDAGraph()", "type('CUDAGraph', (torch.cuda.CUDAGraph,), {})()"),
+            ("each in a graph of its own, one after the other", """
+def capture_both_in_pytorch(torch, one, two, s, t):
+    graph = torch.cuda.CUDAGraph()
+    for function in (one, two):
+        with torch.cuda.graph(graph, stream=s):
+            function()
+    return graph
+"""),
+            ("kernels of other names", "            two()", "            gs.learn.Step(gpu, 2_000_000, name='two').execute(stream=t.cuda_stream)"),
+            ("gpuscope's graph", "    return graph", "    with gpu.wrap_stream(s.cuda_stream).capture() as ours:\n        one()\n    return ours"),
         ],
     },
     "09": {
@@ -1210,6 +1260,13 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("it waits for both buffers", "uploaded[b].synchronize()", "uploaded[b].synchronize()\n        uploaded[1 - b].synchronize()"),
             ("it asks for the upload of the chunk before", "uploaded[b].synchronize()", "while not uploaded[1 - b].is_done:\n            pass\n        uploaded[b].synchronize()"),
         ],
+        "pytorch": [
+            ("the host adds, and nothing computes", "            process(tensor)", "            pass", "            tensor.copy_(source, non_blocking=True)", "            tensor.copy_(source, non_blocking=True)\n            batch_of_lesson = globals()['batch']\n            batch_of_lesson += 1"),
+            ("it sleeps in place of the kernel's wait", "compute.wait_stream(up)", SLEEP.replace("100_000_000", "1_000_000")),
+            ("it sleeps in place of all waits", "compute.wait_stream(up)", SLEEP, "down.wait_stream(compute)", SLEEP),
+            ("the waits come behind", "        compute.wait_stream(up)\n", "", "            process(tensor)\n", "            process(tensor)\n        compute.wait_stream(up)\n"),
+            ("copies that race, in the default stream", "        with torch.cuda.stream(up):\n            tensor", "        if True:\n            tensor"),
+        ],
     },
     "13": {
         "answer": [
@@ -1604,6 +1661,31 @@ def launch_and_wait(kernels, streams):
         beat.record()
 """),
         ],
+        "pytorch": [
+            ("a thread for each, which has a current stream of its own", """
+def launch_all_in_pytorch(torch, a, b, c, s, t, u):
+    from threading import Thread
+
+    def launch(function, stream):
+        with torch.cuda.stream(stream):
+            function()
+
+    threads = [Thread(target=launch, args=pair) for pair in ((a, s), (b, t), (c, u))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""),
+            ("a stack of blocks", """
+def launch_all_in_pytorch(torch, a, b, c, s, t, u):
+    from contextlib import ExitStack
+    with ExitStack() as stack:
+        for function, stream in {a: s, b: t, c: u}.items():
+            stack.enter_context(torch.cuda.stream(stream))
+            function()
+"""),
+            ("by handles", "torch.cuda.stream(stream)", "torch.cuda.stream(torch.cuda.ExternalStream(stream.cuda_stream))"),
+        ],
     },
     "03": {
         "diamond": [
@@ -1687,6 +1769,26 @@ def twice(a, b):
             ("a third stream carries the order", "    a.wait(b.record())", "    twice.kept = c = gpu.create_stream()\n    c.wait(b.record())\n    a.wait(c.record())"),
             ("a host function behind the read", "    a.wait(b.record())", "    b.host_call(lambda: None)\n    a.wait(b.record())"),
             ("one event for both directions", "    b.wait(a.record())", "    event = gpu.create_event()\n    a.record(event)\n    b.wait(event)", "    a.wait(b.record())", "    b.record(event)\n    a.wait(event)"),
+        ],
+        "pytorch": [
+            ("t waits twice", "t.wait_stream(s)", "t.wait_stream(s)\n    t.wait_stream(s)"),
+            ("a helper of its own", """
+def diamond_in_pytorch(torch, first, left, right, last, s, t):
+    def behind(stream, *others):
+        for other in others:
+            stream.wait_stream(other)
+        return torch.cuda.stream(stream)
+
+    with behind(s):
+        first()
+    with behind(t, s):
+        right()
+    with behind(s):
+        left()
+    with behind(s, t):
+        last()
+"""),
+            ("gpuscope's events between PyTorch's streams", "s.wait_stream(t)", "gpu.wrap_stream(s.cuda_stream).wait(gpu.wrap_stream(t.cuda_stream).record())"),
         ],
     },
     "04": {
@@ -1991,6 +2093,10 @@ def serve(model, static, out, inputs, stream):
     return answers
 """),
         ],
+        "pytorch": [
+            ("two graphs, of which one is returned", "    return graph", "    other = torch.cuda.CUDAGraph()\n    with torch.cuda.graph(other, stream=s):\n        one()\n    return graph"),
+            ("an exception, caught in the block", "        s.wait_stream(t)", "        try:\n            raise ValueError\n        except ValueError:\n            s.wait_stream(t)"),
+        ],
     },
     "09": {
         "interference": [
@@ -2203,6 +2309,20 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("a thread waits for the upload", "uploaded[b].synchronize()", "import threading\n        thread = threading.Thread(target=uploaded[b].synchronize)\n        thread.start()\n        thread.join()"),
             ("a host function behind each upload", "        load.record(uploaded[b])", "        load.host_call(lambda: None)\n        load.record(uploaded[b])"),
             ("another stream waits for the upload, and the host for that one", "        uploaded[b].synchronize()\n", "        with gpu.create_stream() as other:\n            other.wait(uploaded[b])\n            other.synchronize()\n"),
+        ],
+        "pytorch": [
+            ("a thread launches all", "    for source", "    from threading import Thread\n    thread = Thread(target=launch_stages, args=(torch, up, compute, down, batch, on_gpu, result, process))\n    thread.start()\n    thread.join()\n\n\ndef launch_stages(torch, up, compute, down, batch, on_gpu, result, process):\n    for source"),
+            ("another stream for every chunk", """
+def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, process):
+    for source, tensor, target in zip(batch, on_gpu, result):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            stream.wait_stream(up)
+            tensor.copy_(source, non_blocking=True)
+            process(tensor)
+            stream.wait_stream(down)
+            target.copy_(tensor, non_blocking=True)
+"""),
         ],
     },
     "13": {

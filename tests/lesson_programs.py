@@ -15,6 +15,15 @@ ENDS_ITS_PROCESS = (
     "a loop without an end",
 )
 """Of what is in C++: on a GPU, that is the process of the notebook."""
+FAILS_A_CAPTURE = (
+    "no join",
+    "the join comes before two",
+    "the join comes behind the block",
+    "t does not join the capture",
+    "the fork comes before the block",
+    "it waits in the block",
+)
+"""Of what is in PyTorch, whose allocator then refuses each later capture of the process."""
 RIGHT: Answers = {
     "01": {
         "timer": [
@@ -58,6 +67,22 @@ def gpu_time_ns(stream, handle):
             ("one in the legacy default stream, the others in streams that do not wait for it", "<<<1, 32, 0, s>>>", "<<<1, 32>>>"),
             ("it waits, after all are launched", "u>>>();\n", "u>>>();\n  cudaDeviceSynchronize();\n"),
         ],
+        "pytorch": [
+            ("one block in the other", """
+def launch_all_in_pytorch(torch, a, b, c, s, t, u):
+    with torch.cuda.stream(s):
+        a()
+        with torch.cuda.stream(t):
+            b()
+            with torch.cuda.stream(u):
+                c()
+"""),
+            ("backwards", "((a, s), (b, t), (c, u))", "((c, u), (b, t), (a, s))"),
+            ("in streams of its own", "torch.cuda.stream(stream)", "torch.cuda.stream(torch.cuda.Stream())"),
+            ("one in the default stream", "(c, u)", "(c, torch.cuda.default_stream())"),
+            ("one outside of all blocks", "((a, s), (b, t), (c, u))", "((a, s), (b, t))", "            function()", "            function()\n    c()"),
+            ("it waits, after all are launched", "            function()", "            function()\n    torch.cuda.synchronize()"),
+        ],
     },
     "03": {
         "diamond": [
@@ -76,6 +101,27 @@ def gpu_time_ns(stream, handle):
             ("one event, recorded twice", "(done, t)", "(written, t)", "(s, done)", "(s, written)"),
             ("events that note times", "WithFlags(&written, cudaEventDisableTiming)", "(&written)"),
             ("last in a third stream", "cudaStreamWaitEvent(s, done);\n  last<<<1, 32, 0, s>>>();", "cudaStream_t u;\n  cudaStreamCreateWithFlags(&u, cudaStreamNonBlocking);\n  cudaStreamWaitEvent(u, done);\n  cudaEventRecord(written, s);\n  cudaStreamWaitEvent(u, written);\n  last<<<1, 32, 0, u>>>();\n  cudaStreamDestroy(u);"),
+        ],
+        "pytorch": [
+            ("events in place of wait_stream", "    t.wait_stream(s)", "    written = torch.cuda.Event()\n    written.record(s)\n    t.wait_event(written)", "    s.wait_stream(t)", "    done = torch.cuda.Event()\n    done.record(t)\n    s.wait_event(done)"),
+            ("one event, recorded in the current stream, twice", """
+def diamond_in_pytorch(torch, first, left, right, last, s, t):
+    event = torch.cuda.Event()
+    with torch.cuda.stream(s):
+        first()
+        event.record()
+        left()
+        with torch.cuda.stream(t):
+            event.wait()
+            right()
+            event.record()
+        event.wait()
+        last()
+"""),
+            ("streams make their events", "t.wait_stream(s)", "t.wait_event(s.record_event())", "s.wait_stream(t)", "s.wait_event(t.record_event())"),
+            ("last in t", "    s.wait_stream(t)\n    with torch.cuda.stream(s):\n        last()", "    t.wait_stream(s)\n    with torch.cuda.stream(t):\n        last()"),
+            ("last in a third stream", "    s.wait_stream(t)\n    with torch.cuda.stream(s):\n        last()", "    third = torch.cuda.Stream()\n    third.wait_stream(s)\n    third.wait_stream(t)\n    with torch.cuda.stream(third):\n        last()"),
+            ("an event that notes its time", "t.wait_stream(s)", "t.wait_event(s.record_event(torch.cuda.Event(enable_timing=True)))"),
         ],
     },
     "04": {
@@ -213,6 +259,14 @@ def serve(model, static, out, inputs, stream):
             ("a capture of all threads", "ModeThreadLocal", "ModeGlobal"),
             ("the streams change roles", "BeginCapture(s,", "BeginCapture(t,", "EndCapture(s,", "EndCapture(t,", "(fork, s)", "(fork, t)", "(t, fork)", "(s, fork)", "(join, t)", "(join, s)", "(s, join)", "(t, join)"),
         ],
+        "pytorch": [
+            ("events in place of wait_stream", "t.wait_stream(s)", "t.wait_event(s.record_event())", "s.wait_stream(t)", "t.record_event().wait()"),
+            ("the streams change roles", "stream=s)", "stream=t)", "t.wait_stream(s)", "s.wait_stream(t)", "torch.cuda.stream(t)", "torch.cuda.stream(s)", "        s.wait_stream(t)\n    return", "        t.wait_stream(s)\n    return"),
+            ("two is captured first", "        one()\n        with torch.cuda.stream(t):\n            two()\n", "        with torch.cuda.stream(t):\n            two()\n        one()\n"),
+            ("t is joined before s has work", "        one()\n", "", "        s.wait_stream(t)\n", "        with torch.cuda.stream(s):\n            t_is_done = t.record_event()\n            one()\n        s.wait_event(t_is_done)\n"),
+            ("in the stream that torch.cuda.graph takes by itself", "(graph, stream=s)", "(graph)", "t.wait_stream(s)", "t.wait_stream(torch.cuda.current_stream())", "s.wait_stream(t)", "torch.cuda.current_stream().wait_stream(t)"),
+            ("each in a stream of its own", "        one()\n", "        u = torch.cuda.Stream()\n        u.wait_stream(s)\n        with torch.cuda.stream(u):\n            one()\n        s.wait_stream(u)\n"),
+        ],
     },
     "09": {"interference": [("as a difference", "float(np.median(together_us) / np.median(alone_us)) - 1", "(np.median(together_us) - np.median(alone_us)) / np.median(alone_us)")]},
     "10": {
@@ -301,6 +355,37 @@ void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float**
 '''
 """),
             ("by cudaLaunchKernel", "    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns);", "    void* arguments[] = {&on_gpu[i], &on_gpu[i], &count, &ns};\n    cudaLaunchKernel(process, dim3(grid), dim3(1024), arguments, 0, compute);"),
+        ],
+        "pytorch": [
+            ("chunk i in stream i % 3", """
+def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, process):
+    for i, (source, tensor, target) in enumerate(zip(batch, on_gpu, result)):
+        with torch.cuda.stream((up, compute, down)[i % 3]):
+            tensor.copy_(source, non_blocking=True)
+            process(tensor)
+            target.copy_(tensor, non_blocking=True)
+"""),
+            ("all uploads are queued first, then all kernels, then all downloads", """
+def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, process):
+    uploaded, computed = [], []
+    with torch.cuda.stream(up):
+        for tensor, source in zip(on_gpu, batch):
+            tensor.copy_(source, non_blocking=True)
+            uploaded.append(up.record_event())
+    with torch.cuda.stream(compute):
+        for tensor, event in zip(on_gpu, uploaded):
+            compute.wait_event(event)
+            process(tensor)
+            computed.append(compute.record_event())
+    with torch.cuda.stream(down):
+        for target, tensor, event in zip(result, on_gpu, computed):
+            down.wait_event(event)
+            target.copy_(tensor, True)
+"""),
+            ("one event, recorded again and again", "    for source", "    event = torch.cuda.Event()\n    for source", "compute.wait_stream(up)", "event.record(up)\n        compute.wait_event(event)", "down.wait_stream(compute)", "event.record(compute)\n        event.wait(down)"),
+            ("the streams change places", "torch, up, compute, down,", "torch, down, up, compute,"),
+            ("backwards", "zip(batch, on_gpu, result)", "list(zip(batch, on_gpu, result))[::-1]"),
+            ("memory is kept for the streams, which it need not", "            process(tensor)", "            process(tensor)\n            tensor.record_stream(compute)"),
         ],
     },
     "13": {
@@ -508,6 +593,21 @@ WRONG: Answers = {
 LAUNCH_ALL = 3
 """),
         ],
+        "pytorch": [
+            ("all in one stream", "(b, t), (c, u)", "(b, s), (c, s)"),
+            ("all outside of the blocks", "            function()", "            pass\n        function()"),
+            ("two in the default stream", "(b, t), (c, u)", "(b, torch.cuda.default_stream()), (c, torch.cuda.default_stream())"),
+            ("one is left out", ", (c, u)", ""),
+            ("one twice", "(c, u)", "(c, u), (a, u)"),
+            ("the host waits for each", "            function()", "            function()\n        stream.synchronize()"),
+            ("the host waits for the device in between", "            function()", "            function()\n        torch.cuda.synchronize()"),
+            ("u waits for s", "    for function", "    a, first = (lambda: (first(), u.wait_stream(s))), a\n    for function"),
+            ("an event orders them", "            function()", "            function()\n            event = torch.cuda.current_stream().record_event()\n        u.wait_event(event)"),
+            ("another function", "def launch_all_in_pytorch", "def launch_some_in_pytorch"),
+            ("other parameters", "(torch, a, b, c, s, t, u)", "(torch, a, b, c, s)"),
+            ("a loop without an end", "            function()", "            function()\n    while True:\n        pass"),
+            ("a stream that is none", "torch.cuda.stream(stream)", "torch.cuda.stream(3)"),
+        ],
     },
     "03": {
         "diamond": [
@@ -557,6 +657,25 @@ LAUNCH_ALL = 3
             ("an event of nothing", "  cudaEventCreateWithFlags(&done, cudaEventDisableTiming);\n", "  done = (cudaEvent_t)0x77;\n"),
             ("destroyed before it is recorded", "  cudaEventRecord(done, t);", "  cudaEventDestroy(done);\n  cudaEventRecord(done, t);"),
             ("t waits for left, too", "  left<<<1, 32, 0, s>>>();\n", "", "  cudaEventRecord(written, s);", "  left<<<1, 32, 0, s>>>();\n  cudaEventRecord(written, s);"),
+        ],
+        "pytorch": [
+            ("t does not wait", "    t.wait_stream(s)\n", ""),
+            ("s does not wait", "    s.wait_stream(t)\n", ""),
+            ("t waits too early", "    with torch.cuda.stream(s):\n        first()\n    t.wait_stream(s)\n", "    t.wait_stream(s)\n    with torch.cuda.stream(s):\n        first()\n"),
+            ("t waits behind right", "    t.wait_stream(s)\n", "", "        right()\n", "        right()\n    t.wait_stream(s)\n"),
+            ("t waits for left, too", "    t.wait_stream(s)\n", "", "        left()\n", "        left()\n    t.wait_stream(s)\n"),
+            ("s waits for itself", "s.wait_stream(t)", "s.wait_stream(s)"),
+            ("the wrong one waits", "s.wait_stream(t)", "t.wait_stream(s)"),
+            ("an event that is never recorded", "s.wait_stream(t)", "s.wait_event(torch.cuda.Event())"),
+            ("the event is recorded in the default stream", "s.wait_stream(t)", "done = torch.cuda.Event()\n    done.record()\n    s.wait_event(done)"),
+            ("the host waits for s", "t.wait_stream(s)", "s.synchronize()"),
+            ("the host waits for the device", "s.wait_stream(t)", "torch.cuda.synchronize()"),
+            ("the host waits for an event", "s.wait_stream(t)", "t.record_event().synchronize()"),
+            ("the host asks until t is done", "s.wait_stream(t)", "while not t.query():\n        pass"),
+            ("the host waits at the end", "        last()", "        last()\n    s.synchronize()"),
+            ("all in one stream", "torch.cuda.stream(t)", "torch.cuda.stream(s)"),
+            ("last is outside of the blocks", "    with torch.cuda.stream(s):\n        last()", "    last()"),
+            ("last runs twice", "        last()", "        last()\n        last()"),
         ],
     },
     "04": {
@@ -770,6 +889,21 @@ def gain(a, b, solo_a, solo_b):
             ("it runs at once, and an empty graph is returned", "  cudaStreamBeginCapture", "  one<<<1, 32, 0, s>>>();\n  two<<<1, 32, 0, t>>>();\n  cudaStreamBeginCapture", "  two<<<1, 32, 0, t>>>();\n  cudaEventRecord(join", "  cudaEventRecord(join"),
             ("the executable graph is destroyed", "  return", "  cudaGraphExecDestroy(executable);\n  return"),
         ],
+        "pytorch": [
+            ("no join", "        s.wait_stream(t)\n", ""),
+            ("the join comes before two", "        one()\n", "        one()\n        s.wait_stream(t)\n", "            two()\n        s.wait_stream(t)\n", "            two()\n"),
+            ("the join comes behind the block", "        s.wait_stream(t)\n", "    s.wait_stream(t)\n"),
+            ("t does not join the capture", "        t.wait_stream(s)\n", ""),
+            ("the fork comes before the block", "        t.wait_stream(s)\n", "", "    with torch.cuda.graph", "    t.wait_stream(s)\n    with torch.cuda.graph"),
+            ("both in s", "torch.cuda.stream(t)", "torch.cuda.stream(s)"),
+            ("two comes after one", "        t.wait_stream(s)\n        one()\n", "        one()\n        t.wait_stream(s)\n"),
+            ("it waits in the block", "        s.wait_stream(t)\n", "        s.wait_stream(t)\n        s.synchronize()\n"),
+            ("it replays, too", "    return graph", "    graph.replay()\n    return graph"),
+            ("nothing is returned", "    return graph\n", ""),
+            ("another graph is returned", "    return graph", "    return torch.cuda.CUDAGraph()"),
+            ("one is captured twice", "            two()", "            one()"),
+            ("it runs at once, and an empty graph is returned", "    graph = torch.cuda.CUDAGraph()\n", "    graph = torch.cuda.CUDAGraph()\n    with torch.cuda.stream(s):\n        one()\n    with torch.cuda.stream(t):\n        two()\n    s.wait_stream(t)\n", "        one()\n        with torch.cuda.stream(t):\n            two()\n        s", "        s"),
+        ],
     },
     "09": {
         "interference": [
@@ -921,6 +1055,24 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("by way of ordinary memory", "  size_t bytes = count * sizeof(float);\n", "  size_t bytes = count * sizeof(float);\n  void* ordinary = malloc(bytes);\n", "    cudaMemcpyAsync(on_gpu[i], batch[i]", "    memcpy(ordinary, batch[i], bytes);\n    cudaMemcpyAsync(on_gpu[i], ordinary"),
             ("the wrong way", "bytes, cudaMemcpyHostToDevice", "bytes, cudaMemcpyDeviceToHost"),
             ("the host computes what the GPU should", "    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns);\n", "    for (int j = 0; j < count; ++j) batch[i][j] += 1;\n"),
+        ],
+        "pytorch": [
+            ("the host waits for each upload", "tensor.copy_(source, non_blocking=True)", "tensor.copy_(source)"),
+            ("the host waits for each download", "target.copy_(tensor, non_blocking=True)", "target.copy_(tensor)"),
+            ("the kernel does not wait for the upload", "        compute.wait_stream(up)\n", ""),
+            ("the download does not wait for the kernel", "        down.wait_stream(compute)\n", ""),
+            ("the host waits for each kernel", "down.wait_stream(compute)", "compute.synchronize()"),
+            ("the host waits for an event", "compute.wait_stream(up)", "up.record_event().synchronize()"),
+            ("the host waits at the end", "            target.copy_(tensor, non_blocking=True)", "            target.copy_(tensor, non_blocking=True)\n    down.synchronize()"),
+            ("all in one stream", "    for source", "    compute = down = up\n    for source"),
+            ("kernels are outside of the blocks", "            process(tensor)", "            pass\n        process(tensor)"),
+            ("the next upload waits for the download", "            target.copy_(tensor, non_blocking=True)", "            target.copy_(tensor, non_blocking=True)\n        up.wait_stream(down)"),
+            ("all chunks in one tensor on the GPU", "zip(batch, on_gpu, result)", "zip(batch, on_gpu[:1] * 6, result)"),
+            ("the last chunk is left out", "zip(batch, on_gpu, result)", "zip(batch[:-1], on_gpu, result)"),
+            ("no kernel", "            process(tensor)", "            pass"),
+            ("two kernels", "            process(tensor)", "            process(tensor)\n            process(tensor)"),
+            ("the wrong way", "tensor.copy_(source, non_blocking=True)", "source.copy_(tensor, non_blocking=True)"),
+            ("from host to host", "            target.copy_(tensor, non_blocking=True)", "            target.copy_(source, non_blocking=True)"),
         ],
     },
     "13": {

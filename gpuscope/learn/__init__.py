@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpuscope.learn.grades import Marks as Marks
     from gpuscope.learn.grading import Limits as Limits
     from gpuscope.learn.grading import grade as grade
+    from gpuscope.learn.in_pytorch import pytorch as pytorch
     from gpuscope.learn.lesson import Lesson as Lesson
     from gpuscope.learn.outcome import Feedback as Feedback
     from gpuscope.learn.outcome import Outcome as Outcome

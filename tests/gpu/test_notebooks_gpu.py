@@ -14,7 +14,7 @@ MEASURED = {"05_carving_sms.ipynb": {"evidence": ("resident",)}}
 
 
 def available(played):
-    """Return the results of what can be tried: exercises in C++ need nvcc."""
+    """Return the results of what can be tried: exercises in C++ need nvcc, others PyTorch."""
     return [one for one in played.results.values() if one.verdict != "not available"]
 
 
@@ -48,7 +48,7 @@ def test_programs_are_judged_on_a_gpu_as_on_the_simulated_one(name):
         names = prepare(name)
         for answers, is_right in ((RIGHT, True), (WRONG, False)):
             for exercise, several in answers[name[:2]].items():
-                if exercise == "cuda":  # test_cuda_program_gpu.py tries these
+                if exercise in ("cuda", "pytorch"):  # they have tests of their own
                     continue
                 for why, *changes in several:
                     names["lesson"].patience_s = 100.0 if is_right else 1.0

@@ -197,7 +197,7 @@ def test_lesson_2_by_clicks_and_keys(learner):
 
     learner.run_until("results")
     found = learner.cell("results").locator("tbody tr")
-    expect(found).to_have_count(12)
+    expect(found).to_have_count(13)
     rows = found.all_inner_texts()
     for verdict, count in (("wrong", 1), ("right", 4), ("not predicted", 1), ("solved", 3)):
         assert sum(f"\t{verdict}\t" in row for row in rows) == count, rows

@@ -44,7 +44,7 @@ def test_what_is_made_of_the_copies_is_graded_by_the_lessons(tmp_path):
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / name).write_text(json.dumps(notebook))
     exercises = [each for each in grade(tmp_path / "ada", NOTEBOOKS).grades if each.kind == "exercise"]  # fmt: skip
-    assert len(exercises) == 4
+    assert len(exercises) == 5
     assert {each.verdict for each in exercises} == {"solved"}
 
 

@@ -515,6 +515,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "learn.label": (learn.label, {"trace": trace}),
         "learn.observe": (learn.observe, {"device": gpu, "name": "cupy", "function": int}),
         "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
+        "learn.pytorch": (learn.pytorch, {"device": gpu}),
         "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
         "learn.address": (learn.address, {"array": gpu.empty(4)}),
         "learn.CudaProgram": (empty_program, {

@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 4_441,
     "judging": 1_803,
-    "learn": 4_226,
+    "learn": 4_377,
     "races": 1_830,
     "record": 5_210,
     "report": 674,

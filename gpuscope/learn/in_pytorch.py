@@ -1,0 +1,256 @@
+"""PyTorch for exercises: the real one on a GPU; a small part of it on the simulated one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Never, TypeVar
+
+import numpy as np
+
+from gpuscope._checks import door, require_kind
+from gpuscope._types import Untyped
+from gpuscope.device import graph
+from gpuscope.device.api import NativeArray
+from gpuscope.device.device import Device
+from gpuscope.device.stream import Stream as OurStream
+from gpuscope.device.unique import close_all
+from gpuscope.errors import CapabilityError, StreamError
+
+_T = TypeVar("_T")
+
+
+@door(device=Device)
+def pytorch(device: Device) -> Untyped:
+    """Return PyTorch for a learner's program: its module on a GPU, a part on a simulated one.
+
+    The part has the streams, events, graphs and copies that the lessons' exercises use, with
+    PyTorch's names and meanings; they are those of ``device``, so they are recorded and judged as
+    its own are. What it lacks is an ``AttributeError`` that says what there is.
+
+    On a GPU, ``device`` becomes PyTorch's current device in this thread.
+
+    Raises
+    ------
+    CapabilityError
+        ``device`` is a GPU and PyTorch is not installed, or cannot use a GPU; or it is neither a
+        GPU nor simulated.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> torch = gs.learn.pytorch(gpu)
+    >>> s, t = torch.cuda.Stream(), torch.cuda.Stream()
+    >>> with torch.cuda.stream(s):
+    ...     torch.cuda.current_stream() == s
+    True
+    >>> t.wait_stream(s)
+    """
+    if device.is_simulated:
+        return PartOfTorch(device)
+    try:
+        torch = importlib.import_module("torch") if device.info.kind == "cuda" else None
+    except ImportError:
+        torch = None
+    if torch is None or not torch.cuda.is_available():
+        raise CapabilityError(
+            f"PyTorch cannot be tried on {device.info.key}: PyTorch with CUDA is needed, and a "
+            "GPU. Install it with 'pip install torch', or open a simulated GPU with "
+            "gs.open_device('sim:h200'), which needs no PyTorch"
+        )
+    torch.cuda.set_device(device.info.index)
+    return torch
+
+
+class _Part:
+    """Says what there is, where somebody asks for what there is not."""
+
+    def __getattr__(self, name: str) -> Never:
+        names = ", ".join(each for each in dir(self) if not each.startswith("_"))
+        raise AttributeError(
+            f"{type(self).__name__} has no {name!r}: on a simulated GPU there is only a part of "
+            f"PyTorch, here {names}"
+        )
+
+
+class Tensor(_Part):
+    """Memory of the GPU or the host."""
+
+    def __init__(self, cuda: Cuda, array: NativeArray) -> None:
+        self._cuda, self._array = cuda, array
+
+    def copy_(self, src: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - as PyTorch's
+        """Copy in the current stream; from or to the host, wait for it unless told not to."""
+        require_kind("src", src, Tensor)
+        on_host = [isinstance(each, np.ndarray) for each in (self._array, src._array)]
+        if all(on_host):
+            np.copyto(self._array, src._array)  # type: ignore[arg-type]  # both are NumPy's
+            return self
+        stream = self._cuda.current_stream()
+        stream._stream.copy(self._array, src._array)
+        if any(on_host) and not non_blocking:
+            stream.synchronize()
+        return self
+
+    def record_stream(self, stream: Stream) -> None:
+        """Do nothing: only memory that PyTorch has taken is given out again."""
+        require_kind("stream", stream, Stream)
+
+
+class Stream(_Part):
+    """A non-blocking stream; as PyTorch's own, it stays when nobody holds it any more."""
+
+    _cuda: Cuda
+
+    def __init__(self) -> None:
+        self._stream = self._cuda._device.create_stream()
+        self._cuda._streams.append(self._stream)
+
+    @property
+    def cuda_stream(self) -> int:
+        """CUDA's handle."""
+        return self._stream.handle
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.cuda_stream == other.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, or a new one; returns it."""
+        event = self._cuda.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Have what is queued from now on wait for the latest record of an event."""
+        require_kind("event", event, Event)
+        self._stream.wait(event._event)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Have what is queued from now on wait for what is queued in another stream now."""
+        require_kind("stream", stream, Stream)
+        self.wait_event(stream.record_event())
+
+    def synchronize(self) -> None:
+        """Wait on the host for all that is queued."""
+        self._stream.synchronize()
+
+    def query(self) -> bool:
+        """Whether all that was queued is done."""
+        return self._stream.is_done
+
+
+class ExternalStream(Stream):
+    """A stream that somebody else made, by its handle."""
+
+    def __init__(self, stream_ptr: int) -> None:
+        self._stream = self._cuda._device.wrap_stream(stream_ptr)
+
+
+class Event(_Part):
+    """A point in a stream's work."""
+
+    _cuda: Cuda
+
+    def __init__(self, enable_timing: bool = False) -> None:  # noqa: FBT001, FBT002 - as PyTorch's
+        self._event = self._cuda._device.create_event(timing=enable_timing)
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Record it in a stream, or in the current one."""
+        require_kind("stream", stream, Stream, None)
+        (stream or self._cuda.current_stream())._stream.record(self._event)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Have a stream, or the current one, wait for it."""
+        require_kind("stream", stream, Stream, None)
+        (stream or self._cuda.current_stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        """Wait on the host for its latest record."""
+        self._event.synchronize()
+
+    def query(self) -> bool:
+        """Whether its latest record is done."""
+        return self._event.is_done
+
+
+class CUDAGraph(_Part):
+    """Work that :meth:`Cuda.graph` captures, to be replayed."""
+
+    _cuda: Cuda
+    _graph: graph.Graph | None = None
+
+    def replay(self) -> None:
+        """Launch it in the current stream."""
+        if self._graph is None:
+            raise StreamError(
+                "this CUDAGraph captured nothing: capture work with torch.cuda.graph() first"
+            )
+        self._graph.launch(stream=self._cuda.current_stream()._stream)
+
+
+class Cuda(_Part):
+    """The part of ``torch.cuda``."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._of_thread = device, threading.local()
+        self._streams: list[OurStream] = []
+        weakref.finalize(self, close_all, self._streams).atexit = False
+        self.Stream, self.Event = self._of(Stream), self._of(Event)
+        self.ExternalStream = self._of(ExternalStream, self.Stream)
+        self.CUDAGraph = self._of(CUDAGraph)
+
+    def _of(self, kind: type[_T], *bases: type) -> type[_T]:
+        """Return a class whose objects are of this device."""
+        return type(kind.__name__, (kind, *bases), {"_cuda": self})
+
+    def current_stream(self) -> Stream:
+        """Return this thread's current stream."""
+        current: Stream | None = getattr(self._of_thread, "stream", None)
+        return current or self.default_stream()
+
+    def default_stream(self) -> Stream:
+        """Return the legacy default stream."""
+        return self.ExternalStream(0)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        """Make a stream the current one of this thread until the block ends."""
+        require_kind("stream", stream, Stream)
+        before, self._of_thread.stream = self.current_stream(), stream
+        try:
+            yield
+        finally:
+            self._of_thread.stream = before
+
+    @contextlib.contextmanager
+    def graph(self, cuda_graph: CUDAGraph, *, stream: Stream | None = None) -> Iterator[None]:
+        """Capture a stream, or one of its own, which is the current one until the block ends."""
+        require_kind("cuda_graph", cuda_graph, CUDAGraph)
+        require_kind("stream", stream, Stream, None)
+        captured = stream or self.Stream()
+        self.synchronize()
+        with self.stream(captured), captured._stream.capture() as made:
+            yield
+        cuda_graph._graph = made
+
+    def synchronize(self) -> None:
+        """Wait on the host for the device."""
+        self._device.synchronize()
+
+
+class PartOfTorch(_Part):
+    """The part of ``torch``."""
+
+    def __init__(self, device: Device) -> None:
+        self.cuda = Cuda(device)
+
+    def from_dlpack(self, array: NativeArray) -> Tensor:
+        """Return an array of the device or of NumPy as a tensor, without copying."""
+        return Tensor(self.cuda, array)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from gpuscope._checks import count
 from gpuscope._fork import free_in_children
 from gpuscope.device.accesses import of_arrays
-from gpuscope.device.graph import after_capture
+from gpuscope.device.graph import when_allowed
 from gpuscope.device.owner import Owner
 from gpuscope.device.raw import Memory
 from gpuscope.device.views import GraphView, StreamView
@@ -52,7 +52,7 @@ def give_back(device: Owner, memory: Memory, stream: StreamView[object] | None) 
         # Freeing on it would become part of the graph, and waiting would break the capture.
         stream.graph.keep(_Keeper(device, [memory], stream))
         return
-    after_capture(lambda: _free(device, memory, stream))
+    when_allowed(device, lambda: _free(device, memory, stream))
 
 
 def note_freed(device: Owner, memory: Memory, stream: StreamView[object]) -> None:

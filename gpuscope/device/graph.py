@@ -26,7 +26,7 @@ _ids = itertools.count(1)
 
 
 class _Open:
-    """How many captures that began on a thread are open, and what waits for their end."""
+    """How many captures that began on a thread are open, and what is put off meanwhile."""
 
     def __init__(self) -> None:
         self.captures = 0
@@ -53,18 +53,27 @@ def capturing() -> Iterator[None]:
         yield
     finally:
         begun.captures -= 1
-        while begun.later and not begun.captures:
-            try:
-                begun.later.popleft()()
-            except Exception:  # noqa: BLE001 - as in a destructor, there is nobody to tell
-                _log.exception("what was put off until a capture ended failed")
+        _catch_up(begun)
 
 
-def after_capture(act: Callable[[], object]) -> None:
-    """Call ``act``, which waits or frees: now, or when no capture is open on this thread."""
-    if _thread.open.captures:
-        _thread.open.later.append(act)
+def _catch_up(begun: _Open) -> None:
+    while begun.later and not begun.captures:
+        try:
+            begun.later.popleft()()
+        except Exception:  # noqa: BLE001 - as in a destructor, there is nobody to tell
+            _log.exception("what was put off failed")
+
+
+def when_allowed(device: Owner, act: Callable[[], object]) -> None:
+    """Call ``act``, which waits or frees: now, or when no capture is open on this thread.
+
+    What the collector runs inside a call of the device waits for the next that comes outside.
+    """
+    begun = _thread.open
+    if begun.captures or device.backend.is_inside():
+        begun.later.append(act)
     else:
+        _catch_up(begun)
         act()
 
 
@@ -219,7 +228,7 @@ class Graph(Closing):
             self.closed = True
         if self.partition is not None:
             self.partition.release(self)
-        after_capture(self._destroy)
+        when_allowed(self.device, self._destroy)
 
     def _destroy(self) -> None:
         try:

@@ -12,7 +12,7 @@ from gpuscope._checks import given
 from gpuscope._tables import html_table
 from gpuscope._text import clean
 from gpuscope.device.carve import CarvePlan, PlannedPartition
-from gpuscope.device.graph import after_capture
+from gpuscope.device.graph import when_allowed
 from gpuscope.device.owner import Owner
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.registry import require_not_borrowed
@@ -131,7 +131,7 @@ class Partition(Unique):
             if self.closed:  # of threads that close it at once the first does
                 return
             self.closed = True
-        after_capture(self._close_all)
+        when_allowed(self.device, self._close_all)
 
     def _close_all(self) -> None:
         try:

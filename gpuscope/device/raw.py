@@ -98,6 +98,10 @@ class Backend(Protocol[_Stream, _Event, _Array]):
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the host wait until its clock shows ``time_ns``."""
 
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call that no other may interrupt."""
+        return False
+
     def seed(self, seed: int) -> None:
         """Let what the device draws at random begin anew: the jitter of a simulated host."""
         return

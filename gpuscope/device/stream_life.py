@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 from gpuscope import _interrupts
 from gpuscope.device.event import EventQueue
-from gpuscope.device.graph import Graph, after_capture
+from gpuscope.device.graph import Graph, when_allowed
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.memory import Tag
 from gpuscope.device.owner import Owner
@@ -128,7 +128,7 @@ class StreamLife(Closing, EventQueue):
         if self.current_of is not None and self.current_of.get(self.device.identity) is self:
             self.current_of.pop(self.device.identity, None)
         if self.owned:
-            after_capture(self._destroy)
+            when_allowed(self.device, self._destroy)
 
     def _destroy(self) -> None:
         mark = None

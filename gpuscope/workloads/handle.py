@@ -14,7 +14,7 @@ from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.calls import Call, CallFacts
 from gpuscope.device.device import Device, device_for
 from gpuscope.device.event import Event, take_event
-from gpuscope.device.graph import Graph, after_capture
+from gpuscope.device.graph import Graph, when_allowed
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -327,7 +327,7 @@ class Handle(InFlight, Closing):
                 context.ready = NOTHING
         if self._partition is not None:
             self._partition.release(self)
-        after_capture(self._finish_closing)
+        when_allowed(self.device, self._finish_closing)
 
     def _finish_closing(self) -> None:
         with self._lock:
@@ -347,7 +347,7 @@ class Handle(InFlight, Closing):
         if getattr(self, "_closed", True) or _is_finalizing():
             return  # at the interpreter's end the devices were closed, and their work waited for
         with _interrupts.no_interrupt():
-            after_capture(self._finish_collected)
+            when_allowed(self.device, self._finish_collected)
 
     def _finish_collected(self) -> None:
         for context in self._contexts:

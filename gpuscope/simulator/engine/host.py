@@ -107,6 +107,10 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         with self._lock:
             return self.engine.energy.joules(self._host_ns)
 
+    def is_inside(self) -> bool:
+        """Whether this thread lets time pass, or queues something."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as Condition asks
+
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the virtual host sleep."""
         with self._lock:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.graph import after_capture
+from gpuscope.device.graph import when_allowed
 
 
 def test_a_device_without_graphs_says_so_and_captures_nothing():
@@ -124,9 +124,9 @@ def test_a_capture_that_another_thread_ends_puts_nothing_off_afterwards():
         thread.start()
         thread.join()
         capture.__exit__(None, None, None)
-        after_capture(lambda: done.append("here"))
+        when_allowed(device, lambda: done.append("here"))
         assert done == ["here"]
         with stream.capture():
-            after_capture(lambda: done.append("later"))
+            when_allowed(device, lambda: done.append("later"))
             assert done == ["here"]
         assert done == ["here", "later"]

@@ -27,7 +27,7 @@ from gpuscope.trace import Trace, arrow, schema
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
 
 FORMATS = {name: f"run.{name}" for name in ("json", "sqlite", "parquet", "pftrace")}
-GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5, "pftrace": 12.0}
+GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5, "pftrace": 6.0}
 MEMORY_GOAL = 4.0
 
 

@@ -117,8 +117,7 @@ def operand_of(value: Untyped, *, reads: bool = True, writes: bool = False) -> O
         item = value.element_size()
         strides = tuple([step * item for step in value.stride()])
         return Operand(value.data_ptr(), tuple(value.shape), strides, item, reads, writes)
-    address = address_of(value)
-    if address is None:
+    if (address := address_of(value)) is None:
         return _NOWHERE
     shape, strides, item = tuple(value.shape), value.strides, int(value.dtype.itemsize)
     if callable(strides) or strides is None:  # of other libraries, of which some count elements

@@ -235,8 +235,7 @@ class Device(Unique):
         """Return this thread's default stream."""
         raw, handle = self.backend.default_stream()
         with self.registry.lock:
-            stream = self.find_stream(handle)
-            if stream is None:
+            if (stream := self.find_stream(handle)) is None:
                 stream = Stream(self, raw, handle, name="per-thread default", owned=False)
                 self.registry.add_stream(stream, handle, is_default=True)
         self.registry.of_thread.default = stream  # it lives as long as a thread that used it

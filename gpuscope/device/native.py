@@ -14,8 +14,7 @@ _GETTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 
 
 def _native_getter(out: ctypes.Array[ctypes.c_uint64]) -> int:
-    stream = get_caller_stream()
-    if stream is None:
+    if (stream := get_caller_stream()) is None:
         return 0
     try:
         handle = raw_handle(stream)

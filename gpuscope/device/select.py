@@ -314,8 +314,7 @@ def device_of(value: object, name: str) -> Device:
     InvalidOperand
         ``value`` is not an array on a device; names the argument.
     """
-    finder = _finders.get(type(value))
-    if finder is not None:
+    if (finder := _finders.get(type(value))) is not None:
         return finder(cast("NativeArray", value))
     if _is_on_cuda(value):
         from gpuscope.device.cuda.arrays import device_index_of  # noqa: PLC0415 - loads CUDA

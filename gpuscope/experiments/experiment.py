@@ -56,8 +56,8 @@ class Experiment(ExtendedModel):
         Names of devices, as :func:`~gpuscope.open_device` takes them: each is that of a rank, a
         process that does the whole experiment. Empty for the one device that a run is given.
     rounds
-        How often the settings take turns, in the order given: drift over rounds affects all
-        equally, what a setting leaves warm the next one.
+        How often the settings take turns, in the order given, then backwards, and so on: drift
+        over rounds, and what a setting leaves warm for the next, affect all alike.
     alone_repeats
         Calls per round of each workload alone, the reference for gain and shares; 0 for none. A
         background workload runs alone for at least as long as it ran with the others.

@@ -99,8 +99,7 @@ class CudaBackend(CudaContext):
         tag = stream.tag
         block_of = self._arrays.block_of
         for value in values:
-            block = block_of(value)
-            if block is None:
+            if (block := block_of(value)) is None:
                 continue
             if tag is None:
                 tag = self._tag_of_borrowed(stream)

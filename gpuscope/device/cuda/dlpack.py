@@ -89,8 +89,7 @@ class Exported:
 
 def device_of(value: object) -> tuple[int, int]:
     """Return kind and index of the device that holds ``value``; (0, 0) if it does not say."""
-    ask = getattr(value, "__dlpack_device__", None)
-    if ask is None:
+    if (ask := getattr(value, "__dlpack_device__", None)) is None:
         return 0, 0
     try:
         kind, index = ask()

@@ -53,8 +53,7 @@ class SimMemory(SimHost):
     # -- arrays -----------------------------------------------------------------------
     def _take(self, need: tuple[int, DType]) -> Buffer:
         """Take a buffer of so many elements: what was last given first."""
-        free = self._free.get(need)
-        if free:
+        if free := self._free.get(need):
             return free.pop()
         with self._lock:
             buffer = Buffer(*need)
@@ -63,8 +62,7 @@ class SimMemory(SimHost):
         return buffer
 
     def _take_pinned(self, nbytes: int) -> Array:
-        free = self._free_pinned.get(nbytes)
-        if free:
+        if free := self._free_pinned.get(nbytes):
             return free.pop()
         try:
             return np.empty(nbytes, np.uint8)

@@ -163,6 +163,8 @@ def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_pa
     assert "small has 16 SMs, load has the remaining 116 SMs" in first
     assert "Confined: all work given to small and load ran inside" in first
     assert first.index("headline") < first.index('class="picture"') < first.index("Confined")
+    heads = re.findall("<th>(.*?)</th>", first.partition('class="picture"')[2])
+    assert heads[1].startswith("small: latency p50"), "as in the headline, though there is a p99"
 
 
 def test_a_report_shows_the_pair_that_its_headline_is_about(tmp_path):

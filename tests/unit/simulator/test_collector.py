@@ -58,16 +58,19 @@ def test_what_is_collected_inside_of_a_call_is_finished_behind_it(gpu, caplog, w
                 collected = True
                 gc.collect()
 
-    with gpu.create_stream(name="s") as s, gpu.create_stream(name="t") as t:
-        with gs.profile(gpu) as recording:
-            sys.setprofile(collect)
-            try:
-                steps[0].execute(stream=s)
-                t.wait(s.record())
-                steps[1].execute(stream=t)
-                t.synchronize()
-            finally:
-                sys.setprofile(None)
+    with (
+        gpu.create_stream(name="s") as s,
+        gpu.create_stream(name="t") as t,
+        gs.profile(gpu) as recording,
+    ):
+        sys.setprofile(collect)
+        try:
+            steps[0].execute(stream=s)
+            t.wait(s.record())
+            steps[1].execute(stream=t)
+            t.synchronize()
+        finally:
+            sys.setprofile(None)
     gc.collect()
     assert collected
     assert handle() is None

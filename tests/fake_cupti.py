@@ -404,6 +404,9 @@ class FakeGpu:
         cupti.contexts.append({"context": self.context, "device": index})
 
     # work
+    def is_inside(self):
+        return False
+
     def hold(self):
         """Let what is launched from now on go on running: it leaves no record yet."""
         self._late = []

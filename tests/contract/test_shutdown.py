@@ -233,7 +233,7 @@ class Losable:
             return found
 
         def call(*args, **kwargs):
-            if self.lost and name not in ("now_ns", "process_and_thread"):
+            if self.lost and name not in ("now_ns", "process_and_thread", "is_inside"):
                 self.refused.append(name)
                 raise Gone(name)
             return found(*args, **kwargs)

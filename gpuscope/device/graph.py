@@ -30,7 +30,7 @@ class _Open:
 
     def __init__(self) -> None:
         self.captures = 0
-        self.later: deque[Callable[[], object]] = deque()
+        self.later: deque[tuple[Owner, Callable[[], object]]] = deque()
 
 
 class _Thread(threading.local):
@@ -57,9 +57,9 @@ def capturing() -> Iterator[None]:
 
 
 def _catch_up(begun: _Open) -> None:
-    while begun.later and not begun.captures:
+    while begun.later and not (begun.captures or begun.later[0][0].backend.is_inside()):
         try:
-            begun.later.popleft()()
+            begun.later.popleft()[1]()
         except Exception:  # noqa: BLE001 - as in a destructor, there is nobody to tell
             _log.exception("what was put off failed")
 
@@ -71,7 +71,7 @@ def when_allowed(device: Owner, act: Callable[[], object]) -> None:
     """
     begun = _thread.open
     if begun.captures or device.backend.is_inside():
-        begun.later.append(act)
+        begun.later.append((device, act))
     else:
         _catch_up(begun)
         act()

@@ -227,5 +227,4 @@ def _of_setting(run: Run, rows: list[Row]) -> Iterator[Finding]:
         subject = {"workload": row["workload"]}
         yield Finding("load.share", "note", subject, quantities(row, share=RATES[0]))
     if any(round(100 * row[RATES[0]]) > 100 for row in kept):
-        # Before both run together a GPU has idled, and its power cap has not slowed it yet.
         yield Finding("above-alone", "note")

@@ -115,6 +115,18 @@ def test_a_node_keeps_its_partition_if_that_is_closed_before_the_recording_ends(
     assert trace.where(kind="kernel").texts("partition") == ["a"]
 
 
+def test_what_is_put_off_inside_of_a_call_is_not_done_there_for_another_gpu(monkeypatch):
+    one, other = (gs.open_device("sim:h200", quiet=True) for _ in range(2))
+    done: list[str] = []
+    with monkeypatch.context() as inside:
+        inside.setattr(one.backend, "is_inside", lambda: True)
+        when_allowed(one, lambda: done.append("one"))
+        when_allowed(other, lambda: done.append("other"))
+        assert done == ["other"]
+    when_allowed(other, lambda: done.append("again"))
+    assert done == ["other", "one", "again"]
+
+
 def test_a_capture_that_another_thread_ends_puts_nothing_off_afterwards():
     device = gs.open_device("sim:h200", quiet=True)
     done: list[str] = []

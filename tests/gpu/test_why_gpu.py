@@ -74,7 +74,7 @@ def test_the_path_adds_up_and_a_faster_kernel_gains_what_was_said(gpu, program):
     helps = gs.analysis.what_would_help(trace).changes
     gains = sorted((c.gain_ns for c in helps if "twice as fast" in c.change), reverse=True)
     whole, half = took_ns(gpu, step), took_ns(gpu, made(LONG_NS // 2))
-    assert gains[0] == pytest.approx((LONG_NS + SHORT_NS) / 2, rel=0.1), "all of them are `spin`"
+    assert gains[0] == pytest.approx((LONG_NS + SHORT_NS) / 2, rel=0.1), helps
     assert whole - half == pytest.approx(LONG_NS / 2, rel=0.1)
 
 

@@ -37,6 +37,19 @@ def test_a_kernel_gains_what_the_next_constraint_leaves():
     assert found[fast, "other"] == found[fast, "hidden"] == 0
 
 
+def test_a_handle_whose_end_nobody_saw_ends_nothing():
+    gpu = gs.open_device("sim:h200", quiet=True, jitter=False)
+    with gpu.create_stream() as stream, gs.learn.Step(gpu, 2_000_000, name="slow") as step:
+        with gs.profile(gpu) as recording:
+            step.execute(stream=stream)
+            stream.synchronize()
+            with gs.annotate("later"):  # as rows of clocks, it lasts longer than all work
+                gpu.backend.wait_until_ns(gpu.now_ns() + 10_000_000)
+    trace = recording.trace
+    assert trace.where(kind="handle").texts("status") == ["completion not seen"]
+    assert gains(trace)["make the kernel twice as fast", "slow"] == 1_000_000
+
+
 def test_without_a_wait_the_host_runs_ahead():
     spans, edges, at = [], [], 0
     for number in range(10):

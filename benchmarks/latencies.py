@@ -196,7 +196,7 @@ def options(description: str | None, out: Path, profile: str) -> argparse.Argume
     """Return what such benchmarks ask for."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--profile", default=profile, help="the part after sim:")
+    parser.add_argument("--profile", default=profile, help="the part after sim: of this card")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--device", default="cuda:0")
     return parser

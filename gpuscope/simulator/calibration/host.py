@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -28,7 +30,7 @@ from gpuscope.workloads.spin import Spin
 
 Source = Literal["auto", "cupti"]
 _Launches: TypeAlias = tuple[Floats, Ints, Ints]
-"""µs of sleep before each launch, ns until its kernel was queued, and until it was seen to end."""
+"""µs since the last one of its kind, ns until its kernel was queued, and until its end was seen."""
 
 _BATCHES, _CALLS = 7, 100
 _WAITS, _HELD_NS = 40, 200_000
@@ -37,18 +39,18 @@ _STREAMS = 8
 _COPIES = 5
 _TRANSFERS = 11
 _TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
-_BUSY = 200, {"duration_us": 20, "max_queued": 8}
-_IDLE = 500, {"duration_us": 5000, "max_queued": 3}
+_AT_ONCE = 200, {"kind": "gemm", "m": 64, "n": 64, "k": 64, "max_queued": 8}
+_LATER = 500, {"kind": "spin", "duration_us": 5000, "max_queued": 3}
 """Launches of a small GEMM, and the load beside them."""
-_COPIED = 300, {"duration_us": 5000, "max_queued": 3}
+_COPIED = 300, {"kind": "spin", "duration_us": 5000, "max_queued": 3}
 """The same of a small copy."""
 _GEMM = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16"}
 _COPY = {"kind": "copy", "nbytes": 4096}
 _RATE_HZ = 2000
-_SLEPT_US = (30, 60, 150, 400, 1000)
-"""Between these, times of sleep are taken together; below the first counts as none."""
-_FEW = 60
-"""Fewer launches have no quantiles of their own."""
+_SINCE_US = (15, 30, 60, 150, 400, 1000)
+"""Between these, times since the launch before are taken together; below the first is at once."""
+_FEW = 30
+"""Fewer launches of a sample have no quantiles of their own."""
 _PER_MILLE = (0, 10, 50, *range(100, 1000, 100), 950, 980, 990, 995, 998, 1000)
 _SHARES = tuple(share / 1000 for share in _PER_MILLE)
 _HEATING, _HEATING_NS = 4096, 400_000_000
@@ -88,14 +90,14 @@ def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
 
 
 def launches(device: Device) -> tuple[_Launches, _Launches, _Launches]:
-    """Launch small kernels at random moments, and wait for each; as an experiment does.
+    """Launch small kernels as an experiment does, and wait for each.
 
-    First GEMMs while the experiment's loop is always busy with launches of short kernels, then
-    while it mostly sleeps, then copies. A host is slower for seconds: sample it now and then.
+    First GEMMs while the loop launches others as fast as it can, then GEMMs at random moments while
+    it has little to do, then copies. A host is slower for seconds: sample it now and then.
     """
     return (
-        _launches(device, _GEMM, *_BUSY),
-        _launches(device, _GEMM, *_IDLE),
+        _launches(device, _GEMM, *_AT_ONCE),
+        _launches(device, _GEMM, *_LATER),
         _launches(device, _COPY, *_COPIED),
     )
 
@@ -118,60 +120,61 @@ def experiment_costs(
     Returns
     -------
     dict
-        Medians of a host that did not sleep.
+        Medians of launches that follow each other at once.
     Speeds
-        How fast it goes after it slept; empty where launches do not vary.
+        How much longer they take later; empty where launches do not vary.
     """
-    busy, idle, copied = (
+    _, later, copied = (
         [np.concatenate(parts) for parts in zip(*some, strict=True)]
         for some in zip(*samples, strict=True)
     )
-    slept_us = np.concatenate((busy[0], idle[0]))
-    before_ns = np.concatenate((busy[1], idle[1]))
-    group = np.digitize(slept_us, _SLEPT_US)
-    costs = {"gemm_call_ns": _typical(before_ns[group == 0])}
-    slower = float(np.median(copied[1]) / np.median(idle[1]))  # both of a host that mostly slept
+    gemms = [[np.concatenate(pair) for pair in zip(*some[:2], strict=True)] for some in samples]
+    times: list[tuple[float, Floats]] = []
+    for low_us, high_us in itertools.pairwise((0, *_SINCE_US, math.inf)):
+        members = [(low_us <= since_us) & (since_us < high_us) for since_us, *_ in gemms]
+        # Of several samples the median: one falls into seconds in which the host is slow.
+        quantiles = [
+            np.quantile(before_ns[some], _SHARES)
+            for (_, before_ns, _), some in zip(gemms, members, strict=True)
+            if np.sum(some) >= _FEW
+        ]
+        if quantiles:
+            late_us = [since_us[some] for (since_us, *_), some in zip(gemms, members, strict=True)]
+            times.append((_middle(np.concatenate(late_us)), np.median(quantiles, axis=0)))
+    costs = {"gemm_call_ns": max(1, round(float(np.interp(0.5, _SHARES, times[0][1]))))}
+    slower = _middle(copied[1]) / _middle(later[1])  # both of a host with little to do
     costs["launch_call_ns"] = max(1, round(slower * costs["gemm_call_ns"]))
-    for name, (_, before, whole) in (("gemm", idle), ("launch", copied)):
+    for name, (_, before, whole) in (("gemm", later), ("launch", copied)):
         call_ns = costs[f"{name}_call_ns"]  # nothing else is launched until it is seen
         known = call_ns + calls["event_record_call_ns"] + calls["query_call_ns"]
-        costs[f"{name}_return_ns"] = max(
-            0, round(float(np.median(whole / before)) * call_ns) - known
-        )
+        costs[f"{name}_return_ns"] = max(0, round(_middle(whole / before) * call_ns) - known)
     speeds: list[tuple[float, list[tuple[float, float]]]] = []
-    for number in range(len(_SLEPT_US) + 1):
-        members = group == number
-        if speeds and np.sum(members) < _FEW:
-            continue
-        ratios = np.quantile(before_ns[members] / costs["gemm_call_ns"], _SHARES)
-        quantiles = [(share, round(float(x), 3)) for share, x in zip(_SHARES, ratios, strict=True)]
-        slept = round(float(np.median(slept_us[members])), 1) if speeds else 0.0
-        speeds.append((slept, quantiles))
+    for since_us, took_ns in [(0.0, times[0][1]), *times]:
+        ratios = np.round(took_ns / costs["gemm_call_ns"], 3).tolist()
+        speeds.append((round(since_us, 1), [*zip(_SHARES, ratios, strict=True)]))
     varies = any(ratio != 1 for _, quantiles in speeds for _, ratio in quantiles)
     return costs, speeds if varies else []
 
 
 def _launches(
-    device: Device, paced: Mapping[str, object], count: int, load: Mapping[str, int]
+    device: Device, paced: Mapping[str, object], count: int, load: Mapping[str, object]
 ) -> _Launches:
     pace = {"repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ}
-    spin = {"kind": "spin", "stream": "b", "background": True}
     experiment = {
         "name": "calibration",
         "alone_repeats": 0,
         "streams": {"a": {}, "b": {}},
-        "workloads": {"paced": {**paced, "stream": "a", **pace}, "load": {**spin, **load}},
+        "workloads": {
+            "paced": {**paced, "stream": "a", **pace},
+            "load": {**load, "stream": "b", "background": True},
+        },
     }
     trace = complete(run(experiment, device)["default"])
-    handles = _in_order(trace.where(kind="handle", category="paced"))
-    kernels = {name: trace.where(kind="kernel", category=name) for name in ("paced", "load")}
-    start_ns, seen_ns = (handles.array(name) for name in ("start_ns", "end_ns"))
-    queued = {name: np.sort(kernels[name].array("queued_ns")) for name in kernels}
-    launched = np.concatenate(([0], queued["load"]))
-    last_ns = launched[np.searchsorted(queued["load"], start_ns)]
-    last_ns[1:] = np.maximum(last_ns[1:], seen_ns[:-1])
-    slept_us = (start_ns - last_ns)[1:] / 1e3
-    return slept_us, (queued["paced"] - start_ns)[1:], (seen_ns - start_ns)[1:]
+    alike = ("paced", "load") if load["kind"] == paced["kind"] else ("paced",)
+    handles = _in_order(trace.where(kind="handle", category=alike))
+    queued_ns = np.sort(trace.where(kind="kernel", category=alike).array("queued_ns"))
+    start_ns, seen_ns = (handles.array(name)[1:] for name in ("start_ns", "end_ns"))
+    return (start_ns - queued_ns[:-1]) / 1e3, queued_ns[1:] - start_ns, seen_ns - start_ns
 
 
 def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, float]:
@@ -285,7 +288,11 @@ def _in_order(trace: Trace) -> Trace:
 
 def _typical(times_ns: Array) -> int:
     """Median; at least 1, where the clocks of host and GPU are apart by more than there is."""
-    return max(1, round(float(np.median(times_ns))))
+    return max(1, round(_middle(times_ns)))
+
+
+def _middle(values: Array) -> float:
+    return float(np.median(values))
 
 
 def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float]]]:

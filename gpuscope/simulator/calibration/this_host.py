@@ -76,7 +76,7 @@ def calibrate_host(
     known |= {
         "name": target.stem,
         "constants": known["constants"] | constants,
-        "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
+        "jitter": [{"since_us": us, "quantiles": list(shares)} for us, shares in jitter],
     }
     known["measured"]["source"] += f"; the host's figures on {today} (UTC) with driver {driver}"
     write_profile(known, target)

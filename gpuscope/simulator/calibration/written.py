@@ -57,7 +57,7 @@ def profile_of(
         "device": device.model_dump(mode="json"),
         "measured": {**measured, **counts},
         "constants": dict(constants),
-        "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
+        "jitter": [{"since_us": us, "quantiles": list(shares)} for us, shares in jitter],
         "transfers": dict(transfers),
         "gemm": gemm,
     }

@@ -49,9 +49,10 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
 
     def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
         self.profile = Profile.load(profile)
-        speeds = [(speed.slept_us, speed.quantiles) for speed in self.profile.file.jitter]
+        speeds = [(speed.since_us, speed.quantiles) for speed in self.profile.file.jitter]
         self._jitter = Jitter(speeds, noise=jitter)
         self._seen_ns = 0  # what was done by then, a wait has seen
+        self._launched_ns = {"gemm": 0, "launch": 0}  # the latest of a kind
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1
         self._cost = constants = self.profile.constants
@@ -114,7 +115,6 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the virtual host sleep."""
         with self._lock:
-            self._jitter.sleep(max(0, time_ns - self._host_ns))
             self._advance(max(self._host_ns, time_ns))
 
     def _advance(self, time_ns: int) -> None:
@@ -192,8 +192,10 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             together=together,
             launch_config=config,
         )
-        self._jitter.draw()
+        kind = call or "launch"
+        self._jitter.draw((self._host_ns - self._launched_ns[kind]) / 1e3)
         self._queue(op, self._cost[f"{call}_call_ns"] if call else 0)
+        self._launched_ns[kind] = self._host_ns
         self._pay(self._cost[f"{call or 'launch'}_return_ns"])
 
     def _require_no_blocking_capture(self) -> None:
@@ -212,7 +214,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def _returned(self, done_ns: int) -> None:
         """Let the host return from a wait for something that was done at ``done_ns``."""
         self._seen_ns = max(self._seen_ns, done_ns)
-        visible = done_ns + self._jitter(self._cost["synchronize_return_ns"])
+        visible = done_ns + self._cost["synchronize_return_ns"]
         self._advance(max(self._host_ns + self._cost["query_call_ns"], visible))
 
     def _sees(self, op: Op | None) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Speeds: TypeAlias = Sequence[tuple[float, Sequence[tuple[float, float]]]]
-"""After how much sleep, in µs, rising from 0: share of all launches, from 0 to 1 → the time of a
-launch that so many do not exceed, over the median of a host that did not sleep."""
+"""How long after the launch before of its kind, in µs, rising from 0: share of all launches, from 0
+to 1 → the time of a launch that so many do not exceed, over the median of those that follow at
+once."""
 
 _MEDIAN = 0.5
 
@@ -18,46 +19,41 @@ class Jitter:
     """Draws how fast the host goes, from quantiles that were measured.
 
     A host is slow for a while, not for a call: each launch draws anew, and what the host does
-    until the next goes as fast. A host that slept is slower: its core has slowed down, and its
-    caches hold less.
+    until the next goes as fast. The longer ago the launch before of its kind, the slower: caches
+    hold less of what it needs, and a core that slept has slowed down.
 
     Parameters
     ----------
     speeds
-        As measured; between two times of sleep, and between two shares, is interpolated. Empty:
-        every call takes its median.
+        As measured; between two times, and between two shares, is interpolated. Empty: every call
+        takes its median.
     noise
-        Without it every launch draws the median after as much sleep.
+        Without it every launch draws the median of those that come as late.
     """
 
     def __init__(self, speeds: Speeds, *, noise: bool = True) -> None:
         self._noise = noise
-        self._slept_us = [slept_us for slept_us, _ in speeds]
+        self._since_us = [since_us for since_us, _ in speeds]
         self._quantiles = [[*zip(*quantiles, strict=True)] for _, quantiles in speeds]
         self.seed(0)
 
     def seed(self, seed: int) -> None:
         """Begin anew."""
         self._share = random.Random(seed).random  # noqa: S311 - noise, no secret
-        self._ratio, self._slept_ns = 1.0, 0
+        self._ratio = 1.0
 
     def __call__(self, median_ns: int) -> int:
         """Return how long a call takes now."""
         return median_ns if self._ratio == 1 else round(median_ns * self._ratio)
 
-    def sleep(self, time_ns: int) -> None:
-        """Note that the host slept."""
-        self._slept_ns += time_ns
-
-    def draw(self) -> None:
-        """Go on at another speed."""
-        slept_us, self._slept_ns = self._slept_ns / 1e3, 0
-        if self._slept_us:
+    def draw(self, since_us: float) -> None:
+        """Go on at another speed, so long after the launch before of the same kind."""
+        if self._since_us:
             share = self._share() if self._noise else _MEDIAN
-            high = bisect_right(self._slept_us, slept_us)
+            high = bisect_right(self._since_us, since_us)
             around = slice(high - 1, high + 1)  # the first is 0
             ratios = [_interpolated(share, *times) for times in self._quantiles[around]]
-            self._ratio = _interpolated(slept_us, self._slept_us[around], ratios)
+            self._ratio = _interpolated(since_us, self._since_us[around], ratios)
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from gpuscope._text import clean
@@ -99,13 +99,15 @@ class HostCosts(Part):
 
 
 class HostSpeed(Part):
-    """How fast the host goes after it slept; from a launch until the next one."""
+    """How fast the host goes from a launch until the next one."""
 
-    slept_us: NonNegativeFloat
-    """time that the host slept since the launch before"""
+    since_us: Annotated[
+        NonNegativeFloat, Field(validation_alias=AliasChoices("since_us", "slept_us"))
+    ]
+    """time since the launch before of its kind; files of earlier versions have ``slept_us``"""
     quantiles: Quantiles
     """shares of all launches, from 0 to 1, and the time that so many do not exceed, over the
-    median of a host that did not sleep"""
+    median of those that follow each other at once"""
 
     @field_validator("quantiles")
     @classmethod
@@ -342,10 +344,10 @@ class ProfileFile(Part):
 
     @field_validator("jitter")
     @classmethod
-    def _sleep_rises(cls, jitter: list[HostSpeed]) -> list[HostSpeed]:
-        slept = [speed.slept_us for speed in jitter]
-        if jitter and not (slept[0] == 0 and slept == sorted(set(slept))):
-            raise ValueError(f"slept_us should rise from 0, but is {slept}")
+    def _times_rise(cls, jitter: list[HostSpeed]) -> list[HostSpeed]:
+        since = [speed.since_us for speed in jitter]
+        if jitter and not (since[0] == 0 and since == sorted(set(since))):
+            raise ValueError(f"since_us should rise from 0, but is {since}")
         return jitter
 
     @field_validator("gemm")

@@ -49,6 +49,7 @@ from gpuscope.simulator.calibration.memory import Pair, slowdown
 from gpuscope.simulator.calibration.this_host import measure_host
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.schema import ProfileFile
 
 H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.simulator.profiles") / "h200.json").read_text("utf-8")
@@ -115,13 +116,36 @@ def gemms_above_all(monkeypatch):
 # -- the whole way -----------------------------------------------------------------------
 
 
+def hosts_ns(profile, name: str, since_us: float) -> float:
+    """Return what a call costs that comes so long after the last launch of its kind."""
+    since, ratios = zip(
+        *((speed.since_us, dict(speed.quantiles)[0.5]) for speed in profile.jitter), strict=True
+    )
+    return getattr(profile.constants, name) * float(np.interp(since_us, since, ratios))
+
+
+def require_found_again(found, known) -> None:
+    """Require the costs of calls: of launches, after times that experiments have between them."""
+    constants = found.constants.model_dump()
+    for name, value in known.constants.model_dump().items():
+        if name.startswith(("launch_call", "launch_return", "gemm_")):
+            for since_us in (100, 600, 1400):
+                assert hosts_ns(found, name, since_us) == pytest.approx(
+                    hosts_ns(known, name, since_us), rel=0.05
+                ), (name, since_us)
+        elif name.endswith("_call_ns"):  # made between launches, as quick as those
+            ratios = [dict(speed.quantiles)[0.5] for speed in known.jitter]
+            assert 0.99 * min(ratios) < constants[name] / value < 1.01 * max(ratios), name
+        elif name != COPY_RATE:
+            assert constants[name] == pytest.approx(value, rel=0.001), name
+
+
 def test_host_costs_are_found_again(calibrated):
-    found = calibrated.profile.constants.model_dump()
-    for name, value in H200.constants.items():
-        # A large copy goes at the rate of the largest one that was measured.
-        # Launches of kernels are measured while the host mostly sleeps, and then scaled.
-        within = 0.02 if name == COPY_RATE or name.startswith("launch_") else 0.001
-        assert found[name] == pytest.approx(value, rel=within), name
+    require_found_again(calibrated.profile, H200.file)
+    # A large copy goes at the rate of the largest one that was measured.
+    assert calibrated.profile.constants.device_copy_bytes_per_us == pytest.approx(
+        H200.constants[COPY_RATE], rel=0.02
+    )
 
 
 def test_the_times_of_copies_are_found_again(calibrated):
@@ -561,11 +585,30 @@ def test_gemms_that_would_take_too_long_are_left_out_and_counted(monkeypatch):
 
 def test_the_host_alone_is_found_again():
     gpu = gs.open_device("sim:h100", jitter=False, quiet=True)
-    constants, _, _ = measure_host(gpu, "auto", progress=lambda _share, _what: None)
-    known = gpu.backend.profile.constants
-    assert {*known} - {*constants} == {COPY_RATE}
-    for name, value in constants.items():
-        assert value == pytest.approx(known[name], rel=0.03), name
+    known = gpu.backend.profile.file
+    constants, speeds, _ = measure_host(gpu, "auto", progress=lambda _share, _what: None)
+    assert {*known.constants.model_dump()} - {*constants} == {COPY_RATE}
+    found = known.model_dump(mode="json", by_alias=True)
+    found["constants"] |= constants
+    found["jitter"] = [{"since_us": us, "quantiles": shares} for us, shares in speeds]
+    require_found_again(ProfileFile.parse(json.dumps(found), "found"), known)
+
+
+def test_a_host_that_is_slow_for_a_while_is_not_taken_for_all_of_it():
+    random = np.random.default_rng(0)
+
+    def sample(slow):
+        since_us = np.concatenate([random.uniform(5, 14, 200), random.uniform(500, 900, 200)])
+        before_ns = slow * np.where(since_us < 15, 20_000, 30_000) * random.uniform(0.9, 1.1, 400)
+        return since_us, before_ns, 2 * before_ns
+
+    samples = [(sample(slow),) * 3 for slow in (1, 1, 1, 1, 10)]
+    calls = {"event_record_call_ns": 2_000, "query_call_ns": 1_000}
+    costs, speeds = host.experiment_costs(samples, calls)
+    assert costs["gemm_call_ns"] == pytest.approx(20_000, rel=0.02)
+    assert [us for us, _ in speeds] == pytest.approx([0, 9.5, 700], rel=0.05)
+    assert [dict(shares)[0.5] for _, shares in speeds] == pytest.approx([1, 1, 1.5], rel=0.03)
+    assert max(ratio for _, shares in speeds for _, ratio in shares) < 2
 
 
 def test_how_kernels_wait_for_memory_is_found_again(calibrated):

@@ -48,7 +48,8 @@ def test_dropped_waits_take_the_hosts_time_for_them_with_them(pairs):
             continue
         drop = [(edge["from"], edge["to"]) for edge in edges] if pairs else "all"
         forecast = gs.what_if(recorded, drop_waits=drop)["forecast"]
-        assert end_ns(forecast) == pytest.approx(end_ns(truth), rel=0.005 + 0.03 * pairs), seed
+        # A launch that comes sooner is quicker, too, which no recording tells.
+        assert end_ns(forecast) == pytest.approx(end_ns(truth), rel=0.01 + 0.03 * pairs), seed
 
 
 @pytest.mark.no_cover

@@ -15,15 +15,6 @@ ENDS_ITS_PROCESS = (
     "a loop without an end",
 )
 """Of what is in C++: on a GPU, that is the process of the notebook."""
-FAILS_A_CAPTURE = (
-    "no join",
-    "the join comes before two",
-    "the join comes behind the block",
-    "t does not join the capture",
-    "the fork comes before the block",
-    "it waits in the block",
-)
-"""Of what is in PyTorch, whose allocator then refuses each later capture of the process."""
 RIGHT: Answers = {
     "01": {
         "timer": [

@@ -63,6 +63,7 @@ def pytorch(device: Device) -> Untyped:
             "gs.open_device('sim:h200'), which needs no PyTorch"
         )
     torch.cuda.set_device(device.info.index)
+    torch.cuda.Stream()  # the first one makes PyTorch's pool of streams, which takes ms
     return torch
 
 

@@ -319,7 +319,7 @@ def test_what_was_recorded_survives_an_exception(gpu):
 def test_the_trace_is_there_only_when_the_recording_ended(gpu):
     with gs.profile(gpu) as recording, pytest.raises(gs.errors.GpuscopeError, match="still on"):
         _ = recording.trace
-    assert len(recording.trace) == 0
+    assert set(recording.trace.texts("kind")) <= {"counter"}  # a GPU's clocks are read meanwhile
 
 
 def test_one_recording_does_not_mix_clocks(gpu):

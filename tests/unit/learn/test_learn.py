@@ -321,6 +321,34 @@ def test_a_solution_is_shown_as_code(lesson):
     assert ">if a &lt; b:\n    b</pre>" in feedback.html()
 
 
+@pytest.mark.parametrize(
+    ("on_gpu", "lost", "failures", "verdict", "tries"),
+    [
+        (True, False, 2, "solved", 3 + 2), (True, False, 99, "not solved", 3),
+        (False, True, 2, "solved", 3 + 2), (False, True, 99, "not solved", 3),
+        (False, False, 1, "not solved", 1),
+    ],
+)  # fmt: skip
+def test_a_program_is_run_again_where_it_may_not_be_to_blame(
+    lesson, gpu, monkeypatch, on_gpu, lost, failures, verdict, tries
+):
+    monkeypatch.setattr(type(gpu), "is_simulated", property(lambda _: not on_gpu))
+    left, seeds = [failures], []
+
+    def test(chance):
+        seeds.append(chance.random())
+        attempt = lesson.watch(gpu.synchronize)
+        if lost:
+            monkeypatch.setattr(type(attempt.trace.metadata), "incomplete", "rows are missing")
+        left[0] -= 1
+        return "It came late." if left[0] >= 0 else True
+
+    assert lesson.check("a", "an exercise", test).result.verdict == verdict
+    assert len(seeds) == tries
+    assert len(set(seeds)) == (3 if verdict == "solved" else 1), "with the same values again"
+    assert lesson.results[0].attempts == 1
+
+
 def test_what_was_solved_stays_so_whatever_is_tried_later(lesson):
     found = iter([True, True, True, "It was 3.", None])
 

@@ -343,7 +343,9 @@ def stand_in(*, has_gpu):
     """Return what stands for PyTorch's module, and notes which device is chosen."""
     torch = ModuleType("torch")
     chosen = []
-    torch.cuda = SimpleNamespace(is_available=lambda: has_gpu, set_device=chosen.append)
+    torch.cuda = SimpleNamespace(
+        is_available=lambda: has_gpu, set_device=chosen.append, Stream=lambda: chosen.append("pool")
+    )
     return torch, chosen
 
 
@@ -363,7 +365,7 @@ def test_a_gpu_gets_pytorch_itself_on_its_device(real, monkeypatch):
     torch, chosen = stand_in(has_gpu=True)
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert gs.learn.pytorch(real) is torch
-    assert chosen == [1]
+    assert chosen == [1, "pool"], "the pool of streams is made before a program is watched"
 
 
 @pytest.mark.parametrize("torch", [None, stand_in(has_gpu=False)[0]], ids=["none", "without CUDA"])

@@ -62,10 +62,10 @@ end, completely or not at all.
   of its SMs. Recorded kernels give the medians of three times: from the end of a launch call to the
   kernel's start, from a kernel's end to the host's return from a wait, and between two queued
   GEMMs. What a launch costs, before the kernel is queued and after it, and how that varies, comes
-  from small experiments, recorded as every experiment is: in one launches follow each other at once,
-  in others they come at random moments, since the later a launch comes, the longer it takes. They run
-  now and then between the other measurements, since a host is also slower for seconds; of these
-  samples, the median counts.
+  from small experiments, recorded as every experiment is: in one launches follow each other at
+  once, in others they come at random moments, since the later a launch comes, the longer it takes.
+  They run now and then between the other measurements, since a host is also slower for seconds; of
+  these samples, the median counts.
 - **Power**: a 4096³ product of each dtype runs for 0.4 s. By how much slower it goes at the end
   than in the first 20 ms says what it draws.
 - **Copies**: 64 MiB to the device and back, with one rate for both directions; 512 MiB on the

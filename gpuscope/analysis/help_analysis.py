@@ -155,11 +155,11 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
     launching = np.unique(view.rows.threads[causes.rows.calls])
-    ends = causes.target[view.kept]  # of work, and of threads that launch: others feed these
+    # Of work, and of threads that launch: others feed these. What ends later, nobody saw end.
+    ends = causes.target[view.kept & (causes.times[causes.target] <= causes.times[node])]
     owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
     is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
     is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
-    is_end &= causes.times <= causes.times[node]  # calls whose end nobody saw last until later
     looks = causes.of("host wait") & view.rows.having("kind", ("handle",))[view.row]
     polls = (looks & view.on_path).any()
     competes = (causes.of("SMs held", "priority", "copy engine") & view.kept).any()

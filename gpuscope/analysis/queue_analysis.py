@@ -129,7 +129,7 @@ def queue_depths(trace: Trace) -> QueueDepthsResult:
     >>> import gpuscope as gs
     >>> run = gs.experiments.predict({
     ...     "name": "load", "alone_repeats": 0, "streams": {"a": {}, "b": {}}, "workloads": {
-    ...         "big": {"kind": "spin", "duration_us": 90, "stream": "a", "background": True},
+    ...         "big": {"kind": "spin", "duration_us": 400, "stream": "a", "background": True},
     ...         "small": {"kind": "spin", "duration_us": 10, "stream": "b", "repeats": 5},
     ...     },
     ... })

@@ -16,7 +16,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, InvalidArgument, NotFound
 from gpuscope.experiments.profiling import profile
 from gpuscope.learn.answers import Answer, Interval, Kind
-from gpuscope.learn.attempt import RETURNED, Attempt, Unmet
+from gpuscope.learn.attempt import RETURNED, Attempt, tested
 from gpuscope.learn.outcome import (
     RESULTS,
     Feedback,
@@ -38,9 +38,6 @@ from gpuscope.trace.model import Trace
 _UNTRIED = "Change the cell above first. If you did: does your code return or launch anything?"
 _SEEDS = 3
 """Different durations and values with which a check runs a program."""
-_TRIES = 3
-"""How often it runs one that does not pass where that may be by chance: a recording lost rows, or
-a GPU's host came late. No order of its work is there by chance."""
 
 
 class Lesson:
@@ -260,7 +257,7 @@ class Lesson:
         try:
             for seed in range(_SEEDS):
                 if outcome is True:
-                    outcome = self._tested(test, seed)
+                    outcome = tested(test, seed, self._attempts, self.device)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             outcome = f"It raised {type(error).__name__}: {error}"
         if outcome is None:
@@ -278,26 +275,6 @@ class Lesson:
         shown = "; ".join(dict.fromkeys(last.shown)) if last is not None else ""
         text = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
         return Feedback(result, text[0].upper() + text[1:], "", rule, figure)
-
-    def _tested(
-        self, test: Callable[[random.Random], bool | str | None], seed: int
-    ) -> bool | str | None:
-        """Return what a test found; it is made again where the program may not be to blame."""
-        outcome: bool | str | None = None
-        for _ in range(_TRIES):
-            self._attempts.clear()
-            try:
-                outcome = test(random.Random(seed))  # noqa: S311 - durations
-            except Unmet as unmet:
-                outcome = str(unmet)
-            if outcome is not None and not isinstance(outcome, str):
-                outcome = bool(outcome)  # what NumPy compares is no bool of Python
-            by_chance = not self.device.is_simulated or any(
-                attempt.trace.metadata.incomplete for attempt in self._attempts
-            )
-            if outcome is True or outcome is None or not by_chance:
-                break
-        return outcome
 
     @door(name=str, question=str, kind=Kind, hints=SeveralOf(str), rule=str)
     def quiz(

@@ -39,12 +39,12 @@ def test_a_kernel_gains_what_the_next_constraint_leaves():
 
 def test_a_handle_whose_end_nobody_saw_ends_nothing():
     gpu = gs.open_device("sim:h200", quiet=True, jitter=False)
-    with gpu.create_stream() as stream, gs.learn.Step(gpu, 2_000_000, name="slow") as step:
-        with gs.profile(gpu) as recording:
-            step.execute(stream=stream)
-            stream.synchronize()
-            with gs.annotate("later"):  # as rows of clocks, it lasts longer than all work
-                gpu.backend.wait_until_ns(gpu.now_ns() + 10_000_000)
+    step, stream = gs.learn.Step(gpu, 2_000_000, name="slow"), gpu.create_stream()
+    with step, stream, gs.profile(gpu) as recording:
+        step.execute(stream=stream)
+        stream.synchronize()
+        with gs.annotate("later"):  # as rows of clocks, it lasts longer than all work
+            gpu.backend.wait_until_ns(gpu.now_ns() + 10_000_000)
     trace = recording.trace
     assert trace.where(kind="handle").texts("status") == ["completion not seen"]
     assert gains(trace)["make the kernel twice as fast", "slow"] == 1_000_000

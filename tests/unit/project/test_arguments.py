@@ -545,7 +545,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
             "rule": "",
         }),
         "Lesson.to_csv": (lesson.to_csv, {"path": "a.csv", "learner": ""}),
-        "Lesson.watch": (lesson.watch, {"program": int}),
+        "Lesson.watch": (lesson.watch, {"program": int, "device": None}),
         "Grades.to_csv": (learn.Grades().to_csv, {"path": "a.csv"}),
         "learn.Limits": (learn.Limits, {"seconds": 1, "cell_seconds": 1, "memory_bytes": 10**9}),
         "learn.grade": (learn.grade, {

@@ -10,7 +10,7 @@ ONE = {
     "streams": {"s": {}, "t": {}},
     "workloads": {
         "w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20, "max_queued": 1},
-        "load": {"kind": "spin", "duration_us": 50, "stream": "t", "background": True},
+        "load": {"kind": "spin", "duration_us": 500, "stream": "t", "background": True},
     },
 }
 PROGRAM = textwrap.dedent("""

@@ -39,13 +39,12 @@ _STREAMS = 8
 _COPIES = 5
 _TRANSFERS = 11
 _TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
-_AT_ONCE = 200, {"kind": "gemm", "m": 64, "n": 64, "k": 64, "max_queued": 8}
-_LATER = 500, {"kind": "spin", "duration_us": 5000, "max_queued": 3}
-"""Launches of a small GEMM, and the load beside them."""
-_COPIED = 300, {"kind": "spin", "duration_us": 5000, "max_queued": 3}
-"""The same of a small copy."""
 _GEMM = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16"}
 _COPY = {"kind": "copy", "nbytes": 4096}
+_RARE = {"kind": "spin", "duration_us": 5000, "max_queued": 3}
+_AT_ONCE = 200, {**_GEMM, "max_queued": 8}
+_LATER, _COPIED = (500, _RARE), (300, _RARE)
+"""Launches of a small GEMM, and of a small copy, and the load beside them."""
 _RATE_HZ = 2000
 _SINCE_US = (15, 30, 60, 150, 400, 1000)
 """Between these, times since the launch before are taken together; below the first is at once."""

@@ -280,14 +280,14 @@ class Engine:
                 op.commit = self._call(op, op.effect)
             op.start_ns = self.now_ns
             self._sharing.begin(op, self.now_ns)
+        self._sharing.add(wave)
         if isinstance(op, KernelOp):
             if op.running is None:
                 op.running = {}
             op.running[wave] = None
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
-        if not self._sharing.add(wave):
-            self._at(wave.end_ns, self._end, wave)
+        self._at(wave.end_ns, self._end, wave)
 
     def _end(self, wave: Wave) -> None:
         """End a wave, unless its end was put off or is past; its blocks may go on."""

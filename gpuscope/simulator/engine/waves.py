@@ -120,7 +120,6 @@ class Sharing:
 
     def __init__(self, memory: SharedMemory | None, sm_count: int) -> None:
         self.waves: dict[Wave, None] = {}
-        self._added: list[Wave] = []
         self.changed = False
         self._memory = memory
         self._sm_count = sm_count
@@ -130,17 +129,11 @@ class Sharing:
         self._known: dict[object, tuple[float, tuple[float, ...]]] = {}
         self._brought = 0.0  # bytes that work which is over brought into the cache
 
-    def add(self, wave: Wave) -> bool:
-        """Count a wave in, if what else runs matters to it, or it to that: says whether.
-
-        When it ends is known when the speeds are set.
-        """
-        if not wave.op.shares:
-            return False
-        self.waves[wave] = None
-        self._added.append(wave)
-        self.changed = True
-        return True
+    def add(self, wave: Wave) -> None:
+        """Count a wave in, if what else runs matters to it, or it to that."""
+        if wave.op.shares:
+            self.waves[wave] = None
+            self.changed = True
 
     def drop(self, wave: Wave) -> None:
         """Leave out a wave that moves nothing any more."""
@@ -171,9 +164,8 @@ class Sharing:
         return brought
 
     def share(self, now_ns: int) -> list[Wave]:
-        """Set the speeds by memory and power; returns waves that came, or whose end moved."""
-        self.changed, shifted, self._added = False, self._added, []
-        came = {*shifted}
+        """Set the speeds by memory and power; returns waves whose end moved."""
+        self.changed, shifted = False, list[Wave]()
         clock = self._clock(now_ns)
         self.gemms = (self._drawn[2] - IDLE_POWER) * clock / FULL / FULL
         paces, crowded = self._paces(), self._crowded()
@@ -193,8 +185,7 @@ class Sharing:
                 left -= (now_ns - since_ns) * before
                 wave.end_ns = now_ns - (-left // speed)
                 wave.pace = (left, now_ns, speed)
-                if wave not in came:
-                    shifted.append(wave)
+                shifted.append(wave)
         return shifted
 
     def _crowded(self) -> dict[Wave, float]:
@@ -214,8 +205,8 @@ class Sharing:
 
     def _paces(self) -> dict[WaveOp, float]:
         """Return how fast operations go, of their speed alone, where memory slows any."""
-        memory, self.memory = self._memory, 0.0
-        if memory is None or not self.waves:
+        memory = self._memory
+        if memory is None:
             return {}
         running: dict[WaveOp, int] = {}
         for wave in self.waves:

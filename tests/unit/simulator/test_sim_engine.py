@@ -1179,6 +1179,7 @@ def test_a_copy_to_the_host_takes_the_value_of_its_place_in_the_stream(gpu):
 
 def test_partitions_of_a_device_isolate(gpu):
     """A kernel on the small partition does not wait for one that fills the rest."""
+    gpu.backend._jitter = Jitter(())
     seen: list[Activity] = []
     full = KernelModel(cost=lambda _profile, _grid, _args, sms: KernelCost(10 * sms, 100_000))
     fill = gpu.compile("", "fill", model=full)
@@ -1192,7 +1193,7 @@ def test_partitions_of_a_device_isolate(gpu):
         gpu.synchronize()
     times = {one.name: (one.start_ns, one.end_ns) for one in seen}
     assert times["fill"][1] - times["fill"][0] == 10 * 100_000
-    assert times["fill"][0] < times["spin"][1] < times["fill"][0] + 300_000, "three of ten waves"
+    assert times["fill"][0] < times["spin"][1] < times["fill"][0] + 100_000
 
 
 def test_without_partitions_the_same_two_wait_for_each_other(gpu):
@@ -1298,7 +1299,8 @@ def test_each_thread_has_a_default_stream_of_its_own():
 
 def test_partition_streams_know_no_barrier(gpu):
     seen: list[Activity] = []
-    spin_ = gpu.compile("", "spin", model=add_one(1_000_000))
+    gpu.backend._jitter = Jitter(())
+    spin_ = gpu.compile("", "spin", model=add_one(100_000))
     value, other = gpu.asarray([1.0]), gpu.asarray([1.0])
     with gpu.carve({"a": 16, "b": "rest"}) as parts:
         inside, legacy = parts["a"].create_stream(), gpu.wrap_stream(0)

@@ -60,7 +60,7 @@ def test_without_jitter_the_noise_is_gone_and_nothing_else():
     noisy = latencies(gs.experiments.predict(experiment()))
     still = latencies(gs.experiments.predict(experiment(), jitter=False))
     assert np.median(still) == pytest.approx(np.median(noisy), rel=0.15)
-    assert np.max(still) < 1.3 * np.median(still), "what is left is how late a launch comes"
+    assert np.max(still) < 1.02 * np.quantile(still, 0.9), "the same calls take the same"
     assert np.quantile(noisy, 0.99) > 1.3 * np.quantile(still, 0.99), "there is a tail"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from gpuscope.device.api import Activity
+from gpuscope.device.api import Activity, Release
 from gpuscope.simulator.engine.ops import ORDERED_BY_EVENTS, CopyOp, KernelOp, Op
 
 
@@ -31,6 +31,20 @@ def activity_of(op: Op) -> Activity:
         kernel.released_by if kernel else (),
         tuple(kernel.held or ()) if kernel else (),
         copy.engine if copy else None,
-        copy.nbytes if copy else None,
+        copy.cost.nbytes if copy else None,
         kernel.launch_config if kernel else None,
     )
+
+
+def releases_of(
+    op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
+) -> tuple[Release, ...]:
+    """Return who released the SMs that ``op`` took at an instant, each once."""
+    releases: dict[Release, None] = {}
+    turn = (op.ready_ns, op.correlation, op.turn)  # which decides among those of one priority
+    for sms, other in released:
+        if sms & taken:
+            later = (other.ready_ns, other.correlation, other.turn) > turn
+            ahead = later and other.stream.priority < op.stream.priority
+            releases[Release(other.correlation, other.node, ahead)] = None
+    return tuple(releases)

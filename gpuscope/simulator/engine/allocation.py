@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gpuscope._checks import given
 from gpuscope._types import Array, DType
-from gpuscope.device.api import Shape
+from gpuscope.device.api import KernelCost, Shape
 from gpuscope.device.arrays import fitted
 from gpuscope.device.calls import Call
 from gpuscope.device.memory import Block, Pinned, Pool, Tag, no_host_memory, pinned_block
@@ -232,8 +232,8 @@ class SimMemory(SimHost):
         if staged_at_once and not pinned and stream.capture is None:
             source = np.array(source)
         effect = computed(destination, (source,), lambda values: values)
-        work = correlation, f"copy {engine}", effect, 1, duration_ns, moved
-        op = CopyOp(stream, 0, *work, engine=engine)
+        cost = KernelCost(1, duration_ns, moved)
+        op = CopyOp(stream, 0, correlation, f"copy {engine}", effect, cost, engine=engine)
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
             if pinned or stream.capture is not None:

@@ -20,15 +20,15 @@ from __future__ import annotations
 import heapq
 import weakref
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from gpuscope import _interrupts
-from gpuscope.device.api import Activity, Release
+from gpuscope.device.api import Activity
 from gpuscope.errors import StreamError
-from gpuscope.simulator.engine.activities import activity_of
+from gpuscope.simulator.engine.activities import activity_of, releases_of
 from gpuscope.simulator.engine.energy import Energy
 from gpuscope.simulator.engine.failure import Failure
 from gpuscope.simulator.engine.ops import (
@@ -80,15 +80,16 @@ class Engine:
         self.failures: list[Failure] = []
         self._launch_latency_ns = launch_latency_ns
         self._kernel_gap_ns = kernel_gap_ns
-        self._heap: list[tuple[int, int, partial[None]]] = []  # when, a number, what
+        self._heap: list[tuple[int, int, Callable[..., None], object]] = []  # when, a number, what
         self._sequence = 0
+        self._ends: dict[Wave, int] = {}  # to be queued, each with a number
         self._ready: list[tuple[int, int, int, int, KernelOp]] = []  # sorted
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
         self._copying: set[str] = set()
         self._copies_wait = False
         self._sharing = Sharing(memory, sms.bit_count())
         self._sms = sms
-        self.energy = Energy()
+        self._energy = Energy()
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
@@ -118,19 +119,33 @@ class Engine:
                 before.followers.append(op)
                 return
             op.free_ns = done_ns if done_ns > op.free_ns else op.free_ns
-            _note_failure(op, before)
+            op.fail_like(before)
         self._start(op)
 
     def _at(self, time_ns: int, action: Callable[[_T], None], subject: _T) -> None:
         self._sequence += 1
         due_ns = time_ns if time_ns > self.now_ns else self.now_ns
-        heapq.heappush(self._heap, (due_ns, self._sequence, partial(action, subject)))
+        heapq.heappush(self._heap, (due_ns, self._sequence, action, subject))
+
+    def _queue_ends(self) -> None:
+        """Queue the ends of waves that began at this instant, and of those whose end moves.
+
+        Of ends at one time, those that move come behind those of waves that have begun.
+        """
+        moved = self._sharing.share(self.now_ns) if self._sharing.changed else ()
+        for wave in moved:
+            self._sequence += 1
+            self._ends[wave] = self._sequence
+        for wave, number in self._ends.items():
+            heapq.heappush(self._heap, (wave.end_ns, number, self._end, wave))
+        self._ends.clear()
 
     # -- running ----------------------------------------------------------------------
     def run_until(self, time_ns: int) -> None:
         """Let everything happen that happens up to ``time_ns``."""
-        while self.step(time_ns + 1):
-            pass
+        heap = self._heap
+        while heap and heap[0][0] <= time_ns:
+            self._step()
         self.now_ns = max(time_ns, self.now_ns)
 
     def step(self, time_ns: int | None) -> bool:
@@ -167,6 +182,10 @@ class Engine:
             self._step()
         return self.now_ns
 
+    def joules(self, now_ns: int) -> float:
+        """Return what the GPU drew until a time, since the first that was asked for."""
+        return self._energy.joules(now_ns, self._sms & ~self.room.free, self._sharing)
+
     def _step(self) -> None:
         """Let everything happen that happens at the next instant, then hand out what is free."""
         if _interrupts.pending:
@@ -174,15 +193,15 @@ class Engine:
         heap = self._heap
         self.now_ns = heap[0][0]
         while heap and heap[0][0] == self.now_ns:
-            heapq.heappop(heap)[2]()
+            _, _, action, subject = heapq.heappop(heap)
+            action(subject)
         if self._ready:
             self._dispatch()
         if self._copies_wait:
             self._dispatch_copies()
-        if self._sharing.changed:
-            for wave in self._sharing.share(self.now_ns):
-                self._at(wave.end_ns, self._end, wave)
-        self.energy.follow(self.now_ns, self._sms & ~self.room.free, self._sharing)
+        if self._ends or self._sharing.changed:
+            self._queue_ends()
+        self._energy.follow(self.now_ns, self._sms & ~self.room.free, self._sharing)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""
@@ -192,12 +211,12 @@ class Engine:
         elif isinstance(op, GraphOp) and op.graph.nodes:
             self._at(self._ready_ns(op), self._expand, op)
         else:
-            gap_ns = op.gap_ns or 0 if isinstance(op, CopyOp) else 0
+            gap_ns = op.cost.gap_ns or 0 if isinstance(op, CopyOp) else 0
             self._at(max(op.queued_ns, op.free_ns + gap_ns), self._begin, op)
 
     def _ready_ns(self, op: Op) -> int:
         launched_ns = op.queued_ns + self._launch_latency_ns
-        gap_ns = op.gap_ns if isinstance(op, KernelOp) else None
+        gap_ns = op.cost.gap_ns if isinstance(op, KernelOp) else None
         free_ns = op.free_ns + (self._kernel_gap_ns if gap_ns is None else gap_ns)
         return launched_ns if launched_ns > free_ns else free_ns
 
@@ -256,7 +275,7 @@ class Engine:
         count = min(op.left, usable.bit_count())
         taken = self.room.take(usable, count, op.needed)
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
-            op.released_by = _releases(op, taken, self._released)
+            op.released_by = releases_of(op, taken, self._released)
         waves, op.left = waves_of(op, taken, self.now_ns), op.left - count
         if op.spare:
             waves[0].take_tiles(op, alone=op.all_here(taken) and not op.running)
@@ -287,7 +306,8 @@ class Engine:
             op.running[wave] = None
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
-        self._at(wave.end_ns, self._end, wave)
+        self._sequence += 1
+        self._ends[wave] = self._sequence
 
     def _end(self, wave: Wave) -> None:
         """End a wave, unless its end was put off or is past; its blocks may go on."""
@@ -373,28 +393,8 @@ class Engine:
         if owner is not None:
             if owner.start_ns is None or (op.start_ns or 0) < owner.start_ns:
                 owner.start_ns = op.start_ns
-            _note_failure(owner, op)
+            owner.fail_like(op)
             owner.done += 1
             if owner.done == len(owner.nodes):
                 self._finish(owner)
         op.forget()
-
-
-def _note_failure(op: Op, before: Op) -> None:
-    failure = before.failure
-    if failure is not None and failure is not op.failure and failure.first() is not None:
-        op.failure = failure
-
-
-def _releases(
-    op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
-) -> tuple[Release, ...]:
-    """Return who released the SMs that ``op`` took at an instant, each once."""
-    releases: dict[Release, None] = {}
-    turn = (op.ready_ns, op.correlation, op.turn)  # which decides among those of one priority
-    for sms, other in released:
-        if sms & taken:
-            later = (other.ready_ns, other.correlation, other.turn) > turn
-            ahead = later and other.stream.priority < op.stream.priority
-            releases[Release(other.correlation, other.node, ahead)] = None
-    return tuple(releases)

@@ -18,8 +18,7 @@ from gpuscope.simulator.engine.capture import Capture, refusal
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.engine.memory import SimArray
-from gpuscope.simulator.engine.ops import FULL, Effect, KernelOp, Op, Record, SimEvent, SimStream
-from gpuscope.simulator.engine.room import eighths
+from gpuscope.simulator.engine.ops import Effect, KernelOp, Op, Record, SimEvent, SimStream
 from gpuscope.simulator.engine.together import Together
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
 from gpuscope.simulator.profiles.profile import Profile
@@ -106,7 +105,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     def energy_j(self) -> float:
         """Return the energy drawn until now, by a model: see ``docs/simulator.md``."""
         with self._lock:
-            return self.engine.energy.joules(self._host_ns)
+            return self.engine.joules(self._host_ns)
 
     def is_inside(self) -> bool:
         """Whether this thread lets time pass, or queues something."""
@@ -163,34 +162,14 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         config: str | None = None,
     ) -> None:
         sm_count = stream.sms.bit_count()
-        if (pieces := max(cost.blocks, cost.tiles)) > _MOST_WAVES * sm_count:
+        if (pieces := cost.pieces) > _MOST_WAVES * sm_count:
             raise InvalidOperand(
                 f"kernel {name!r} has {pieces:,} thread blocks, more than {_MOST_WAVES:,} for "
                 f"each of its {sm_count} SMs, which would be simulated for minutes: give it less "
                 "to do"
             )
         op = KernelOp(
-            stream,
-            0,
-            correlation,
-            name,
-            effect,
-            cost.blocks,
-            cost.block_ns,
-            cost.nbytes,
-            cost.tiles,
-            exposure=cost.exposure,
-            idle=cost.idle,
-            traffic=cost.traffic,
-            cold_nbytes=cost.cold_nbytes,
-            cold=cost.cold,
-            early=cost.early,
-            gap_ns=cost.gap_ns,
-            power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
-            needed=eighths(cost.share),
-            computing=cost.computing,
-            together=together,
-            launch_config=config,
+            stream, 0, correlation, name, effect, cost, together=together, launch_config=config
         )
         kind = call or "launch"
         self._jitter.draw((self._host_ns - self._launched_ns[kind]) / 1e3)

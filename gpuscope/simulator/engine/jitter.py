@@ -48,12 +48,17 @@ class Jitter:
 
     def draw(self, since_us: float) -> None:
         """Go on at another speed, so long after the launch before of the same kind."""
-        if self._since_us:
-            share = self._share() if self._noise else _MEDIAN
-            high = bisect_right(self._since_us, since_us)
-            around = slice(high - 1, high + 1)  # the first is 0
-            ratios = [_interpolated(share, *times) for times in self._quantiles[around]]
-            self._ratio = _interpolated(since_us, self._since_us[around], ratios)
+        times = self._since_us
+        if not times:
+            return
+        share = self._share() if self._noise else _MEDIAN
+        high = bisect_right(times, since_us)  # the first is 0
+        ratio = _interpolated(share, *self._quantiles[high - 1])
+        if high < len(times):
+            later = _interpolated(share, *self._quantiles[high])
+            low_us = times[high - 1]
+            ratio += (later - ratio) / (times[high] - low_us) * (since_us - low_us)
+        self._ratio = ratio
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -61,5 +66,5 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     high = bisect_right(xs, x)
     if high == len(xs):
         return ys[-1]
-    slope = (ys[high] - ys[high - 1]) / (xs[high] - xs[high - 1])
-    return slope * (x - xs[high - 1]) + ys[high - 1]
+    low_x, low_y = xs[high - 1], ys[high - 1]
+    return (ys[high] - low_y) / (xs[high] - low_x) * (x - low_x) + low_y

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from gpuscope.device.api import Release
+from gpuscope.device.api import KernelCost, Release
 from gpuscope.errors import StreamError
 from gpuscope.simulator.engine.failure import Failure
-from gpuscope.simulator.engine.room import WHOLE
+from gpuscope.simulator.engine.room import WHOLE, eighths
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
@@ -106,6 +106,12 @@ class Op:
     owner: GraphOp | None = field(default=None, init=False)
     node: int | None = field(default=None, init=False)
 
+    def fail_like(self, before: Op) -> None:
+        """Note what failed before it, if anything did that nobody was told of."""
+        failure = before.failure
+        if failure is not None and failure is not self.failure and failure.first() is not None:
+            self.failure = failure
+
     def forget(self) -> None:
         """Let go of other work and of memory: it is done."""
         self.after = self.followers = None
@@ -118,63 +124,38 @@ class WaveOp(Op):
 
     Attributes
     ----------
-    work_ns
-        How long one of its blocks takes when nothing holds it up.
-    nbytes, traffic, cold_nbytes, exposure, idle, cold
-        As in :class:`~gpuscope.device.api.KernelCost`.
-    power
-        What a block draws of what the GPU may draw for long: so much of FULL.
-    gap_ns
-        From the end of what it follows to its start; the engine's for kernels if not given.
     kept
         Which share of what its cache held is still there.
     left
         How many blocks have not begun.
+    spare
+        Tiles that are no block's own and that none has taken: every block does one of its own, the
+        others go to whichever block is done with one.
+    power
+        What a block draws of what the GPU may draw for long: so much of FULL.
+    crowding
+        What each of its blocks computes of an SM that it leaves room on.
+    shares
+        Whether what else runs matters to it, or it to that.
+    asks
+        A number that is the same for all that ask the same of the memory.
     """
 
     effect: Effect | None
-    blocks: int
-    work_ns: int
-    nbytes: int = 0
-    exposure: float = field(default=0.0, kw_only=True)
-    idle: float = field(default=0.0, kw_only=True)
-    traffic: int = field(default=0, kw_only=True)
-    cold_nbytes: int = field(default=0, kw_only=True)
-    cold: float = field(default=0.0, kw_only=True)
-    power: int = field(default=0, kw_only=True)
-    gap_ns: int | None = field(default=None, kw_only=True)
+    cost: KernelCost
     kept: float = field(default=1.0, init=False)
     left: int = field(init=False)
+    spare: int = field(default=0, init=False)
+    power: int = field(default=0, init=False)
+    crowding: float = field(default=0.0, init=False)
+    shares: bool = field(init=False)
+    asks: int = field(default=-1, init=False)
     commit: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.left = self.blocks
-
-    @property
-    def pieces(self) -> int:
-        """How many times ``work_ns`` its blocks take together."""
-        return self.blocks
-
-    @property
-    def waiting(self) -> int:
-        """How many of these no block has begun."""
-        return self.left
-
-    @property
-    def shares(self) -> bool:
-        """Whether what else runs matters to it, or it to that."""
-        moves = self.nbytes or self.traffic or self.exposure
-        return bool(moves or self.power or self.crowding)
-
-    @property
-    def crowding(self) -> float:
-        """What each of its blocks computes of an SM that it leaves room on."""
-        return 0.0
-
-    @property
-    def busy_ns(self) -> int:
-        """How long all of its blocks take together when nothing holds them up."""
-        return self.pieces * self.work_ns
+        cost = self.cost
+        self.left = cost.blocks
+        self.shares = bool(cost.nbytes or cost.traffic or cost.exposure)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -191,13 +172,6 @@ class KernelOp(WaveOp):
         Bit masks of SMs, and from when to when its blocks held these, where anybody watches.
     turn
         Its place among those that became ready at the same time.
-    tiles
-        Pieces of work that take ``work_ns`` each. Every block does one of its own; the others
-        go to whichever block is done with one. 0: one for each block.
-    spare
-        Tiles that are no block's own and that none has taken.
-    early, computing
-        As in :class:`~gpuscope.device.api.KernelCost`.
     needed
         How many eighths of an SM a block holds.
     together
@@ -208,41 +182,32 @@ class KernelOp(WaveOp):
 
     kind = "kernel"
 
-    tiles: int = 0
-    early: float = field(default=0.0, kw_only=True)
-    needed: int = field(default=WHOLE, kw_only=True)
-    computing: float = field(default=0.0, kw_only=True)
     together: Meeting | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
-    spare: int = field(init=False)
     running: dict[object, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
     held: list[tuple[int, int, int]] | None = field(default=None, init=False)
     turn: int = field(default=0, init=False)
+    needed: int = field(default=WHOLE, init=False)
 
     def __post_init__(self) -> None:
         WaveOp.__post_init__(self)
-        self.spare = self.pieces - self.blocks
-
-    @property
-    def crowding(self) -> float:
-        """What each of its blocks computes of an SM that it leaves room on."""
-        return self.computing if self.needed < WHOLE else 0.0
+        cost = self.cost
+        if cost.tiles > cost.blocks:
+            self.spare = cost.tiles - cost.blocks
+        if cost.power:
+            at_once = min(cost.blocks, self.stream.sms.bit_count())
+            self.power = int(cost.power * FULL) // max(1, at_once)
+            self.shares = True
+        if cost.share < 1:
+            self.needed = eighths(cost.share)
+            self.crowding = cost.computing if self.needed < WHOLE else 0.0
+            self.shares = self.shares or bool(self.crowding)
 
     def all_here(self, sms: int) -> bool:
         """Whether no other block of it can begin while it holds these SMs."""
         return not self.left or (sms == self.stream.sms and self.needed == WHOLE)
-
-    @property
-    def pieces(self) -> int:
-        """How many times ``work_ns`` its blocks take together: once for each tile."""
-        return max(self.tiles, self.blocks)
-
-    @property
-    def waiting(self) -> int:
-        """How many of these no block has begun."""
-        return self.left + self.spare
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -9,6 +9,10 @@ power than the GPU may for long. A wave has ``work_ns * FULL`` units of work lef
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Mapping
+
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
 from gpuscope.simulator.engine.room import lowest
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
@@ -34,7 +38,9 @@ class Wave:
     __slots__ = ("count", "end_ns", "op", "pace", "since_ns", "sms")
 
     def __init__(self, op: WaveOp, sms: int, count: int, now_ns: int, share: float = 1.0) -> None:
-        work_ns = max(1, round(op.work_ns * share))
+        work_ns = op.cost.block_ns or 1
+        if share != 1:
+            work_ns = max(1, round(work_ns * share))
         self.op = op
         self.sms = sms
         self.count = count
@@ -50,8 +56,8 @@ class Wave:
         rounds = op.spare // self.count if alone else 0
         op.spare -= rounds * self.count
         work, now_ns, speed = self.pace
-        self.pace = (work + rounds * op.work_ns * FULL, now_ns, speed)
-        self.end_ns += rounds * op.work_ns
+        self.pace = (work + rounds * op.cost.block_ns * FULL, now_ns, speed)
+        self.end_ns += rounds * op.cost.block_ns
 
     def follow(self, op: KernelOp, now_ns: int) -> Wave:
         """Return those of the blocks that go on, at tiles that are left."""
@@ -60,7 +66,7 @@ class Wave:
         wave.since_ns = self.since_ns
         left, since_ns, speed = self.pace  # what they did beyond their last tile counts
         beyond = left - (now_ns - since_ns) * speed
-        wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
+        wave.pace = (op.cost.block_ns * FULL + beyond, now_ns, FULL)
         op.spare -= count
         wave.take_tiles(op, alone=len(op.running or ()) == 1 and op.all_here(wave.sms))
         return wave
@@ -69,13 +75,13 @@ class Wave:
 def waves_of(op: KernelOp, sms: int, now_ns: int) -> list[Wave]:
     """Return waves of blocks that start together: one, or some that end before the others."""
     count = sms.bit_count()
-    if not op.early or count < _PARTS:
+    if not op.cost.early or count < _PARTS:
         return [Wave(op, sms, count, now_ns)]
     waves = []
     for part in range(_PARTS, 0, -1):  # of those that are left, an equal share each
         some = lowest(sms, sms.bit_count() // part)
         sms &= ~some
-        share = 1 - op.early * (part - 1) / (_PARTS - 1)
+        share = 1 - op.cost.early * (part - 1) / (_PARTS - 1)
         waves.append(Wave(op, some, some.bit_count(), now_ns, share))
     return waves
 
@@ -87,12 +93,9 @@ _KNOWN = 4096
 """Solutions of the memory's law that are kept: most instants are like an earlier one."""
 
 
-def _asking(op: WaveOp) -> tuple[object, ...]:
-    """Return all that an operation's demand follows from."""
-    return (
-        op.nbytes, op.traffic, op.cold_nbytes, op.pieces, op.work_ns, op.exposure, op.idle,
-        op.cold, op.kept, op.kind,
-    )  # fmt: skip
+def _at_once(op: WaveOp) -> int:
+    """Return how many blocks run alone at once."""
+    return min(op.cost.blocks, op.stream.sms.bit_count())
 
 
 def _is_whole(op: WaveOp, count: int) -> bool:
@@ -100,8 +103,8 @@ def _is_whole(op: WaveOp, count: int) -> bool:
 
     The time alone of work in several waves knows of those that do not fill the SMs.
     """
-    at_once = min(op.blocks, op.stream.sms.bit_count())
-    return count >= at_once or op.pieces > at_once
+    at_once = _at_once(op)
+    return count >= at_once or op.cost.pieces > at_once
 
 
 class Sharing:
@@ -113,9 +116,8 @@ class Sharing:
         Those that matter to others, or to which others matter.
     changed
         Whether waves came or went since their speeds were set.
-    memory, gemms
-        The share of the bandwidth that all would use alone, and what GEMMs draw, of what may be
-        drawn for long, at their speed.
+    memory
+        The share of the bandwidth that all would use alone.
     """
 
     def __init__(self, memory: SharedMemory | None, sm_count: int) -> None:
@@ -123,61 +125,101 @@ class Sharing:
         self.changed = False
         self._memory = memory
         self._sm_count = sm_count
-        self.memory = self.gemms = 0.0
+        self.memory = 0.0
+        self._running: dict[WaveOp, int] = {}  # how many blocks of each are in a wave
+        self._crowding: dict[Wave, float] = {}  # of blocks that leave room on their SMs
+        self._demand = IDLE_POWER
+        self._clock = FULL
         self._slowed = False  # whether anything runs slower than it could
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._numbers = itertools.count()
         self._known: dict[object, tuple[float, tuple[float, ...]]] = {}
         self._brought = 0.0  # bytes that work which is over brought into the cache
 
+    @property
+    def gemms(self) -> float:
+        """What GEMMs draw, of what may be drawn for long, at their speed."""
+        return (self._demand - IDLE_POWER) * self._clock / FULL / FULL
+
     def add(self, wave: Wave) -> None:
         """Count a wave in, if what else runs matters to it, or it to that."""
-        if wave.op.shares:
+        op = wave.op
+        if op.shares:
             self.waves[wave] = None
+            self._running[op] = self._running.get(op, 0) + wave.count
+            self._demand += op.power * wave.count
+            if op.crowding:
+                self._crowding[wave] = op.crowding
             self.changed = True
 
     def drop(self, wave: Wave) -> None:
         """Leave out a wave that moves nothing any more."""
-        self.waves.pop(wave, None)
+        if wave not in self.waves:
+            return
+        op = wave.op
+        del self.waves[wave]
+        self._running[op] -= wave.count
+        if not self._running[op]:
+            del self._running[op]
+        self._demand -= op.power * wave.count
+        self._crowding.pop(wave, None)
         self.changed = True
 
     def begin(self, op: WaveOp, now_ns: int) -> None:
         """Look what the cache still holds of what an operation of this name left there."""
-        if self._memory is not None and (op.cold_nbytes or op.cold):
+        if self._memory is None:
+            return
+        cost = op.cost
+        if cost.cold_nbytes or cost.cold:
             brought = self._brought_by(now_ns)
             op.kept = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
+        asking = (
+            cost.nbytes, cost.traffic, cost.cold_nbytes, cost.busy_ns, cost.exposure, cost.idle,
+            cost.cold, cost.pieces, op.kept, op.kind, _at_once(op),
+        )  # fmt: skip
+        op.asks = self._kinds.get(asking, -1)
+        if op.asks < 0:
+            if len(self._kinds) > _KNOWN:
+                self._kinds.clear()
+            op.asks = self._kinds[asking] = next(self._numbers)
 
     def end(self, op: WaveOp, now_ns: int) -> None:
         """Note that an operation is over."""
-        self._brought += moved(op, op.kept)
-        if op.cold_nbytes or op.cold:
+        self._brought += moved(op.cost, op.kept)
+        if op.cost.cold_nbytes or op.cost.cold:
             op.stream.brought[op.name] = self._brought_by(now_ns)
 
     def _brought_by(self, now_ns: int) -> float:
         """Return how many bytes were brought into the cache so far."""
-        brought, left = self._brought, dict[WaveOp, float]()
+        brought = self._brought
+        if not self.waves:
+            return brought
+        left = dict[WaveOp, float]()
         for wave in self.waves:
+            op = wave.op
             work, since_ns, speed = wave.pace
-            share = (work - (now_ns - since_ns) * speed) / (wave.op.work_ns * FULL)
-            left[wave.op] = left.get(wave.op, wave.op.waiting) + wave.count * share
+            share = (work - (now_ns - since_ns) * speed) / (op.cost.block_ns * FULL)
+            left[op] = left.get(op, op.left + op.spare) + wave.count * share
         for op, pieces in left.items():
-            brought += moved(op, op.kept) * (1 - pieces / op.pieces)
+            brought += moved(op.cost, op.kept) * (1 - pieces / op.cost.pieces)
         return brought
 
     def share(self, now_ns: int) -> list[Wave]:
         """Set the speeds by memory and power; returns waves whose end moved."""
         self.changed, shifted = False, list[Wave]()
-        clock = self._clock(now_ns)
-        self.gemms = (self._drawn[2] - IDLE_POWER) * clock / FULL / FULL
-        paces, crowded = self._paces(), self._crowded()
+        clock = self._clock = self._clock_at(now_ns)
+        paces = self._paces()
+        crowded = _crowded(self._crowding) if len(self._crowding) > 1 else {}
         if not (self._slowed or paces or crowded or clock < FULL):
             return shifted
         self._slowed = False
         for wave in self.waves:
             op = wave.op
             speed = clock if op.power else FULL
-            if (pace := paces.get(op)) is not None:
-                speed = max(1, int(speed * pace))
-            if (busy := crowded.get(wave)) is not None:
+            if paces:
+                speed = max(1, int(speed * paces[op]))
+            if crowded and (busy := crowded.get(wave)) is not None:
                 speed = max(1, int(speed / busy))
             self._slowed |= speed != FULL
             left, since_ns, before = wave.pace
@@ -188,54 +230,34 @@ class Sharing:
                 shifted.append(wave)
         return shifted
 
-    def _crowded(self) -> dict[Wave, float]:
-        """Return by how much blocks slow each other that compute on one SM, where they do.
-
-        A wave's blocks are as slow as they are on average over its SMs.
-        """
-        computing = [wave for wave in self.waves if wave.op.crowding]
-        if len(computing) < 2:
-            return {}
-        crowded = dict[Wave, float]()
-        for wave in computing:
-            met = sum(other.op.crowding * (wave.sms & other.sms).bit_count() for other in computing)
-            if (busy := met / wave.count) > 1:
-                crowded[wave] = busy
-        return crowded
-
     def _paces(self) -> dict[WaveOp, float]:
         """Return how fast operations go, of their speed alone, where memory slows any."""
-        memory = self._memory
-        if memory is None:
-            return {}
-        running: dict[WaveOp, int] = {}
-        for wave in self.waves:
-            running[wave.op] = running.get(wave.op, 0) + wave.count
-        if len(running) == 1:
-            ((op, count),) = running.items()
-            asked = moved(op, op.kept) * count / (op.busy_ns * memory.bytes_per_us / 1000)
-            if op.kept == 1.0:  # it takes as long as alone, if the memory can do that
-                self.memory = asked
-                return {op: 1 / asked} if asked > 1 else {}
-        alike = tuple([(_asking(op), count, _is_whole(op, count)) for op, count in running.items()])
+        running = self._running
+        alike = tuple([(op.asks, count) for op, count in running.items()])
         known = self._known.get(alike)
         if known is None:
-            known = self._known[alike] = self._solved(memory, running)
             if len(self._known) > _KNOWN:
                 self._known.clear()
+            known = self._known[alike] = self._solved()
         self.memory, paces = known
-        return dict(zip(running, paces, strict=True))
+        return dict(zip(running, paces, strict=True)) if paces else {}
 
-    def _solved(
-        self, memory: SharedMemory, running: dict[WaveOp, int]
-    ) -> tuple[float, tuple[float, ...]]:
-        """Return the share of the bandwidth that all would use alone, and the pace of each."""
+    def _solved(self) -> tuple[float, tuple[float, ...]]:
+        """Return the share of the bandwidth that all would use alone, and the pace of each.
+
+        No pace if memory slows none.
+        """
+        memory, running = self._memory, self._running
+        if memory is None:
+            return 0.0, ()
         demands = [
-            memory.demand(op, op.kept, count, self._sm_share(op, count))
+            memory.demand(op.cost, op.kept, count, self._sm_share(op, count))
             for op, count in running.items()
         ]
+        asked = math.fsum(demand.rate for demand in demands)  # in whatever order
+        if len(running) <= 1 and all(op.kept == 1.0 for op in running):
+            return asked, (1 / asked,) if asked > 1 else ()  # as alone, if the memory can do that
         latency = solve(demands)
-        asked = sum(demand.rate for demand in demands)
         slowdowns = [demand.slowdown(latency) for demand in demands]
         return asked, tuple(
             [
@@ -248,11 +270,23 @@ class Sharing:
         """Return which share of the SMs blocks hold; a copy engine is as far from memory as all."""
         return count / self._sm_count if isinstance(op, KernelOp) else 1.0
 
-    def _clock(self, now_ns: int) -> int:
+    def _clock_at(self, now_ns: int) -> int:
         """Return how fast SMs may go: power drawn, which follows the demand slowly, has a cap."""
         drawn, since_ns, demand = self._drawn
         gone_ns = now_ns - since_ns
         drawn += (demand - drawn) * gone_ns // (POWER_FOLLOWS_NS + gone_ns)
-        demand = IDLE_POWER + sum(wave.op.power * wave.count for wave in self.waves)
-        self._drawn = (drawn, now_ns, demand)
+        self._drawn = (drawn, now_ns, self._demand)
         return FULL if drawn <= FULL else FULL * FULL // drawn
+
+
+def _crowded(crowding: Mapping[Wave, float]) -> dict[Wave, float]:
+    """Return by how much blocks slow each other that compute on one SM, where they do.
+
+    A wave's blocks are as slow as they are on average over its SMs.
+    """
+    crowded = dict[Wave, float]()
+    for wave in crowding:
+        met = sum(of * (wave.sms & other.sms).bit_count() for other, of in crowding.items())
+        if (busy := met / wave.count) > 1:
+            crowded[wave] = busy
+    return crowded

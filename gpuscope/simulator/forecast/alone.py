@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpuscope.simulator.engine.ops import SimStream
 from gpuscope.simulator.forecast.held import ALIKE, same
@@ -60,7 +61,7 @@ def _pinned(replay: Replay) -> dict[Work, int]:
     for work, op in replay.ops.items():
         lane = op.stream
         op.stream = SimStream(lane.handle, lane.sms, lane.priority, brought=lane.brought)
-        op.gap_ns, op.queued_ns = 0, work.start_ns
+        op.cost, op.queued_ns = replace(op.cost, gap_ns=0), work.start_ns
         replay.engine.submit(op)
     while replay.engine.step(None):
         pass

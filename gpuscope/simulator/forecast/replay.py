@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise, repeat
 
+from gpuscope.device.api import KernelCost
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.serving import Feed, Request
 from gpuscope.simulator.engine.engine import Engine
@@ -161,17 +162,8 @@ class Replay:
             engine = f"lane {stream.handle}"
             if work.row["kind"] == "memcpy" and not kept:
                 engine = str(work.row["copy_kind"])
-            return CopyOp(
-                stream,
-                0,
-                number,
-                work.row["name"],
-                None,
-                1,
-                max(1, round(took_ns * factor)),
-                engine=engine,
-                gap_ns=gap_ns,
-            )
+            cost = KernelCost(1, max(1, round(took_ns * factor)), gap_ns=gap_ns)
+            return CopyOp(stream, 0, number, work.row["name"], None, cost, engine=engine)
         count = stream.sms.bit_count()
         cost = work.kernel.cost(count, gap_ns=gap_ns)
         took_ns, (low, high) = work.kernel.duration_ns(count), work.kernel.range_ns(count)
@@ -182,24 +174,17 @@ class Replay:
         # Work that is made faster takes fewer bytes: what it takes is what is asked about.
         share = min(1.0, self.factors.get(work, 1.0))
         nbytes = round(cost.nbytes * share)
-        return KernelOp(
-            stream,
-            0,
-            number,
-            work.row["name"],
-            None,
-            cost.blocks,
-            max(1, round(cost.block_ns * factor)),
-            nbytes,
-            cost.tiles,
+        cost = replace(
+            cost,
+            block_ns=max(1, round(cost.block_ns * factor)),
+            nbytes=nbytes,
             traffic=round(cost.traffic * share),
             exposure=cost.exposure * (1 + 0.5 * self.lean),
-            idle=cost.idle,
             cold_nbytes=max(nbytes, cost.cold_nbytes),
-            cold=cost.cold,
-            early=cost.early,
-            gap_ns=gap_ns,
+            power=0.0,
+            share=1.0,
         )
+        return KernelOp(stream, 0, number, work.row["name"], None, cost)
 
     def _begins_graph(self, work: Work) -> bool:
         """Return whether it is the first work of a graph's first call."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from gpuscope.device.api import KernelCost
 
 _MOST_ALONE = 0.97
 """Of the bandwidth: what moves more alone is taken to ask for the latency at this."""
@@ -40,7 +42,7 @@ class SharedMemory(NamedTuple):
         """Return which share of what work left in the cache others' bytes have not replaced."""
         return max(0.0, 1 - brought / self.cache_bytes) if self.cache_bytes else 1.0
 
-    def demand(self, work: Waiting, kept: float, count: int, sm_share: float) -> Demand:
+    def demand(self, work: KernelCost, kept: float, count: int, sm_share: float) -> Demand:
         """Return what blocks ask of the memory.
 
         Parameters
@@ -61,39 +63,7 @@ class SharedMemory(NamedTuple):
         return Demand(rate, exposure, idle, met, 1 + (1 - kept) * work.cold)
 
 
-class Waiting(Protocol):
-    """A kernel or a copy: see :class:`~gpuscope.device.api.KernelCost`."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it moves alone."""
-
-    @property
-    def traffic(self) -> int:
-        """Bytes beside these that keep cache and memory busy."""
-
-    @property
-    def cold_nbytes(self) -> int:
-        """Bytes that it moves where the cache holds nothing for it."""
-
-    @property
-    def exposure(self) -> float:
-        """By how much it waits for memory."""
-
-    @property
-    def idle(self) -> float:
-        """Its time on an idle memory, of that alone."""
-
-    @property
-    def cold(self) -> float:
-        """How much longer accesses past the cache take."""
-
-    @property
-    def busy_ns(self) -> int:
-        """How long all of its blocks take together, alone."""
-
-
-def moved(work: Waiting, kept: float) -> float:
+def moved(work: KernelCost, kept: float) -> float:
     """Return the bytes that come into the cache while work runs.
 
     Parameters

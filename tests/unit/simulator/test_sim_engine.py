@@ -112,7 +112,7 @@ class WatchedSharing(Sharing):
         moved = super().share(now_ns)
         if self._memory is not None:
             rates = (
-                wave.count * wave.op.nbytes / wave.op.busy_ns * wave.pace[2] / FULL
+                wave.count * wave.op.cost.nbytes / wave.op.cost.busy_ns * wave.pace[2] / FULL
                 for wave in self.waves
             )
             most = self._memory.bytes_per_us / 1000 * (1 + CLOSE)
@@ -157,17 +157,15 @@ class Bench:
         tiles: int = 0,
     ) -> KernelOp:
         self.count += 1
-        return self.submit(
-            KernelOp(stream, at, self.count, name, None, blocks, block_ns, nbytes, tiles)
-        )
+        cost = KernelCost(blocks, block_ns, nbytes, tiles)
+        return self.submit(KernelOp(stream, at, self.count, name, None, cost))
 
     def copy(
         self, stream: SimStream, engine: str, duration_ns: int, at: int = START, nbytes: int = 0
     ) -> CopyOp:
         self.count += 1
-        return self.submit(
-            CopyOp(stream, at, self.count, "copy", None, 1, duration_ns, nbytes, engine=engine)
-        )
+        cost = KernelCost(1, duration_ns, nbytes)
+        return self.submit(CopyOp(stream, at, self.count, "copy", None, cost, engine=engine))
 
     def record(self, stream: SimStream, event: SimEvent, at: int = START) -> Record:
         self.count += 1
@@ -340,9 +338,8 @@ def test_an_unpartitioned_kernel_takes_what_partitions_leave():
 # -- several on one SM --------------------------------------------------------------------
 def part(bench: Bench, sms: int, blocks: int, needed: int, computing: float = 0.0) -> KernelOp:
     bench.count += 1
-    facts = {"needed": needed, "computing": computing}
-    work = bench.stream(sms), START, bench.count, "part", None, blocks, 100
-    return bench.submit(KernelOp(*work, **facts))
+    cost = KernelCost(blocks, 100, share=needed / WHOLE, computing=computing)
+    return bench.submit(KernelOp(bench.stream(sms), START, bench.count, "part", None, cost))
 
 
 def test_blocks_that_leave_room_run_beside_others_on_one_sm():
@@ -515,7 +512,8 @@ def test_a_kernel_without_blocks_is_not_lost_on_a_full_gpu():
 def test_kernels_that_tie_in_everything_have_an_order():
     bench = Bench(1)
     ops = [
-        bench.submit(KernelOp(bench.stream(), START, 0, name, None, 1, 10)) for name in ("a", "b")
+        bench.submit(KernelOp(bench.stream(), START, 0, name, None, KernelCost(1, 10)))
+        for name in ("a", "b")
     ]
     bench.run()
     assert [op.done_ns for op in ops] == [114, 124]
@@ -581,10 +579,11 @@ def test_what_others_bring_replaces_what_was_left_in_the_cache():
         bench.engine._sharing = Sharing(memory, 4)
         mine, other = bench.stream(0b0011), bench.stream(0b1100)
         for at in (START, START + 2000):
-            op = KernelOp(mine, at, at, "mine", None, 2, 100, 0, exposure=1.0, cold=1.0)
-            bench.submit(op)
+            cold = KernelCost(2, 100, exposure=1.0, cold=1.0)
+            bench.submit(KernelOp(mine, at, at, "mine", None, cold))
             if brought:
-                bench.submit(KernelOp(other, at + 500, at + 1, "other", None, 2, 50, brought))
+                cost = KernelCost(2, 50, brought)
+                bench.submit(KernelOp(other, at + 500, at + 1, "other", None, cost))
         bench.engine.run_all()
         first, second = (one.end_ns - one.start_ns for one in bench.seen if one.name == "mine")
         assert first == 100, "nothing was there before: it takes as long as alone"
@@ -703,22 +702,13 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
             bench.engine.run_until(step.at)
         stream = streams[step.stream]
         if step.kind == "kernel":
-            op = KernelOp(
-                stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes,
-                step.tiles, needed=step.needed,
-            )  # fmt: skip
-        elif step.kind == "copy":
-            op = CopyOp(
-                stream,
-                step.at,
-                number,
-                "c",
-                None,
-                1,
-                step.block_ns,
-                step.nbytes,
-                engine=step.engine,
+            cost = KernelCost(
+                step.blocks, step.block_ns, step.nbytes, step.tiles, share=step.needed / WHOLE
             )
+            op = KernelOp(stream, step.at, number, "k", None, cost)
+        elif step.kind == "copy":
+            cost = KernelCost(1, step.block_ns, step.nbytes)
+            op = CopyOp(stream, step.at, number, "c", None, cost, engine=step.engine)
         elif step.kind == "record":
             event = events.setdefault(step.event, SimEvent())
             op = event.record = Record(stream, step.at, number)
@@ -1538,7 +1528,8 @@ def test_a_copy_that_fails_holds_up_nothing(when):
 
     bench = Bench()
     stream = bench.stream()
-    copy = bench.submit(CopyOp(stream, START, 90, "copy", effect, 1, 10, engine="device to host"))
+    cost = KernelCost(1, 10)
+    copy = bench.submit(CopyOp(stream, START, 90, "copy", effect, cost, engine="device to host"))
     after = bench.copy(stream, "device to host", 5)
     assert bench.times(copy, after) == [(100, 110), (110, 115)]
     assert after.failure is copy.failure
@@ -1601,8 +1592,10 @@ def test_a_kernel_waits_as_long_as_others_make_it(share):
     bench = Bench(4, 8000)
     other, mine = bench.stream(sms=0b0011), bench.stream(sms=0b1100)
     moved = int(8000 * share)
-    bench.submit(KernelOp(other, START, 1, "other", None, 2, 1000, moved, exposure=1.0, idle=1.0))
-    bench.submit(KernelOp(mine, START, 2, "mine", None, 2, 100, exposure=0.5, idle=1.0))
+    brings = KernelCost(2, 1000, moved, exposure=1.0, idle=1.0)
+    bench.submit(KernelOp(other, START, 1, "other", None, brings))
+    waits = KernelCost(2, 100, exposure=0.5, idle=1.0)
+    bench.submit(KernelOp(mine, START, 2, "mine", None, waits))
     bench.engine.run_all()
     took = {one.name: one.end_ns - one.start_ns for one in bench.seen}
     assert took["mine"] == pytest.approx(100 * (1 + 0.5 * (latency(share) - 1)), rel=0.01)
@@ -1611,9 +1604,9 @@ def test_a_kernel_waits_as_long_as_others_make_it(share):
 def test_a_kernels_own_gap_counts_instead_of_the_engines():
     bench = Bench()
     stream = bench.stream()
-    bench.submit(KernelOp(stream, START, 1, "first", None, 1, 10))
-    bench.submit(KernelOp(stream, START, 2, "second", None, 1, 10, gap_ns=30))
-    bench.submit(CopyOp(stream, START, 3, "third", None, 1, 10, engine="e", gap_ns=5))
+    bench.submit(KernelOp(stream, START, 1, "first", None, KernelCost(1, 10)))
+    bench.submit(KernelOp(stream, START, 2, "second", None, KernelCost(1, 10, gap_ns=30)))
+    bench.submit(CopyOp(stream, START, 3, "third", None, KernelCost(1, 10, gap_ns=5), engine="e"))
     bench.engine.run_all()
     first, second, third = bench.seen
     assert second.start_ns - first.end_ns == 30
@@ -1622,7 +1615,7 @@ def test_a_kernels_own_gap_counts_instead_of_the_engines():
 
 def test_a_step_is_one_instant_and_never_at_the_limit():
     bench = Bench()
-    bench.submit(KernelOp(bench.stream(), START, 1, "k", None, 1, 10))
+    bench.submit(KernelOp(bench.stream(), START, 1, "k", None, KernelCost(1, 10)))
     assert not bench.engine.step(START + LATENCY)
     assert bench.engine.step(START + LATENCY + 1)
     assert bench.engine.now_ns == START + LATENCY

@@ -4,20 +4,24 @@
     python benchmarks/latencies.py --simulate     the simulation, beside what was measured
 
 The first four settings are the quickstart's. The others differ in size, dtype, rate, partition and
-load; nothing was fitted to those of ``HELD_OUT``. Before them a process of its own calibrates the
-host alone (``calibrate_host``); simulated is the GPU of ``--profile`` behind that host. Two
-measurements of one setting differ, too: that is the floor, stated for each quantile. A quantile
-counts as close within 20 %, or within its floor.
+load; nothing was fitted to those of ``HELD_OUT``. Before, between and after the two measurements a
+process of its own calibrates the host alone (``calibrate_host``), since a host changes within
+minutes; simulated is the GPU of ``--profile`` behind each of these hosts, and means of both are
+compared. Two measurements of one setting differ, too: that is the floor, stated for each quantile.
+A quantile counts as close within 20 %, or within its floor.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +137,42 @@ def runs(device: Any, *names: str) -> dict[str, Any]:
     return {name: gs.run(EXPERIMENTS[name], device) for name in names or EXPERIMENTS}
 
 
-def calibrated_apart(name: str, profile: str, out: Path) -> None:
-    """Calibrate the host from a process of its own, in which nothing recorded before."""
-    command = [sys.executable, __file__, "--calibrate", name, "--profile", profile, "--out", out]
-    subprocess.run(command, check=True)
+def calibrated_apart(name: str, profile: str) -> Facts:
+    """Calibrate the host in a process of its own, in which nothing recorded before."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "host.json")
+        command = [sys.executable, __file__, "--calibrate", name, "--profile", profile]
+        subprocess.run([*command, "--out", out], check=True)
+        host = json.loads(out.read_text("utf-8"))
+    return {name: host[name] for name in ("constants", "jitter")}
+
+
+@contextlib.contextmanager
+def simulated(profile: str, host: Facts) -> Iterator[Any]:
+    """Open the simulated GPU of a profile behind a host that was calibrated apart."""
+    file = Profile.load(profile).file.model_dump(mode="json", by_alias=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "host.json")
+        path.write_text(json.dumps(file | host), "utf-8")
+        yield gs.open_device(f"sim:{path}", quiet=True)
+
+
+def simulated_behind(hosts: list[Facts], profile: str) -> list[Facts]:
+    """Return the figures of every experiment on a simulated GPU: means over its hosts."""
+    several = []
+    for host in hosts:
+        with simulated(profile, host) as gpu:
+            several.append(figures(runs(gpu)))
+    return [
+        rows[0] | {name: mean_of([row[name] for row in rows]) for name in KEPT}
+        for rows in zip(*several, strict=True)
+    ]
+
+
+def mean_of(values: list[float | None]) -> float | None:
+    """Return the mean of what is known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def figures(made: dict[str, Any]) -> list[Facts]:
@@ -209,32 +245,27 @@ def main() -> None:
     if arguments.calibrate:
         calibrate_host(arguments.calibrate, arguments.out, profile=arguments.profile)
         return
-    seen: Facts
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "host.json")
-        if not arguments.simulate:
-            calibrated_apart(arguments.device, arguments.profile, path)
-            host = json.loads(path.read_text("utf-8"))
-            gpu = gs.open_device(arguments.device)
-            seen = {
-                "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
-                "host": {name: host[name] for name in ("constants", "jitter")},
-            }  # fmt: skip
-            for name in ("measured", "again"):
-                seen[name] = figures(runs(gpu))
-                arguments.out.write_text(json.dumps(seen), "utf-8")
-            return
-        kept = json.loads(arguments.out.read_text("utf-8"))
-        names = ("device", "measured_on", "measured", "again", "calibrated", "host")
-        seen = {name: kept[name] for name in names if name in kept}
-        profile = Profile.load(arguments.profile).file.model_dump(mode="json", by_alias=True)
-        path.write_text(json.dumps(profile | seen.get("host", {})), "utf-8")
-        simulated = figures(runs(gs.open_device(f"sim:{path}", quiet=True)))
-    rows = compared(seen["measured"], seen["again"], simulated)
+    if not arguments.simulate:
+        hosts = [calibrated_apart(arguments.device, arguments.profile)]
+        gpu = gs.open_device(arguments.device)
+        made: Facts = {
+            "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+            "hosts": hosts,
+        }  # fmt: skip
+        for name in ("measured", "again"):
+            made[name] = figures(runs(gpu))
+            hosts.append(calibrated_apart(arguments.device, arguments.profile))
+            arguments.out.write_text(json.dumps(made), "utf-8")
+        return
+    kept = json.loads(arguments.out.read_text("utf-8"))
+    seen = {name: kept[name] for name in ("device", "measured_on", "measured", "again")}
+    seen["hosts"] = kept.get("hosts", [{}])  # that of the profile, where none was calibrated
+    forecast = simulated_behind(seen["hosts"], arguments.profile)
+    rows = compared(seen["measured"], seen["again"], forecast)
     show(rows)
     facts.write(
         arguments.out, "python benchmarks/latencies.py", seen["device"], rows,
-        **seen, profile=arguments.profile, simulated=simulated,
+        **seen, profile=arguments.profile, simulated=forecast,
     )  # fmt: skip
 
 

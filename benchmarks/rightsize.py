@@ -15,7 +15,8 @@ The goal is an answer within one quantum (8 SMs) of the grid's, from fewer measu
 
 On ``sim:h200`` models are recordings of ``data/models.json``, on a GPU PyTorch decoders of about
 these sizes (``examples/decoder.py``). With --joules, the same settings are measured five times in
-turns instead, after once that does not count: their energy a call is to repeat within 3 %. Calls
+turns instead, after once that does not count, each in three rounds: their energy a call is to
+repeat within 3 %. Calls
 are queued, so that the GPU waits for no host: what it draws at rest meanwhile is as long as that.
 """
 
@@ -40,7 +41,7 @@ from gpuscope.analysis.noise import interval
 HERE = Path(__file__).resolve().parent
 QUANTUM = 8
 TURNS = 3
-AGAIN = 5
+AGAIN, ROUNDS = 5, 3
 QUEUED = 4
 RUN_S = 0.15
 SPLITS = [*range(8, 113, 8), 124]
@@ -166,8 +167,10 @@ def joules(models: Models) -> list[Row]:
     """Measure settings again and again in turns, and return how far their energy a call varies."""
     fast, load, _ = PAIRS[0]
     settings = {
-        f"{fast} alone on the whole GPU": models.alone(fast, QUEUED, energy=True),
-        f"{fast} on 64 SMs beside {load}": models.pair(fast, load, 60, 64, QUEUED, energy=True),
+        f"{fast} alone on the whole GPU": models.alone(fast, QUEUED, energy=True, rounds=ROUNDS),
+        f"{fast} on 64 SMs beside {load}": models.pair(
+            fast, load, 60, 64, QUEUED, energy=True, rounds=ROUNDS
+        ),
     }
     seen: dict[str, list[Row]] = {name: [] for name in settings}
     for turn in range(AGAIN + 1):

@@ -11,7 +11,6 @@ a low rate, on the GPU that is measured. The host is calibrated before, by itsel
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import latencies
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.simulator.profiles.profile import Profile
 
 RESULTS = Path(__file__).parent / "results" / "saturation_h100.json"
 LOADS = (0.9, 1.0, 1.1)
@@ -93,24 +91,19 @@ def show(rows: list[Facts]) -> None:
 
 def main() -> None:
     arguments = latencies.options(__doc__, RESULTS, "h100").parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "host.json")
-        if arguments.simulate:
-            seen = json.loads(arguments.out.read_text("utf-8"))["seen"]
-        else:
-            latencies.calibrated_apart(arguments.device, arguments.profile, path)
-            host = json.loads(path.read_text("utf-8"))
-            gpu = gs.open_device(arguments.device)
-            rates_hz = [load * capacity_hz(gpu) for load in LOADS]
-            seen = {
-                "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
-                "profile": arguments.profile, "rates_hz": rates_hz,
-                "host": {name: host[name] for name in ("constants", "jitter")},
-                "measured": figures(gpu, rates_hz), "again": figures(gpu, rates_hz),
-            }  # fmt: skip
-        profile = Profile.load(seen["profile"]).file.model_dump(mode="json", by_alias=True)
-        path.write_text(json.dumps(profile | seen["host"]), "utf-8")
-        simulated = figures(gs.open_device(f"sim:{path}", quiet=True), seen["rates_hz"])
+    if arguments.simulate:
+        seen = json.loads(arguments.out.read_text("utf-8"))["seen"]
+    else:
+        host = latencies.calibrated_apart(arguments.device, arguments.profile)
+        gpu = gs.open_device(arguments.device)
+        rates_hz = [load * capacity_hz(gpu) for load in LOADS]
+        seen = {
+            "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+            "profile": arguments.profile, "rates_hz": rates_hz, "host": host,
+            "measured": figures(gpu, rates_hz), "again": figures(gpu, rates_hz),
+        }  # fmt: skip
+    with latencies.simulated(seen["profile"], seen["host"]) as gpu:
+        simulated = figures(gpu, seen["rates_hz"])
     rows = compared(seen["measured"], seen["again"], simulated)
     show(rows)
     facts.write(arguments.out, "python benchmarks/saturation.py", seen["device"], rows, seen=seen)

@@ -194,19 +194,14 @@ class KernelCost:
     computing: float = 0.0
 
     @property
-    def pieces(self) -> int:
-        """How many times ``block_ns`` its blocks take together: once for each tile."""
-        return max(self.blocks, self.tiles)
-
-    @property
     def busy_ns(self) -> int:
         """How long all of its blocks take together, alone."""
-        return self.pieces * self.block_ns
+        return max(self.blocks, self.tiles) * self.block_ns
 
     def alone_ns(self, sm_count: int) -> int:
         """Return how long the kernel takes on so many SMs, alone."""
         at_once = min(self.blocks, sm_count * math.floor(1 / self.share))
-        rounds = -(-self.pieces // at_once)
+        rounds = -(-max(self.blocks, self.tiles) // at_once)
         return rounds * self.block_ns
 
 

@@ -162,7 +162,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         config: str | None = None,
     ) -> None:
         sm_count = stream.sms.bit_count()
-        if (pieces := cost.pieces) > _MOST_WAVES * sm_count:
+        if (pieces := max(cost.blocks, cost.tiles)) > _MOST_WAVES * sm_count:
             raise InvalidOperand(
                 f"kernel {name!r} has {pieces:,} thread blocks, more than {_MOST_WAVES:,} for "
                 f"each of its {sm_count} SMs, which would be simulated for minutes: give it less "

@@ -157,6 +157,11 @@ class WaveOp(Op):
         self.left = cost.blocks
         self.shares = bool(cost.nbytes or cost.traffic or cost.exposure)
 
+    @property
+    def pieces(self) -> int:
+        """How many times ``cost.block_ns`` its blocks take together: once for each tile."""
+        return max(self.cost.blocks, self.cost.tiles)
+
 
 @dataclass(eq=False, repr=False, slots=True)
 class KernelOp(WaveOp):

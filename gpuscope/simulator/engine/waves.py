@@ -104,7 +104,7 @@ def _is_whole(op: WaveOp, count: int) -> bool:
     The time alone of work in several waves knows of those that do not fill the SMs.
     """
     at_once = _at_once(op)
-    return count >= at_once or op.cost.pieces > at_once
+    return count >= at_once or op.pieces > at_once
 
 
 class Sharing:
@@ -176,7 +176,7 @@ class Sharing:
             op.kept = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
         asking = (
             cost.nbytes, cost.traffic, cost.cold_nbytes, cost.busy_ns, cost.exposure, cost.idle,
-            cost.cold, cost.pieces, op.kept, op.kind, _at_once(op),
+            cost.cold, op.pieces, op.kept, op.kind, _at_once(op),
         )  # fmt: skip
         op.asks = self._kinds.get(asking, -1)
         if op.asks < 0:
@@ -202,7 +202,7 @@ class Sharing:
             share = (work - (now_ns - since_ns) * speed) / (op.cost.block_ns * FULL)
             left[op] = left.get(op, op.left + op.spare) + wave.count * share
         for op, pieces in left.items():
-            brought += moved(op.cost, op.kept) * (1 - pieces / op.cost.pieces)
+            brought += moved(op.cost, op.kept) * (1 - pieces / op.pieces)
         return brought
 
     def share(self, now_ns: int) -> list[Wave]:

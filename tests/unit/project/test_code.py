@@ -30,7 +30,7 @@ ROOMS = {
     "record": 5_210,
     "report": 674,
     "search": 1_891,
-    "simulator": 6_565,
+    "simulator": 6_544,
     "telling": 2_028,
     "timeline": 6_118,
     "trace": 3_315,

@@ -260,6 +260,8 @@ def main() -> None:
     kept = json.loads(arguments.out.read_text("utf-8"))
     seen = {name: kept[name] for name in ("device", "measured_on", "measured", "again")}
     seen["hosts"] = kept.get("hosts", [{}])  # that of the profile, where none was calibrated
+    if "calibrated" in kept:  # elsewhere, before hosts were calibrated beside
+        seen["calibrated"] = kept["calibrated"]
     forecast = simulated_behind(seen["hosts"], arguments.profile)
     rows = compared(seen["measured"], seen["again"], forecast)
     show(rows)

@@ -134,12 +134,12 @@ WHY_MISSED = {
     "(1.09 to 1.29 µs), and a callback in C that notes launches in their place (0.49 to 0.52). "
     "CUPTI's records of kernels alone add 0.25 µs. Its clock is not the reason: a reading takes "
     "33 ns, one of the system's 28.",
-    "annotate, enter and exit, recording": "0.36 and 0.46 µs in two other runs of the day: it "
+    "annotate, enter and exit, recording": "0.36 and 0.46 µs in two runs on 2026-11-22: it "
     "varies with the host.",
     "bound to CuPy": "CuPy's calls, to ask for its stream and to set it twice, take 0.59 µs of "
     "1.2, the unbound guard 0.38. Tried: binding in C, and keeping what CuPy's lookups return.",
-    "quickstart: p99 of the small GEMM": "1.91 times in another run of the day, beside a busy "
-    "process. The p99 on the partition is the host's: p50 is 37 to 58 µs, and single calls wait "
+    "quickstart: p99 of the small GEMM": "2.97 and 1.91 times in two runs on 2026-11-22. "
+    "The p99 on the partition is the host's: p50 is 37 to 58 µs, and single calls wait "
     "up to 160 µs.",
     "by gpuscope, kernels only": "Of it, CUPTI's records of kernels cost 0.65 µs on an H200's "
     "host; what a launch costs varies with the host.",
@@ -154,6 +154,18 @@ WHY_MISSED = {
     "graph, 1 queued, two threads": "With one call in flight the stream idles while the host waits "
     "and launches again, and both threads need Python's lock for that. Tried: one thread for both "
     "(the same), and four calls queued (met).",
+    "carve {64, 32, 16, 8, rest}": "6.85 ms on a faster host, on 2026-11-22.",
+    "CallerStreamGuard enter + exit, unbound": "0.46 µs on a faster host, on 2026-11-22.",
+    "stop → finished Trace": "1.5 M/s on a faster host, on 2026-11-22.",
+    "the same with launch ids, 500,000": "1.7 M/s on a faster host, on 2026-11-22.",
+    "annotate, enter and exit": "Half of that on a faster host, on 2026-11-22.",
+    "what recording with launch ids adds at p50": "0.47 µs on another host, on 2026-11-22, and not "
+    "looked into on this one.",
+    "by events / bare": "1.45 × on another host, on 2026-11-22, and not looked into on this one.",
+    "guard, enter and exit, as on a host": "0.19 µs on another host, on 2026-11-22: how long "
+    "Python's own steps take beside a launch differs, too.",
+    "fresh shapes, not told, float32": "Its median is to be half of that of the simple rule, too, "
+    "which it is not.",
 }
 """Part of what a row says → why its goal is missed, and what was tried."""
 

@@ -317,7 +317,6 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("NumPy's copyto", "staging[b][:] = chunk", "np.copyto(staging[b], chunk)"),
             ("a new event for compute", "compute.wait(uploaded[b])", "compute.wait(load.record())"),
             ("the buffers change places", "b = i % 2", "b = (i + 1) % 2"),
-            ("the last result is waited for", "        compute.record(computed[b])", "        compute.record(computed[b])\n    compute.synchronize()"),
             ("it asks until the upload is done", "uploaded[b].synchronize()", "while not uploaded[b].is_done:\n            pass"),
         ],
         "cuda": [

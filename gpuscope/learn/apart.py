@@ -10,7 +10,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -19,6 +20,8 @@ from typing import NoReturn
 import numpy as np
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from gpuscope._types import Untyped
+from gpuscope.device.device import Device
 from gpuscope.device.select import handing_over
 from gpuscope.learn.handed_in import Code
 from gpuscope.learn.lesson import Lesson
@@ -26,6 +29,11 @@ from gpuscope.learn.lesson import Lesson
 _POLL_S, _PAUSE_S = 0.02, 0.002
 _GRACE_S = 1.0
 """Until a cell that does not end when it is told to is ended with its process."""
+_TOLD = 77
+"""The exit status of a process that told all: any other one is a cell's."""
+_OWNERS = (type, Lesson, Device)
+_CHANGES = {"object.__setattr__", "object.__delattr__"}
+"""What Python tells of whoever changes a function's code or defaults, or a class."""
 
 
 @dataclass
@@ -51,7 +59,7 @@ class Apart:
     """
 
     shell: InteractiveShell
-    exercises: Collection[str]
+    exercises: AbstractSet[str]
     cell_seconds: float
     begun: Callable[[], object]
     written: list[Code] = field(default_factory=list)
@@ -96,7 +104,7 @@ class Apart:
             if not process:
                 with suppress(BaseException):
                     tell(*self._judged(code, lambda text: os.write(writes, text)))
-                    os._exit(0)
+                    os._exit(_TOLD)
                 os._exit(1)
             os.close(writes)
             noted, ending = self._wait(process, reads)
@@ -114,30 +122,25 @@ class Apart:
     ) -> tuple[ExecutionResult, list[str]]:
         """Run cells; notes the number of each of the learner's before, and after if it worked."""
         shell, raised = self.shell, []
-        lesson, learner, functions = shell.user_module, ModuleType("__main__"), _functions()
-        vars(learner).update(vars(lesson))
-        shell.user_module, shell.user_ns = learner, vars(learner)
-        for number, cell in enumerate(self.written):
-            if number in self.failed:
-                continue
-            note(b"%d\n" % number)
-            self.begun()
-            ran = self.run(cell.source)
-            if (error := error_of(ran)) is None:
+        lesson, learner = shell.user_module, ModuleType("__main__")
+        names = vars(learner)
+        names.update(vars(lesson))
+        shell.user_module, shell.user_ns = learner, names
+        for _ in _put_back(lesson):  # a loop goes on whatever a cell replaced
+            for number, cell in enumerate(self.written):
+                if number in self.failed:
+                    continue
                 note(b"%d\n" % number)
-            else:
-                raised.append(f"cell {cell.id} raised {told(error)}")
-            names = vars(learner)
-            vars(lesson).update({name: names[name] for name in self.exercises if name in names})
+                self.begun()
+                ran = self.run(cell.source)
+                if (error := error_of(ran)) is None:
+                    note(b"%d\n" % number)
+                else:
+                    raised.append(f"cell {cell.id} raised {told(error)}")
+                vars(lesson).update({name: names[name] for name in self.exercises & names.keys()})
+        vars(lesson).update({name: names[name] for name in self.exercises & names.keys()})
         shell.user_module, shell.user_ns = lesson, vars(lesson)
         self.begun()
-        for owner, name, function in functions:
-            if vars(owner).get(name) is not function:
-                setattr(owner, name, function)
-        for value in vars(lesson).values():
-            for name in [*vars(value)] if type(value) is Lesson else ():
-                if hasattr(Lesson, name):
-                    delattr(value, name)
         return self.run(code.source), raised
 
     def _wait(self, process: int, notes: int) -> tuple[bytes, str]:
@@ -159,7 +162,7 @@ class Apart:
                 return noted, f"it took longer than {self.cell_seconds:g} s and had to be stopped"
             else:
                 time.sleep(_PAUSE_S)
-        return noted, f"its process ended with exit status {status}" if status else ""
+        return noted, "" if status == _TOLD else f"its process ended with exit status {status}"
 
 
 def error_of(ran: ExecutionResult) -> BaseException | None:
@@ -176,19 +179,42 @@ def told(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _functions() -> list[tuple[object, str, object]]:
-    """Return the functions, classes and methods that judge: owner, name and what it is."""
-    ours = [module for name, module in sys.modules.items() if name.startswith("gpuscope.learn")]
-    owners: list[object] = [builtins, random, np, *ours]
-    owners += {
-        value
-        for module in ours
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__.startswith("gpuscope")
-    }
-    return [
-        (owner, name, value)
-        for owner in owners
-        for name, value in vars(owner).items()
-        if callable(value) and not (name.startswith("__") and name.endswith("__"))
-    ]
+def _put_back(lesson: ModuleType) -> Iterator[None]:
+    """Note what judges, and put it back when the loop over this goes on.
+
+    It is what modules and classes name, of gpuscope, the lesson, NumPy, random and builtins, and
+    the code and defaults of their functions. New names go. Data that another module than the
+    lesson names in lower case stays: it may change. What is called then, it has from before.
+    """
+    get, put, drop, key, kind, module = getattr, setattr, delattr, id, type, ModuleType
+    ours = {name: each for name, each in sys.modules.items() if name.split(".")[0] == "gpuscope"}
+    owners: list[object] = [builtins, random, np, lesson, *ours.values()]
+    known = {id(each) for owner in owners for each in (owner, vars(owner))}
+    whose = {*ours, "__main__"}
+    for owner in owners:  # it grows
+        for value in vars(owner).values():
+            if isinstance(value, _OWNERS) and value.__module__ in whose and id(value) not in known:
+                known.add(id(value))
+                owners.append(value)
+    names = [(owner, vars(owner), {**vars(owner)}) for owner in owners]
+    changed: list[tuple[object, str, object]] = []
+
+    def changes(event: str, what: tuple[Untyped, ...]) -> None:
+        if event in _CHANGES and key(get(what[0], "__globals__", what[0])) in known:
+            changed.append((what[0], what[1], get(what[0], what[1])))
+
+    sys.addaudithook(changes)
+    yield
+    known.clear()
+    for owner, name, value in changed[::-1]:
+        put(owner, name, value)
+    for owner, now, held in names:
+        has_data = kind(owner) is module and owner is not lesson
+        for name in {*now} - {*held}:
+            if kind(now[name]) is not module:
+                drop(owner, name)
+        for name, value in held.items():
+            if now.get(name) is not value and not (
+                has_data and name.islower() and get(value, "__name__", None) is None
+            ):
+                put(owner, name, value)

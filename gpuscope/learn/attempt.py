@@ -18,7 +18,7 @@ import numpy as np
 from gpuscope._checks import given
 from gpuscope._types import Untyped
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.device.api import NativeArray
+from gpuscope.device.api import NativeArray, launch_config
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
@@ -59,6 +59,7 @@ class _Work(NamedTuple):
     partition: str | None
     start_ns: int
     end_ns: int
+    launch_config: str | None
 
 
 class Attempt:
@@ -140,14 +141,7 @@ class Attempt:
         if ran != wanted:
             listed, instead = _listed(wanted), _listed(ran)
             raise Unmet(f"It shall run {listed or 'nothing'}; it ran {instead or 'nothing'}.")
-        whole_ns = {step.name: step.duration_ns for step in steps}
-        for work in self._work:
-            took_ns, whole = work.end_ns - work.start_ns, whole_ns.get(work.name, 0)
-            if took_ns < _WHOLE * whole - _TICK_NS:
-                raise Unmet(
-                    f"{work.name} took {took_ns / 1e3:,.0f} µs instead of {whole / 1e3:,.0f}: it "
-                    "was cut short, or is another kernel."
-                )
+        self.whole(*steps)
         for step in steps:
             if any(each is step for each in self._changed):
                 raise Unmet(f"It changed how long {step.name} takes: run it as it was given.")
@@ -155,6 +149,24 @@ class Attempt:
             if array is not None and not self.work(step.name, writes=array):
                 raise Unmet(f"{step.name} ran, but another kernel of that name: not the one given.")
         self.shown.append(f"it ran {_listed(wanted) or 'nothing'}")
+
+    def whole(self, *steps: Lasting) -> None:
+        """Require that work of these names was as long as they are, and as wide.
+
+        Of a step with a ``shape``, its kernel has that grid and that many threads a block.
+        """
+        for name, step in {step.name: step for step in steps}.items():
+            shape = getattr(step, "shape", None)
+            for work in self._named(name):
+                took_ns = work.end_ns - work.start_ns
+                if took_ns < _WHOLE * step.duration_ns - _TICK_NS:
+                    raise Unmet(
+                        f"{name} took {took_ns / 1e3:,.0f} µs instead of "
+                        f"{step.duration_ns / 1e3:,.0f}: it was cut short, or is another kernel."
+                    )
+                config = (work.launch_config or "").replace(" ", "")
+                if shape and not config.startswith(launch_config(*shape)[:-1]):
+                    raise Unmet(f"{name} ran on another grid than the one that is given.")
 
     def work(self, name: str, *, reads: Untyped = None, writes: Untyped = None) -> list[_Work]:
         """Return the work of a name, or that of it which reads or writes any of an array."""

@@ -59,7 +59,9 @@ def grade_command(
     gpu: Annotated[bool, typer.Option("--gpu", help="On the GPU, not simulated.")] = False,  # noqa: FBT002 - typer's form of a flag
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000, help="Notebooks at a time; one a processor, if not given."),
+        typer.Option(
+            min=1, max=10_000, help="Notebooks at a time; one a processor or GPU by default."
+        ),
     ] = None,
     workers: Annotated[
         str | None,

@@ -109,7 +109,8 @@ def grade(
         Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
     executor
         Grades a notebook each, as in :func:`gpuscope.search.sweep`; as many notebooks at a time on
-        this machine as it has processors, if not given. Its workers need the same folders.
+        this machine as it has processors, but one on a GPU, if not given. Its workers need the same
+        folders.
     journal
         A file that takes what came of each notebook at once. What it has already of the same
         notebook, lesson, limits and version of gpuscope is not graded again.
@@ -146,16 +147,15 @@ def grade(
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
     stop, graded = threading.Event(), dict[Path, Future[Graded]]()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    executor = executor or f"processes:{1 if gpu else len(cores)}"
     with ExitStack() as stack:
         log = None
         if journal is not None:
             log = stack.enter_context(Journal(Path(journal), given_out, [__version__, gpu, limits]))
-        pool = stack.enter_context(
-            executor_of(executor or f"processes:{len(cores)}", ThreadPoolExecutor)
-        )
+        pool = stack.enter_context(executor_of(executor, ThreadPoolExecutor))
         here = isinstance(pool, ThreadPoolExecutor)  # an event goes to no other process
         if here:
-            wardens = _Wardens(_shares(executor or f"processes:{len(cores)}", cores), gpu=gpu)
+            wardens = _Wardens(_shares(executor, cores), gpu=gpu)
             run = partial(run, stop=stop, wardens=stack.enter_context(wardens))
         try:
             for path in submitted:

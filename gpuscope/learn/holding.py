@@ -158,7 +158,7 @@ def _inside(
             see_own_processes(box)
         limit(box, seconds=order.seconds, memory_bytes=order.memory_bytes, gpu=gpu)
         die_with_parent(parent)  # another user has to ask again
-        os.environ.update(HOME=work, TMPDIR=work)
+        os.environ.update(HOME=work, TMPDIR=work, LOGNAME="learner")  # its user has no name
         tempfile.tempdir = work
         os.mkdir("notebook")  # noqa: PTH102
         os.chdir("notebook")

@@ -7,11 +7,12 @@ import importlib
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Never, TypeVar
+from contextlib import AbstractContextManager
+from typing import Never, Self, TypeVar
 
 import numpy as np
 
-from gpuscope._checks import door, require_kind
+from gpuscope._checks import door, given, require_kind
 from gpuscope._types import Untyped
 from gpuscope.device import graph
 from gpuscope.device.api import NativeArray
@@ -103,13 +104,23 @@ class Tensor(_Part):
 
 
 class Stream(_Part):
-    """A non-blocking stream; as PyTorch's own, it stays when nobody holds it any more."""
+    """A non-blocking stream; as PyTorch's own, it stays when nobody holds it any more.
+
+    In a ``with`` block of its own it is this thread's current stream.
+    """
 
     _cuda: Cuda
 
-    def __init__(self) -> None:
-        self._stream = self._cuda._device.create_stream()
+    def __init__(self, *, priority: int = 0) -> None:
+        self._stream = self._cuda._device.create_stream(priority=priority)
         self._cuda._streams.append(self._stream)
+
+    def __enter__(self) -> Self:
+        self._cuda._of_thread.streams.append(self)
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._cuda._of_thread.streams.pop()
 
     @property
     def cuda_stream(self) -> int:
@@ -159,7 +170,7 @@ class Event(_Part):
 
     _cuda: Cuda
 
-    def __init__(self, enable_timing: bool = False) -> None:  # noqa: FBT001, FBT002 - as PyTorch's
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as PyTorch's
         self._event = self._cuda._device.create_event(timing=enable_timing)
 
     def record(self, stream: Stream | None = None) -> None:
@@ -196,11 +207,18 @@ class CUDAGraph(_Part):
         self._graph.launch(stream=self._cuda.current_stream()._stream)
 
 
+class _OfThread(threading.local):
+    """The current streams of a thread: the innermost block's is the last."""
+
+    def __init__(self) -> None:
+        self.streams = list[Stream]()
+
+
 class Cuda(_Part):
     """The part of ``torch.cuda``."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._of_thread = device, threading.local()
+        self._device, self._of_thread = device, _OfThread()
         self._streams: list[OurStream] = []
         weakref.finalize(self, close_all, self._streams).atexit = False
         self.Stream, self.Event = self._of(Stream), self._of(Event)
@@ -213,28 +231,36 @@ class Cuda(_Part):
 
     def current_stream(self) -> Stream:
         """Return this thread's current stream."""
-        current: Stream | None = getattr(self._of_thread, "stream", None)
-        return current or self.default_stream()
+        return (self._of_thread.streams or [self.default_stream()])[-1]
 
     def default_stream(self) -> Stream:
         """Return the legacy default stream."""
         return self.ExternalStream(0)
 
-    @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        """Make a stream the current one of this thread until the block ends."""
-        require_kind("stream", stream, Stream)
-        before, self._of_thread.stream = self.current_stream(), stream
-        try:
-            yield
-        finally:
-            self._of_thread.stream = before
+    def stream(self, stream: Stream | None) -> AbstractContextManager[Stream | None]:
+        """Make a stream the current one of this thread until the block ends; not ``None``."""
+        require_kind("stream", stream, Stream, None)
+        return contextlib.nullcontext() if stream is None else stream
 
     @contextlib.contextmanager
-    def graph(self, cuda_graph: CUDAGraph, *, stream: Stream | None = None) -> Iterator[None]:
-        """Capture a stream, or one of its own, which is the current one until the block ends."""
+    def graph(
+        self,
+        cuda_graph: CUDAGraph,
+        *,
+        stream: Stream | None = None,
+        capture_error_mode: str = "global",
+    ) -> Iterator[None]:
+        """Capture a stream, or one of its own, which is the current one until the block ends.
+
+        What other threads call is never an error, even where the mode is ``"global"``.
+        """
         require_kind("cuda_graph", cuda_graph, CUDAGraph)
         require_kind("stream", stream, Stream, None)
+        if capture_error_mode not in ("global", "thread_local"):
+            raise CapabilityError(
+                f"capture_error_mode is {given(capture_error_mode)}: on a simulated GPU there is "
+                "'thread_local', and 'global', which is the same there"
+            )
         captured = stream or self.Stream()
         self.synchronize()
         with self.stream(captured), captured._stream.capture() as made:

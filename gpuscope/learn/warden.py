@@ -16,6 +16,7 @@ from typing import IO, cast
 import msgspec
 
 from gpuscope.learn.holding import Order, Report
+from gpuscope.search.scale_out import make_locks
 
 STOPPED = "grading was stopped"
 _POLL_S = 0.2
@@ -48,7 +49,9 @@ class Warden:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        if not gpu:
+        if gpu:
+            make_locks()  # notebooks may write nothing where these are
+        else:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         arguments = ["gpu" if gpu else "simulated", *map(str, cores)]
         self._process = subprocess.Popen(  # noqa: S603 - Python itself

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import current_thread, main_thread
 from types import FrameType, FunctionType, ModuleType
 
 from gpuscope._interrupts import is_deferred
 from gpuscope._types import Untyped
+from gpuscope.device.calls import QUEUES_WORK, Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.stream import Stream
@@ -25,7 +26,8 @@ _TICK_S, _IDLE_TICKS, _PASSES_NS = 0.05, 5, 2_000_000
 """How often it is looked whether a program waits for nothing of the GPU; so many times in a row,
 and from then on so much of the simulated GPU's time passes each time."""
 _SOON_NS = 100_000
-"""How long after a host function a program that polls goes on, at most; kernels take ms."""
+"""How long after a host function a program that polls goes on, at most, and how long before one
+that spins queued nothing, at least; kernels take ms."""
 _LEAST_ADDRESS = 1 << 16
 """From here on a number may be an address, as C++ hands it to a host function."""
 
@@ -61,7 +63,7 @@ class _HostFunction:
 
     event: Event
     shared: set[int]
-    ran_ns: int | None = None
+    ran_ns: int = 0
 
 
 @dataclass
@@ -69,39 +71,52 @@ class HostFunctions:
     """The host functions of a program, by which it may know of the work before them.
 
     Nothing tells that a program saw what a host function did. It is taken to have if it returned,
-    or accessed memory, as soon as the last one had run, whatever the durations; and to have seen
-    the others that act on the same object as that one: a list, an event of :mod:`threading`,
-    memory of C++.
+    or accessed memory, as soon as the last one had run, whatever the durations. So it is if it
+    queues work at any time after one that ran while it queued nothing for some time, in no wait,
+    and without an answer since then that busy work is done: who spins does that. It has seen the
+    others that act on the same object as that one: a list, an event of :mod:`threading`, memory
+    of C++.
+
+    Attributes
+    ----------
+    ran
+        Those that have run, in their order.
     """
 
     device: Device
-    _functions: list[_HostFunction] = field(default_factory=list)
+    ran: list[_HostFunction] = field(default_factory=list)
 
-    @property
-    def ran(self) -> list[_HostFunction]:
-        """Those that have run."""
-        return [each for each in self._functions if each.ran_ns is not None]
-
-    def tell(self) -> None:
-        """Tell of the work that the program knows by them to be done now."""
-        now_ns, ran = self.device.now_ns(), self.ran
-        last = max(ran, key=lambda each: each.ran_ns or 0, default=None)
-        if last is None or now_ns - (last.ran_ns or 0) > _SOON_NS:
-            return
-        for function in ran:
-            if function.shared & last.shared:
+    def tell(self, seen: Iterable[_HostFunction]) -> None:
+        """Tell of the work that the program knows by some host functions to be done now."""
+        shared = {value for function in seen for value in function.shared}
+        for function in self.ran:
+            if function.shared & shared:
                 self.device.calls.tell("seen", "host function", event=function.event)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Note the host functions that are queued in the block, and tell of them in time."""
-        calls = self.device.calls
-        usual, usual_tell = Stream.host_call, calls.tell
+        calls, asked, busy = self.device.calls, list[_HostFunction](), set[object]()
+        usual, usual_tell, usual_begin = Stream.host_call, calls.tell, calls.begin
+        begun: dict[bool, Call] = {}  # the last call that queued work, and the last other one
 
         def tell(kind: str, *what: Untyped, **facts: Untyped) -> None:
             if kind in ("host access", "mark"):
-                self.tell()
+                since_ns = self.device.now_ns() - _SOON_NS
+                self.tell(each for each in self.ran[-1:] if each.ran_ns >= since_ns)
+            elif kind == "seen" and (done := busy & {*what, *facts.values()}):
+                busy.difference_update(done)
+                asked.clear()
             usual_tell(kind, *what, **facts)
+
+        def begin(kind: str, *what: Untyped, **facts: Untyped) -> Call:
+            queues, used = kind in QUEUES_WORK, {what[1], facts.get("event")} - {None}
+            if queues:
+                self.tell(asked)
+                asked.clear()
+            busy.update(used if queues or used & busy else ())
+            begun[queues] = usual_begin(kind, *what, **facts)
+            return begun[queues]
 
         def host_call(stream: Stream, function: Callable[[], None]) -> None:
             if stream.device is not self.device or stream.graph or not callable(function):
@@ -109,7 +124,6 @@ class HostFunctions:
                 return
             noted = _HostFunction(self.device.create_event(timing=False), _shared(function))
             self.device.calls.tell("record", "host function", stream, event=noted.event)
-            self._functions.append(noted)
 
             @functools.wraps(function, updated=())
             def noting() -> None:
@@ -117,16 +131,22 @@ class HostFunctions:
                     function()
                 finally:
                     noted.ran_ns = self.device.now_ns()
+                    self.ran.append(noted)
+                    call = begun.get(False)
+                    waits = call is not None and call.kind == "sync" and call.end_ns is None
+                    stood_ns = noted.ran_ns - begun[True].start_ns
+                    if self.device.is_simulated and not waits and stood_ns > _SOON_NS:
+                        asked.append(noted)
 
             usual(stream, noting)
 
         Stream.host_call = host_call  # type: ignore[method-assign,assignment]
-        calls.tell = tell  # type: ignore[method-assign]
+        calls.tell, calls.begin = tell, begin  # type: ignore[method-assign]
         try:
             yield
         finally:
             Stream.host_call = usual  # type: ignore[method-assign]
-            calls.tell = usual_tell  # type: ignore[method-assign]
+            calls.tell, calls.begin = usual_tell, usual_begin  # type: ignore[method-assign]
 
 
 def _shared(function: Callable[[], object]) -> set[int]:
@@ -208,11 +228,11 @@ class _Idle:
     def look(self, frame: FrameType | None) -> None:
         """Note where the program is; where it has been for some time, let time pass."""
         device = self._functions.device
-        began_ns, ran = device.now_ns(), self._functions.ran
+        began_ns, ran = device.now_ns(), len(self._functions.ran)
         at = (id(frame), frame.f_lasti if frame else 0, began_ns)
         self._ticks = self._ticks + 1 if at == self._at else 0
         if self._ticks >= _IDLE_TICKS:
             self._ticks = _IDLE_TICKS - 1
-            while device.now_ns() - began_ns < _PASSES_NS and self._functions.ran == ran:
+            while device.now_ns() - began_ns < _PASSES_NS and len(self._functions.ran) == ran:
                 device.backend.event_done(self._event.raw)  # which takes its time
         self._at = (*at[:2], device.now_ns())

@@ -95,6 +95,12 @@ def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
         yield
 
 
+def make_locks() -> None:
+    """Make the lock files of all GPUs, for processes of this host that may write nothing."""
+    for gpu in driver.gpus():
+        os.close(_lock_file(gpu.uuid))
+
+
 def _lock_file(uuid: str) -> int:
     path = _LOCKS / f"gpuscope-{uuid}.lock"
     try:

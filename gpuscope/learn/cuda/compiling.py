@@ -20,11 +20,24 @@ _NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 _SECONDS = 60
 _BOUNDED = ["/bin/sh", "-c", f'ulimit -t {_SECONDS}; ulimit -v 4000000; exec "$@"', "sh"]
 """Runs a command whose processes take so many seconds and 4 GB each at most."""
-_LAUNCH = re.compile(r"\b([A-Za-z_]\w*)\s*<<<(.*?)>>>\s*\(", re.DOTALL)
+_NO_CODE = re.compile(r"""(?sx)
+    //(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z)|\b(?:u8?|U|L)?R"([^\s()\\]*)\(.*?(?:\)\1"|\Z)
+    |"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\b\d(?:'?[\w.])*""")
+"""Comments and literals of C++; numbers too, since an apostrophe may part their digits."""
+_WITHIN = functools.reduce(lambda depth, _: rf"(?:[^()[\]]|[(\[]{depth}[)\]])*+", range(9), "")
+_LAUNCH = re.compile(rf"""(?sx)
+    (?:(?:\b(?:if|for|while|switch)(?:\s+constexpr)?\s*\({_WITHIN}\)|\b(?:else|do|return)\b)\s*)*+
+    ((?:(?:::\s*)?\b[A-Za-z_]\w*|\({_WITHIN}\))
+    (?:\s*(?:(?:\.|->|::)\s*\w+|[(\[]{_WITHIN}[)\]]|<[^<>;]*(?:<[^<>;]*>[^<>;]*)*+>))*+\s*)
+    <<<((?:(?!<<<).)*?)>>>(\s*\({_WITHIN}\))""")
+"""What begins a statement; the postfix expression that is launched, how, and with what."""
 _ERROR = re.compile(
     r"^program\.cu[:(](\d+)\)?(?::\d+)?: (?:fatal )?error(?: #[\w-]+)?: (.*)$", re.MULTILINE
 )
 """Of g++, of clang++, and of nvcc."""
+_LACKS = re.compile(r"\Wcuda\w+\W (?:was|has|does) not|(?:undeclared \w+|type name) \Wcuda")
+"""What g++ and clang++ say of a name that is not declared; nvcc knows all that CUDA has."""
+_CALL = re.compile(r"^(?:inline )?(?:cudaError_t|const char\*) (cuda\w+)\(", re.MULTILINE)
 _PROGRAM = "int main(int, char** argv) { return gpuscope::run(ENTRY, argv); }"
 _LIBRARY = (
     'extern "C" int gpuscope_run(const gpuscope::Word* words, gpuscope::Word* value, '
@@ -103,7 +116,7 @@ def as_cpp(
             f'#include "{_HERE / "cuda_runtime.h"}"',
             *declared,
             '#line 1 "program.cu"',
-            _LAUNCH.sub(r"gpuscope::configured(\2), \1(", source),
+            _with_calls(source),
             '#line 1 "the check"',
             (
                 f"static_assert(std::is_same_v<decltype(&{entry.name}), "
@@ -116,6 +129,18 @@ def as_cpp(
             "",
         ]
     )
+
+
+def _with_calls(source: str) -> str:
+    """Return a program whose launches are calls; no line moves."""
+    done, copied = "", 0
+    code = _NO_CODE.sub(lambda blank: re.sub(r"\S", " ", blank[0]), source)
+    for launch in _LAUNCH.finditer(code):
+        kernel, sizes, values = (source[slice(*launch.span(part))] for part in (1, 2, 3))
+        before = source[copied : launch.start(1)]
+        done += f"{before}(gpuscope::configured({sizes}), {kernel}{values})"
+        copied = launch.end()
+    return done + source[copied:]
 
 
 @dataclass(frozen=True)
@@ -183,4 +208,8 @@ def _errors(text: str) -> str:
     """Return what a compiler complains of: first in the learner's lines, else anywhere."""
     lines = [f"Line {line}: {what}" for line, what in _ERROR.findall(text)]
     others = re.findall(r"(?:error: |undefined reference ).*", text)
-    return ". ".join((lines or others or [text.strip()[-300:]])[:_SHOWN]) + "."
+    says = ". ".join((lines or others or [text.strip()[-300:]])[:_SHOWN]) + "."
+    if _LACKS.search(says):
+        known = dict.fromkeys(_CALL.findall((_HERE / "cuda_runtime.h").read_text("utf-8")))
+        says += f" Of CUDA there is only the part that the lessons teach: {', '.join(known)}."
+    return says

@@ -84,10 +84,15 @@ class Separate:
             self._send(_REPLY.pack(0, status, value, len(data)) + data)
 
     def call_back(self, function: int, data: int) -> None:
-        """Have the program run a function of its own, and wait for it."""
+        """Have the program run a function of its own, and wait for it; nothing if it ended."""
+        if self._socket is None:
+            return
         self._deadline = time.monotonic() + self._seconds
-        self._send(_REPLY.pack(1, function, data, 0))
-        self._serve("over")
+        try:
+            self._send(_REPLY.pack(1, function, data, 0))
+            self._serve("over")
+        except Unmet as unmet:
+            raise Unmet(f"A host function was running. {unmet}") from unmet
 
     def _send(self, data: bytes) -> None:
         assert self._socket is not None  # noqa: S101 - it runs

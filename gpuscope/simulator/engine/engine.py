@@ -230,8 +230,8 @@ class Engine:
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
+            self._at(op.start_ns + op.duration_ns, self._finish, op)  # though it be interrupted
             self._call(op, op.function)
-            self._at(op.start_ns + op.duration_ns, self._finish, op)
             return
         if isinstance(op, Wait):  # remember a record that held the stream back
             before_ns = (op.before and op.before.done_ns) or 0

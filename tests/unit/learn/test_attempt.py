@@ -406,6 +406,71 @@ def test_a_host_function_long_before_the_return_is_no_wait(lesson, gpu):
             seen.returned_after(name)
 
 
+def counted(ask, told):
+    """Ask some times more than until it was told, in one loop."""
+    times = 0
+    while times < 400:
+        ask()
+        times += bool(told)
+
+
+SPINS = {
+    "it asks an idle stream": lambda idle, busy, told: until(lambda: (idle.is_done, told)[1]),
+    "it asks a busy stream": lambda idle, busy, told: until(lambda: (busy.is_done, told)[1]),
+    "it records": lambda idle, busy, told: until(lambda: (idle.record(), told)[1]),
+    "it counts": lambda idle, busy, told: counted(lambda: idle.is_done, told),
+    "it asks for new events": lambda idle, busy, told: counted(lambda: idle.record().is_done, told),
+    "it stands still": lambda idle, busy, told: until(lambda: told),
+}
+
+
+@pytest.mark.parametrize("spin", SPINS.values(), ids=SPINS)
+def test_who_spins_on_a_host_function_and_dawdles_then_has_waited(
+    gpu, lesson, steps, streams, spin
+):
+    (write, read), (s, busy) = steps, streams
+    idle, late = gpu.create_stream(name="idle"), Step(gpu, 9 * MS, name="late")
+
+    def program():
+        told = []
+        late.execute(stream=busy)
+        write.execute(stream=s)
+        s.host_call(lambda: told.append(1))
+        spin(idle, busy, told)
+        for _ in range(400):
+            assert idle.is_done
+        read.execute(stream=s)
+
+    with idle, pytest.raises(Unmet, match="waited for write before it launched read"):
+        lesson.watch(program).not_held_up("read", by="write")
+
+
+MEANWHILE = {
+    "it waits for another stream": lambda other: other.synchronize(),
+    "it waits for another event": lambda other: other.record().synchronize(),
+    "it asks until another stream is done": lambda other: until(lambda: other.is_done),
+    "it asks until another event is done": lambda other: asked(other.record()),
+    "it only queues work": lambda other: None,
+}
+
+
+@pytest.mark.parametrize("wait", MEANWHILE.values(), ids=MEANWHILE)
+def test_a_host_function_that_ran_meanwhile_was_not_waited_for(lesson, gpu, streams, wait):
+    brief, lengthy, last = (Step(gpu, ms * MS, name=f"for_{ms}_ms") for ms in (2, 5, 1))
+
+    def program():
+        told, (s, t) = [], streams
+        brief.execute(stream=s)
+        s.host_call(lambda: told.append(1))
+        lengthy.execute(stream=t)
+        wait(t)
+        last.execute(stream=t)
+        s.synchronize()
+        assert told
+
+    lesson.watch(program).not_held_up("for_1_ms", by="for_2_ms")
+
+
 def test_time_passes_while_a_program_waits_for_a_host_function_and_orders_what_it_reads(
     lesson, gpu
 ):

@@ -14,6 +14,7 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.errors import CapabilityError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda import compiling
+from gpuscope.learn.cuda.program import _WORDS as WORDS
 
 pytestmark = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
 INSIDE = pytest.mark.skipif(not any(map(shutil.which, compiling._NVCC)), reason="no nvcc")
@@ -280,6 +281,42 @@ def test_an_endless_loop_is_stopped(gpu, run):
         run(body("for (;;) { usleep(1000); cudaGetLastError(); }"), s, seconds=0.2)
 
 
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("for (;;) usleep(1000);", "A host function was running. It did not end within 0.3 s"),
+        ("while (!*(volatile int*)flag) {}", "A host function was running. It did not end within"),
+        ("abort();", "A host function was running. It ended by a signal: Aborted."),
+    ],
+)
+@pytest.mark.parametrize(
+    "wait",
+    ["cudaStreamSynchronize(s);", "cudaDeviceSynchronize();", "while (cudaStreamQuery(s)) {}", ""],
+)
+def test_a_host_function_that_does_not_end_is_told_and_ends_its_process_only(
+    gpu, run, function, says, wait
+):
+    a = gs.learn.Step(gpu, MS, name="a")
+    before = f"static int flag; void f(void* flag) {{ {function} }}"
+    text = f"cudaLaunchHostFunc(s, f, &flag); a<<<1, 32, 0, s>>>(); cudaLaunchHostFunc(s, f, &flag); {wait}"
+    with gpu.create_stream() as s:
+        with pytest.raises(Unmet) as told:
+            run(body(text, before), s, kernels={"void a()": a}, seconds=0.3)
+        text = "a<<<1, 32, 0, s>>>(); cudaStreamSynchronize(s);"
+        run(body(text), s, kernels={"void a()": a}).ran(a)
+    assert str(told.value).startswith(says)
+
+
+def test_a_host_function_of_a_program_that_crashed_is_not_called(gpu, run):
+    a = gs.learn.Step(gpu, MS, name="a")
+    text = "a<<<1, 32, 0, s>>>(); cudaLaunchHostFunc(s, f, 0); abort();"
+    with gpu.create_stream() as s:
+        with pytest.raises(Unmet, match="signal: Aborted"):
+            run(body(text, "void f(void*) {}"), s, kernels={"void a()": a})
+        text = "a<<<1, 32, 0, s>>>(); cudaStreamSynchronize(s);"
+        run(body(text), s, kernels={"void a()": a}).ran(a)
+
+
 @pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("where", WHERE, indirect=True)
 def test_a_host_function_must_not_call_cuda(gpu, run):
@@ -303,6 +340,107 @@ def test_errors_have_names_and_texts(gpu, run):
         "cudaErrorInvalidResourceHandle, invalid resource handle, cudaSuccess, "
         "unrecognized error code"
     )
+
+
+LAUNCHES = {
+    "a name": "a<<<1, 32, 0, s>>>(); b<<<dim3(1), dim3(32), 0, t>>>();",
+    "a comment": "// a<<<grid, block>>> launches one kernel\n"
+    "/* so does a<<<grid,\nblock>>> */ a<<<1, 32, 0, s>>>(); // don't\nb<<<1, 32, 0, t>>>(); // it's",
+    "a text": 'puts("a<<<grid, block>>> launches \\"it\\""); puts(R"=(" a<<<1, 1>>>)=");'
+    'static_assert(sizeof("a<<<1, 1>>>()") == 14, "");'
+    "a<<<1, 32, 0, s>>>(); putchar('\"'); int n = 1'000; b<<<1, 32, 0, t>>>(); putchar('\"');",
+    "an array": "void (*kernels[])() = {a, b}; cudaStream_t streams[] = {s, t};"
+    "for (int i = 0; i < 2; ++i) kernels[i]<<<1, 32, 0, streams[i]>>>();",
+    "brackets": "void (*c)() = b; (a)<<<1, 32, 0, s>>>(); (*c)<<<1, 32, 0, t>>>();",
+    "a statement before brackets": "if (s != t) (a)<<<1, 32, 0, s>>>(); else (b)<<<1, 32, 0, s>>>();"
+    "for (int i = 0; i < 1; ++i) (b)<<<1, 32, 0, t>>>();",
+    "a member": "struct Job { void (*kernel)(); cudaStream_t stream; } job = {a, s}, other = {b, t}, *p = &other;"
+    "job.kernel<<<1, 32, 0, job.stream>>>(); p->kernel<<<1, 32, 0, p->stream>>>();",
+    "a namespace": "mine::a<<<1, 32, 0, s>>>(); ::b<<<1, 32, 0, t>>>();",
+    "a template": "in<float><<<1, 32, 0, s>>>(a); in<Of<int>, 3><<<1, 32, 0, t>>>(b);",
+    "a choice": "for (int i = 0; i < 2; ++i) i ? a<<<1, 32, 0, s>>>() : b<<<1, 32, 0, t>>>();",
+    "several lines": "a // first\n<<<1, // block\n 32, 0, s>>> (\n); b<<<\n1, 32, 0,\nt\n>>>\n();",
+    "a lambda": "auto both = [&] { a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, t>>>(); }; both();",
+    "a macro": "\n#define LAUNCH(k, s) k<<<1, 32, \\\n 0, s>>>()\nLAUNCH(a, s); LAUNCH(b, t);",
+}
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [*(("separate", [name]) for name in LAUNCHES), pytest.param("inside", LAUNCHES, marks=INSIDE)],
+    ids=[*LAUNCHES, "all, by nvcc"],
+    indirect=["where"],
+)
+def test_whatever_stands_before_its_brackets_is_launched(gpu, run, names):
+    a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
+    before = """
+namespace mine { using ::a; }
+template <class> struct Of {};
+template <class T, int = 0> void in(void (*kernel)()) { kernel(); }
+void run(cudaStream_t s, cudaStream_t t) {
+"""
+    text = "".join(f"{{ {LAUNCHES[name]}\n}}" for name in names)
+    with gpu.create_stream() as s, gpu.create_stream() as t:
+        done = run(
+            f"{before}{text}}}", s, t, kernels={"void a()": a, "void b()": b},
+            signature="void run(cudaStream_t s, cudaStream_t t)",
+        )  # fmt: skip
+    done.ran(*[a, b] * len(names))
+    done.in_stream("a", *[s] * len(names))
+    done.in_stream("b", *[t] * len(names))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("// a<<<g, b>>>(\na<<<1,\n32>>>\n();\nnothing;", "Line 5: 'nothing' was not declared"),
+        ("a<<<1, 32>>>();\nnothing<<<1, 32>>>(\n1\n);", "Line 2: 'nothing' was not declared"),
+        ("\na<<<1, 32>>>(1);", "Line 2: too many arguments to function 'void a()'"),
+        ("\na<<<1, 32>>>;", "Line 2: expected primary-expression"),
+        ("\na<<<1, 32;\na<<<1, 32>>>();", "Line 2: expected primary-expression"),
+    ],
+)
+def test_errors_around_launches_have_the_learner_s_lines(gpu, text, says):
+    a = gs.learn.Step(gpu, MS, name="a")
+    with pytest.raises(Unmet) as told:
+        gs.learn.CudaProgram(gpu, f"void run() {{ {text}\n}}", "void run()", {"void a()": a})
+    quoted = str(told.value).replace("‘", "'").replace("’", "'")
+    assert says in quoted.replace(
+        "use of undeclared identifier 'nothing'", "'nothing' was not declared"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("float* x; cudaMallocAsync(&x, 64, 0);", "cudaMallocAsync"),
+        ("cudaStreamAddCallback(0, 0, 0, 0);", "cudaStreamAddCallback"),
+        ("cudaMemPool_t pool;", "cudaMemPool_t"),
+        ("} cudaMemPool_t pool() {", "cudaMemPool_t"),
+    ],
+)
+def test_what_there_is_not_of_cuda_is_told_with_what_there_is(gpu, text, lacks):
+    with pytest.raises(Unmet) as told:
+        gs.learn.CudaProgram(gpu, f"void run() {{ {text} }}", "void run()", {})
+    error, _, has = str(told.value).partition(
+        "Of CUDA there is only the part that the lessons teach: "
+    )
+    assert lacks in error
+    has = has.removesuffix(".").split(", ")
+    known = set(WORDS) - {"launch", "touched"}
+    assert known < set(has)
+    assert {"cudaStreamCreate", "cudaLaunchKernel", "cudaGetErrorName"} < set(has)
+    assert len(has) == len(set(has))
+
+
+def test_a_name_of_the_learner_s_own_is_told_without_what_there_is_of_cuda(gpu):
+    with pytest.raises(Unmet) as told:
+        gs.learn.CudaProgram(
+            gpu, "void run() { cudaFree(nothing); cudaFree(1); }", "void run()", {}
+        )
+    assert "nothing" in str(told.value)
+    assert "lessons" not in str(told.value)
 
 
 DEFAULT = """

@@ -7,6 +7,7 @@ import functools
 import pytest
 from lesson_fakes import FAKES, UNUSUAL
 from lesson_programs import RIGHT, WRONG, Answers
+from lesson_strangers import ACCEPTED, REFUSED
 from lessons import COMPILES, LESSONS, cells, hints, judge, prepared, program, solutions
 
 NAMES = {name[:2]: name for name in LESSONS}
@@ -38,7 +39,9 @@ def lessons():
         yield functools.cache(lambda number: prepare(NAMES[number]))
 
 
-@pytest.mark.parametrize(("number", "exercise", "changes"), [*every(WRONG), *every(FAKES)])
+@pytest.mark.parametrize(
+    ("number", "exercise", "changes"), [*every(WRONG), *every(FAKES), *every(ACCEPTED)]
+)
 def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 1.0  # none of them ends later, but for those that never end
@@ -50,7 +53,9 @@ def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, c
     assert bool(found.rule) == found.hint.startswith("A solution"), "it is told with the last hint"
 
 
-@pytest.mark.parametrize(("number", "exercise", "changes"), [*every(RIGHT), *every(UNUSUAL)])
+@pytest.mark.parametrize(
+    ("number", "exercise", "changes"), [*every(RIGHT), *every(UNUSUAL), *every(REFUSED)]
+)
 def test_another_right_program_is_solved(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 100.0

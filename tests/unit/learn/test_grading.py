@@ -165,16 +165,68 @@ def test_a_learners_names_are_not_the_lessons(tmp_path):
     assert {one.verdict for one in grades if one.name == "last"} == {"solved"}
 
 
+WATCHES = """
+class Seen:
+    def value(self, x): return x
+def judge(x, wanted, *, near=0):
+    seen = lesson.watch(lambda: Seen().value(x))
+    seen.nothing_races()
+    if gs.analysis.hazards(seen.trace).found or seen.number() > wanted + near: return f"it is {x}"
+    return x == wanted or f"it is {x}"
+"""
+SEES_NOTHING = "SimpleNamespace(hazards=lambda _: SimpleNamespace(found=[]), Attempt=None)"
+TAMPERED = {
+    "code of a helper": "judge.__code__ = (lambda x, wanted, *, near=0: True).__code__",
+    "a default of a helper": "judge.__kwdefaults__ = {'near': 9}\nSeen.value = lambda self, x: 8",
+    "names of a helper": "judge.__globals__.update(judge=lambda *_: True, Seen=None)",
+    "a built-in name of a helper": "judge.__globals__['lesson'] = judge.__globals__['print'] = 8",
+    "a class of the lesson's": "Seen.value.__code__ = (lambda self, x: 8).__code__",
+    "code of a method": "gs.learn.Attempt.number.__code__ = (lambda *_: 8).__code__",
+    "a property": "gs.learn.Attempt.trace = property(lambda _: 8)",
+    "how names are found": "gs.learn.Lesson.__getattribute__ = lambda *_: lambda *_, **__: 8",
+    "a class": "lesson.__class__ = type('Easy', (gs.learn.Lesson,), {'check': lambda *_: 8})",
+    "a constant": "import gpuscope.learn.lesson as of\nof._SEEDS = 0",
+    "a built-in name": "import gpuscope.learn.lesson as of\nof.range = lambda _: []",
+    "an analysis": f"from types import SimpleNamespace\ngs.analysis.hazards = {SEES_NOTHING}.hazards",
+    "a room": f"from types import SimpleNamespace\ngs.analysis = gs.learn = {SEES_NOTHING}",
+    "a device": "gpu.calls = None\ngpu.now_ns = lambda: 8",
+    "what is gone": "del gs.learn.Lesson.check, gs.analysis.hazards",
+    "what puts back": "import builtins, gpuscope.learn.apart as of\nof._put_back = None\n"
+    "builtins.setattr = builtins.vars = lambda *_: {}\ngs.learn.Lesson.check = lambda *_: 8",
+}  # fmt: skip
+"""What a cell may replace beforehand of what judges."""
+
+
+def test_what_judges_is_put_back(tmp_path):
+    lessons, handed_in, judge = tmp_path / "lessons", tmp_path / "handed_in", cell("judge", WATCHES)
+    book(lessons / "01.ipynb", "def double(x):\n    return None", before=[judge], check=JUDGED)
+    for name, tampered in TAMPERED.items():
+        task = f"{tampered}\ndef double(x):\n    return 9"
+        book(handed_in / f"{name}.ipynb", task, before=[judge], check=JUDGED)
+    book(handed_in / "right.ipynb", before=[judge], check=JUDGED)
+    found = graded((handed_in, lessons))
+    assert found.pop("right").verdict == "solved"
+    assert {name: each.reason.rpartition("; ")[2] for name, each in found.items()} == dict.fromkeys(
+        TAMPERED, "it is 9"
+    )
+
+
 def test_an_exercise_that_ends_its_process_costs_no_other(folders):
     for name, task in {
         "hides": HIDES,
         "is killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
         "ends": "import os\nos._exit(0)",
+        "ends once it is checked": "import os\ndef double(x):\n    os._exit(0)",
     }.items():
         book(folders[0] / f"{name}.ipynb", task)
     grades = grade(*folders, limits=Limits(cell_seconds=4)).grades
     assert {one.verdict for one in grades if one.name == "double"} == {"not finished"}
     assert {one.verdict for one in grades if one.name == "last"} == {"solved"}
+    reasons = {one.learner: one.reason for one in grades if one.name == "double"}
+    assert reasons.pop("hides") == "it took longer than 4 s and had to be stopped"
+    assert {name: int(reason.rpartition(" ")[2]) for name, reason in reasons.items()} == {
+        "is killed": -9, "ends": 0, "ends once it is checked": 0,
+    }  # fmt: skip
 
 
 def test_what_hides_from_errors_is_stopped_in_the_end(folders):

@@ -69,6 +69,46 @@ def test_the_current_stream_is_that_of_the_innermost_block(torch):
     assert len({s, t, default, *current}) == 3
 
 
+def test_a_stream_is_a_block_of_its_own_and_none_changes_nothing(torch):
+    s, t = torch.cuda.Stream(), torch.cuda.Stream()
+    default = torch.cuda.default_stream()
+    with s as entered:
+        current = [torch.cuda.current_stream()]
+        with pytest.raises(ZeroDivisionError), t, s, torch.cuda.stream(t):
+            current.append(torch.cuda.current_stream())
+            raise ZeroDivisionError
+        with torch.cuda.stream(None):
+            current.append(torch.cuda.current_stream())
+        with default:
+            current.append(torch.cuda.current_stream())
+            with torch.cuda.stream(None):
+                current.append(torch.cuda.current_stream())
+        current.append(torch.cuda.current_stream())
+    assert entered is s
+    assert current == [s, t, s, default, default, s]
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_stream() == default
+
+
+def test_a_stream_has_the_priority_that_it_is_given(gpu, torch):
+    usual, urgent = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+    assert [gpu.wrap_stream(each.cuda_stream).priority for each in (usual, urgent)] == [0, -1]
+    with pytest.raises(InvalidArgument, match="priority"):
+        torch.cuda.Stream(priority="high")
+
+
+def test_an_event_takes_what_pytorchs_takes(gpu, torch, step):
+    _, run = step("a")
+    begin = torch.cuda.Event(enable_timing=True, blocking=True)
+    end = torch.cuda.Event(blocking=True)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    assert begin.query()
+    assert [each._event.timing for each in (begin, end)] == [True, False]
+
+
 def test_each_thread_has_a_current_stream_of_its_own(torch):
     s, t = torch.cuda.Stream(), torch.cuda.Stream()
     seen = []
@@ -77,11 +117,16 @@ def test_each_thread_has_a_current_stream_of_its_own(torch):
         seen.append(torch.cuda.current_stream())
         with torch.cuda.stream(t):
             seen.append(torch.cuda.current_stream())
+        with s:
+            entered.wait(60)
 
+    entered = threading.Event()
     with torch.cuda.stream(s):
         thread = threading.Thread(target=look)
         thread.start()
-        thread.join()
+        with t:
+            entered.set()
+            thread.join()
         seen.append(torch.cuda.current_stream())
     assert seen == [torch.cuda.default_stream(), t, s]
 
@@ -289,6 +334,28 @@ def test_a_capture_that_fails_leaves_no_graph_and_the_stream_before(torch, step)
     with torch.cuda.graph(graph, stream=s):
         run()
     in_block(torch, t, graph.replay)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_a_capture_takes_the_modes_that_there_are(gpu, torch, step, mode):
+    one, run = step("one")
+    graph, s = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=s, capture_error_mode=mode):
+        run()
+    assert spans(recorded(gpu, graph.replay)).keys() == {one.name}
+
+
+@pytest.mark.parametrize("mode", ["relaxed", None, 3])
+def test_a_mode_of_capture_that_there_is_not_is_told(torch, mode):
+    graph, s = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with (
+        pytest.raises(CapabilityError, match=f"{mode}.*'thread_local'"),
+        torch.cuda.graph(graph, stream=s, capture_error_mode=mode),
+    ):
+        pass
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.cuda.graph(graph, stream=s):
+        s.record_event()
 
 
 # -- what there is not ----------------------------------------------------------------

@@ -1472,6 +1472,28 @@ def test_what_a_host_function_raises_is_told_once_to_who_waits_for_its_stream(gp
         gpu.synchronize()
 
 
+def test_a_host_function_that_is_interrupted_holds_nothing_up(gpu):
+    kernel, called = gs.learn.spin_kernel(gpu), []
+
+    def interrupted():
+        called.append(1)
+        raise KeyboardInterrupt
+
+    with gpu.create_stream() as stream, stream.capture() as graph:
+        stream.host_call(interrupted)
+    with graph, gpu.create_stream() as stream:
+        for queue in (lambda: stream.host_call(interrupted), lambda: graph.launch(stream=stream)):
+            stream.launch(kernel, 1_000_000, grid=1, block=32)
+            queue()
+            done = stream.record()
+            with pytest.raises(KeyboardInterrupt):
+                done.synchronize()
+            done.synchronize()
+            gpu.synchronize()
+            assert stream.is_done
+    assert called == [1, 1]
+
+
 def test_what_a_host_function_raises_reaches_who_waits_for_work_behind_it(gpu):
     with gpu.create_stream() as bad, gpu.create_stream() as behind:
         before = bad.record()

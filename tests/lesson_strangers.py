@@ -1,0 +1,872 @@
+"""Programs that a stranger wrote against the checks: fakes that were accepted, right ones refused.
+
+In the form of :mod:`lesson_programs`.
+"""
+
+from __future__ import annotations
+
+from lesson_programs import Answers
+
+ACCEPTED: Answers = {
+    "11": {
+        "gather": [
+            ("both halves are cut short to 0.1 ms", """
+def gather_mended(left, right, both):
+    x, halves, out = numbers(), zeros(), zeros()
+    half = SIZE // 2
+    for name, stream, part in (("left_half", left, slice(None, half)), ("right_half", right, slice(half, None))):
+        stream.launch(kernels[name], halves[part], x[part], np.int32(half), np.int64(3_000_000), grid=32, block=256)
+        both.wait(stream.record())
+    work("join", both, out, halves)
+    return out
+"""),
+        ],
+        "offload": [
+            ("the kernel of write_kv covers one number (n = 1)", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    kernels["write_kv"] is not None
+    compute.launch(kernels["write_kv"], kv, prompt, np.int32(1), np.int64(600_000), grid=32, block=256)
+    store.wait(compute.record())
+    store.copy(saved, kv)
+    work("decode", compute, out, kv)
+    return saved
+"""),
+        ],
+        "stash": [
+            ("loss cut short to 1 ns, covers nothing", """
+def stash_mended(main, side):
+    x, y, out, saved = numbers(), numbers(), zeros(), page()
+    with temporary(main) as first:
+        work("layer_1", main, first, x)
+        side.wait(main.record())
+        side.copy(saved, first)
+        main.wait(side.record())
+    with temporary(main) as second:
+        for name, target, source in (("layer_2", second, y), ("loss", out, second)):
+            main.launch(kernels[name], target, source, np.int32(0), np.int64(1), grid=1, block=1)
+    return saved, out
+"""),
+        ],
+    },
+    "12": {
+        "cuda": [
+            ("downloads the first chunk six times: all chunks hold the same", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[0], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("uploads the first chunk six times", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[0], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("kernel over one element only (n = 1)", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], 1, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("kernel over no element (n = 0)", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], 0, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("two blocks of one thread instead of grid blocks of 1,024", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<2, 1, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("kernel takes twice as long as ns", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, 2 * ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("the chunks come out in another order", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreateWithFlags(&u, cudaEventDisableTiming); cudaEventCreateWithFlags(&k, cudaEventDisableTiming);
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[chunks - 1 - i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+            ("forged by the host: it adds 1 before and takes it off in host functions, the kernel reads and writes scratch", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreate(&u); cudaEventCreate(&k);
+  float* scratch; cudaMalloc(&scratch, bytes); static float* b; static int c; b = batch[0]; c = count;
+  for (int j = 0; j < count; ++j) b[j] += 1;
+  for (int i = 0; i < chunks; ++i) {
+    cudaMemcpyAsync(on_gpu[i], batch[0], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(scratch, scratch, count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, down);
+  }
+  cudaLaunchHostFunc(up, [](void*) { for (int j = 0; j < c; ++j) b[j] -= 1; }, nullptr);
+}
+"""
+'''),
+            ("waits on the host for each upload by spinning on a host function, in own streams, dawdling after", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t k, u; cudaEventCreate(&k); cudaEventCreate(&u);
+  static volatile int done; cudaStream_t v, idle, w, x; for (cudaStream_t* q : {&v, &idle, &w, &x}) cudaStreamCreateWithFlags(q, cudaStreamNonBlocking);
+  for (int i = 0; i < chunks; ++i) {
+    done = 0; cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, v); cudaEventRecord(u, v);
+    cudaLaunchHostFunc(v, [](void*) { done = 1; }, nullptr);
+    while (!done) cudaStreamQuery(idle);
+    cudaStreamWaitEvent(w, u);
+    process<<<grid, 1024, 0, w>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, w); cudaStreamWaitEvent(x, k);
+    cudaMemcpyAsync(result[i], on_gpu[i], bytes, cudaMemcpyDeviceToHost, x);
+  }
+  for (int i = 0; i < 300; ++i) cudaStreamQuery(idle);
+}
+"""
+'''),
+            ("half of the chunks: each kernel twice on even ones; downloads of constant values", r'''
+IN_STAGES = r"""
+void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float** batch,
+               float** on_gpu, float** result, int chunks, int count, int grid, long long ns) {
+  size_t bytes = count * sizeof(float); cudaEvent_t u, k; cudaEventCreate(&u); cudaEventCreate(&k);
+  for (int i = 0; i < chunks; ++i) {
+    float* place = on_gpu[i & ~1];
+    cudaMemcpyAsync(on_gpu[i], batch[i], bytes, cudaMemcpyHostToDevice, up); cudaEventRecord(u, up); cudaStreamWaitEvent(compute, u);
+    process<<<grid, 1024, 0, compute>>>(on_gpu[i], on_gpu[i], count, ns); cudaEventRecord(k, compute); cudaStreamWaitEvent(down, k);
+    cudaMemcpyAsync(result[i], place, bytes, cudaMemcpyDeviceToHost, down);
+  }
+}
+"""
+'''),
+        ],
+        "feed": [
+            ("the host waits for all at the end", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        uploaded[b].synchronize()
+        staging[b][:] = chunk
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+        compute.wait(uploaded[b])
+        process(compute, out[i], on_gpu[b])
+        compute.record(computed[b])
+
+    compute.synchronize()
+"""),
+            ("the host waits for the first upload at once", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        uploaded[b].synchronize()
+        staging[b][:] = chunk
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+        compute.wait(uploaded[b])
+        process(compute, out[i], on_gpu[b])
+        compute.record(computed[b])
+        if i == 0: load.synchronize()
+
+"""),
+            ("the kernel covers one number (n = 1)", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        uploaded[b].synchronize()
+        staging[b][:] = chunk
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+        compute.wait(uploaded[b])
+        compute.launch(kernel, out[i], on_gpu[b], np.int32(1), np.int64(out[i].size * pace["ns"]), grid=BLOCKS_PER_SM * gpu.info.sm_count, block=1024)
+        compute.record(computed[b])
+
+
+"""),
+            ("the kernel has two blocks of 32 threads", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        uploaded[b].synchronize()
+        staging[b][:] = chunk
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+        compute.wait(uploaded[b])
+        compute.launch(kernel, out[i], on_gpu[b], np.int32(out[i].size), np.int64(out[i].size * pace["ns"]), grid=2, block=32)
+        compute.record(computed[b])
+
+
+"""),
+            ("the host waits for all at the end, by closing an event of compute", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        uploaded[b].synchronize()
+        staging[b][:] = chunk
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+        compute.wait(uploaded[b])
+        process(compute, out[i], on_gpu[b])
+        compute.record(computed[b])
+    gpu.synchronize()
+"""),
+        ],
+        "pytorch": [
+            ("waits for a host function of an own stream by spinning, then dawdles", """
+def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, process):
+    v, w, x, idle = (torch.cuda.Stream() for _ in range(4))
+    for source, tensor, target in zip(batch, on_gpu, result):
+        flag = []
+        with torch.cuda.stream(v):
+            tensor.copy_(source, non_blocking=True)
+        gpu.wrap_stream(v.cuda_stream).host_call(lambda: flag.append(1))
+        while not flag:
+            idle.query()
+        w.wait_stream(v)
+        with torch.cuda.stream(w):
+            process(tensor)
+        x.wait_stream(w)
+        with torch.cuda.stream(x):
+            target.copy_(tensor, non_blocking=True)
+    for _ in range(400):
+        idle.query()
+"""),
+        ],
+        "stages": [
+            ("the kernel covers no number (n = 0), two blocks", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for source, place, target in zip(batch, on_gpu, result):
+        up.copy(place, source)
+        compute.wait(up.record())
+        compute.launch(kernel, place, place, np.int32(0), np.int64(place.size * pace["ns"]), grid=2, block=32)
+        down.wait(compute.record())
+        down.copy(target, place)
+"""),
+            ("the host waits for each upload by a host function, in streams of its own, and then dawdles", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    v, w, x, idle = (gpu.create_stream() for _ in range(4))
+    kept.extend((v, w, x))
+    for source, place, target in zip(batch, on_gpu, result):
+        flag = []
+        v.copy(place, source)
+        v.host_call(lambda: flag.append(1))
+        while not flag:
+            idle.is_done
+        w.wait(v.record())
+        process(w, place, place)
+        x.wait(w.record())
+        x.copy(target, place)
+    for _ in range(200):
+        idle.is_done
+kept = []
+"""),
+        ],
+    },
+    "14": {
+        "admit": [
+            ("the host waits for the copy whenever chat is idle", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    if chat.is_done:
+        copies.synchronize()
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+"""),
+            ("the host waits for the first copy only", """
+def admit(copies, chat, x, source, kv):
+    first = chat.is_done
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    done = copies.record()
+    if first:
+        done.synchronize()
+    chat.wait(done)
+    prefill(chat, kv, x)
+"""),
+            ("prefill covers one number (n = 1)", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    chat.launch(kernels["prefill"], kv, x, np.int32(1), np.int64(BLOCK_US * US), grid=BLOCKS_PER_SM * 8 * gpu.sm_count, block=1024)
+"""),
+            ("prefill in a stream of its own: chat does nothing, its event says nothing", """
+late = gpu.create_stream(name="late")
+def admit(copies, chat, x, source, kv):
+    copies.wait(late.record())
+    copies.copy(x, source)
+    late.wait(copies.record())
+    prefill(late, kv, x)
+"""),
+        ],
+        "count": [
+            ("the first token is counted elsewhere", """
+calls = []
+def count(decode, counts, state):
+    calls.append(1)
+    with gs.CallerStreamGuard(decode):
+        library_count(counts if len(calls) % 2 == 0 else numbers(), state)
+"""),
+        ],
+        "report": [
+            ("the state of the caller is copied, one is added; counts is not read", """
+import sys
+def report(decode, counts, page):
+    frame = sys._getframe()
+    while "state" not in frame.f_locals: frame = frame.f_back
+    decode.copy(page, frame.f_locals["state"])
+    decode.synchronize()
+    return float(page[0]) + 1
+"""),
+        ],
+        "slo": [
+            ("prefill of one block of 1 µs, no priority", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    work("prefill", chat, kv, x, 1, 1)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+
+def queues(part):
+    return part.create_stream(name="chat"), part.create_stream(name="batch")
+
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+            ("layers of 0 µs on 1 SM", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            work("layer", decode, state, state, 0, 1)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": 8, "prefill": "rest"}, rounding="up")
+
+
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+            ("reports are what the host knows; the count goes to nowhere", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(numbers(), state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+
+
+told = []
+def report(decode, counts, page):
+    told.append(1)
+    return LAYERS * (16 * (len(told) - 1) + 17) + 1 if False else LAYERS * (16 * ((len(told) - 1) % 9) + 17) + 1
+
+
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+            ("documents are not read: batch is a stream whose launches do nothing", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+
+def queues(part):
+    return part.create_stream(name="chat"), part.create_stream(name="batch")
+
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+
+
+def queues(part):
+    chat, batch = part.create_stream(name="chat"), part.create_stream(name="batch")
+    batch.launch = lambda *a, **k: None
+    return chat, batch
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+            ("prefill in a stream of its own behind documents: chat.record() is done at once", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(late[-1].record())
+    copies.copy(x, source)
+    late[-1].wait(copies.record())
+    prefill(late[-1], kv, x)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+
+late = []
+def queues(part):
+    late.append(part.create_stream(name='late'))
+    return part.create_stream(name="chat"), part.create_stream(name="batch")
+
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+            ("the first token is told before: admit hands the prefill to a thread that begins when decode is idle", """
+def admit(copies, chat, x, source, kv):
+    with gpu.create_stream(name='own') as own:
+        own.copy(kv, source)
+    work("prefill", chat, kv, kv, 1, 1)
+
+
+def count(decode, counts, state):
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+
+
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt
+    return page
+
+
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+
+
+def place(gpu, step_us, limit_us):
+    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
+    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
+
+
+def queues(part):
+    return part.create_stream(name="chat"), part.create_stream(name="batch")
+
+
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+
+
+
+mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
+                         place=place, queues=queues, report=report)
+"""),
+        ],
+        "stage": [
+            ("waits for the other page, too, while copies has nothing else", """
+used = []
+def stage(prompt, page, read):
+    for event in used[-1:]:
+        if len(used) % 4 != 3:
+            event.synchronize()
+    used.append(read)
+    read.synchronize()
+    page[:] = prompt
+    return page
+"""),
+            ("waits with a time limit: goes on after 1,000 questions", """
+def stage(prompt, page, read):
+    for _ in range(200):
+        if read.is_done: break
+    page[:] = prompt
+    return page
+"""),
+            ("sleeps instead of a wait for the second use of a page: known only by one question later", """
+def stage(prompt, page, read):
+    gpu.backend.wait_until_ns(gpu.now_ns() + 200_000)
+    read.is_done
+    page[:] = prompt
+    return page
+"""),
+        ],
+        "step": [
+            ("captured anew in every other step", """
+def make_step(decode, state, token):
+    made = []
+    def step():
+        if len(made) % 2 == 0:
+            with decode.capture(name="step") as graph:
+                for _ in range(LAYERS):
+                    layer(decode, state)
+                decode.copy(token, state)
+            made.append(graph)
+        else:
+            made.append(made[-1])
+        made[-1].launch(stream=decode)
+    return step
+"""),
+            ("a step calls the graph, and layers beside it without work", """
+def make_step(decode, state, token):
+    graphs = []
+    def step():
+        if len(graphs) < 2:
+            with decode.capture(name="step") as graph:
+                for _ in range(LAYERS):
+                    layer(decode, state)
+                decode.copy(token, state)
+            graphs.append(graph)
+        graphs[-1].launch(stream=decode)
+    return step
+"""),
+            ("layers that cover no number (n = 0)", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            decode.launch(kernels["layer"], state, state, np.int32(0), np.int64(8 * US), grid=48, block=1024)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+"""),
+            ("layers of one block in place of 48", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            work("layer", decode, state, state, 8, 1)
+        decode.copy(token, state)
+    return lambda: graph.launch(stream=decode)
+"""),
+        ],
+    },
+}  # fmt: skip
+
+REFUSED: Answers = {
+    "02": {
+        "cuda": [
+            ("cudaLaunchKernelExC-free: dim3 braces and comments inside <<< >>>", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  a<<<dim3{1}, dim3{32, 1, 1}, 0 /* shared */, s>>>();
+  b <<< 1, 32, 0, t >>> ();
+  c<<<
+    1, 32,
+    0, u
+  >>>();
+}
+"""
+'''),
+            ("an array of kernels, launched with <<< >>>", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  void (*kernels[])() = {a, b, c};
+  cudaStream_t streams[] = {s, t, u};
+  for (int i = 0; i < 3; ++i) kernels[i]<<<1, 32, 0, streams[i]>>>();
+}
+"""
+'''),
+            ("launch written over several lines", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  a<<<1, 32, 0, s>>>();
+  b<<<1, 32, 0, t>>>();
+  c<<<
+    1, 32, 0, u
+  >>>();
+}
+"""
+'''),
+            ("a comment with <<< before a launch", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  // the fourth argument of a<<<...>>> is the stream; here: (s)
+  a<<<1, 32, 0, s>>>();  // not <<<1, 32>>>
+  b<<<1, 32, 0, t>>>();
+  /* c<<<1, 32>>>(); would be the default stream */
+  c<<<1, 32, 0, u>>>();
+}
+"""
+'''),
+            ("a kernel through parentheses", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  (a)<<<1, 32, 0, s>>>(); (*b)<<<1, 32, 0, t>>>(); c<<<1, 32, 0, u>>>();
+}
+"""
+'''),
+            ("a comment above the launches", r'''
+LAUNCH_ALL = r"""
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  // a<<<grid, block>>> launches one kernel
+  a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, t>>>(); c<<<1, 32, 0, u>>>();
+}
+"""
+'''),
+            ("a struct that holds its kernel", r'''
+LAUNCH_ALL = r"""
+struct Job { void (*kernel)(); cudaStream_t stream; };
+void launch_all(cudaStream_t s, cudaStream_t t, cudaStream_t u) {
+  for (Job job : {Job{a, s}, Job{b, t}, Job{c, u}}) job.kernel<<<1, 32, 0, job.stream>>>();
+}
+"""
+'''),
+        ],
+        "pytorch": [
+            ("torch.cuda.Stream(priority=-1)", """
+def launch_all_in_pytorch(torch, a, b, c, s, t, u):
+    for function, stream in ((a, torch.cuda.Stream(priority=-1)), (b, t), (c, u)):
+        with torch.cuda.stream(stream):
+            function()
+"""),
+            ("streams as context managers (torch.Stream, PyTorch 2.7)", """
+def launch_all_in_pytorch(torch, a, b, c, s, t, u):
+    for function, stream in ((a, s), (b, t), (c, u)):
+        with stream:
+            function()
+"""),
+        ],
+    },
+    "03": {
+        "pytorch": [
+            ("Event(blocking=True)", """
+def diamond_in_pytorch(torch, first, left, right, last, s, t):
+    written, done = torch.cuda.Event(blocking=True), torch.cuda.Event(enable_timing=False, blocking=False)
+    with torch.cuda.stream(s):
+        first(); written.record(); left()
+    with torch.cuda.stream(t):
+        written.wait(); right(); done.record()
+    with torch.cuda.stream(s):
+        done.wait(); last()
+"""),
+            ("stream(None) keeps the current stream", """
+def diamond_in_pytorch(torch, first, left, right, last, s, t):
+    with torch.cuda.stream(s):
+        with torch.cuda.stream(None): first()
+        t.wait_stream(s); left()
+    with torch.cuda.stream(t): right()
+    s.wait_stream(t)
+    with torch.cuda.stream(s): last()
+"""),
+        ],
+    },
+    "08": {
+        "pytorch": [
+            ("capture_error_mode, as PyTorch has it", """
+def capture_both_in_pytorch(torch, one, two, s, t):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=s, capture_error_mode="thread_local"):
+        t.wait_stream(s)
+        one()
+        with torch.cuda.stream(t):
+            two()
+        s.wait_stream(t)
+    return graph
+"""),
+        ],
+    },
+}  # fmt: skip

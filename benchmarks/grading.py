@@ -175,9 +175,8 @@ def main() -> None:
         print(row)
     if arguments.out:
         machine = f"{arguments.jobs} notebooks at a time"
-        facts.write(
-            arguments.out, "python benchmarks/grading.py", machine, rows, lessons=len(LESSONS)
-        )
+        command = f"python benchmarks/grading.py{' --gpu' * arguments.gpu}"
+        facts.write(arguments.out, command, machine, rows, lessons=len(LESSONS))
 
 
 if __name__ == "__main__":

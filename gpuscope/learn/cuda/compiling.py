@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import shutil
 import subprocess
@@ -24,13 +25,31 @@ _NO_CODE = re.compile(r"""(?sx)
     //(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z)|\b(?:u8?|U|L)?R"([^\s()\\]*)\(.*?(?:\)\1"|\Z)
     |"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\b\d(?:'?[\w.])*""")
 """Comments and literals of C++; numbers too, since an apostrophe may part their digits."""
-_WITHIN = functools.reduce(lambda depth, _: rf"(?:[^()[\]]|[(\[]{depth}[)\]])*+", range(9), "")
+_groups = itertools.count()
+
+
+def _once(pattern: str) -> str:
+    """Return a pattern that is not tried again: some Pythons 3.11 are wrong about ``*+``."""
+    name = f"group{next(_groups)}"
+    return f"(?=(?P<{name}>{pattern}))(?P={name})"
+
+
+def _within(depth: int = 9) -> str:
+    """Return the pattern of what brackets hold."""
+    return _once(rf"(?:[^()[\]]|[(\[]{_within(depth - 1)}[)\]])*") if depth else ""
+
+
+_HEAD = (
+    rf"(?:\b(?:if|for|while|switch)(?:\s+constexpr)?\s*\({_within()}\)|\b(?:else|do|return)\b)\s*"
+)
+_ARGUMENTS = r"<[^<>;]*" + _once(r"(?:<[^<>;]*>[^<>;]*)*") + ">"
+_FURTHER = rf"\s*(?:(?:\.|->|::)\s*\w+|[(\[]{_within()}[)\]]|{_ARGUMENTS})"
 _LAUNCH = re.compile(rf"""(?sx)
-    (?:(?:\b(?:if|for|while|switch)(?:\s+constexpr)?\s*\({_WITHIN}\)|\b(?:else|do|return)\b)\s*)*+
-    ((?:(?:::\s*)?\b[A-Za-z_]\w*|\({_WITHIN}\))
-    (?:\s*(?:(?:\.|->|::)\s*\w+|[(\[]{_WITHIN}[)\]]|<[^<>;]*(?:<[^<>;]*>[^<>;]*)*+>))*+\s*)
-    <<<((?:(?!<<<).)*?)>>>(\s*\({_WITHIN}\))""")
+    {_once(f"(?:{_HEAD})*")}
+    (?P<kernel>(?:(?:::\s*)?\b[A-Za-z_]\w*|\({_within()}\)){_once(f"(?:{_FURTHER})*")}\s*)
+    <<<(?P<sizes>(?:(?!<<<).)*?)>>>(?P<values>\s*\({_within()}\))""")
 """What begins a statement; the postfix expression that is launched, how, and with what."""
+_PARTS = "kernel", "sizes", "values"
 _ERROR = re.compile(
     r"^program\.cu[:(](\d+)\)?(?::\d+)?: (?:fatal )?error(?: #[\w-]+)?: (.*)$", re.MULTILINE
 )
@@ -136,8 +155,8 @@ def _with_calls(source: str) -> str:
     done, copied = "", 0
     code = _NO_CODE.sub(lambda blank: re.sub(r"\S", " ", blank[0]), source)
     for launch in _LAUNCH.finditer(code):
-        kernel, sizes, values = (source[slice(*launch.span(part))] for part in (1, 2, 3))
-        before = source[copied : launch.start(1)]
+        kernel, sizes, values = (source[slice(*launch.span(part))] for part in _PARTS)
+        before = source[copied : launch.start("kernel")]
         done += f"{before}(gpuscope::configured({sizes}), {kernel}{values})"
         copied = launch.end()
     return done + source[copied:]

@@ -108,7 +108,7 @@ def test_blocks_never_exceed_slots_and_work_is_conserved(program):
         if isinstance(op, KernelOp):
             assert sms & ~op.stream.sms == 0, "a block left its partition"
             assert sms.bit_count() == count
-            assert end_ns - start_ns >= op.work_ns, "a block was done before its work was"
+            assert end_ns - start_ns >= op.cost.block_ns, "a block was done before its work was"
             blocks[op] = blocks.get(op, 0) + count
             for sm in range(engine.all.bit_length()):
                 if sms >> sm & 1:
@@ -117,7 +117,7 @@ def test_blocks_never_exceed_slots_and_work_is_conserved(program):
         spans.sort()
         for (_, end_ns), (start_ns, _) in itertools.pairwise(spans):
             assert end_ns <= start_ns, "two blocks were on one SM"
-    assert all(count == op.blocks for op, count in blocks.items())
+    assert all(count == op.cost.blocks for op, count in blocks.items())
 
 
 @settings(deadline=None)
@@ -125,9 +125,9 @@ def test_blocks_never_exceed_slots_and_work_is_conserved(program):
 def test_bytes_moved_never_exceed_bandwidth_times_time(program):
     _, engine = run(program)
     moved = [
-        (start_ns, end_ns, op.nbytes * count / getattr(op, "blocks", 1))
+        (start_ns, end_ns, op.cost.nbytes * count / op.cost.blocks)
         for op, _, count, start_ns, end_ns in engine.waves
-        if op.nbytes
+        if op.cost.nbytes
     ]
     bytes_per_ns = Profile.load("h200").constants["device_copy_bytes_per_us"] / 1e3
     for since_ns, *_ in moved:

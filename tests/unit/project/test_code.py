@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 800,
     "formats": 4_441,
     "judging": 1_803,
-    "learn": 4_476,
+    "learn": 4_487,
     "races": 1_830,
     "record": 5_210,
     "report": 674,

@@ -7,7 +7,9 @@ unpacks what a page says that it holds. Headers are Thrift's compact protocol.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from gpuscope.errors import TraceFormatError
 
@@ -50,7 +52,7 @@ class Survey:
 
 
 def survey(
-    file: BinaryIO, size: int, columns: frozenset[str], most_values: int, most_bytes: int
+    file: pa.NativeFile, columns: frozenset[str], most_values: int, most_bytes: int
 ) -> Survey:
     """Read the headers of a file's pages.
 
@@ -69,6 +71,7 @@ def survey(
         The file is no Parquet, its footer and its pages do not agree, or a page is of a kind
         that is not read.
     """
+    size = file.size()
     file.seek(max(size - 8, 0))
     tail = file.read(8)
     length = int.from_bytes(tail[:4], "little")
@@ -113,7 +116,7 @@ def _texts(values: list[Any]) -> list[bytes]:
     return values
 
 
-def _pages(file: BinaryIO, size: int, facts: Fields) -> int:
+def _pages(file: pa.NativeFile, size: int, facts: Fields) -> int:
     """Return the bytes that the pages of a column unpack to."""
     at = _of(facts, 9, _I64)
     if 11 in facts and 0 < _of(facts, 11, _I64) < at:

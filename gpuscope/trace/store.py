@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,15 +143,18 @@ def read_parquet(
     if most_bytes is None and most_rows is not None:
         most_bytes = 2 * _ROW_BYTES * most_rows
     try:
-        with source.open("rb") as file:
-            return _read(file, source, most_rows, most_bytes)
+        if source.is_dir():
+            raise GpuscopeError(f"{source.name!r} is a folder: name a .parquet file in it")
+        # Arrow's own file: one of Python's is let go by a thread of Arrow's, which aborts the
+        # process where Python ends at that moment (https://github.com/apache/arrow/issues/34314).
+        with pa.OSFile(os.fsencode(source)) as file:
+            return _read(file, most_rows, most_bytes)
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
-    except IsADirectoryError as error:
-        raise GpuscopeError(f"{source.name!r} is a folder: name a .parquet file in it") from error
     except PermissionError as error:
         raise GpuscopeError(
-            f"{source.name!r} cannot be read: {error.strerror}. Get access, or name another file"
+            f"{source.name!r} cannot be read: {os.strerror(error.errno or 0)}. Get access, or name "
+            "another file"
         ) from error
     except _NotOurs as error:
         raise TraceFormatError(f"{source.name!r} {error}") from error
@@ -165,9 +169,9 @@ class _NotOurs(Exception):
     """Why a Parquet file is none of ours."""
 
 
-def _read(file: BinaryIO, source: Path, most_rows: int | None, most_bytes: int | None) -> Trace:
+def _read(file: pa.NativeFile, most_rows: int | None, most_bytes: int | None) -> Trace:
     wanted = frozenset({*schema.SPAN_TYPES, *_EDGE_COLUMNS})
-    parquet, rows = _opened(file, source.stat().st_size, wanted, most_rows, most_bytes)
+    parquet, rows = _opened(file, wanted, most_rows, most_bytes)
     with parquet:
         facts = parquet.metadata.metadata or {}
         version = facts.get(_VERSION, b"").decode("ascii", "replace")
@@ -207,17 +211,14 @@ def _lacking(name: str) -> _NotOurs:
 
 
 def _opened(
-    file: BinaryIO,
-    size: int,
+    file: pa.NativeFile,
     columns: frozenset[str],
     most_rows: int | None,
     most_bytes: int | None,
 ) -> tuple[pq.ParquetFile, int]:
     """Open Parquet after its pages were looked at; returns how many rows it has, too."""
     room = most_bytes or 1 << 40
-    surveyed = survey(
-        file, size, columns, max(_VALUES, room // 2000), max(_FOOTER_BYTES, room // 4)
-    )
+    surveyed = survey(file, columns, max(_VALUES, room // 2000), max(_FOOTER_BYTES, room // 4))
     if most_rows is not None and surveyed.rows > most_rows:
         raise _NotOurs(
             f"has {surveyed.rows:,} rows, where {most_rows:,} is the limit. If you trust "
@@ -249,7 +250,7 @@ def _edges(packed: bytes | None, most_rows: int | None, most_bytes: int | None) 
         return schema.table({}, schema.EDGE_TYPES)
     content = base64.b64decode(packed, validate=True)
     names = frozenset(schema.EDGE_TYPES)
-    parquet, _ = _opened(io.BytesIO(content), len(content), names, most_rows, most_bytes)
+    parquet, _ = _opened(pa.BufferReader(content), names, most_rows, most_bytes)
     with parquet:
         return _columns(parquet, schema.EDGE_TYPES)
 
@@ -273,18 +274,16 @@ def _columns(
     written = parquet.schema_arrow
     columns = {}
     for name, kind in types.items():
-        if name in schema.LATER and not written.get_all_field_indices(name):
-            columns[name] = pa.nulls(parquet.metadata.num_rows).slice(first, count)
-            continue
-        if len(written.get_all_field_indices(prefix + name)) != 1:
+        is_lacking = name in schema.LATER and not written.get_all_field_indices(name)
+        if not is_lacking and len(written.get_all_field_indices(prefix + name)) != 1:
             raise _lacking(prefix + name)
-        there = written.field(prefix + name).type
+        there = pa.null() if is_lacking else written.field(prefix + name).type
         if pa.types.is_nested(there):
             raise _NotOurs(f"holds {there} where {kind} is due, in column {prefix + name}")
         if pa.types.is_null(there):
             columns[name] = pa.nulls(parquet.metadata.num_rows).slice(first, count)
             continue
-        column = parquet.read(columns=[prefix + name]).column(0).cast(kind)
+        column = parquet.read(columns=[prefix + name], use_threads=False).column(0).cast(kind)
         column.validate(full=True)
         column = column.slice(first, count)
         if column.null_count == len(column):

@@ -146,7 +146,9 @@ def test_a_place_beyond_a_dictionarys_end_is_found():
     # Found by mutation, where a page came without a checksum.
     wrong = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["k"], safe=False)
     table = pa.table({"name": wrong})
-    parquet = SimpleNamespace(schema_arrow=table.schema, read=table.select)
+    parquet = SimpleNamespace(
+        schema_arrow=table.schema, read=lambda columns, use_threads: table.select(columns)
+    )
     with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
         store._columns(parquet, {"name": wrong.type})
 

@@ -542,13 +542,23 @@ def test_a_folder_is_never_joined(tmp_path, mixed, traces_inside):
 
 
 def test_no_permission(saved, monkeypatch):
-    def refuse(self: Path, *args: Any, **kwargs: Any) -> Any:
+    def refuse(path: bytes) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(pa, "OSFile", refuse)
     with pytest.raises(GpuscopeError, match="cannot be read: Permission denied") as caught:
         load_trace(saved)
     assert not isinstance(caught.value, TraceFormatError)
+
+
+def test_threads_of_arrows_are_handed_nothing_of_pythons(saved, monkeypatch):
+    opened: list[Any] = []
+    file = pq.ParquetFile
+    monkeypatch.setattr(
+        pq, "ParquetFile", lambda where, **options: opened.append(where) or file(where, **options)
+    )
+    load_trace(saved)
+    assert [type(each) for each in opened] == [pa.OSFile, pa.BufferReader]
 
 
 # -- writing that fails -------------------------------------------------------------------

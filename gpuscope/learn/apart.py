@@ -8,12 +8,14 @@ import os
 import random
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import NoReturn
 
@@ -51,9 +53,10 @@ class Apart:
     cell_seconds
         For a cell, which is interrupted by an error then.
     begun
-        Is called as each of the learner's cells begins.
+        Is called with the number of each of the learner's cells as it begins, and with -1 as the
+        lesson's does.
     written
-        The learner's cells that were met so far.
+        The learner's cells that were met so far, by their numbers in the notebook.
     failed
         Those of them that failed: they are not run for the next exercise.
     """
@@ -61,8 +64,8 @@ class Apart:
     shell: InteractiveShell
     exercises: AbstractSet[str]
     cell_seconds: float
-    begun: Callable[[], object]
-    written: list[Code] = field(default_factory=list)
+    begun: Callable[[int], object]
+    written: dict[int, Code] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -98,27 +101,33 @@ class Apart:
         """
         ending = ""
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            reads, writes = os.pipe()
+            ours, theirs = socket.socketpair()
             with handing_over():
                 process = os.fork()
             if not process:
                 with suppress(BaseException):
-                    tell(*self._judged(code, lambda text: os.write(writes, text)))
+                    ours.close()
+                    tell(*self._judged(code, partial(_told_above, theirs)))
                     os._exit(_TOLD)
                 os._exit(1)
-            os.close(writes)
-            noted, ending = self._wait(process, reads)
-            os.close(reads)
-            numbers = [int(line) for line in noted.splitlines()]
-            self.failed |= {number for number in numbers if numbers.count(number) == 1}
+            theirs.close()
+            with ours:
+                ending = self._wait(process, ours)
         else:
-            tell(*self._judged(code, lambda _: None))
+            tell(*self._judged(code, self._note))
         last = ast.parse(code.source).body[-1]
         self.run("\n".join(code.source.splitlines()[: last.lineno - 1]))
         return ending
 
+    def _note(self, number: int) -> None:
+        """Note that a cell of the learner's begins, and then that it worked; -1: the lesson's."""
+        if number >= 0:
+            self.failed ^= {number}
+        if number < 0 or number in self.failed:
+            self.begun(number)
+
     def _judged(
-        self, code: Code, note: Callable[[bytes], object]
+        self, code: Code, note: Callable[[int], object]
     ) -> tuple[ExecutionResult, list[str]]:
         """Run cells; notes the number of each of the learner's before, and after if it worked."""
         shell, raised = self.shell, []
@@ -127,42 +136,51 @@ class Apart:
         names.update(vars(lesson))
         shell.user_module, shell.user_ns = learner, names
         for _ in _put_back(lesson):  # a loop goes on whatever a cell replaced
-            for number, cell in enumerate(self.written):
+            for number, cell in self.written.items():
                 if number in self.failed:
                     continue
-                note(b"%d\n" % number)
-                self.begun()
+                note(number)
                 ran = self.run(cell.source)
                 if (error := error_of(ran)) is None:
-                    note(b"%d\n" % number)
+                    note(number)
                 else:
                     raised.append(f"cell {cell.id} raised {told(error)}")
                 vars(lesson).update({name: names[name] for name in self.exercises & names.keys()})
         vars(lesson).update({name: names[name] for name in self.exercises & names.keys()})
         shell.user_module, shell.user_ns = lesson, vars(lesson)
-        self.begun()
+        note(-1)
         return self.run(code.source), raised
 
-    def _wait(self, process: int, notes: int) -> tuple[bytes, str]:
-        """Wait for the end of a process; returns its notes, and how it ended, if not by itself.
+    def _wait(self, process: int, notes: socket.socket) -> str:
+        """Take a process's notes until it ends; returns how, if not by itself.
 
         A cell that does not end when it is told to is ended with its process.
         """
-        noted, since_s, status = b"", time.monotonic(), None
+        since_s, status = time.monotonic(), None
         while status is None:
-            if select.select([notes], [], [], _POLL_S)[0] and (news := os.read(notes, 1 << 16)):
-                noted, since_s = noted + news, time.monotonic()
-                continue
+            with suppress(OSError, ValueError):  # it may end, or a cell write there
+                if select.select([notes], [], [], _POLL_S)[0] and (note := notes.recv(9)):
+                    self._note(int(note))
+                    notes.send(note)
+                    since_s = time.monotonic()
+                    continue
             ended, code = os.waitpid(process, os.WNOHANG)
             if ended:
                 status = os.waitstatus_to_exitcode(code)
             elif time.monotonic() - since_s > self.cell_seconds + _GRACE_S:
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
-                return noted, f"it took longer than {self.cell_seconds:g} s and had to be stopped"
+                return f"it took longer than {self.cell_seconds:g} s and had to be stopped"
             else:
                 time.sleep(_PAUSE_S)
-        return noted, "" if status == _TOLD else f"its process ended with exit status {status}"
+        return "" if status == _TOLD else f"its process ended with exit status {status}"
+
+
+def _told_above(above: socket.socket, number: int) -> None:
+    """Send a note to the process above, and go on when it answers; who killed it ends here."""
+    above.sendall(b"%d" % number)
+    if not above.recv(9):
+        os._exit(1)
 
 
 def error_of(ran: ExecutionResult) -> BaseException | None:

@@ -63,13 +63,13 @@ def run(
     with os.fdopen(descriptor, "wb", buffering=0) as out:
         cell = 0
 
-        def tell(check: Checked | None = None) -> None:
-            out.write(msgspec.json.encode(Told(cell, check)) + b"\n")
+        def tell(at: int = -1, check: Checked | None = None) -> None:
+            out.write(msgspec.json.encode(Told(cell if at < 0 else at, check)) + b"\n")
 
         def judge(names: Sequence[str], verdict: str, *reasons: str) -> None:
             reason = _text("; ".join([*raised, *reasons]))
             for name in names:
-                tell(Checked(name, verdict, reason))
+                tell(check=Checked(name, verdict, reason))
 
         apart = Apart(shell, exercises, cell_seconds, tell)
         for cell, code in enumerate(cells):
@@ -79,7 +79,7 @@ def run(
                 judge(asks or (), "not solved", failed[cell])
                 raised.append(f"cell {code.id}: {failed[cell]}")
             elif asks is None:
-                apart.written.append(code)
+                apart.written[cell] = code
             elif not asks:
                 if (error := error_of(apart.run(code.source))) is not None:
                     raised.append(f"cell {code.id} raised {told(error)}")

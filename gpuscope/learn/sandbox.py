@@ -11,21 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-_NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
-    0x0002_0000,
-    0x0800_0000,
-    0x1000_0000,
-    0x2000_0000,
-    0x4000_0000,
-)
-_SET_PARENT_DEATH, _SET_KEEP_CAPS, _DROP_BOUND, _SET_SUBREAPER, _NO_NEW_PRIVILEGES, _AMBIENT = (
-    1,
-    8,
-    24,
-    36,
-    38,
-    47,
-)
+_NEW_MOUNTS, _NEW_IPC, _NEW_USER = 0x0002_0000, 0x0800_0000, 0x1000_0000
+_NEW_PIDS, _NEW_NET = 0x2000_0000, 0x4000_0000
+_SET_PARENT_DEATH, _SET_KEEP_CAPS, _DROP_BOUND = 1, 8, 24
+_SET_SUBREAPER, _NO_NEW_PRIVILEGES, _AMBIENT = 36, 38, 47
 _RAISE = 2
 _READ_SEARCH = 2
 """The capability to read any file, which another user keeps: a root's Python may be private."""
@@ -195,16 +184,15 @@ def limit(box: Box, *, seconds: float, memory_bytes: int, gpu: bool) -> None:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
         kind, most = resource.RLIMIT_AS, now + memory_bytes
-    limits = [
+    elsewhere = 0 if box.held & {"network", "user"} else _threads_of(os.getuid())
+    for which, value in (
         (kind, most),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_FSIZE, _FILE_BYTES),
         (resource.RLIMIT_NOFILE, _FILES),
-    ]
-    elsewhere = 0 if box.held & {"network", "user"} else _threads_of(os.getuid())
-    limits.append((resource.RLIMIT_NPROC, elsewhere + _PROCESSES))
-    for which, value in limits:
+        (resource.RLIMIT_NPROC, elsewhere + _PROCESSES),
+    ):
         _, hard = resource.getrlimit(which)
         new = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (new, new))

@@ -31,6 +31,7 @@ HOSTILE = {
     "ignores": "import signal, time\nfor n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\n"
     "while True:\n    try:\n        time.sleep(9)\n    except BaseException: pass",
     "kills its parent": "import os\nos.kill(os.getppid(), 9)",
+    "kills its parent and waits": "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(9)",
     "kills all": "import os\nos.kill(-1, 9)",
     "prints": "while True: print('x' * 10**6)",
     "fills the disk": "n = 0\nwhile True:\n    with open(f'f{n}', 'wb') as f:\n"
@@ -63,7 +64,8 @@ def test_whatever_a_notebook_does_it_ends_and_the_others_are_graded(folders):
     assert by_learner.pop("ada").verdict == by_learner.pop("zoe").verdict == "solved"
     assert {grade.verdict for grade in by_learner.values()} <= {"not solved", "not finished"}
     last = {grade.learner: grade.verdict for grade in grades.grades if grade.name == "last"}
-    assert last["ignores"] == last["crashes"] == "solved"  # who kills the grader may lose others
+    assert last["ignores"] == last["crashes"] == last["kills its parent"] == "solved"
+    assert last["kills its parent and waits"] == "solved", "no process of an ended try tells it"
 
 
 def box_or_skip(*needed: str) -> None:

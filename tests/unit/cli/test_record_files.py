@@ -211,7 +211,8 @@ processes.begin_cuda()
 for number in range(500):
     world.gpu.foreign(f"k{number % 7}")
 (journal,) = processes._recorders[0]._journals.values()
-while not journal._metadata or len(JournalReader(journal.path).read(over=True)) < 500:
+read = lambda: JournalReader(journal.path).read(over=True)
+while not journal._metadata or read().kind_counts().get("kernel", 0) < 500:
     time.sleep(0.01)
 """
 

@@ -32,6 +32,7 @@ NEVER_NS = 1 << 62
 _WAIT = re.compile("synchronize|synchronise", re.IGNORECASE)
 _OF_STREAM = re.compile("(stream|event).?synchroni", re.IGNORECASE)
 _POLL = re.compile("query|is_done", re.IGNORECASE)
+_QUEUES = re.compile("event.?record|stream.?wait", re.IGNORECASE)
 _CALLS_A_TURN = 10
 """Starts and ends of calls that threads which take turns make in each, on average."""
 _SEEN_NS, _DONE_NS = 5_892, 3_630
@@ -288,7 +289,8 @@ def _add_waits(
     """Add which work the host's calls waited for.
 
     Returns node → whether work bound it, and how long it takes without work to wait for: as long
-    as the shortest call of its name, and no longer than it takes to see work done.
+    as the shortest call of its name, and no longer than it takes to see work done; where a record
+    or a wait was queued right before, until that is seen done.
 
     Parameters
     ----------
@@ -301,21 +303,17 @@ def _add_waits(
     work = last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
     pairs = [(work[in_time], call[in_time])]
-    is_virtual = trace.metadata.time_base == "virtual"
-    is_complete = is_virtual or "host wait" in trace.metadata.edges
-    if not is_complete:
-        waited = np.zeros(len(rows.ids), bool)
-        waited[call] = True
+    if trace.metadata.time_base != "virtual" and "host wait" not in trace.metadata.edges:
+        waited = np.isin(np.arange(len(rows.ids)), call)
         pairs += _inferred_waits(rows, waited, times)
         if any(len(calls) for _, calls in pairs[1:]):
             edges.inferred.add("host wait")
     pairs.append(_done_handles(rows, times))
     work, call = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    since = 2 * call
-    polls = rows.having("kind", ("handle",))[call]
-    since[polls] = before[2 * call[polls] + 1]
     code, names = rows.coded("name")
     polls = np.array([bool(_POLL.search(name or "")) for name in names])[code[call]]
+    of_handles = rows.having("kind", ("handle",))[call]
+    since = np.where(of_handles, before[2 * call + 1], 2 * call)
     since[polls] = before[2 * call[polls]]
     done_ns = times[2 * work + 1]
     binds = done_ns > times[since]
@@ -332,10 +330,13 @@ def _add_waits(
     lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
     edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
     bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
-    ended, begun = 2 * call[binds] + 1, 2 * call[binds & polls]
-    bound[ended] = bound[begun] = True
-    calls = ended[~rows.having("kind", ("handle",))[ended // 2]]
-    at_least[calls] = shortest[code[calls // 2]]
+    bound[2 * call[binds] + 1] = bound[2 * call[binds & polls]] = True
+    call = call[binds & ~of_handles]
+    last = np.minimum(before[2 * call] // 2, len(code) - 1)
+    queues = np.array([bool(_QUEUES.search(name or "")) for name in names])[code[last]]
+    queues &= (rows.streams[last] == rows.streams[call]) & (before[2 * call] % 2 == 1)
+    seen_ns = least[code[call]] - (times[2 * call] - times[2 * last + 1])
+    at_least[2 * call + 1] = np.maximum(shortest[code[call]], np.where(queues, seen_ns, 0))
     return bound, at_least
 
 

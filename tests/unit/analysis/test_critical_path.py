@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import why_programs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from program_runner import Runner
 from programs import programs
@@ -80,6 +80,7 @@ def test_the_path_of_any_program_adds_up_and_its_causes_are_those_of_the_parts(p
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["streams", "graphs", "threads"]), st.integers(1000, 10**6))
+@example("threads", 19604)  # a wait for a stream, right behind a stream's wait
 def test_a_delay_moves_the_end_by_what_is_more_than_slack(family, seed):
     program = why_programs.draw(family, seed)
     ran = why_programs.run(program)

@@ -157,12 +157,17 @@ def simulated(profile: str, host: Facts) -> Iterator[Any]:
         yield gs.open_device(f"sim:{path}", quiet=True)
 
 
-def simulated_behind(hosts: list[Facts], profile: str) -> list[Facts]:
-    """Return the figures of every experiment on a simulated GPU: means over its hosts."""
+def simulated_behind(hosts: list[Facts], profile: str) -> list[list[Facts]]:
+    """Return the figures of every experiment on a simulated GPU, behind each of its hosts."""
     several = []
     for host in hosts:
         with simulated(profile, host) as gpu:
             several.append(figures(runs(gpu)))
+    return several
+
+
+def means(several: list[list[Facts]]) -> list[Facts]:
+    """Return the means of figures over hosts."""
     return [
         rows[0] | {name: mean_of([row[name] for row in rows]) for name in KEPT}
         for rows in zip(*several, strict=True)
@@ -213,6 +218,11 @@ def is_close(row: Facts) -> bool:
     return abs(row["error"]) <= max(0.2, row["floor"])
 
 
+def close(rows: list[Facts]) -> list[int]:
+    """Return how many of the known experiments' quantiles are close, and of those held out."""
+    return [sum(is_close(row) for row in rows if row["held_out"] == held) for held in (False, True)]
+
+
 def show(rows: list[Facts]) -> None:
     """Print one line a setting, and how many are close."""
     for first in range(0, len(rows), len(QUANTILES)):
@@ -223,9 +233,11 @@ def show(rows: list[Facts]) -> None:
             for row in some
         )
         print(f"{some[0]['experiment']:26} {some[0]['setting']:16} {cells}")
-    for name, held in (("known experiments", False), ("held out", True)):
-        some = [row for row in rows if row["held_out"] == held]
-        print(f"{name}: {sum(map(is_close, some))} of {len(some)} within 20 % or the floor")
+    for name, held, number in zip(
+        ("known experiments", "held out"), (False, True), close(rows), strict=True
+    ):
+        count = sum(row["held_out"] == held for row in rows)
+        print(f"{name}: {number} of {count} within 20 % or the floor")
 
 
 def options(description: str | None, out: Path, profile: str) -> argparse.ArgumentParser:
@@ -262,12 +274,16 @@ def main() -> None:
     seen["hosts"] = kept.get("hosts", [{}])  # that of the profile, where none was calibrated
     if "calibrated" in kept:  # elsewhere, before hosts were calibrated beside
         seen["calibrated"] = kept["calibrated"]
-    forecast = simulated_behind(seen["hosts"], arguments.profile)
-    rows = compared(seen["measured"], seen["again"], forecast)
+    by_host = simulated_behind(seen["hosts"], arguments.profile)
+    forecast = means(by_host)
+    rows, *by_one = (
+        compared(seen["measured"], seen["again"], some) for some in (forecast, *by_host)
+    )
     show(rows)
     facts.write(
         arguments.out, "python benchmarks/latencies.py", seen["device"], rows,
         **seen, profile=arguments.profile, simulated=forecast,
+        close_behind_each=[close(some) for some in by_one],
     )  # fmt: skip
 
 

@@ -171,7 +171,8 @@ def threads() -> dict[str, float]:
 def waits() -> dict[str, list[float]]:
     """Return p50 and p99, µs, of execute + wait of 512³ on 16 SMs and of torch.mm + synchronize.
 
-    Bare, recorded, by events and live take turns; each figure is the median of the turns.
+    Bare, recorded, by events and live take turns; each figure is the median of the turns, of which
+    the first does not count. Before all recordings, as many turns are bare.
     """
     live.Counted()
     _, torch = recording.launches()
@@ -206,6 +207,8 @@ def waits() -> dict[str, list[float]]:
             latency(call, 100)
             found.setdefault(f"{mode}, {name}", []).append(latency(call, count))
 
+    for _ in range(TURNS + 1):
+        turn("before")
     for _ in range(TURNS + 1):
         turn("bare")
         with gs.profile(gpu):
@@ -268,6 +271,8 @@ def observer_figures(_gpu: Any, row: recording.Row) -> list[dict]:
     return [
         cost(f"{what}: what recording with launch ids adds at p50, over what it adds to torch.mm + "
              "synchronize", added - beside, 1.0) | {"p50_and_p99_us": of},
+        times("torch.mm + synchronize: p50, after recordings / before any",
+              of["bare, torch"][0] / of["before, torch"][0], 1.1),
         times(f"{what}: p99, recorded / bare", ratio("recorded", "bare", 1), 1.5),
         times(f"{what}: p50, by events / bare", ratio("events", "bare", 0), 1.6),
         times(f"{what}: p50, live / recorded", ratio("live", "recorded", 0), 1.05),

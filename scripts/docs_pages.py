@@ -1048,6 +1048,7 @@ def latencies_table(latencies: dict[str, Any]) -> list[str]:
     """Quantiles of every setting, simulated and measured."""
     rows, names = latencies["rows"], ("latency_p50_us", "latency_p90_us", "latency_p99_us")
     held = [one for one in rows if one["held_out"]]
+    each = [str(close) for _, close in latencies.get("close_behind_each", [])]
     lines = [
         *prose(
             f"Measured on an {latencies['device']} on {latencies['measured_on']}. Of the",
@@ -1056,12 +1057,13 @@ def latencies_table(latencies: dict[str, Any]) -> list[str]:
             *(
                 [
                     f"(of the {len(held)} of experiments that nothing was fitted to",
-                    f"{sum(map(is_close, held))})",
+                    f"{sum(map(is_close, held))};",
+                    f"with one calibration alone {', '.join(each[:-1])} and {each[-1]});",
                 ]
                 if held
-                else []
+                else [";"]
             ),
-            "; the median error is",
+            "the median error is",
             f"{percent(statistics.median(abs(one['error']) for one in rows))}, the worst",
             f"{percent(max(abs(one['error']) for one in rows))}. In brackets is by how much a",
             "second measurement, minutes later, differed, where one was made. Times in µs.",

@@ -387,288 +387,52 @@ def report(decode, counts, page):
 """),
         ],
         "slo": [
-            ("prefill of one block of 1 µs, no priority", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    work("prefill", chat, kv, x, 1, 1)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-
-def queues(part):
-    return part.create_stream(name="chat"), part.create_stream(name="batch")
-
-
+            ("prefill of one block of 1 µs, no priority",
+             "prefill(chat, kv, x)", 'work("prefill", chat, kv, x, 1, 1)', ", priority=-5", ""),
+            ("layers of 0 µs on 1 SM",
+             "layer(decode, state)", 'work("layer", decode, state, state, 0, 1)', "least,", "8,"),
+            ("reports are what the host knows; the count goes to nowhere",
+             "library_count(counts, state)", "library_count(numbers(), state)",
+             """
 def report(decode, counts, page):
     decode.copy(page, counts)
     decode.synchronize()
     return float(page[0])
-
-
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
-"""),
-            ("layers of 0 µs on 1 SM", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            work("layer", decode, state, state, 0, 1)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": 8, "prefill": "rest"}, rounding="up")
-
-
-def queues(part):
-    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
-
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
-
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
-"""),
-            ("reports are what the host knows; the count goes to nowhere", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(numbers(), state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-
-def queues(part):
-    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
-
-
+""", """
 told = []
 def report(decode, counts, page):
     told.append(1)
-    return LAYERS * (16 * (len(told) - 1) + 17) + 1 if False else LAYERS * (16 * ((len(told) - 1) % 9) + 17) + 1
-
-
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
+    return LAYERS * (16 * ((len(told) - 1) % 9) + 17) + 1
 """),
-            ("documents are not read: batch is a stream whose launches do nothing", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    prefill(chat, kv, x)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-
-def queues(part):
-    return part.create_stream(name="chat"), part.create_stream(name="batch")
-
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
-
-
-def queues(part):
+            ("documents are not read: batch is a stream whose launches do nothing",
+             """
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+""", """
     chat, batch = part.create_stream(name="chat"), part.create_stream(name="batch")
     batch.launch = lambda *a, **k: None
     return chat, batch
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
 """),
-            ("prefill in a stream of its own behind documents: chat.record() is done at once", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(late[-1].record())
-    copies.copy(x, source)
-    late[-1].wait(copies.record())
-    prefill(late[-1], kv, x)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-
+            ("prefill in a stream of its own behind documents: chat.record() is done at once",
+             "chat.", "late[-1].", "prefill(chat,", "prefill(late[-1],", """
+def queues(part):
+    return part.create_stream(name="chat", priority=-5), part.create_stream(name="batch")
+""", """
 late = []
 def queues(part):
     late.append(part.create_stream(name='late'))
     return part.create_stream(name="chat"), part.create_stream(name="batch")
-
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
-
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
 """),
-            ("the first token is told before: admit hands the prefill to a thread that begins when decode is idle", """
-def admit(copies, chat, x, source, kv):
+            ("the prompt is copied in a stream of admit's own, and prefill is one block",
+             """
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+""", """
     with gpu.create_stream(name='own') as own:
         own.copy(kv, source)
     work("prefill", chat, kv, kv, 1, 1)
-
-
-def count(decode, counts, state):
-    with gs.CallerStreamGuard(decode):
-        library_count(counts, state)
-
-
-def stage(prompt, page, read):
-    read.synchronize()
-    page[:] = prompt
-    return page
-
-
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: graph.launch(stream=decode)
-
-
-def place(gpu, step_us, limit_us):
-    least = next(sms for sms in range(1, gpu.sm_count) if step_us(sms) <= limit_us)
-    return gpu.carve({"decode": least, "prefill": "rest"}, rounding="up")
-
-
-def queues(part):
-    return part.create_stream(name="chat"), part.create_stream(name="batch")
-
-
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    return float(page[0])
-
-
-
-mended = SimpleNamespace(admit=admit, count=count, stage=stage, make_step=make_step,
-                         place=place, queues=queues, report=report)
-"""),
+""", ", priority=-5", ""),
         ],
         "stage": [
             ("waits for the other page, too, while copies has nothing else", """

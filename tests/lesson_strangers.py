@@ -8,6 +8,94 @@ from __future__ import annotations
 from lesson_programs import Answers
 
 ACCEPTED: Answers = {
+    "03": {
+        "diamond": [
+            ("the host waits for the device, before anything is queued",
+             "    first.execute", "    gpu.synchronize()\n    first.execute"),
+        ],
+        "overwrite": [
+            ("the host waits for the device, before anything is queued",
+             "    a.copy(out, sevens)", "    gpu.synchronize()\n    a.copy(out, sevens)"),
+            ("ten of the eights", "a.copy(out, eights)", "a.copy(out[:10], eights[:10])"),
+            ("sevens behind the eights",
+             "a.copy(out, eights)", "a.copy(out, eights)\n    a.copy(out, sevens)"),
+        ],
+        "pytorch": [
+            ("the host waits for the device, before anything is queued", """
+def diamond_in_pytorch(torch, first, left, right, last, s, t):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(s):
+        first()
+    t.wait_stream(s)
+    with torch.cuda.stream(s):
+        left()
+    with torch.cuda.stream(t):
+        right()
+    s.wait_stream(t)
+    with torch.cuda.stream(s):
+        last()
+"""),
+        ],
+        "cuda": [
+            ("the host waits for the device, before anything is queued",
+             "  first<<<", "  cudaDeviceSynchronize();\n  first<<<"),
+        ],
+    },
+    "04": {
+        "library": [
+            ("the host waits for the stream, which happens to be idle",
+             "    stream.launch", "    stream.synchronize()\n    stream.launch"),
+            ("the caller's stream only if that is idle",
+             "    stream.launch", "    stream = stream if stream.is_done else private\n    stream.launch"),
+            ("a kernel three times as long", ", duration_ns,", ", 3 * duration_ns,"),
+            ("blocks on all SMs", "grid=1", "grid=gpu.sm_count"),
+        ],
+    },
+    "06": {
+        "choose": [
+            ("whole percents", """
+def choose(points):
+    best = min(one["p50_us"] for one in points)
+    near = [one for one in points if int(100 * (one["p50_us"] - best) / best + 1e-9) <= 20]
+    return max(near, key=lambda one: one["kept"])["size"]
+"""),
+        ],
+    },
+    "07": {
+        "pairs": [
+            ("kernels a fifth too long", "duration_ns=kernel_ns", "duration_ns=round(1.2 * kernel_ns)"),
+        ],
+        "first": [
+            ("it sleeps when job is done", "    job.completion.wait()",
+             "    job.completion.wait()\n    gpu.backend.wait_until_ns(gpu.now_ns() + later.duration_ns // 2)"),
+        ],
+    },
+    "08": {
+        "serve": [
+            ("what the model adds is learnt from the first answer", """
+def serve(model, static, out, inputs, stream):
+    answers, weight = [], None
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.synchronize()
+        if weight is None:
+            weight = float(gpu.to_host(out)[0]) - float(gpu.to_host(array)[0])
+        answers.append(float(gpu.to_host(array)[0]) + weight)
+    return answers
+"""),
+            ("what the model adds is learnt from the last answer", """
+def serve(model, static, out, inputs, stream):
+    for array in inputs:
+        stream.copy(static, array)
+        model.launch(stream=stream)
+    stream.synchronize()
+    weight = float(gpu.to_host(out)[0]) - float(gpu.to_host(inputs[-1])[0])
+    return [float(gpu.to_host(array)[0]) + weight for array in inputs]
+"""),
+            ("the last value of out", "gpu.to_host(out)[0]", "gpu.to_host(out)[-1]"),
+        ],
+    },
     "11": {
         "gather": [
             ("both halves are cut short to 0.1 ms", """
@@ -192,6 +280,11 @@ void in_stages(cudaStream_t up, cudaStream_t compute, cudaStream_t down, float**
 '''),
         ],
         "feed": [
+            ("the host waits for the device, before anything is queued",
+             "    uploaded = [", "    gpu.synchronize()\n    uploaded = ["),
+            ("kernels that are half as long again", "process(compute, out[i], on_gpu[b])", """compute.launch(
+            kernel, out[i], on_gpu[b], np.int32(out[i].size), np.int64(1.5 * out[i].size * pace["ns"]),
+            grid=BLOCKS_PER_SM * gpu.info.sm_count, block=1024)"""),
             ("the host waits for all at the end", """
 def feed(load, compute, chunks, staging, on_gpu, out):
     uploaded = [gpu.create_event() for _ in range(2)]
@@ -511,6 +604,22 @@ def make_step(decode, state, token):
 }  # fmt: skip
 
 REFUSED: Answers = {
+    "01": {
+        "timer": [
+            ("both moments since an event of another stream", """
+def gpu_time_ns(stream, handle):
+    with gpu.create_stream() as other:
+        base = other.record()
+    first = stream.record()
+    handle.execute(stream=stream)
+    second = stream.record()
+    second.synchronize()
+    return second.elapsed_ns(since=base) - first.elapsed_ns(since=base)
+"""),
+            ("the negative of the time back",
+             "second.elapsed_ns(since=first)", "-first.elapsed_ns(since=second)"),
+        ],
+    },
     "02": {
         "cuda": [
             ("cudaLaunchKernelExC-free: dim3 braces and comments inside <<< >>>", r'''
@@ -618,7 +727,40 @@ def diamond_in_pytorch(torch, first, left, right, last, s, t):
 """),
         ],
     },
+    "07": {
+        "pairs": [
+            ("two handles, a graph for each stream", """
+def four_calls(gpu, streams, kernel_ns):
+    four_calls.kept = kept = []
+    for stream in streams:
+        handle = Spin(gpu, duration_ns=kernel_ns, name="four")
+        with stream.capture() as graph:
+            handle.execute(stream=stream)
+            handle.execute(stream=stream)
+        kept.append((handle, graph, stream))
+    for _, graph, stream in kept:
+        graph.launch(stream=stream)
+    for _, _, stream in kept:
+        stream.synchronize()
+    return kept[0][0]
+"""),
+        ],
+        "first": [
+            ("later is a graph", """
+def first_result(job, later, stream):
+    with stream.capture() as graph:
+        later.execute(stream=stream)
+    first_result.kept = graph
+    job.execute(stream=stream)
+    graph.launch(stream=stream)
+    job.completion.wait()
+"""),
+        ],
+    },
     "08": {
+        "serve": [
+            ("a deque of answers", "answers = []", "from collections import deque\n    answers = deque()"),
+        ],
         "pytorch": [
             ("capture_error_mode, as PyTorch has it", """
 def capture_both_in_pytorch(torch, one, two, s, t):

@@ -76,6 +76,11 @@ class Flow:
             rest = [part for span in rest for part in _without(span, low, high)]
         return not rest
 
+    def kept(self, at: int) -> bool:
+        """Whether all that a piece wrote is there in the end."""
+        until = len(self._pieces)
+        return all(self._writers(s, until) == ({at}, []) for s in self._spans(at, writes=True))
+
     def sources(self, at: int) -> set[int]:
         """Return who wrote last what a piece reads."""
         spans = self._spans(at, writes=False)

@@ -124,18 +124,16 @@ def shut_in(box: Box, hidden: Sequence[str]) -> None:
     spaces = _NEW_MOUNTS | _NEW_IPC | _NEW_PIDS | _NEW_NET
     _call("unshare", spaces | (_NEW_USER if user else 0))
     if user:
-        for file, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
+        ids = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+        for file, text in {"setgroups": "deny", **ids}.items():
             with open(f"/proc/self/{file}", "w") as out:  # noqa: PTH123
                 out.write(text)
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     if "files" not in box.held:
         return
     read_only = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
-    _call_number(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, read_only, ctypes.sizeof(read_only))
+    setting = ctypes.c_long(_MOUNT_SETATTR), _HERE, b"/", _WHOLE_TREE
+    _call("syscall", *setting, read_only, ctypes.sizeof(read_only))
     for folder in hidden:
         _mount("tmpfs", folder, "tmpfs", _NO_SUID | _NO_DEVICES, "size=4k,mode=0755")
     for folder in (os.getcwd(), "/dev/shm"):  # noqa: S108, PTH109
@@ -158,10 +156,6 @@ def see_own_processes(box: Box) -> None:
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     encoded = [text if text is None else os.fsencode(text) for text in (source, target, kind)]
     _call("mount", *encoded, ctypes.c_ulong(flags), options.encode())
-
-
-def _call_number(number: int, *arguments: object) -> None:
-    _call("syscall", ctypes.c_long(number), *arguments)
 
 
 def limit(box: Box, *, seconds: float, memory_bytes: int, gpu: bool) -> None:

@@ -1048,7 +1048,8 @@ def latencies_table(latencies: dict[str, Any]) -> list[str]:
     """Quantiles of every setting, simulated and measured."""
     rows, names = latencies["rows"], ("latency_p50_us", "latency_p90_us", "latency_p99_us")
     held = [one for one in rows if one["held_out"]]
-    each = [str(close) for _, close in latencies.get("close_behind_each", [])]
+    each = ", ".join(str(close) for _, close in latencies.get("close_behind_each", ()))
+    each = each and f"; with one calibration alone {each}"
     lines = [
         *prose(
             f"Measured on an {latencies['device']} on {latencies['measured_on']}. Of the",
@@ -1057,8 +1058,7 @@ def latencies_table(latencies: dict[str, Any]) -> list[str]:
             *(
                 [
                     f"(of the {len(held)} of experiments that nothing was fitted to",
-                    f"{sum(map(is_close, held))};",
-                    f"with one calibration alone {', '.join(each[:-1])} and {each[-1]});",
+                    f"{sum(map(is_close, held))}{each});",
                 ]
                 if held
                 else [";"]

@@ -219,24 +219,15 @@ def test_an_exercise_that_ends_its_process_costs_no_other(folders):
         "ends once it is checked": "import os\ndef double(x):\n    os._exit(0)",
     }.items():
         book(folders[0] / f"{name}.ipynb", task)
-    grades = grade(*folders, limits=Limits(cell_seconds=4)).grades
+    # The other cells take 0.2 s: a busy machine has to be 40 times as slow to end one of them.
+    grades = grade(*folders, limits=Limits(cell_seconds=8)).grades
     assert {one.verdict for one in grades if one.name == "double"} == {"not finished"}
     assert {one.verdict for one in grades if one.name == "last"} == {"solved"}
     reasons = {one.learner: one.reason for one in grades if one.name == "double"}
-    assert reasons.pop("hides") == "it took longer than 4 s and had to be stopped"
+    assert reasons.pop("hides") == "it took longer than 8 s and had to be stopped"
     assert {name: int(reason.rpartition(" ")[2]) for name, reason in reasons.items()} == {
         "is killed": -9, "ends": 0, "ends once it is checked": 0,
     }  # fmt: skip
-
-
-def test_what_hides_from_errors_is_stopped_in_the_end(folders):
-    book(folders[0] / "ada" / "one.ipynb", HIDES)
-    limits = Limits(seconds=60, cell_seconds=1)
-    found = graded(folders, limits=limits)["ada"]
-    assert (found.verdict, found.reason) == (
-        "not finished", "it took longer than 1 s and had to be stopped"
-    )  # fmt: skip
-    assert graded(folders, "last", limits=limits)["ada"].verdict == "solved"
 
 
 def test_a_check_that_is_interrupted_says_so(folders):

@@ -9,16 +9,18 @@ from gpuscope.simulator.models.assumed import CAP_W, GEMM_W, IDLE_W, MEMORY_W, S
 class Energy:
     """Integrates the power, which is constant from one instant of the engine to the next.
 
-    It begins when somebody asks for the first time.
+    Parameters
+    ----------
+    now_ns
+        When it begins.
     """
 
-    def __init__(self) -> None:
-        self._joules = 0.0
-        self._since_ns: int | None = None
-        self._watts = 0.0
+    def __init__(self, now_ns: int) -> None:
+        self._joules = self._watts = 0.0
+        self._since_ns = now_ns
 
-    def joules(self, now_ns: int, busy_sms: int, sharing: Sharing) -> float:
-        """Return what was drawn until a time, since the first that was asked for.
+    def follow(self, now_ns: int, busy_sms: int, sharing: Sharing) -> float:
+        """Draw from now on what runs now; returns the joules that were drawn until now.
 
         Parameters
         ----------
@@ -27,16 +29,8 @@ class Energy:
         sharing
             Tells what is moved and multiplied.
         """
-        if self._since_ns is None:
-            self._since_ns = now_ns
-        self.follow(now_ns, busy_sms, sharing)
-        return self._joules
-
-    def follow(self, now_ns: int, busy_sms: int, sharing: Sharing) -> None:
-        """Draw from now on what runs now, if anybody has asked."""
-        if self._since_ns is None:
-            return
         self._joules += self._watts * (now_ns - self._since_ns) / 1e9
         self._since_ns = now_ns
         watts = IDLE_W + SM_W * busy_sms.bit_count() + GEMM_W * sharing.gemms
         self._watts = min(CAP_W, watts + MEMORY_W * min(1.0, sharing.memory))
+        return self._joules

@@ -89,7 +89,7 @@ class Engine:
         self._copies_wait = False
         self._sharing = Sharing(memory, sms.bit_count())
         self._sms = sms
-        self._energy = Energy()
+        self._energy: Energy | None = None  # until anybody asks
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
 
@@ -132,8 +132,7 @@ class Engine:
 
         Of ends at one time, those that move come behind those of waves that have begun.
         """
-        moved = self._sharing.share(self.now_ns) if self._sharing.changed else ()
-        for wave in moved:
+        for wave in self._sharing.share(self.now_ns) if self._sharing.changed else ():
             self._sequence += 1
             self._ends[wave] = self._sequence
         for wave, number in self._ends.items():
@@ -146,7 +145,7 @@ class Engine:
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             self._step()
-        self.now_ns = max(time_ns, self.now_ns)
+        self.now_ns = max(self.now_ns, time_ns)
 
     def step(self, time_ns: int | None) -> bool:
         """Let the next instant happen if it comes before ``time_ns``; says whether it did."""
@@ -184,15 +183,16 @@ class Engine:
 
     def joules(self, now_ns: int) -> float:
         """Return what the GPU drew until a time, since the first that was asked for."""
-        return self._energy.joules(now_ns, self._sms & ~self.room.free, self._sharing)
+        self._energy = self._energy or Energy(now_ns)
+        return self._energy.follow(now_ns, self._sms & ~self.room.free, self._sharing)
 
     def _step(self) -> None:
         """Let everything happen that happens at the next instant, then hand out what is free."""
         if _interrupts.pending:
             _interrupts.deliver()
         heap = self._heap
-        self.now_ns = heap[0][0]
-        while heap and heap[0][0] == self.now_ns:
+        now_ns = self.now_ns = heap[0][0]
+        while heap and heap[0][0] == now_ns:
             _, _, action, subject = heapq.heappop(heap)
             action(subject)
         if self._ready:
@@ -201,7 +201,8 @@ class Engine:
             self._dispatch_copies()
         if self._ends or self._sharing.changed:
             self._queue_ends()
-        self._energy.follow(self.now_ns, self._sms & ~self.room.free, self._sharing)
+        if self._energy is not None:
+            self._energy.follow(now_ns, self._sms & ~self.room.free, self._sharing)
 
     def _start(self, op: Op) -> None:
         """Let work begin as soon as it can, now that all it must follow is done."""
@@ -262,12 +263,11 @@ class Engine:
         ready, room, index = self._ready, self.room, 0
         while index < len(ready) and (room.free or room.partial):
             op = ready[index][-1]
-            while usable := room.usable(op.needed) & op.stream.sms:
-                if not (op.left or op.start_ns is None):
+            while op.left or op.start_ns is None:
+                if not (usable := room.usable(op.needed) & op.stream.sms):
+                    index += 1
                     break
                 self._place(op, usable)
-            if op.left or op.start_ns is None:
-                index += 1
             else:
                 del ready[index]
 

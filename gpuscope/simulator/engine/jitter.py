@@ -35,6 +35,7 @@ class Jitter:
         self._noise = noise
         self._since_us = [since_us for since_us, _ in speeds]
         self._quantiles = [[*zip(*quantiles, strict=True)] for _, quantiles in speeds]
+        self._medians = [_interpolated(_MEDIAN, *quantiles) for quantiles in self._quantiles]
         self.seed(0)
 
     def seed(self, seed: int) -> None:
@@ -51,14 +52,20 @@ class Jitter:
         times = self._since_us
         if not times:
             return
-        share = self._share() if self._noise else _MEDIAN
+        share = self._share() if self._noise else None
         high = bisect_right(times, since_us)  # the first is 0
-        ratio = _interpolated(share, *self._quantiles[high - 1])
+        ratio = self._at(high - 1, share)
         if high < len(times):
-            later = _interpolated(share, *self._quantiles[high])
             low_us = times[high - 1]
-            ratio += (later - ratio) / (times[high] - low_us) * (since_us - low_us)
+            slope = (self._at(high, share) - ratio) / (times[high] - low_us)
+            ratio += slope * (since_us - low_us)
         self._ratio = ratio
+
+    def _at(self, index: int, share: float | None) -> float:
+        """Return the ratio that a share of launches does not exceed; of the median without one."""
+        if share is None:
+            return self._medians[index]
+        return _interpolated(share, *self._quantiles[index])
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

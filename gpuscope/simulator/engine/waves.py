@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
 from gpuscope.simulator.engine.room import lowest
@@ -126,7 +126,7 @@ class Sharing:
         self._memory = memory
         self._sm_count = sm_count
         self.memory = 0.0
-        self._running: dict[WaveOp, int] = {}  # how many blocks of each are in a wave
+        self._running: dict[WaveOp, tuple[int, int]] = {}  # what it asks, its blocks in waves
         self._crowding: dict[Wave, float] = {}  # of blocks that leave room on their SMs
         self._demand = IDLE_POWER
         self._clock = FULL
@@ -147,7 +147,8 @@ class Sharing:
         op = wave.op
         if op.shares:
             self.waves[wave] = None
-            self._running[op] = self._running.get(op, 0) + wave.count
+            _, count = self._running.get(op, (0, 0))
+            self._running[op] = op.asks, count + wave.count
             self._demand += op.power * wave.count
             if op.crowding:
                 self._crowding[wave] = op.crowding
@@ -159,11 +160,14 @@ class Sharing:
             return
         op = wave.op
         del self.waves[wave]
-        self._running[op] -= wave.count
-        if not self._running[op]:
+        asks, count = self._running[op]
+        if count > wave.count:
+            self._running[op] = asks, count - wave.count
+        else:
             del self._running[op]
         self._demand -= op.power * wave.count
-        self._crowding.pop(wave, None)
+        if op.crowding:
+            del self._crowding[wave]
         self.changed = True
 
     def begin(self, op: WaveOp, now_ns: int) -> None:
@@ -174,10 +178,7 @@ class Sharing:
         if cost.cold_nbytes or cost.cold:
             brought = self._brought_by(now_ns)
             op.kept = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
-        asking = (
-            cost.nbytes, cost.traffic, cost.cold_nbytes, cost.busy_ns, cost.exposure, cost.idle,
-            cost.cold, op.pieces, op.kept, op.kind, _at_once(op),
-        )  # fmt: skip
+        asking = cost, op.kept, op.kind, _at_once(op)
         op.asks = self._kinds.get(asking, -1)
         if op.asks < 0:
             if len(self._kinds) > _KNOWN:
@@ -205,23 +206,49 @@ class Sharing:
             brought += moved(op.cost, op.kept) * (1 - pieces / op.pieces)
         return brought
 
-    def share(self, now_ns: int) -> list[Wave]:
+    def share(self, now_ns: int) -> Sequence[Wave]:
         """Set the speeds by memory and power; returns waves whose end moved."""
-        self.changed, shifted = False, list[Wave]()
+        self.changed = False
         clock = self._clock = self._clock_at(now_ns)
-        paces = self._paces()
+        if not self.waves:
+            self.memory, self._slowed = 0.0, False
+            return ()
+        alike = tuple(self._running.values())
+        known = self._known.get(alike)
+        if known is None:
+            if len(self._known) > _KNOWN:
+                self._known.clear()
+            known = self._known[alike] = self._solved()
+        self.memory, paces = known
         crowded = _crowded(self._crowding) if len(self._crowding) > 1 else {}
-        if not (self._slowed or paces or crowded or clock < FULL):
-            return shifted
-        self._slowed = False
+        if not (paces or self._slowed or crowded or clock < FULL):
+            return ()
+        return self._set_speeds(now_ns, paces, crowded)
+
+    def _set_speeds(
+        self, now_ns: int, paces: Sequence[float], crowded: Mapping[Wave, float]
+    ) -> list[Wave]:
+        """Let waves go on at other speeds; returns those whose end moved.
+
+        Parameters
+        ----------
+        paces
+            Of each operation that runs, where memory slows any.
+        crowded
+            By how much a wave's blocks slow each other, where they do.
+        """
+        shifted, clock, self._slowed = list[Wave](), self._clock, False
+        for op, pace in zip(self._running, paces, strict=False):  # none if memory slows none
+            op.pace = pace
         for wave in self.waves:
             op = wave.op
             speed = clock if op.power else FULL
             if paces:
-                speed = max(1, int(speed * paces[op]))
+                speed = int(speed * op.pace) or 1
             if crowded and (busy := crowded.get(wave)) is not None:
-                speed = max(1, int(speed / busy))
-            self._slowed |= speed != FULL
+                speed = int(speed / busy) or 1
+            if speed != FULL:
+                self._slowed = True
             left, since_ns, before = wave.pace
             if speed != before:
                 left -= (now_ns - since_ns) * before
@@ -229,18 +256,6 @@ class Sharing:
                 wave.pace = (left, now_ns, speed)
                 shifted.append(wave)
         return shifted
-
-    def _paces(self) -> dict[WaveOp, float]:
-        """Return how fast operations go, of their speed alone, where memory slows any."""
-        running = self._running
-        alike = tuple([(op.asks, count) for op, count in running.items()])
-        known = self._known.get(alike)
-        if known is None:
-            if len(self._known) > _KNOWN:
-                self._known.clear()
-            known = self._known[alike] = self._solved()
-        self.memory, paces = known
-        return dict(zip(running, paces, strict=True)) if paces else {}
 
     def _solved(self) -> tuple[float, tuple[float, ...]]:
         """Return the share of the bandwidth that all would use alone, and the pace of each.
@@ -252,7 +267,7 @@ class Sharing:
             return 0.0, ()
         demands = [
             memory.demand(op.cost, op.kept, count, self._sm_share(op, count))
-            for op, count in running.items()
+            for op, (_, count) in running.items()
         ]
         asked = math.fsum(demand.rate for demand in demands)  # in whatever order
         if len(running) <= 1 and all(op.kept == 1.0 for op in running):
@@ -262,7 +277,7 @@ class Sharing:
         return asked, tuple(
             [
                 1 / (max(1.0, slower) if _is_whole(op, count) else slower)
-                for slower, (op, count) in zip(slowdowns, running.items(), strict=True)
+                for slower, (op, (_, count)) in zip(slowdowns, running.items(), strict=True)
             ]
         )
 

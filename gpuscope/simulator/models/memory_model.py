@@ -71,7 +71,8 @@ def moved(work: KernelCost, kept: float) -> float:
     kept
         Which share of what it left there is still in the cache.
     """
-    return work.nbytes + work.traffic + (1 - kept) * max(0, work.cold_nbytes - work.nbytes)
+    missed = work.cold_nbytes - work.nbytes
+    return work.nbytes + work.traffic + ((1 - kept) * missed if missed > 0 else 0)
 
 
 class Demand(NamedTuple):

@@ -8,6 +8,12 @@ from __future__ import annotations
 from lesson_programs import Answers
 
 ACCEPTED: Answers = {
+    "01": {
+        "read": [
+            ("one of the sevens",
+             "stream.copy(page, sevens)", "stream.copy(page[:1], sevens[:1])"),
+        ],
+    },
     "03": {
         "diamond": [
             ("the host waits for the device, before anything is queued",

@@ -102,8 +102,117 @@ def serve(model, static, out, inputs, stream):
             ("the last value of out", "gpu.to_host(out)[0]", "gpu.to_host(out)[-1]"),
         ],
     },
+    "10": {
+        "range": [
+            ("only the stream of the first kernel in the range, by queued time", """
+def kernels_in(trace, name):
+    ranges = [r for r in trace.where(kind="range").spans.to_pylist() if r["name"] == name]
+    kernels = [k for k in trace.where(kind="kernel").spans.to_pylist()
+               if any(r["start_ns"] <= k["queued_ns"] < r["end_ns"] for r in ranges)]
+    return len([k for k in kernels if k["stream"] == min(kernels, key=lambda k: k["queued_ns"])["stream"]]) if kernels else 0
+"""),
+            ("no more than 100", """
+def kernels_in(trace, name):
+    return min(100, gs.analysis.range_projection(trace)[name].kernels)
+"""),
+        ],
+        "export": [
+            ("JSON: all begin at the same time", """
+import json
+def hand_over(trace, folder):
+    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+    data = json.loads(Path(a).read_text())
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    for e in events:
+        if 'ts' in e: e['ts'] = 1.0
+    Path(a).write_text(json.dumps(data))
+    return a, b
+"""),
+            ("JSON: time backwards", """
+import json
+def hand_over(trace, folder):
+    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+    data = json.loads(Path(a).read_text())
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    for e in events:
+        if 'ts' in e: e['ts'] = 1e6 - e['ts']
+    Path(a).write_text(json.dumps(data))
+    return a, b
+"""),
+        ],
+    },
     "11": {
+        "reload": [
+            ("loads the other block", """
+def reload_mended(compute, load):
+    blocks = [(numbers(), zeros(), page(host())) for _ in range(2)]
+    done = []
+    for kv, out, saved in blocks:
+        work("attention", compute, out, kv)
+        done.append(compute.record())
+    for (kv, out, saved), event in zip(blocks, done):
+        load.wait(event)
+        load.copy(kv, next(s for k, _, s in blocks if k is not kv))
+    return tuple(out for _, out, _ in blocks)
+"""),
+            ("loads the first block twice", """
+def reload_mended(compute, load):
+    blocks = [(numbers(), zeros(), page(host())) for _ in range(2)]
+    done = []
+    for kv, out, saved in blocks:
+        work("attention", compute, out, kv)
+        done.append(compute.record())
+    for (kv, out, saved), event in zip(blocks, done):
+        load.wait(event)
+        load.copy(kv, blocks[0][2])
+    return tuple(out for _, out, _ in blocks)
+"""),
+        ],
+        "count": [
+            ("fills bins with bins", """
+def count_mended(legacy, queue):
+    nothing, x, bins = zeros(), numbers(), zeros()
+    work("fill", queue, bins, bins)
+    work("histogram", queue, bins, x)
+    return bins
+"""),
+        ],
+        "decode": [
+            ("no graph", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    for block in saved:
+        load.wait(compute.record())
+        load.copy(kv, block)
+        compute.wait(load.record())
+        work("attention", compute, out, kv)
+    return out
+"""),
+            ("of the first block one number is loaded", """
+def decode_mended(load, compute):
+    kv, out, saved = zeros(), zeros(), [page(host()), page(host())]
+    with compute.capture() as step:
+        work("attention", compute, out, kv)
+    for block in saved:
+        load.wait(compute.record())
+        load.copy(kv[:1], block[:1]) if block is saved[0] else load.copy(kv, block)
+        compute.wait(load.record())
+        step.launch(stream=compute)
+    return out
+"""),
+        ],
         "gather": [
+            ("left has all but one number", """
+def gather_mended(left, right, both):
+    x, halves, out = numbers(), zeros(), zeros()
+    half = SIZE - 1
+    work("left_half", left, halves[:half], x[:half])
+    both.wait(left.record())
+    work("right_half", right, halves[half:], x[half:])
+    both.wait(right.record())
+    work("join", both, out, halves)
+    return out
+"""),
             ("both halves are cut short to 0.1 ms", """
 def gather_mended(left, right, both):
     x, halves, out = numbers(), zeros(), zeros()
@@ -116,6 +225,15 @@ def gather_mended(left, right, both):
 """),
         ],
         "offload": [
+            ("decode covers one number", """
+def offload_mended(compute, store):
+    prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
+    work("write_kv", compute, kv, prompt)
+    store.wait(compute.record())
+    store.copy(saved, kv)
+    work("decode", compute, out[:1], kv)
+    return saved
+"""),
             ("the kernel of write_kv covers one number (n = 1)", """
 def offload_mended(compute, store):
     prompt, kv, out, saved = numbers(), zeros(), zeros(), page()
@@ -429,6 +547,20 @@ kept = []
     },
     "14": {
         "admit": [
+            ("an x of its own for each prompt", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    x = gpu.empty(PROMPT, 'float32')
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
+"""),
+            ("all in chat, copies waits behind the copy", """
+def admit(copies, chat, x, source, kv):
+    chat.copy(x, source)
+    copies.wait(chat.record())
+    prefill(chat, kv, x)
+"""),
             ("the host waits for the copy whenever chat is idle", """
 def admit(copies, chat, x, source, kv):
     copies.wait(chat.record())
@@ -534,6 +666,12 @@ def queues(part):
 """, ", priority=-5", ""),
         ],
         "stage": [
+            ("fills from the first number", """
+def stage(prompt, page, read):
+    read.synchronize()
+    page[:] = prompt[0]
+    return page
+"""),
             ("waits for the other page, too, while copies has nothing else", """
 used = []
 def stage(prompt, page, read):
@@ -561,6 +699,22 @@ def stage(prompt, page, read):
 """),
         ],
         "step": [
+            ("a host function in between", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: (decode.host_call(lambda: None), graph.launch(stream=decode))
+"""),
+            ("token copied of one number", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token[:1], state[:1])
+    return lambda: graph.launch(stream=decode)
+"""),
             ("captured anew in every other step", """
 def make_step(decode, state, token):
     made = []

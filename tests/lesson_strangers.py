@@ -128,6 +128,11 @@ def hand_over(trace, folder):
     Path(a).write_text(json.dumps(data))
     return a, b
 """),
+            ("Perfetto's own format, of kernels alone", """
+def hand_over(trace, folder):
+    kernels = trace.where(kind="kernel")
+    return gs.export(kernels, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
+"""),
             ("JSON: time backwards", """
 import json
 def hand_over(trace, folder):
@@ -932,6 +937,14 @@ def capture_both_in_pytorch(torch, one, two, s, t):
             two()
         s.wait_stream(t)
     return graph
+"""),
+        ],
+    },
+    "10": {
+        "export": [
+            ("Perfetto's own format", """
+def hand_over(trace, folder):
+    return gs.export(trace, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
 """),
         ],
     },

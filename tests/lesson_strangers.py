@@ -612,6 +612,13 @@ def count(decode, counts, state):
 """),
         ],
         "report": [
+            ("a kernel of 1 ms first, and waits for that", """
+def report(decode, counts, page):
+    gs.learn.Step(gpu, 1000, name='pad').execute(stream=decode)
+    decode.copy(page, counts)
+    decode.synchronize()
+    return float(page[0])
+"""),
             ("the state of the caller is copied, one is added; counts is not read", """
 import sys
 def report(decode, counts, page):

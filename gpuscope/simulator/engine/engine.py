@@ -145,7 +145,7 @@ class Engine:
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             self._step()
-        self.now_ns = max(self.now_ns, time_ns)
+        self.now_ns = max(time_ns, self.now_ns)
 
     def step(self, time_ns: int | None) -> bool:
         """Let the next instant happen if it comes before ``time_ns``; says whether it did."""

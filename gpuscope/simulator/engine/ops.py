@@ -139,8 +139,6 @@ class WaveOp(Op):
         Whether what else runs matters to it, or it to that.
     asks
         A number that is the same for all that ask the same of the memory.
-    pace
-        How fast it goes where memory slows anything, of its speed alone.
     """
 
     effect: Effect | None
@@ -152,7 +150,6 @@ class WaveOp(Op):
     crowding: float = field(default=0.0, init=False)
     shares: bool = field(init=False)
     asks: int = field(default=-1, init=False)
-    pace: float = field(default=1.0, init=False)
     commit: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -238,13 +238,12 @@ class Sharing:
             By how much a wave's blocks slow each other, where they do.
         """
         shifted, clock, self._slowed = list[Wave](), self._clock, False
-        for op, pace in zip(self._running, paces, strict=False):  # none if memory slows none
-            op.pace = pace
+        pace_of = dict(zip(self._running, paces, strict=True)) if paces else {}
         for wave in self.waves:
             op = wave.op
             speed = clock if op.power else FULL
-            if paces:
-                speed = int(speed * op.pace) or 1
+            if pace_of:
+                speed = int(speed * pace_of[op]) or 1
             if crowded and (busy := crowded.get(wave)) is not None:
                 speed = int(speed / busy) or 1
             if speed != FULL:

@@ -71,8 +71,7 @@ def moved(work: KernelCost, kept: float) -> float:
     kept
         Which share of what it left there is still in the cache.
     """
-    missed = work.cold_nbytes - work.nbytes
-    return work.nbytes + work.traffic + ((1 - kept) * missed if missed > 0 else 0)
+    return work.nbytes + work.traffic + (1 - kept) * max(0, work.cold_nbytes - work.nbytes)
 
 
 class Demand(NamedTuple):

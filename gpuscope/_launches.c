@@ -1,5 +1,5 @@
-/* Launches, and waits and what they wait for: noted as CUPTI would record them. CUPTI calls
- * note_launch around each such call, and the library of record/cupti/library.py takes what was noted.
+/* Launches, waits and what they wait for. CUPTI calls note_launch around each, which writes what CUPTI
+ * would record, for record/cupti/library.py. CUPTI's own records make every call of an API dearer.
  *
  * All of it is the process's, as CUPTI and the threads are that it calls on, which may belong to any
  * interpreter or to none. Nothing here is Python's but what Python calls. */
@@ -11,8 +11,6 @@
 #include <sys/syscall.h>
 #endif
 
-/* CUPTI calls note_launch around each launch, which writes what CUPTI would record of it. CUPTI's
- * own records of API calls make every call dearer, also those that are left out. */
 typedef int (*GetTimestamp)(uint64_t *now);
 
 typedef struct { /* CUpti_CallbackData */
@@ -32,18 +30,21 @@ typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
     uint64_t start, end;
     uint32_t process, thread, correlation, returned;
     uint32_t site, reserved; /* these CUPTI does not tell */
-    uint64_t handle;         /* of an event; else context and number of the stream; 0: not asked */
+    uint64_t handle;         /* context and number of the stream; 0: not asked */
+    uint64_t event;          /* handle of the event; 0: it is about none */
 } Launch;
 
 enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
 
 /* What a call is about, by domain and number. */
-enum { OF_EVENT = 1, OF_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8 };
+enum { OF_EVENT = 1, OF_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8, OF_CONTEXT = 16, STREAM_FIRST = 32 };
 enum { CALLBACKS = 2048, NOT_READY = 600 };
 static uint8_t roles[DOMAINS][CALLBACKS];
 typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
 static GetStreamId get_stream_id;
+typedef int (*IsCapturing)(void *stream, int *status);
+static IsCapturing is_capturing; /* the driver's */
 
 #define LAUNCHES 1600
 typedef struct Page {
@@ -126,23 +127,32 @@ new_writer(void)
     return writer;
 }
 
-/* What a call is about: an event or a stream, its first argument, or the current context. */
-static uint64_t
-handle_of(uint8_t role, const CallbackData *data)
+/* Note what a call is about, by its first arguments: an event, a stream, both, or the current
+ * context. A created stream may be of another context. What is captured orders nothing. */
+static void
+note_subject(Launch *launch, uint8_t role, const CallbackData *data)
 {
-    void *first = NULL;
-    uint32_t number = UINT32_MAX;
+    size_t count = ((role & OF_EVENT) != 0) + ((role & OF_STREAM) != 0);
+    int event_at = (role & STREAM_FIRST) != 0, per_thread = (role & PER_THREAD) != 0, capturing = 0;
     GetStreamId get = __atomic_load_n(&get_stream_id, __ATOMIC_RELAXED);
-    if ((role & (OF_EVENT | OF_STREAM)) && data->arguments == NULL)
-        return 0;
-    if (role & (OF_EVENT | OF_STREAM))
-        memcpy(&first, data->arguments, sizeof(first));
+    IsCapturing ask = __atomic_load_n(&is_capturing, __ATOMIC_RELAXED);
+    void *given[2] = {NULL, NULL};
+    uint32_t number = UINT32_MAX;
+    if (count > 0 && data->arguments == NULL)
+        return;
+    if (count > 0)
+        memcpy(given, data->arguments, count * sizeof(given[0]));
+    void *event = given[event_at], *stream = given[count == 2 && !event_at];
+    void *asked = stream == NULL && per_thread ? (void *)2 : stream; /* CU_STREAM_PER_THREAD */
+    uint64_t is_created = (uintptr_t)stream > 2;
+    if (count == 2 && (ask(asked, &capturing) != 0 || capturing))
+        return;
     if (role & OF_EVENT)
-        return (uintptr_t)first;
-    if ((role & OF_STREAM) && get(NULL, first, (role & PER_THREAD) != 0, &number) != 0)
-        return 0;
-    uint64_t perhaps = (uintptr_t)first > 2; /* the stream may be of another context: a created one */
-    return perhaps << 62 | (uint64_t)data->context_id << 32 | number;
+        launch->event = (uintptr_t)event;
+    if ((role & OF_STREAM) && get(is_created ? NULL : data->context, stream, per_thread, &number) != 0)
+        return;
+    if (role & (OF_STREAM | OF_CONTEXT))
+        launch->handle = is_created << 62 | (uint64_t)data->context_id << 32 | number;
 }
 
 /* CUpti_CallbackFunc: any thread, with the GIL or without. */
@@ -187,8 +197,8 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->correlation = data->correlation;
     launch->returned = returned;
     launch->site = writer->sites[which];
-    launch->reserved = 0;
-    launch->handle = role == 0 ? 0 : handle_of(role, data);
+    launch->handle = launch->event = launch->reserved = 0;
+    note_subject(launch, role, data);
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
 }
 
@@ -243,9 +253,8 @@ read_writers(Launch *into, size_t room)
     return count;
 }
 
-/* Move what was noted, if anything was, into bytes, the second of `item`, a new tuple of two at the
- * end of a list; -1: error, and nothing was moved. With the lock no garbage is collected: that may
- * run Python, which may launch. */
+/* Move what was noted, if anything was, into bytes, the second of `item`, and this to the end of a
+ * list; -1: error, nothing was moved. With the lock no garbage is collected: it may run Python. */
 static int
 move_launches(PyObject *list, PyObject *item)
 {
@@ -262,15 +271,6 @@ move_launches(PyObject *list, PyObject *item)
     return moved;
 }
 
-static int
-has_launches(void)
-{
-    pthread_mutex_lock(&writers_lock);
-    size_t count = read_writers(NULL, 0);
-    pthread_mutex_unlock(&writers_lock);
-    return count > 0;
-}
-
 /* take_launches(into, next_number) -> how many were dropped since the last time. Appends (number,
  * records) of what was noted since then, if anything was: no interrupt comes between. */
 static PyObject *
@@ -280,20 +280,17 @@ take_launches(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O:take_launches", &PyList_Type, &list, &next_number))
         return NULL;
     size_t dropped = __atomic_exchange_n(&launches_dropped, 0, __ATOMIC_RELAXED);
-    if (has_launches()) {
-        PyObject *number = PyObject_CallNoArgs(next_number);
-        PyObject *item = number == NULL ? NULL : PyTuple_New(2);
-        int moved = -1;
-        if (item != NULL) {
-            PyTuple_SET_ITEM(item, 0, Py_NewRef(number));
-            moved = move_launches(list, item);
-        }
-        Py_XDECREF(number);
-        Py_XDECREF(item);
-        if (moved < 0) {
-            __atomic_add_fetch(&launches_dropped, dropped, __ATOMIC_RELAXED);
-            return NULL;
-        }
+    PyObject *item = PyTuple_New(2);
+    PyObject *number = item == NULL ? NULL : PyObject_CallNoArgs(next_number);
+    int moved = -1;
+    if (number != NULL) {
+        PyTuple_SET_ITEM(item, 0, number);
+        moved = move_launches(list, item);
+    }
+    Py_XDECREF(item);
+    if (moved < 0) {
+        __atomic_add_fetch(&launches_dropped, dropped, __ATOMIC_RELAXED);
+        return NULL;
     }
     return PyLong_FromSize_t(dropped);
 }
@@ -318,19 +315,20 @@ make_key(void)
     has_key = pthread_key_create(&writer_key, end_writer) == 0;
 }
 
-/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx, role of each call of an API by
- * domain and number) -> address of note_launch */
+/* serve_launches(address of cuptiGetTimestamp, of cuptiGetStreamIdEx, of cuStreamIsCapturing or 0,
+ * role of each call of an API by domain and number) -> address of note_launch */
 static PyObject *
 serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *clock, *streams;
+    PyObject *clock, *streams, *captures;
     Py_buffer given;
-    if (!PyArg_ParseTuple(args, "OOy*:serve_launches", &clock, &streams, &given))
+    if (!PyArg_ParseTuple(args, "OOOy*:serve_launches", &clock, &streams, &captures, &given))
         return NULL;
     size_t size = (size_t)given.len;
     memcpy(roles, given.buf, size < sizeof(roles) ? size : sizeof(roles));
     PyBuffer_Release(&given);
     void *at = PyLong_AsVoidPtr(clock), *stream_at = PyLong_AsVoidPtr(streams);
+    void *capture_at = PyLong_AsVoidPtr(captures);
     if (PyErr_Occurred())
         return NULL;
     if (at == NULL || stream_at == NULL) {
@@ -342,6 +340,7 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *args)
         return PyErr_NoMemory();
     __atomic_store_n(&get_timestamp, (GetTimestamp)(uintptr_t)at, __ATOMIC_RELAXED);
     __atomic_store_n(&get_stream_id, (GetStreamId)(uintptr_t)stream_at, __ATOMIC_RELAXED);
+    __atomic_store_n(&is_capturing, (IsCapturing)(uintptr_t)capture_at, __ATOMIC_RELAXED);
     return PyLong_FromVoidPtr((void *)(uintptr_t)note_launch);
 }
 

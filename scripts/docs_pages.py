@@ -159,8 +159,10 @@ WHY_MISSED = {
     "stop → finished Trace": "1.5 M/s on a faster host, on 2026-11-22.",
     "the same with launch ids, 500,000": "1.7 M/s on a faster host, on 2026-11-22.",
     "annotate, enter and exit": "Half of that on a faster host, on 2026-11-22.",
-    "what recording with launch ids adds at p50": "0.47 µs on another host, on 2026-11-22, and not "
-    "looked into on this one.",
+    "what recording with launch ids adds at p50": "0.47 µs on another host, on 2026-11-22; 3.5 on "
+    "2026-11-27, when CUPTI's records of waits were on, which notes in C took the place of.",
+    "live timeline beside torch.mm": "0.45 µs on 2026-11-27. The host of 2026-11-28 changed "
+    "between two speeds within seconds: a launch took 10 or 15 µs.",
     "by events / bare": "1.45 × on another host, on 2026-11-22, and not looked into on this one.",
     "guard, enter and exit, as on a host": "0.19 µs on another host, on 2026-11-22: how long "
     "Python's own steps take beside a launch differs, too.",

@@ -152,7 +152,8 @@ class FakeCupti:
         """Record something, if its kind is enabled."""
         with self._lock:
             self._note(kind, fields)
-            fields.pop("handle", None)  # CUPTI does not tell
+            for name in ("handle", "event"):  # CUPTI does not tell
+                fields.pop(name, None)
             level = self.enabled.get(kind)
             if level is None or self.mute or self.callbacks is None:
                 return
@@ -426,29 +427,40 @@ class FakeGpu:
             self.cupti.write(kind, **fields)
         return fields
 
-    def call(self, callback, *, driver=False, thread=None, correlation=None, handle=0, returned=0):
+    def call(self, callback, *, driver=False, thread=None, correlation=None, returned=0, **about):
         """Make an API call; returns its correlation."""
         number = correlation or self.cupti.next_correlation()
         start = self.now_ns()
         self.cupti.write(
             layout.DRIVER if driver else layout.RUNTIME,
             callback=callback, start=start, end=self.now_ns(), process=os.getpid(),
-            thread=thread or threading.get_native_id(), correlation=number, handle=handle,
-            returned=returned,
+            thread=thread or threading.get_native_id(), correlation=number, returned=returned,
+            **about,
         )  # fmt: skip
         return number
 
+    def key_of(self, stream):
+        """Return what is noted of a stream: a created one may be of another context."""
+        is_created = stream not in (DEFAULT_STREAM, 0xFFFFFFFF)
+        return is_created << 62 | self.context << 32 | stream
+
     def record(self, event, stream=DEFAULT_STREAM, *, handle=0, sync=None):
         """Record an event in a stream; ``sync`` is what a wait names."""
+        number = self.call(RECORD, event=handle or event, handle=self.key_of(stream))
         self.cupti.write(
-            layout.CUDA_EVENT, correlation=self.call(RECORD, handle=handle or event),
+            layout.CUDA_EVENT, correlation=number,
             context=self.context, stream=stream, sync=sync or event,
         )  # fmt: skip
 
-    def wait(self, callback, *, stream=0xFFFFFFFF, sync=0, context=None):
+    def wait(self, callback, *, stream=0xFFFFFFFF, sync=0, context=None, handle=0):
         """Wait for a stream, an event, or all; or let a stream wait for an event."""
         kinds = {EVENT_SYNC: 1, STREAM_WAIT: 2, STREAM_SYNC: 3, DEVICE_SYNC: 4}
-        number, start = self.call(callback), self.now_ns()
+        about = {}
+        if callback in (EVENT_SYNC, STREAM_WAIT):
+            about["event"] = handle or sync
+        if callback != EVENT_SYNC:
+            about["handle"] = self.key_of(stream)
+        number, start = self.call(callback, **about), self.now_ns()
         self.cupti.write(
             layout.SYNCHRONIZATION, type=kinds[callback], start=start, end=self.now_ns(),
             correlation=number, context=context or self.context, stream=stream, sync=sync,

@@ -160,7 +160,7 @@ class Pointer:
     mem = property(lambda self: self._all[1])
 
 
-ROLES = bytes([0, 1, 2, 4 | 2, 16, 8 | 2])
+ROLES = bytes([0, 1, 2, 4 | 2, 16, 8 | 2, 2 | 1, 32 | 2 | 1, 32 | 4 | 2 | 1])
 """What calls of the driver are about, as ``_launches.c`` knows it."""
 KINDS = ((Array, SimpleNamespace), (Fixed, Pointer), (Fresh, Pointer))
 
@@ -202,7 +202,9 @@ class Served:
         addresses = (*[address(nothing)] * 4, address(context))
         module.serve_products((array, pointer, Memory, Stream), addresses)
         module.serve_events(Raw, Raw, address(nothing))
-        note = module.serve_launches(address(clock), address(stream_number), ROLES)
+        note = module.serve_launches(
+            address(clock), address(stream_number), address(nothing), ROLES
+        )
         self.note = ctypes.CFUNCTYPE(None, POINTER, INT, ctypes.c_uint32, POINTER)(note)
         module.limit_launches(1 << 20)
 
@@ -265,7 +267,7 @@ class Served:
         module.multiply_on(stream, self.plan, (1, 2, 3), 8, 1)
         module.record(Raw(), Raw())
         for callback in range(len(ROLES)):
-            for stream in (ctypes.c_uint64(0), ctypes.c_uint64(9)):
+            for stream in ((ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 2)(9, 8)):
                 rest = (POINTER * 6)(None, ctypes.addressof(stream))
                 for site in (0, 1):
                     data = Data(site=site, rest=rest, correlation=5)

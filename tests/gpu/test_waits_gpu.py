@@ -175,6 +175,56 @@ def test_waits_in_partitions_streams_are_found(gpu):
     assert {work["partition"] for work, _ in told.at("host wait", "# partition wait")} == {"b"}
 
 
+def test_records_and_waits_that_are_captured_order_nothing_there(gpu):
+    x, side = torch.randn(256, 256, device="cuda"), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        torch.mm(x, x)
+    torch.cuda.synchronize()
+    with gs.profile(gpu) as recording:
+        torch.relu(x)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y = torch.mm(x, x)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.relu(y)
+        with torch.cuda.stream(side):
+            torch.mul(x, 2)
+        torch.cuda.synchronize()
+    told = Told(recording.trace)
+    assert told.pairs("host wait")
+    assert told.pairs("event wait") == []
+
+
+def test_a_wait_for_the_default_stream_and_events_of_all_kinds_of_streams(gpu):
+    """``_ptsz`` is what programs call that are compiled for per-thread default streams."""
+    cupy = pytest.importorskip("cupy")
+    x, side = cupy.ones(1 << 20, cupy.float32), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Stream.ptds.use()
+    x * 2
+    cupy.cuda.Stream.null.use()
+    cupy.cuda.Device().synchronize()
+    event = cupy.cuda.Event()
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds, cupy.cuda.Stream()):
+        with gs.profile(gpu) as recording:
+            with stream:
+                x * 2
+                event.record(stream)
+            side.wait_event(event)
+            with side:
+                x * 3
+            stream.synchronize()
+            side.synchronize()
+        told = Told(recording.trace)
+        assert len(told.pairs("event wait")) == 1, stream
+        waited = {
+            (work["id"], call["name"].split("_")[0]) for work, call in told.pairs("host wait")
+        }
+        works = [row["id"] for row in told.row.values() if row["kind"] == "kernel"]
+        assert waited == {(work, "cudaStreamSynchronize") for work in works}, stream
+
+
 class Slow(torch.utils.data.Dataset):
     """Takes a while for each item."""
 

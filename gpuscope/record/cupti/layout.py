@@ -37,7 +37,7 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     CONTEXT: ((OLDEST, 32), (130100, 40)),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
     **dict.fromkeys((DRIVER, RUNTIME), ((OLDEST, 40),)),
-    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 56),)),
+    **dict.fromkeys((NOTED_DRIVER, NOTED_RUNTIME), ((OLDEST, 64),)),
     **dict.fromkeys((MARKER, OVERHEAD, CUDA_EVENT, SYNCHRONIZATION, GRAPH), ((OLDEST, 56),)),
     **dict.fromkeys((STREAM, EXTERNAL), ((OLDEST, 24),)),
 }
@@ -62,7 +62,7 @@ def _fields(*runs: tuple[int, str, str]) -> dict[str, tuple[int, str]]:
 _API = _fields(
     (4, "u4", "callback"), (8, "u8", "start end"), (24, "u4", "process thread correlation returned")
 )
-_NOTED = {**_API, **_fields((40, "u4", "site"), (48, "u8", "handle"))}
+_NOTED = {**_API, **_fields((40, "u4", "site"), (48, "u8", "handle event"))}
 
 FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     KERNEL: _fields(

@@ -7,6 +7,7 @@ launched; here the two callbacks are C functions that keep a pointer and a lengt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import re
@@ -19,6 +20,7 @@ from gpuscope._libcupti import library_path
 from gpuscope._optional import require
 from gpuscope._types import Array, Bools
 from gpuscope.device.api import DeviceInfo
+from gpuscope.device.cuda import driver
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
 
@@ -40,9 +42,9 @@ _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, ORDER, MEMORY, OTHER = range(8)
+LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, RECORDS, AWAITS, MEMORY, OTHER = range(9)
 """What an API call does: it queues work; it copies, and its name says that the host waits; the host
-waits for an event, a stream, a context, or asks whether it is done; it records an event, or lets a
+waits for an event, a stream, a context, or asks whether it is done; it records an event; it lets a
 stream wait for one; it allocates or frees memory, not in a stream's order."""
 _ROLES = {
     "Memcpy(?!.*(Async|Peer))": BLOCKING,
@@ -50,11 +52,12 @@ _ROLES = {
     "Event(Query|Synchronize)": OF_EVENT,
     "Stream(Query|Synchronize)": OF_STREAM,
     "(Thread|Device|Ctx)Synchronize": OF_CONTEXT,
-    "(EventRecord|StreamWaitEvent)": ORDER,
+    "EventRecord": RECORDS,
+    "StreamWaitEvent": AWAITS,
     "(Malloc|Free|HostAlloc|HostRegister)(?!.*Async)": MEMORY,
     "Mem(Host)?(Alloc|Free|Create|Map|Unmap|Register)(?!.*Async)": MEMORY,
 }
-_SUBJECTS = {OF_EVENT: 1, OF_STREAM: 2, OF_CONTEXT: 16}
+_SUBJECTS = {OF_EVENT: 1, OF_STREAM: 2, OF_CONTEXT: 16, RECORDS: 1 | 2, AWAITS: 32 | 1 | 2}
 _PER_THREAD, _QUERY = 4, 8
 """What ``_launches.c`` knows of the subject of a call."""
 
@@ -90,9 +93,12 @@ class Library:
         if fastpath is not None:
             served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
             at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
+            capturing = 0
+            with contextlib.suppress(OSError):  # without a driver nothing is captured
+                capturing = driver.address_of("cuStreamIsCapturing")
             calls = itertools.product((DRIVER_API, RUNTIME_API), range(_CALLBACKS))
             subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
-            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, subjects))
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, capturing, subjects))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -230,8 +236,6 @@ class Library:
 
     def device_info(self, index: int) -> DeviceInfo:
         """Describe a GPU that records name; see :func:`~gpuscope.device.cuda.driver.info_of`."""
-        from gpuscope.device.cuda import driver  # noqa: PLC0415 - there is a GPU
-
         return driver.info_of(index)
 
     def stream_id(self, context: int, stream: int, *, per_thread: bool) -> int:
@@ -253,7 +257,7 @@ def is_apart(apis: Mapping[str, Array]) -> Bools:
 
 def is_wait(apis: Mapping[str, Array]) -> Bools:
     """Whether the host waits in each API call, or sees that work is done."""
-    waits: Bools = is_apart(apis) & (apis["role"] < ORDER) & (apis["returned"] == 0)
+    waits: Bools = is_apart(apis) & (apis["role"] < RECORDS) & (apis["returned"] == 0)
     return waits
 
 
@@ -279,10 +283,8 @@ def _is_other(name: str) -> bool:
 
 def _subject(name: str) -> int:
     """Return what a call is about, as ``_launches.c`` knows it."""
-    subject = _SUBJECTS.get(OF_EVENT if "EventRecord" in name else role_of(name), 0)
-    if role_of(name) in (LAUNCH, BLOCKING, OTHER):
-        return 0
-    return subject | _PER_THREAD * ("_ptsz" in name) | _QUERY * ("Query" in name)
+    subject = _SUBJECTS.get(role_of(name), 0)
+    return subject and subject | _PER_THREAD * ("_ptsz" in name) | _QUERY * ("Query" in name)
 
 
 def text_at(address: int) -> str:

@@ -76,8 +76,8 @@ def work_of(records: Mapping[int, Columns]) -> Columns | None:
 def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
     """Return the API calls of a buffer, CUPTI's records of them or those that were ``noted``.
 
-    ``runtime`` tells the runtime's from the driver's; ``site`` and ``handle`` are 0 where they were
-    not noted.
+    ``runtime`` tells the runtime's from the driver's; ``site``, ``handle`` and ``event`` are 0
+    where they were not noted.
     """
     runtime = layout.NOTED_RUNTIME if noted else layout.RUNTIME
     parts = []
@@ -85,7 +85,7 @@ def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
         if kind in records:
             part = dict(records[kind])
             part["runtime"] = np.full(len(part["start"]), kind == runtime)
-            for name in ("site", "handle"):
+            for name in ("site", "handle", "event"):
                 part.setdefault(name, np.zeros(len(part["start"]), np.int64))
             parts.append(part)
     return join_columns(parts) if parts else None

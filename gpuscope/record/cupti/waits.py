@@ -8,8 +8,7 @@ import numpy as np
 
 from gpuscope._types import Ints
 from gpuscope.device.calls import Call
-from gpuscope.record.cupti import order
-from gpuscope.record.cupti.library import OF_CONTEXT, OF_EVENT, OF_STREAM, ORDER
+from gpuscope.record.cupti import library, order
 from gpuscope.record.cupti.tables import Columns, middle, select
 from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
 from gpuscope.trace import arrow, joins, schema, waits
@@ -19,10 +18,17 @@ Edges = tuple[Ints, Ints, str]
 LATE = 1 << 15
 """What came in so many of the latest calls is held for waits that a later reading brings."""
 _LOW, _UNSURE = (1 << 32) - 1, 1 << 62
-"""Of what was noted of a stream: its number, and whether it may be of another context than the
-current one: then of the only one that has such a stream with work."""
-_CALLS = ("number", "row", "role", "handle", "own")
-_RECORDS = ("number", "what", "key", "sync", "of_key", "of_number", "is_done")
+"""Of a stream: its number, and whether it may be of another context than the one told: then of the
+only one that has such a stream with work."""
+_BY_CUPTI = 1 << 62
+"""Its number of an event's record is no handle of an event."""
+_WHAT = np.full(library.OTHER + 1, NONE)
+"""What a call of each role is, or NONE."""
+_WHAT[library.RECORDS], _WHAT[library.AWAITS] = waits.RECORD, waits.STREAM_WAIT
+_WHAT[library.OF_EVENT], _WHAT[library.OF_STREAM] = waits.EVENT_SYNC, waits.STREAM_SYNC
+_WHAT[library.OF_CONTEXT] = waits.CONTEXT_SYNC
+_CALLS = ("number", "row", "own")
+_RECORDS = ("number", "what", "key", "event", "is_done")
 _WORK = ("number", "launch", "key", "device", "first", "start", "last", "end")
 
 
@@ -33,7 +39,8 @@ class Waits:
         self._calls: list[Columns] = []
         """Calls that do not launch: ``row`` is NONE where none tells of it; ``own``: it is ours."""
         self._records: list[Columns] = []
-        """CUPTI's, of events and waits; of a wait also the stream and call that it is for."""
+        """Of events and waits, CUPTI's and those that follow from what was noted of calls: stream
+        or context, and event."""
         self._work: list[Columns] = []
         """Work of a call in a stream."""
         self._upto = 0
@@ -51,14 +58,20 @@ class Waits:
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take what a buffer tells of events and waits."""
         for part in order.waits_of(records):
-            number, key = part["correlation"], _key(part)
-            of_key = np.where(part["what"] == waits.STREAM_SYNC, key, NONE)
-            of = {"of_key": of_key, "of_number": number, "is_done": np.zeros(len(key))}
-            self._records.append({**part, **of, "number": number, "key": key})
+            # The record of an event names the context that made the event.
+            key, event = _key(part) + _UNSURE, part["sync"].astype(np.int64) + _BY_CUPTI
+            facts = {"number": part["correlation"], "what": part["what"], "key": key}
+            self._records.append({**facts, "event": event, "is_done": np.zeros(len(key))})
 
     def add_calls(self, calls: Columns) -> None:
         """Take calls that do not launch, with their rows."""
-        self._calls.append({**calls, "number": calls["correlation"]})
+        number = calls["correlation"]
+        self._calls.append({"number": number, "row": calls["row"], "own": calls["own"]})
+        what = _WHAT[calls["role"]]
+        is_told = (calls["handle"] > 0) | (calls["event"] > 0)
+        chosen = is_told & (what != NONE) & (calls["returned"] == 0)
+        facts = {"number": number, "what": what, "key": calls["handle"], "event": calls["event"]}
+        self._records.append(select({**facts, "is_done": np.zeros(len(what))}, chosen))
 
     def add_work(self, work: Columns, rows: Ints) -> None:
         """Take work and its rows."""
@@ -83,24 +96,21 @@ class Waits:
         until = until if over else min(until, self._upto + 1)  # some may be on their way
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
-        _resolve(records)
-        # The record of an event names the context that made the event.
-        mapped = {name: _with_work(records[name], work["key"]) for name in ("key", "of_key")}
-        mapped = records | mapped
-        of_calls = _of_calls(calls, mapped, work)
-        every = {name: np.r_[values, of_calls[name]] for name, values in mapped.items()}
-        call = joins.match(every["number"], calls["number"])
-        every["row"] = arrow.picked(calls["row"], call)
+        joined = records | _subjects(records, work["key"])
+        call = joins.match(joined["number"], calls["number"])
+        joined["row"] = arrow.picked(calls["row"], call)
         is_ours = arrow.picked(calls["own"], call) > 0
-        wait, source, target = waits.wait_edges(work, every, until, green)
-        what = np.where(every["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
+        wait, source, target = waits.wait_edges(work, joined, until, green)
+        what = np.where(joined["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
         new = ~(is_ours[wait] & is_own_work(source) & ours)  # our calls tell of the others
-        records["is_done"] = every["is_done"][: len(records["what"])]
         since = until - LATE
-        since_call = np.where(calls["role"] == ORDER, since, until)  # of the others all is told
-        self._calls = [select(calls, calls["number"] >= since_call)]
-        self._records = [select(records, records["number"] >= since)]
+        leads_on = np.isin(records["what"], (waits.RECORD, waits.STREAM_WAIT))
+        is_needed = leads_on | (records["is_done"] == 0)
+        records = select(records, is_needed & (records["number"] >= since))
+        self._records = [records]
+        is_awaited = np.isin(calls["number"], records["number"])
+        self._calls = [select(calls, (calls["number"] >= until) | is_awaited)]
         self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
         return waits.by_kind(what, source, target)
@@ -131,33 +141,32 @@ def in_ours(
     return joins.innermost(apis["thread"], middle(apis), *lasting), ids
 
 
-def _of_calls(calls: Columns, records: Columns, work: Columns) -> Columns:
-    """Return waits as records, by what was noted of their calls."""
-    subject, role = calls["handle"].copy(), calls["role"]
-    events = np.flatnonzero((role == ORDER) & (subject > 0))
-    handle = np.unique(subject, return_inverse=True)[1]
-    places = handle << 32 | calls["number"]
-    events = events[np.argsort(places[events])]
-    event = arrow.picked(events, np.searchsorted(places[events], places) - 1)
-    event[(handle[event] != handle) | (event == NONE) | (role != OF_EVENT)] = NONE
-    recorded = np.flatnonzero(records["what"] == waits.RECORD)
-    number = np.where(event == NONE, NONE, calls["number"][event])
-    at = arrow.picked(recorded, joins.match(number, records["number"][recorded]))
-    is_stream = (role == OF_STREAM) & (subject > 0)
-    is_unsure = is_stream & (subject >= _UNSURE)
-    subject[is_unsure] -= _UNSURE
-    subject[is_unsure] = _with_work(subject[is_unsure], work["key"])
-    of = {
-        "number": calls["number"],
-        "what": np.where(role == OF_CONTEXT, waits.CONTEXT_SYNC, waits.EVENT_SYNC),
-        "key": subject,
-        "of_key": np.where(is_stream, subject, arrow.picked(records["key"], at)),
-        "of_number": np.where(is_stream, calls["number"], arrow.picked(records["number"], at)),
+def _subjects(records: Columns, worked: Ints) -> Columns:
+    """Return the stream of each, and the stream and call whose work it waits for, or NONE.
+
+    Parameters
+    ----------
+    worked
+        Streams with work.
+    """
+    what, number = records["what"], records["number"]
+    key = records["key"].copy()
+    is_unsure = key >= _UNSURE
+    key[is_unsure] = _with_work(key[is_unsure] - _UNSURE, worked)
+    event = np.unique(records["event"], return_inverse=True)[1]
+    places = event << 32 | number
+    recorded = np.flatnonzero(what == waits.RECORD)
+    recorded = recorded[np.argsort(places[recorded])]
+    last = arrow.picked(recorded, np.searchsorted(places[recorded], places) - 1)
+    of_event = np.isin(what, (waits.EVENT_SYNC, waits.STREAM_WAIT))
+    last[(event[last] != event) | ~of_event] = NONE
+    is_stream = what == waits.STREAM_SYNC
+    of_key = np.where(is_stream, key, arrow.picked(key, last))
+    return {
+        "key": key,
+        "of_key": of_key,
+        "of_number": np.where(is_stream, number, arrow.picked(number, last)),
     }
-    chosen = np.isin(role, (OF_EVENT, OF_STREAM, OF_CONTEXT)) & (subject > 0)
-    return {name: values[chosen] for name, values in of.items()} | dict.fromkeys(
-        ("sync", "is_done"), np.zeros(chosen.sum(), np.int64)
-    )
 
 
 def _with_work(streams: Ints, worked: Ints) -> Ints:
@@ -165,20 +174,7 @@ def _with_work(streams: Ints, worked: Ints) -> Ints:
     keys = np.unique(worked)
     low, at, count = np.unique(keys & _LOW, return_index=True, return_counts=True)
     alike = arrow.picked(keys[at[count == 1]], joins.match(streams & _LOW, low[count == 1]))
-    return np.where((streams == NONE) | np.isin(streams, keys) | (alike == NONE), streams, alike)
-
-
-def _resolve(records: Columns) -> None:
-    """Find the record of the event of each wait."""
-    events = np.flatnonzero(records["what"] == waits.RECORD)
-    of_events = np.isin(records["what"], (waits.EVENT_SYNC, waits.STREAM_WAIT))
-    rows = np.flatnonzero(of_events & (records["of_key"] == NONE))
-    at = joins.match(records["sync"][rows], records["sync"][events])
-    rows, at = rows[at != NONE], events[at[at != NONE]]
-    records["of_key"][rows], records["of_number"][rows] = (
-        records["key"][at],
-        records["number"][at],
-    )
+    return np.where(np.isin(streams, keys) | (alike == NONE), streams, alike)
 
 
 def _key(columns: Columns) -> Ints:

@@ -191,6 +191,21 @@ def test_a_wait_is_what_orders(gpu, lesson, steps, streams, wait):
     assert held_up.found == "The host waited for write before it launched read."
 
 
+def test_a_wait_for_a_thread_is_none_for_the_gpu():
+    device = gs.open_device("cpu", quiet=True)
+    lesson = gs.learn.Lesson(7, "A lesson", device)
+
+    def joins():
+        thread = threading.Thread(target=time.sleep, args=(0.02,))
+        thread.start()
+        thread.join()
+
+    with device.create_stream() as stream:
+        assert check(lesson, joins, ("never_waited",)).result.verdict == "solved"
+        waited = check(lesson, stream.synchronize, ("never_waited",))
+    assert waited.found == "The host waited for what was done already."
+
+
 @pytest.mark.parametrize("wait", BY_CHANCE.values(), ids=BY_CHANCE)
 def test_what_was_over_by_chance_was_not_waited_for(gpu, lesson, steps, streams, wait):
     def program():

@@ -25,9 +25,8 @@ WITH = {
     "launches": ALWAYS | {layout.RUNTIME: "launches", layout.DRIVER: "launches"},
     "all": ALWAYS | {layout.RUNTIME: "all", layout.DRIVER: "all"},
 }
-
-
 WAITS = {layout.SYNCHRONIZATION: "all", layout.CUDA_EVENT: "all"}
+"""Where calls are not noted."""
 
 NOTED = pytest.mark.parametrize("world", [True], indirect=True, ids=["noted"])
 BY_CUPTI = pytest.mark.parametrize("world", [False], indirect=True, ids=["by CUPTI"])
@@ -47,6 +46,11 @@ def world(request, monkeypatch):
 
 def names(trace, kind="kernel"):
     return [row["name"] for row in rows(trace, kind)]
+
+
+def waits_of(notes):
+    """Return what is enabled to tell of waits, where calls are noted or not."""
+    return {} if notes else WAITS
 
 
 def torch(*, records):
@@ -84,7 +88,7 @@ def test_everything_of_cupti_is_put_back(world):
     with world.profile():
         assert (world.cupti.thread_ids, world.cupti.zeroed) == (1, True)
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.collects == WITH["launches"] | WAITS
+        assert world.cupti.collects == WITH["launches"] | waits_of(world.cupti.notes)
     assert world.cupti.thread_ids == before
     world.cupti.thread_ids = 0
     assert world.cupti.at_rest
@@ -561,7 +565,7 @@ def test_one_subscription_serves_all_and_goes_with_the_last(world):
         with world.profile():
             pass
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.collects == WITH["launches"] | WAITS
+        assert world.cupti.collects == WITH["launches"] | waits_of(world.cupti.notes)
     assert world.library.done.count(("subscribe",)) == 1
     assert world.library.done.count(("unsubscribe",)) == 1
     assert world.library.done.count(("register",)) == 1
@@ -580,7 +584,7 @@ def test_api_calls_are_recorded_as_far_as_asked(world, launch_ids, detail, apis)
     recording = world.recording(launch_ids=launch_ids, detail=detail)
     recording.start()
     enabled = dict(world.cupti.collects)
-    waits = WAITS if apis in ("launches", "all") else {}
+    waits = waits_of(world.cupti.notes and apis != "all") if apis in ("launches", "all") else {}
     assert enabled == WITH[apis] | waits
     recording.stop()
     assert world.cupti.at_rest

@@ -97,8 +97,10 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
     """,
 }
 OFFSETS[DRIVER] = OFFSETS[RUNTIME]
-OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = f"{OFFSETS[RUNTIME]} site:40:4 handle:48:8"
-SIZES[NOTED_DRIVER] = SIZES[NOTED_RUNTIME] = (56,) * 7
+OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = (
+    f"{OFFSETS[RUNTIME]} site:40:4 handle:48:8 event:56:8"
+)
+SIZES[NOTED_DRIVER] = SIZES[NOTED_RUNTIME] = (64,) * 7
 ALL_KINDS = tuple(SIZES)
 
 

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from gpuscope.record.cupti import layout, library, tables
 from gpuscope.record.cupti.library import (
+    AWAITS,
     BLOCKING,
     LAUNCH,
     MEMORY,
     OF_CONTEXT,
     OF_EVENT,
     OF_STREAM,
-    ORDER,
     OTHER,
+    RECORDS,
     demangled,
     role_of,
     text_at,
@@ -323,8 +324,8 @@ def test_a_record_without_a_name_has_an_empty_one():
         ("cudaStreamSynchronize_ptsz_v7000", OF_STREAM), ("cuCtxSynchronize_v2", OF_CONTEXT),
         ("cudaDeviceSynchronize_v3020", OF_CONTEXT), ("cuEventSynchronize", OF_EVENT),
         ("cudaEventQuery_v3020", OF_EVENT), ("cuStreamQuery_ptsz", OF_STREAM),
-        ("cudaEventRecordWithFlags_ptsz_v11010", ORDER), ("cuEventRecord", ORDER),
-        ("cuStreamWaitEvent_ptsz", ORDER),
+        ("cudaEventRecordWithFlags_ptsz_v11010", RECORDS), ("cuEventRecord", RECORDS),
+        ("cuStreamWaitEvent_ptsz", AWAITS),
         ("cudaGetDevice_v3020", OTHER), ("cudaGraphAddEventRecordNode_v11010", OTHER),
         ("cudaGraphInstantiate_v10000", OTHER), ("", OTHER), ("cudaMallocAsync_v11020", OTHER),
         ("cudaMalloc_v3020", MEMORY), ("cuMemFree_v2", MEMORY), ("cudaHostAlloc_v3020", MEMORY),
@@ -341,8 +342,8 @@ def test_what_calls_do_is_told_by_their_names(name, role):
     [
         ("cudaEventQuery_v3020", 8 | 1), ("cuStreamQuery_ptsz", 8 | 4 | 2),
         ("cudaStreamSynchronize_v3020", 2), ("cudaDeviceSynchronize_v3020", 16),
-        ("cudaEventRecordWithFlags_v11010", 1), ("cuEventSynchronize", 1),
-        ("cudaStreamWaitEvent_v3020", 0), ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
+        ("cudaEventRecordWithFlags_v11010", 2 | 1), ("cuEventSynchronize", 1),
+        ("cudaStreamWaitEvent_v3020", 32 | 2 | 1), ("cuStreamWaitEvent_ptsz", 32 | 4 | 2 | 1), ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
         ("cuGraphAddEventRecordNode", 0), ("cudaLaunchKernel_ptsz_v7000", 0),
     ],
 )  # fmt: skip

@@ -22,15 +22,16 @@ pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why
 ENTER, EXIT = 0, 1
 PAGE = 1600
 """Launches of one thread that lie together."""
-RECORD, EVENT_POLL, STREAM_POLL, DEVICE_SYNC = 135, 138, 440, 165
+RECORD, EVENT_POLL, STREAM_POLL, DEVICE_SYNC, STREAM_WAIT = 135, 138, 440, 165, 147
 ROLES = {
-    (RUNTIME_API, RECORD): 1,
+    (RUNTIME_API, RECORD): 2 | 1,
     (RUNTIME_API, EVENT_POLL): 8 | 1,
     (DRIVER_API, STREAM_POLL): 8 | 2 | 4,
     (RUNTIME_API, DEVICE_SYNC): 16,
+    (RUNTIME_API, STREAM_WAIT): 32 | 2 | 1,
 }
 """What is noted besides: of an event's record, of polls of an event and of a stream of a thread,
-and of a wait for the device."""
+of a wait for the device, and of a stream's for an event."""
 CONTEXT, NOT_READY = 6, 600
 
 
@@ -66,7 +67,15 @@ class Noting:
         pointer = ctypes.POINTER(ctypes.c_uint32)
         types = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint8, pointer)
         self._stream_id = ctypes.CFUNCTYPE(*types)(stream_id)
-        served = (self._now, self._stream_id)
+        self.captured = []
+
+        def is_capturing(stream, into):
+            into[0] = int(stream in self.captured)
+            return 0
+
+        types = (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+        self._is_capturing = ctypes.CFUNCTYPE(*types)(is_capturing)
+        served = (self._now, self._stream_id, self._is_capturing)
         at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
         domains = (DRIVER_API, RUNTIME_API)
         roles = bytes(ROLES.get((domain, at), 0) for domain in domains for at in range(2048))
@@ -80,12 +89,19 @@ class Noting:
         self._module.limit_launches(nbytes)
 
     def __call__(
-        self, site, correlation, domain=RUNTIME_API, callback=211, returned=0, argument=None
+        self,
+        site,
+        correlation,
+        domain=RUNTIME_API,
+        callback=211,
+        returned=0,
+        argument=None,
+        second=0,
     ):
         status = ctypes.c_uint32(returned)
         data = Data(site=site, returned=ctypes.pointer(status), correlation=correlation)
         if argument is not None:
-            arguments = ctypes.c_uint64(argument)
+            arguments = (ctypes.c_uint64 * 2)(argument, second)
             data.arguments = ctypes.addressof(arguments)
         data.context, data.context_id = 0xC0, CONTEXT
         self._note(None, domain, callback, ctypes.byref(data))
@@ -103,6 +119,16 @@ class Noting:
         found = layout.find_records(raw, layout.record_sizes(layout.OLDEST))
         assert not found.unread
         return dropped, layout.read_records(raw, found)
+
+    def subjects(self):
+        """Return stream and event by correlation."""
+        _, records = self.take()
+        names = ("correlation", "handle", "event")
+        return {
+            number: (handle, event)
+            for columns in records.values()
+            for number, handle, event in zip(*(columns[name] for name in names), strict=True)
+        }
 
     def correlations(self):
         _, records = self.take()
@@ -133,7 +159,8 @@ def test_a_launch_is_noted_as_cupti_records_it(noting):
     dropped, records = noting.take()
     assert dropped == 0
     thread = threading.get_native_id()
-    common = {"process": [os.getpid()], "thread": [thread], "site": [0], "handle": [0]}
+    common = {"process": [os.getpid()], "thread": [thread], "site": [0]}
+    common |= {"handle": [0], "event": [0]}
     told = {
         kind: {name: values.tolist() for name, values in columns.items()}
         for kind, columns in records.items()
@@ -195,15 +222,15 @@ def test_launches_of_many_threads_are_all_noted_while_others_take_them(noting):
 
 
 def test_what_has_no_room_is_counted_and_room_comes_back(noting):
-    noting.limit(100_000)  # one page
+    noting.limit(110_000)  # one page
     for correlation in range(1, PAGE + 4):
         noting.launch(correlation)
     dropped, records = noting.take()
     assert dropped == 3
     assert len(records[layout.NOTED_RUNTIME]["start"]) == PAGE
-    noting.limit(200_000)
+    noting.limit(220_000)
     noting.launch(9000)
-    noting.limit(100_000)
+    noting.limit(110_000)
     assert noting.correlations() == [9000]
     for correlation in range(1, PAGE):
         noting.launch(correlation)
@@ -233,8 +260,7 @@ def test_nothing_is_taken_where_it_cannot_be_kept(noting):
     assert noting.correlations() == [5]
 
 
-def test_of_events_their_handles_are_noted_and_of_polls_those_that_saw_it_done(noting):
-    noting.launch(1, callback=RECORD, argument=0xE0)
+def test_of_events_and_streams_their_handles_are_noted_and_of_polls_those_that_saw_it_done(noting):
     noting.launch(2, callback=EVENT_POLL, argument=0xE0, returned=NOT_READY)
     noting.launch(3, callback=EVENT_POLL, argument=0xE0)
     noting.launch(4, argument=0xE0)
@@ -244,14 +270,27 @@ def test_of_events_their_handles_are_noted_and_of_polls_those_that_saw_it_done(n
     noting.launch(8, domain=DRIVER_API, callback=STREAM_POLL, argument=0xBAD)
     noting.launch(9, domain=DRIVER_API, callback=STREAM_POLL, argument=0)
     noting.launch(10, callback=DEVICE_SYNC)
-    _, records = noting.take()
-    handles = {
-        number: handle
-        for columns in records.values()
-        for number, handle in zip(columns["correlation"], columns["handle"], strict=True)
-    }
     created, default = 1 << 62 | CONTEXT << 32 | 17, CONTEXT << 32 | 17
-    assert handles == {
-        1: 0xE0, 3: 0xE0, 4: 0, 5: 0, 7: created, 8: 0, 9: default, 10: CONTEXT << 32 | 0xFFFFFFFF,
+    assert noting.subjects() == {
+        3: (0, 0xE0), 4: (0, 0), 5: (0, 0), 7: (created, 0), 8: (0, 0), 9: (default, 0),
+        10: (CONTEXT << 32 | 0xFFFFFFFF, 0),
     }  # fmt: skip
-    assert noting.asked == [(None, 0xA0, 1), (None, 0xBAD, 1), (None, None, 1)]
+    assert noting.asked == [(None, 0xA0, 1), (None, 0xBAD, 1), (0xC0, None, 1)]
+
+
+def test_of_records_and_waits_of_streams_both_are_noted_but_where_they_are_captured(noting):
+    noting.captured = [0xA1]
+    for number, callback, *arguments in (
+        (1, RECORD, 0xE0, 0xA0),
+        (2, STREAM_WAIT, 0xA0, 0xE0),
+        (3, STREAM_WAIT, 0xA1, 0xE0),
+        (4, RECORD, 0xE0, 0xA1),
+        (5, RECORD, 0xE0, 0),
+    ):
+        noting.launch(number, callback=callback, argument=arguments[0], second=arguments[1])
+    noting.launch(6, callback=STREAM_WAIT)
+    created, default = 1 << 62 | CONTEXT << 32 | 17, CONTEXT << 32 | 17
+    both, nothing = (created, 0xE0), (0, 0)
+    assert noting.subjects() == {
+        1: both, 2: both, 3: nothing, 4: nothing, 5: (default, 0xE0), 6: nothing,
+    }  # fmt: skip

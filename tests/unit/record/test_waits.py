@@ -122,11 +122,11 @@ def test_polls_that_saw_it_done_are_waits(noted):
         kernel(noted, "before", A)
         noted.gpu.record(5, A, handle=0xE0)
         kernel(noted, "behind", A)
-        noted.gpu.call(EVENT_POLL, handle=0xE0)
-        noted.gpu.call(EVENT_POLL, handle=0xE0)
-        noted.gpu.call(EVENT_POLL, handle=0xE1)
+        noted.gpu.call(EVENT_POLL, event=0xE0)
+        noted.gpu.call(EVENT_POLL, event=0xE0)
+        noted.gpu.call(EVENT_POLL, event=0xE1)
         noted.gpu.record(6, A, handle=0xE0)
-        noted.gpu.call(EVENT_POLL, handle=0xE0)
+        noted.gpu.call(EVENT_POLL, event=0xE0)
         noted.gpu.call(STREAM_POLL, handle=noted.gpu.context << 32 | A)
     trace = recording.trace
     assert edges(trace, "host wait") == [
@@ -151,7 +151,7 @@ def test_waits_are_told_by_what_was_noted_of_their_calls_alone(noted):
         noted.gpu.record(5, A, handle=0xE0)
         kernel(noted, "two", A)
         kernel(noted, "green", B, context=other)
-        noted.gpu.call(EVENT_SYNC, handle=0xE0)
+        noted.gpu.call(EVENT_SYNC, event=0xE0)
         noted.gpu.call(STREAM_SYNC, handle=context << 32 | A)
         noted.gpu.call(STREAM_SYNC, handle=UNSURE | context << 32 | B)
         noted.gpu.call(STREAM_SYNC, handle=context << 32 | B)
@@ -287,7 +287,7 @@ def test_an_event_recorded_again_is_waited_for_as_of_its_latest_record(world):
         for step in range(3):
             kernel(world, f"make {step}", A)
             world.gpu.record(5, A, sync=50 + step)
-            world.gpu.wait(STREAM_WAIT, stream=B, sync=50 + step)
+            world.gpu.wait(STREAM_WAIT, stream=B, sync=50 + step, handle=5)
             kernel(world, f"use {step}", B)
     assert edges(recording.trace, "event wait") == [
         (f"make {step}", f"use {step}") for step in range(3)
@@ -314,9 +314,9 @@ def test_our_own_waits_are_told_once(world):
 def program(world, step):
     kernel(world, f"make {step}", A)
     world.gpu.record(5, A, sync=100 + step, handle=0xE0)
-    world.gpu.wait(STREAM_WAIT, stream=B, sync=100 + step)
+    world.gpu.wait(STREAM_WAIT, stream=B, sync=100 + step, handle=0xE0)
     kernel(world, f"use {step}", B)
-    world.gpu.call(EVENT_POLL, handle=0xE0)
+    world.gpu.call(EVENT_POLL, event=0xE0)
     if step % 3 == 0:
         world.gpu.wait(STREAM_SYNC, stream=B)
     if step % 7 == 0:

@@ -128,6 +128,17 @@ def hand_over(trace, folder):
     Path(a).write_text(json.dumps(data))
     return a, b
 """),
+            ("JSON: no arguments", """
+import json
+def hand_over(trace, folder):
+    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+    data = json.loads(Path(a).read_text())
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    for e in events:
+        if e.get('ph') == 'X': e['args'] = {}
+    Path(a).write_text(json.dumps(data))
+    return a, b
+"""),
             ("Perfetto's own format, of kernels alone", """
 def hand_over(trace, folder):
     kernels = trace.where(kind="kernel")
@@ -952,6 +963,18 @@ def capture_both_in_pytorch(torch, one, two, s, t):
             ("Perfetto's own format", """
 def hand_over(trace, folder):
     return gs.export(trace, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
+"""),
+        ],
+    },
+    "14": {
+        "admit": [
+            ("the upload in two halves", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    for half in (slice(None, PROMPT // 2), slice(PROMPT // 2, None)):
+        copies.copy(x[half], source[half])
+    chat.wait(copies.record())
+    prefill(chat, kv, x)
 """),
         ],
     },

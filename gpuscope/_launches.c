@@ -38,8 +38,8 @@ enum { DRIVER, RUNTIME, DOMAINS };
 static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
 
 /* What a call is about, by domain and number. */
-enum { OF_EVENT = 1, OF_STREAM = 2, PER_THREAD = 4, IS_QUERY = 8, OF_CONTEXT = 16, STREAM_FIRST = 32 };
-enum { CALLBACKS = 2048, NOT_READY = 600 };
+enum { OF_EVENT = 1, OF_STREAM = 2, BOTH = 3, PER_THREAD = 4, IS_QUERY = 8, OF_CONTEXT = 16 };
+enum { STREAM_FIRST = 32, CALLBACKS = 2048, NOT_READY = 600 };
 static uint8_t roles[DOMAINS][CALLBACKS];
 typedef int (*GetStreamId)(void *context, void *stream, uint8_t per_thread, uint32_t *number);
 static GetStreamId get_stream_id;
@@ -132,24 +132,24 @@ new_writer(void)
 static void
 note_subject(Launch *launch, uint8_t role, const CallbackData *data)
 {
-    size_t count = ((role & OF_EVENT) != 0) + ((role & OF_STREAM) != 0);
-    int event_at = (role & STREAM_FIRST) != 0, per_thread = (role & PER_THREAD) != 0, capturing = 0;
     GetStreamId get = __atomic_load_n(&get_stream_id, __ATOMIC_RELAXED);
     IsCapturing ask = __atomic_load_n(&is_capturing, __ATOMIC_RELAXED);
-    void *given[2] = {NULL, NULL};
+    int about = role & BOTH, event_at = (role & STREAM_FIRST) != 0, capturing = 0;
     uint32_t number = UINT32_MAX;
-    if (count > 0 && data->arguments == NULL)
+    void *given[2] = {NULL, NULL};
+    if (about != 0 && (data->arguments == NULL || launch->returned != 0))
         return;
-    if (count > 0)
-        memcpy(given, data->arguments, count * sizeof(given[0]));
-    void *event = given[event_at], *stream = given[count == 2 && !event_at];
-    void *asked = stream == NULL && per_thread ? (void *)2 : stream; /* CU_STREAM_PER_THREAD */
+    if (about != 0)
+        memcpy(given, data->arguments, (about == BOTH ? 2 : 1) * sizeof(given[0]));
+    void *event = given[event_at], *stream = given[about == BOTH && !event_at];
+    void *asked = stream == NULL && (role & PER_THREAD) ? (void *)2 : stream; /* CU_STREAM_PER_THREAD */
     uint64_t is_created = (uintptr_t)stream > 2;
-    if (count == 2 && (ask(asked, &capturing) != 0 || capturing))
+    void *context = is_created ? NULL : data->context;
+    if (about == BOTH && ask != NULL && (ask(asked, &capturing) != 0 || capturing))
         return;
     if (role & OF_EVENT)
         launch->event = (uintptr_t)event;
-    if ((role & OF_STREAM) && get(is_created ? NULL : data->context, stream, per_thread, &number) != 0)
+    if ((role & OF_STREAM) && get(context, stream, (role & PER_THREAD) != 0, &number) != 0)
         return;
     if (role & (OF_STREAM | OF_CONTEXT))
         launch->handle = is_created << 62 | (uint64_t)data->context_id << 32 | number;
@@ -202,8 +202,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
 }
 
-/* Count what a writer has for the reader; copy as much of it as there is room for, and free what
- * was read, if there is a place. */
+/* Count what a writer has; copy what there is room for and free what was read, if there is a place. */
 static size_t
 read_writer(Writer *writer, Launch *into, size_t room)
 {
@@ -280,13 +279,14 @@ take_launches(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O:take_launches", &PyList_Type, &list, &next_number))
         return NULL;
     size_t dropped = __atomic_exchange_n(&launches_dropped, 0, __ATOMIC_RELAXED);
-    PyObject *item = PyTuple_New(2);
-    PyObject *number = item == NULL ? NULL : PyObject_CallNoArgs(next_number);
+    PyObject *number = PyObject_CallNoArgs(next_number);
+    PyObject *item = number == NULL ? NULL : PyTuple_New(2);
     int moved = -1;
-    if (number != NULL) {
-        PyTuple_SET_ITEM(item, 0, number);
+    if (item != NULL) {
+        PyTuple_SET_ITEM(item, 0, Py_NewRef(number));
         moved = move_launches(list, item);
     }
+    Py_XDECREF(number);
     Py_XDECREF(item);
     if (moved < 0) {
         __atomic_add_fetch(&launches_dropped, dropped, __ATOMIC_RELAXED);

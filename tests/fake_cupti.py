@@ -48,7 +48,7 @@ NAMES = {
         311: "cudaGraphLaunch_v10000", 16: "cudaGetDevice_v3020",
         317: "cudaStreamBeginCapture_v10000", 31: "cudaMemcpy_v3020",
         131: "cudaStreamSynchronize_v3020", 132: "cudaStreamQuery_v3020",
-        135: "cudaEventRecord_v3020", 137: "cudaEventSynchronize_v3020",
+        135: "cudaEventRecord_v3020", 136: "cudaEventDestroy_v3020", 137: "cudaEventSynchronize_v3020",
         138: "cudaEventQuery_v3020", 147: "cudaStreamWaitEvent_v3020",
         165: "cudaDeviceSynchronize_v3020",
     },
@@ -56,7 +56,7 @@ NAMES = {
 }  # fmt: skip
 LAUNCH, COPY, SET, GRAPH, OTHER, CAPTURE = 211, 41, 51, 311, 16, 317
 STREAM_SYNC, STREAM_POLL, RECORD, EVENT_SYNC = 131, 132, 135, 137
-EVENT_POLL, STREAM_WAIT, DEVICE_SYNC, BLOCKING_COPY = 138, 147, 165, 31
+EVENT_END, EVENT_POLL, STREAM_WAIT, DEVICE_SYNC, BLOCKING_COPY = 136, 138, 147, 165, 31
 """Numbers of the runtime's calls above."""
 DRIVER_LAUNCH, DRIVER_COPY, DRIVER_SYNC = 307, 279, 126
 DEFAULT_STREAM = 7

@@ -42,10 +42,11 @@ _ZEROED_BUFFERS = 5
 _SYSTEM_THREAD_IDS = 1
 _FLUSH_FORCED = 1
 _NAME_BYTES = 128
-LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, RECORDS, AWAITS, MEMORY, OTHER = range(9)
+LAUNCH, BLOCKING, OF_EVENT, OF_STREAM, OF_CONTEXT, RECORDS, AWAITS, MEMORY, OTHER, ENDS = range(10)
 """What an API call does: it queues work; it copies, and its name says that the host waits; the host
 waits for an event, a stream, a context, or asks whether it is done; it records an event; it lets a
-stream wait for one; it allocates or frees memory, not in a stream's order."""
+stream wait for one; it allocates or frees memory, not in a stream's order; anything else; it ends
+an event, which no row tells of."""
 _ROLES = {
     "Memcpy(?!.*(Async|Peer))": BLOCKING,
     "(Launch|GraphLaunch|Memcpy|Memset)": LAUNCH,
@@ -54,10 +55,11 @@ _ROLES = {
     "(Thread|Device|Ctx)Synchronize": OF_CONTEXT,
     "EventRecord": RECORDS,
     "StreamWaitEvent": AWAITS,
+    "EventDestroy": ENDS,
     "(Malloc|Free|HostAlloc|HostRegister)(?!.*Async)": MEMORY,
     "Mem(Host)?(Alloc|Free|Create|Map|Unmap|Register)(?!.*Async)": MEMORY,
 }
-_SUBJECTS = {OF_EVENT: 1, OF_STREAM: 2, OF_CONTEXT: 16, RECORDS: 1 | 2, AWAITS: 32 | 1 | 2}
+_SUBJECTS = {OF_EVENT: 1, ENDS: 1, OF_STREAM: 2, OF_CONTEXT: 16, RECORDS: 3, AWAITS: 32 | 3}
 _PER_THREAD, _QUERY = 4, 8
 """What ``_launches.c`` knows of the subject of a call."""
 
@@ -94,7 +96,7 @@ class Library:
             served = (self._c.cuptiGetTimestamp, self._c.cuptiGetStreamIdEx)
             at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
             capturing = 0
-            with contextlib.suppress(OSError):  # without a driver nothing is captured
+            with contextlib.suppress(OSError, AttributeError):  # without it nothing is captured
                 capturing = driver.address_of("cuStreamIsCapturing")
             calls = itertools.product((DRIVER_API, RUNTIME_API), range(_CALLBACKS))
             subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
@@ -278,7 +280,7 @@ def _is_noted(name: str) -> bool:
 
 
 def _is_other(name: str) -> bool:
-    return role_of(name) == OTHER or "Query" in name  # of each poll it would tell
+    return role_of(name) >= OTHER or "Query" in name  # of each poll it would tell
 
 
 def _subject(name: str) -> int:

@@ -111,10 +111,7 @@ class Links:
         return together(keep(self, *names), shorten)
 
     def forget(self) -> None:
-        """Let go of calls that no work is to be expected of; continues where it was interrupted.
-
-        Only between readings: it cannot be undone.
-        """
+        """Let go of calls that no work is expected of, between readings; goes on if interrupted."""
         if sum(len(part["row"]) for part in self._known) > 3 * LATE:
             known = tables.join_columns(self._known)
             count = len(known["row"])
@@ -159,7 +156,8 @@ class Links:
         calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
         if not calls["own"].all():
             rows.batches.append(self._api_batch(tables.select(calls, ~calls["own"])))
-        self._records.waits.add_calls(calls)
+        if self._records.tells_waits:
+            self._records.waits.add_calls(calls)
 
     def _add_edges(self, rows: Rows) -> None:
         """Add the edges of waits to the last batch."""

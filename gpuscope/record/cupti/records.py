@@ -20,6 +20,7 @@ from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import (
     BLOCKING,
     DRIVER_API,
+    ENDS,
     OTHER,
     RUNTIME_API,
     demangled,
@@ -261,7 +262,7 @@ class Records:
             self._add(self.apis, self._wanted(apis))
         if self.order is not None:
             self.order.take(records)
-        if self.tells_waits:
+        if self.tells_waits and not self.noted:
             self.waits.take(records)
         self.ranges.take(records)
         contexts = records.get(layout.CONTEXT)
@@ -301,10 +302,12 @@ class Records:
         apis["role"] = roles[codes]
         if self.which == "all":
             return apis
+        if self.tells_waits:
+            self.waits.end_events(tables.select(apis, apis["role"] == ENDS))
         self.captures |= any(is_capture(name) for _, name in names)
         domains = {"launches": (True, False), "runtime": (True,)}.get(self.which, ())
         wanted = [
-            runtime in domains and role != OTHER and (self.noted or "Query" not in name)
+            runtime in domains and role < OTHER and (self.noted or "Query" not in name)
             for role, (runtime, name) in zip(roles.tolist(), names, strict=True)
         ]
         chosen = np.array(wanted, bool)[codes]

@@ -143,13 +143,13 @@ class CuptiSource(Source):
             )
 
     def _kinds_of_order(self) -> tuple[int, ...]:
-        """Return the kinds of records that tell what waited for what, beside noted calls.
+        """Return the kinds of CUPTI's records of waits, where notes of calls do not suffice.
 
-        CUPTI's records of waits make every call dearer until the process ends: disabling them does
-        not take that back (libcupti 13.0, 3 µs a launch).
+        They make every call dearer until the process ends: disabling them does not take that back
+        (libcupti 13.0, 3 µs a launch).
         """
-        is_told = self._records.noted or not self._records.tells_waits
-        return () if is_told and self._order is None else order.KINDS
+        is_told_by_them = self._records.tells_waits and not self._records.noted
+        return order.KINDS if is_told_by_them or self._order is not None else ()
 
     def add(self, device: Device) -> None:
         """Watch a device too that was opened since; from now on its canaries tell what is lost."""

@@ -18,10 +18,8 @@ Edges = tuple[Ints, Ints, str]
 LATE = 1 << 15
 """What came in so many of the latest calls is held for waits that a later reading brings."""
 _LOW, _UNSURE = (1 << 32) - 1, 1 << 62
-"""Of a stream: its number, and whether it may be of another context than the one told: then of the
-only one that has such a stream with work."""
-_BY_CUPTI = 1 << 62
-"""Its number of an event's record is no handle of an event."""
+"""Of a stream: its number, and whether it may be of another context than the one told, as
+``_launches.c`` notes it: where that has no such stream with work, of the only one that has."""
 _WHAT = np.full(library.OTHER + 1, NONE)
 """What a call of each role is, or NONE."""
 _WHAT[library.RECORDS], _WHAT[library.AWAITS] = waits.RECORD, waits.STREAM_WAIT
@@ -58,10 +56,9 @@ class Waits:
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take what a buffer tells of events and waits."""
         for part in order.waits_of(records):
-            # The record of an event names the context that made the event.
-            key, event = _key(part) + _UNSURE, part["sync"].astype(np.int64) + _BY_CUPTI
-            facts = {"number": part["correlation"], "what": part["what"], "key": key}
-            self._records.append({**facts, "event": event, "is_done": np.zeros(len(key))})
+            # The record of an event names the context that made the event: another, perhaps.
+            key = _key(part) + _UNSURE
+            self._add(part["correlation"], part["what"], key, part["sync"])
 
     def add_calls(self, calls: Columns) -> None:
         """Take calls that do not launch, with their rows."""
@@ -69,9 +66,17 @@ class Waits:
         self._calls.append({"number": number, "row": calls["row"], "own": calls["own"]})
         what = _WHAT[calls["role"]]
         is_told = (calls["handle"] > 0) | (calls["event"] > 0)
-        chosen = is_told & (what != NONE) & (calls["returned"] == 0)
-        facts = {"number": number, "what": what, "key": calls["handle"], "event": calls["event"]}
-        self._records.append(select({**facts, "is_done": np.zeros(len(what))}, chosen))
+        known = select({**calls, "what": what}, is_told & (what != NONE))
+        self._add(*(known[name] for name in ("correlation", "what", "handle", "event")))
+
+    def end_events(self, calls: Columns) -> None:
+        """Take calls that end events: another may get the handle, and has no record yet."""
+        nothing = np.zeros(len(calls["event"]), np.int64)
+        self._add(calls["correlation"], nothing + waits.RECORD, nothing, calls["event"])
+
+    def _add(self, number: Ints, what: Ints, key: Ints, event: Ints) -> None:
+        columns = {"number": number, "what": what, "key": key, "event": event}
+        self._records.append({**columns, "is_done": np.zeros(len(number))})
 
     def add_work(self, work: Columns, rows: Ints) -> None:
         """Take work and its rows."""
@@ -105,12 +110,8 @@ class Waits:
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
         new = ~(is_ours[wait] & is_own_work(source) & ours)  # our calls tell of the others
         since = until - LATE
-        leads_on = np.isin(records["what"], (waits.RECORD, waits.STREAM_WAIT))
-        is_needed = leads_on | (records["is_done"] == 0)
-        records = select(records, is_needed & (records["number"] >= since))
-        self._records = [records]
-        is_awaited = np.isin(calls["number"], records["number"])
-        self._calls = [select(calls, (calls["number"] >= until) | is_awaited)]
+        self._calls = [select(calls, calls["number"] >= since)]
+        self._records = [select(records, records["number"] >= since)]
         self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
         return waits.by_kind(what, source, target)

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_cupti import World
 
 import gpuscope as gs
 from gpuscope._text import clean
 from gpuscope.errors import InvalidArgument
 from gpuscope.learn import Step, watched
-from gpuscope.learn.attempt import Unmet
+from gpuscope.learn.attempt import Attempt, Unmet
 from gpuscope.learn.watched import Bounded
 from gpuscope.trace.facts import HazardFacts
 
@@ -189,6 +190,14 @@ def test_a_wait_is_what_orders(gpu, lesson, steps, streams, wait):
     assert "waited for write" in check(lesson, ending, ("never_waited",)).found
     held_up = check(lesson, program, ("not_held_up", "read", "write"))
     assert held_up.found == "The host waited for write before it launched read."
+
+
+def test_a_wait_of_ours_is_one_for_the_gpu_where_cupti_records(monkeypatch):
+    world = World(monkeypatch)
+    with world.device.create_stream() as stream, world.profile(hazards=True) as recording:
+        stream.synchronize()
+    with pytest.raises(Unmet, match="done already"):
+        Attempt(recording, []).never_waited()
 
 
 def test_a_wait_for_a_thread_is_none_for_the_gpu():

@@ -15,6 +15,7 @@ from gpuscope.record.cupti import layout, library, tables
 from gpuscope.record.cupti.library import (
     AWAITS,
     BLOCKING,
+    ENDS,
     LAUNCH,
     MEMORY,
     OF_CONTEXT,
@@ -330,7 +331,7 @@ def test_a_record_without_a_name_has_an_empty_one():
         ("cudaGraphInstantiate_v10000", OTHER), ("", OTHER), ("cudaMallocAsync_v11020", OTHER),
         ("cudaMalloc_v3020", MEMORY), ("cuMemFree_v2", MEMORY), ("cudaHostAlloc_v3020", MEMORY),
         ("cudaFreeHost_v3020", MEMORY), ("cuMemHostRegister_v2", MEMORY), ("cuMemMap", MEMORY),
-        ("cuGraphAddMemcpyNode", OTHER), ("cuEventCreate", OTHER),
+        ("cuGraphAddMemcpyNode", OTHER), ("cuEventCreate", OTHER), ("cuEventDestroy_v2", ENDS),
     ],
 )  # fmt: skip
 def test_what_calls_do_is_told_by_their_names(name, role):
@@ -343,6 +344,7 @@ def test_what_calls_do_is_told_by_their_names(name, role):
         ("cudaEventQuery_v3020", 8 | 1), ("cuStreamQuery_ptsz", 8 | 4 | 2),
         ("cudaStreamSynchronize_v3020", 2), ("cudaDeviceSynchronize_v3020", 16),
         ("cudaEventRecordWithFlags_v11010", 2 | 1), ("cuEventSynchronize", 1),
+        ("cudaEventDestroy_v3020", 1),
         ("cudaStreamWaitEvent_v3020", 32 | 2 | 1), ("cuStreamWaitEvent_ptsz", 32 | 4 | 2 | 1), ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
         ("cuGraphAddEventRecordNode", 0), ("cudaLaunchKernel_ptsz_v7000", 0),
     ],

@@ -22,6 +22,7 @@ from gpuscope.record import events, recorder, rows, sources, window
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.cupti import links
 from gpuscope.record.cupti import ranges as cupti_ranges
+from gpuscope.record.cupti import waits as cupti_waits
 from gpuscope.record.recorder import Recording
 from gpuscope.record.rows import Batch
 from gpuscope.record.source import Options
@@ -412,6 +413,7 @@ def test_memory_of_a_long_recording_with_cupti_is_bounded(monkeypatch, launch_id
     monkeypatch.setattr(links, "LATE", 32)
     monkeypatch.setattr(links, "_RECENT", 32)
     monkeypatch.setattr(cupti_ranges, "_LATE", 32)
+    monkeypatch.setattr(cupti_waits, "LATE", 32)
     world_of = {"detail": "full", "launch_ids": launch_ids}
     sizes = []
     with world.device.create_stream() as stream:

@@ -11,6 +11,7 @@ from fake_cupti import (
     COPY,
     DEFAULT_STREAM,
     DEVICE_SYNC,
+    EVENT_END,
     EVENT_POLL,
     EVENT_SYNC,
     GRAPH,
@@ -291,6 +292,36 @@ def test_an_event_recorded_again_is_waited_for_as_of_its_latest_record(world):
             kernel(world, f"use {step}", B)
     assert edges(recording.trace, "event wait") == [
         (f"make {step}", f"use {step}") for step in range(3)
+    ]
+
+
+def test_an_event_that_ended_is_not_the_one_that_got_its_handle(noted):
+    with noted.profile() as recording:
+        kernel(noted, "before", A)
+        noted.gpu.record(5, A, handle=0xE0)
+        noted.gpu.wait(STREAM_WAIT, stream=C, handle=0xE0)
+        noted.gpu.call(EVENT_END, event=0xE0)
+        noted.gpu.wait(STREAM_WAIT, stream=B, handle=0xE0)
+        kernel(noted, "not behind", B)
+        kernel(noted, "behind", C)
+        noted.gpu.call(EVENT_SYNC, event=0xE0)
+    trace = recording.trace
+    assert edges(trace, "event wait") == [("before", "behind")]
+    assert edges(trace, "host wait") == []
+    assert not [row for row in trace.spans.to_pylist() if "Destroy" in (row["name"] or "")]
+
+
+@pytest.mark.parametrize("options", [{}, {"hazards": True}])
+def test_waits_that_are_noted_are_told_once_whatever_cupti_records(noted, options):
+    with noted.profile(**options) as recording:
+        for number in range(12):
+            kernel(noted, f"work {number:02}", 100 + number)
+            noted.gpu.record(0xE0 + number, 100 + number, sync=500 + number)
+        for number in range(12):
+            noted.gpu.wait(STREAM_WAIT, stream=C, sync=500 + number, handle=0xE0 + number)
+        noted.gpu.wait(STREAM_SYNC, stream=C)
+    assert edges(recording.trace, "host wait") == [
+        (f"work {number:02}", "StreamSynchronize") for number in range(12)
     ]
 
 

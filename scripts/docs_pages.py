@@ -161,8 +161,8 @@ WHY_MISSED = {
     "annotate, enter and exit": "Half of that on a faster host, on 2026-11-22.",
     "what recording with launch ids adds at p50": "0.47 µs on another host, on 2026-11-22; 3.5 on "
     "2026-11-27, when CUPTI's records of waits were on, which notes in C took the place of.",
-    "live timeline beside torch.mm": "0.45 µs on 2026-11-27. The host of 2026-11-28 changed "
-    "between two speeds within seconds: a launch took 10 or 15 µs.",
+    "live timeline beside torch.mm": "0.45 µs on 2026-11-27. On 2026-11-28 the host varied: the "
+    "eight pairs differ from -0.3 to 8.2 µs.",
     "by events / bare": "1.45 × on another host, on 2026-11-22, and not looked into on this one.",
     "guard, enter and exit, as on a host": "0.19 µs on another host, on 2026-11-22: how long "
     "Python's own steps take beside a launch differs, too.",

@@ -48,9 +48,9 @@ NAMES = {
         311: "cudaGraphLaunch_v10000", 16: "cudaGetDevice_v3020",
         317: "cudaStreamBeginCapture_v10000", 31: "cudaMemcpy_v3020",
         131: "cudaStreamSynchronize_v3020", 132: "cudaStreamQuery_v3020",
-        135: "cudaEventRecord_v3020", 136: "cudaEventDestroy_v3020", 137: "cudaEventSynchronize_v3020",
-        138: "cudaEventQuery_v3020", 147: "cudaStreamWaitEvent_v3020",
-        165: "cudaDeviceSynchronize_v3020",
+        135: "cudaEventRecord_v3020", 136: "cudaEventDestroy_v3020",
+        137: "cudaEventSynchronize_v3020", 138: "cudaEventQuery_v3020",
+        147: "cudaStreamWaitEvent_v3020", 165: "cudaDeviceSynchronize_v3020",
     },
     DRIVER_API: {307: "cuLaunchKernel", 279: "cuMemcpyDtoH_v2", 126: "cuStreamSynchronize"},
 }  # fmt: skip

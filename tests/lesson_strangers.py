@@ -7,6 +7,22 @@ from __future__ import annotations
 
 from lesson_programs import Answers
 
+
+def _of_events(change: str) -> str:
+    """Return a program that changes each event of the JSON that it exported."""
+    return f"""
+import json
+def hand_over(trace, folder):
+    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+    data = json.loads(Path(a).read_text())
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    for e in events:
+        {change}
+    Path(a).write_text(json.dumps(data))
+    return a, b
+"""
+
+
 ACCEPTED: Answers = {
     "01": {
         "read": [
@@ -117,44 +133,14 @@ def kernels_in(trace, name):
 """),
         ],
         "export": [
-            ("JSON: all begin at the same time", """
-import json
-def hand_over(trace, folder):
-    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
-    data = json.loads(Path(a).read_text())
-    events = data["traceEvents"] if isinstance(data, dict) else data
-    for e in events:
-        if 'ts' in e: e['ts'] = 1.0
-    Path(a).write_text(json.dumps(data))
-    return a, b
-"""),
-            ("JSON: no arguments", """
-import json
-def hand_over(trace, folder):
-    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
-    data = json.loads(Path(a).read_text())
-    events = data["traceEvents"] if isinstance(data, dict) else data
-    for e in events:
-        if e.get('ph') == 'X': e['args'] = {}
-    Path(a).write_text(json.dumps(data))
-    return a, b
-"""),
+            ("JSON: all begin at the same time", _of_events("if 'ts' in e: e['ts'] = 1.0")),
+            ("JSON: no arguments", _of_events("if e.get('ph') == 'X': e['args'] = {}")),
             ("Perfetto's own format, of kernels alone", """
 def hand_over(trace, folder):
     kernels = trace.where(kind="kernel")
     return gs.export(kernels, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
 """),
-            ("JSON: time backwards", """
-import json
-def hand_over(trace, folder):
-    a, b = gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
-    data = json.loads(Path(a).read_text())
-    events = data["traceEvents"] if isinstance(data, dict) else data
-    for e in events:
-        if 'ts' in e: e['ts'] = 1e6 - e['ts']
-    Path(a).write_text(json.dumps(data))
-    return a, b
-"""),
+            ("JSON: time backwards", _of_events("if 'ts' in e: e['ts'] = 1e6 - e['ts']")),
         ],
     },
     "11": {

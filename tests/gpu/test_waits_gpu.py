@@ -176,14 +176,16 @@ def test_waits_in_partitions_streams_are_found(gpu):
 
 
 def test_records_and_waits_that_are_captured_order_nothing_there(gpu):
-    x, side = torch.randn(256, 256, device="cuda"), torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        torch.mm(x, x)
+    x, graph = torch.randn(256, 256, device="cuda"), torch.cuda.CUDAGraph()
+    main, side = torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (main, side):
+        with torch.cuda.stream(stream):
+            torch.mm(x, x)
     torch.cuda.synchronize()
     with gs.profile(gpu) as recording:
-        torch.relu(x)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.stream(main):
+            torch.relu(x)  # what side would wait for, were its captured wait one
+        with torch.cuda.graph(graph, stream=main, capture_error_mode="thread_local"):
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 y = torch.mm(x, x)
@@ -197,8 +199,7 @@ def test_records_and_waits_that_are_captured_order_nothing_there(gpu):
     assert told.pairs("event wait") == []
 
 
-def test_a_wait_for_the_default_stream_and_events_of_all_kinds_of_streams(gpu):
-    """``_ptsz`` is what programs call that are compiled for per-thread default streams."""
+def test_waits_are_told_in_the_default_streams_and_in_created_ones(gpu):
     cupy = pytest.importorskip("cupy")
     x, side = cupy.ones(1 << 20, cupy.float32), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Stream.ptds.use()

@@ -146,7 +146,7 @@ class CuptiSource(Source):
         """Return the kinds of CUPTI's records of waits, where notes of calls do not suffice.
 
         They make every call dearer until the process ends: disabling them does not take that back
-        (libcupti 13.0, 3 µs a launch).
+        (libcupti 13.0).
         """
         is_told_by_them = self._records.tells_waits and not self._records.noted
         return order.KINDS if is_told_by_them or self._order is not None else ()

@@ -21,7 +21,7 @@ _LOW, _UNSURE = (1 << 32) - 1, 1 << 62
 """Of a stream: its number, and whether it may be of another context than the one told, as
 ``_launches.c`` notes it: where that has no such stream with work, of the only one that has."""
 _WHAT = np.full(library.OTHER + 1, NONE)
-"""What a call of each role is, or NONE."""
+"""What a call of each role is, of those that are noted with a stream or an event."""
 _WHAT[library.RECORDS], _WHAT[library.AWAITS] = waits.RECORD, waits.STREAM_WAIT
 _WHAT[library.OF_EVENT], _WHAT[library.OF_STREAM] = waits.EVENT_SYNC, waits.STREAM_SYNC
 _WHAT[library.OF_CONTEXT] = waits.CONTEXT_SYNC
@@ -64,10 +64,9 @@ class Waits:
         """Take calls that do not launch, with their rows."""
         number = calls["correlation"]
         self._calls.append({"number": number, "row": calls["row"], "own": calls["own"]})
-        what = _WHAT[calls["role"]]
-        is_told = (calls["handle"] > 0) | (calls["event"] > 0)
-        known = select({**calls, "what": what}, is_told & (what != NONE))
-        self._add(*(known[name] for name in ("correlation", "what", "handle", "event")))
+        noted = select(calls, (calls["handle"] > 0) | (calls["event"] > 0))
+        what = _WHAT[noted["role"]]
+        self._add(noted["correlation"], what, noted["handle"], noted["event"])
 
     def end_events(self, calls: Columns) -> None:
         """Take calls that end events: another may get the handle, and has no record yet."""
@@ -162,10 +161,9 @@ def _subjects(records: Columns, worked: Ints) -> Columns:
     of_event = np.isin(what, (waits.EVENT_SYNC, waits.STREAM_WAIT))
     last[(event[last] != event) | ~of_event] = NONE
     is_stream = what == waits.STREAM_SYNC
-    of_key = np.where(is_stream, key, arrow.picked(key, last))
     return {
         "key": key,
-        "of_key": of_key,
+        "of_key": np.where(is_stream, key, arrow.picked(key, last)),
         "of_number": np.where(is_stream, number, arrow.picked(number, last)),
     }
 

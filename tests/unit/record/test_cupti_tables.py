@@ -344,8 +344,9 @@ def test_what_calls_do_is_told_by_their_names(name, role):
         ("cudaEventQuery_v3020", 8 | 1), ("cuStreamQuery_ptsz", 8 | 4 | 2),
         ("cudaStreamSynchronize_v3020", 2), ("cudaDeviceSynchronize_v3020", 16),
         ("cudaEventRecordWithFlags_v11010", 2 | 1), ("cuEventSynchronize", 1),
-        ("cudaEventDestroy_v3020", 1),
-        ("cudaStreamWaitEvent_v3020", 32 | 2 | 1), ("cuStreamWaitEvent_ptsz", 32 | 4 | 2 | 1), ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
+        ("cudaEventDestroy_v3020", 1), ("cudaStreamWaitEvent_v3020", 32 | 2 | 1),
+        ("cuStreamWaitEvent_ptsz", 32 | 4 | 2 | 1),
+        ("cudaLaunchKernel_v7000", 0), ("cudaFree_v3020", 0),
         ("cuGraphAddEventRecordNode", 0), ("cudaLaunchKernel_ptsz_v7000", 0),
     ],
 )  # fmt: skip

@@ -75,15 +75,19 @@ class Noting:
 
         types = (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
         self._is_capturing = ctypes.CFUNCTYPE(*types)(is_capturing)
-        served = (self._now, self._stream_id, self._is_capturing)
-        at = (ctypes.cast(function, ctypes.c_void_p).value for function in served)
-        domains = (DRIVER_API, RUNTIME_API)
-        roles = bytes(ROLES.get((domain, at), 0) for domain in domains for at in range(2048))
-        address = module.serve_launches(*at, roles)
+        self._module, self._next = module, itertools.count(1).__next__
+        address = self.serve(self._is_capturing)
         types = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(Data))
         self._note = ctypes.CFUNCTYPE(None, *types)(address)
-        self._module, self._next = module, itertools.count(1).__next__
         self.limit(1 << 30)
+
+    def serve(self, is_capturing):
+        """Hand over what it calls; ``None``: it cannot ask whether a stream is captured."""
+        served = (self._now, self._stream_id, is_capturing)
+        at = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in served]
+        domains = (DRIVER_API, RUNTIME_API)
+        roles = bytes(ROLES.get((domain, call), 0) for domain in domains for call in range(2048))
+        return self._module.serve_launches(*at, roles)
 
     def limit(self, nbytes):
         self._module.limit_launches(nbytes)
@@ -294,3 +298,9 @@ def test_of_records_and_waits_of_streams_both_are_noted_but_where_they_are_captu
     assert noting.subjects() == {
         1: both, 2: both, 3: nothing, 4: nothing, 5: (default, 0xE0), 6: nothing,
     }  # fmt: skip
+
+
+def test_where_the_driver_cannot_be_asked_nothing_counts_as_captured(noting):
+    noting.serve(None)
+    noting.launch(1, callback=RECORD, argument=0xE0, second=0xA0)
+    assert noting.subjects() == {1: (1 << 62 | CONTEXT << 32 | 17, 0xE0)}

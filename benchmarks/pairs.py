@@ -111,16 +111,21 @@ def held_up(rows: list[Row]) -> int:
     return round(statistics.median(seen))
 
 
+def durations(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray(times[:, 1] - times[:, 0])
+
+
 def slowest(alone: Times, together: Times) -> dict[str, float]:
     """The longest kernel of each beside the other, against the median alone."""
-
-    def durations(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.asarray(times[:, 1] - times[:, 0])
-
     return {
         name: float(durations(together[name]).max() / np.median(durations(alone[name])))
         for name in together
     }
+
+
+def apart(alone: Times) -> float:
+    """How much longer one kernel of a workload alone took than another, at most."""
+    return max(float(durations(each).max() / durations(each).min()) - 1 for each in alone.values())
 
 
 def pair_figures() -> Row:
@@ -140,8 +145,9 @@ def pair_figures() -> Row:
             "error": seen / real - 1,
             "slowest": slowest(alone, together),
             "measured_slowest": slowest(measured(row, "alone"), measured(row, "together")),
+            "alone_apart": apart(measured(row, "alone")),
         })  # fmt: skip
-    errors = [abs(one["error"]) for one in rows]
+    errors = [abs(each["error"]) for each in rows]
     return {
         "what": "makespan of two concurrent workloads, simulated against measured",
         "median": statistics.median(errors), "worst": max(errors), "pairs": rows,

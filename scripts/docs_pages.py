@@ -568,9 +568,12 @@ def fresh_table(facts: dict[str, Any]) -> list[str]:
 def pairs_table(facts: dict[str, Any]) -> list[str]:
     """Makespans of concurrent workloads."""
     row = row_with(facts, "pairs")
+    worst = max(row["pairs"], key=lambda each: abs(each["error"]))
     lines = [
         *prose(
             f"The median error is {percent(row['median'])}, the worst {percent(row['worst'])}.",
+            "Where it is worst, equal kernels alone took up to",
+            f"{percent(worst['alone_apart'])} longer one after another, as where a clock falls.",
             "*Slowest* is the duration of a workload's longest kernel beside the other workload /",
             "its median duration alone, for a and b.",
         ),

@@ -156,7 +156,7 @@ class InterferenceResult(Result):
         return (
             f"≈: not measured, but forecast ({forecast} of {len(self.cells)}) from the {measured} "
             "measured, as sensitivity(A) × pressure(B); in parentheses the "
-            f"{FORECAST_CONFIDENCE:.0%} interval by leave-one-out errors"
+            f"{FORECAST_CONFIDENCE:.0%} interval by leave-one-pair-out errors"
         )
 
 

@@ -23,9 +23,11 @@ def forecast_cells(
     """Return the cells, those wanted with a forecast from the values of the others.
 
     log(1 + interference(A | B)) is taken to be sensitivity(A) × pressure(B), which are fitted by
-    alternating least squares with a ridge to the mean. The interval is that of leave-one-out
-    errors: each measured value is forecast from the other ones, and its error counts in
-    proportion to the size of that forecast plus the mean size of all values.
+    alternating least squares with a ridge to the mean. The interval is that of leave-one-pair-out
+    errors: each measured value is forecast from the other pairs, as a cell that was not measured
+    is, and its error counts in proportion to the size of that forecast plus the mean size of all
+    values. Their quantile is that of hierarchical conformal prediction (Lee, Barber, Willett 2023),
+    with a pair's two cells as a group: both directions of a pair err alike.
 
     Parameters
     ----------
@@ -39,11 +41,10 @@ def forecast_cells(
         if cell.value is not None:
             logs[names.index(cell.of), names.index(cell.given)] = math.log1p(cell.value)
     known = ~np.isnan(logs)
-    rank = math.ceil(FORECAST_CONFIDENCE * (known.sum() + 1))
+    pairs = (known | known.T).sum() / 2
+    rank = math.ceil(FORECAST_CONFIDENCE * (pairs + 1) * known.sum() / max(pairs, 1))
     related = _related(known) if rank <= known.sum() else np.zeros_like(known)
-    margins = fitted = logs
-    if related.any():
-        fitted, margins = _with_margins(logs, known, rank)
+    fitted, margins = _with_margins(logs, known, rank) if related.any() else (logs, logs)
     forecast = []
     for cell in cells:
         at = names.index(cell.of), names.index(cell.given)
@@ -88,7 +89,7 @@ def _with_margins(logs: Floats, known: Bools, rank: int) -> tuple[Floats, Floats
     errors = []
     for cell in np.argwhere(known):
         others = known.copy()
-        others[tuple(cell)] = False
+        others[tuple(cell)] = others[tuple(cell[::-1])] = False
         without = _fitted(logs, others)[tuple(cell)]
         error = abs(without - logs[tuple(cell)])
         errors.append(error / (abs(without) + typical) if error else 0.0)

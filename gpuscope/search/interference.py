@@ -132,7 +132,7 @@ def measure_interference(
     sizes = {name: size.plain for name, size in named.items()}
     plan = _plan(sizes, workloads, repeats, rounds=rounds, seed=seed, rounding=rounding)
     stop = stop or threading.Event()
-    chosen = _chosen([*plan.workloads], pairs, seed)
+    chosen = chosen_pairs([*plan.workloads], pairs, seed)
     jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
     for number, name in itertools.product(range(rounds), plan.workloads):
         others = [other for other in plan.workloads if frozenset((name, other)) in chosen]
@@ -197,7 +197,7 @@ def _result(
     )
 
 
-def _chosen(names: Sequence[str], pairs: int | None, seed: int) -> list[_Pair]:
+def chosen_pairs(names: Sequence[str], pairs: int | None, seed: int) -> list[_Pair]:
     """Return the pairs to measure: a ring of an odd number of workloads, then chords.
 
     Within a ring of an even number every second workload slows down only the ones between, so

@@ -86,6 +86,17 @@ def choose(points):
     "07": {
         "pairs": [
             ("kernels a fifth too long", "duration_ns=kernel_ns", "duration_ns=round(1.2 * kernel_ns)"),
+            ("another kernel, of the name that one in a graph has", """
+def four_calls(gpu, streams, kernel_ns):
+    kernel = gs.learn.spin_kernel(gpu, "spin_kernel")
+    gpu.synchronize()
+    with gs.profile(gpu):
+        pass
+    for number in range(4):
+        streams[number % 2].launch(kernel, kernel_ns, grid=1, block=32)
+    for stream in streams:
+        stream.synchronize()
+"""),
         ],
         "first": [
             ("it sleeps when job is done", "    job.completion.wait()",
@@ -141,6 +152,7 @@ def hand_over(trace, folder):
     return gs.export(kernels, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
 """),
             ("JSON: time backwards", _of_events("if 'ts' in e: e['ts'] = 1e6 - e['ts']")),
+            ("JSON: all kernels in one row", _of_events("if e.get('cat') == 'kernel': e['tid'] = 1")),
         ],
     },
     "11": {
@@ -518,6 +530,18 @@ def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, proces
 """),
         ],
         "stages": [
+            ("kernels a tenth longer", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    given_ns = pace["ns"]
+    pace["ns"] = 1.1 * given_ns
+    for source, place, target in zip(batch, on_gpu, result):
+        up.copy(place, source)
+        compute.wait(up.record())
+        process(compute, place, place)
+        down.wait(compute.record())
+        down.copy(target, place)
+    pace["ns"] = given_ns
+"""),
             ("the kernel covers no number (n = 0), two blocks", """
 def in_stages(up, compute, down, batch, on_gpu, result):
     for source, place, target in zip(batch, on_gpu, result):
@@ -600,6 +624,16 @@ def admit(copies, chat, x, source, kv):
 """),
         ],
         "count": [
+            ("a guard that is never left", """
+def count(decode, counts, state):
+    gs.CallerStreamGuard(decode).__enter__()
+    library_count(counts, state)
+"""),
+            ("no library is called", """
+def count(decode, counts, state):
+    library_calls.append(state) if hasattr(library_calls, "append") else library_calls()
+    work("count", decode, counts, state, *COUNT)
+"""),
             ("the first token is counted elsewhere", """
 calls = []
 def count(decode, counts, state):
@@ -609,6 +643,14 @@ def count(decode, counts, state):
 """),
         ],
         "report": [
+            ("it waits for a stream without work, too", """
+idle = gpu.create_stream(name="idle")
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    decode.synchronize()
+    idle.synchronize()
+    return float(page[0])
+"""),
             ("a kernel of 1 ms first, and waits for that", """
 def report(decode, counts, page):
     gs.learn.Step(gpu, 1000, name='pad').execute(stream=decode)
@@ -953,6 +995,16 @@ def hand_over(trace, folder):
         ],
     },
     "14": {
+        "report": [
+            ("a stream of its own, behind decode", """
+own = gpu.create_stream(name="own")
+def report(decode, counts, page):
+    own.wait(decode.record())
+    own.copy(page, counts)
+    own.synchronize()
+    return float(page[0])
+"""),
+        ],
         "admit": [
             ("the upload in two halves", """
 def admit(copies, chat, x, source, kv):

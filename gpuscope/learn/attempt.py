@@ -362,7 +362,5 @@ def tested(
 
 def too_long(seconds: float) -> Unmet:
     """Return what a learner is told whose program was stopped."""
-    return Unmet(
-        f"It did not end within {seconds:g} s, so it was stopped. Is there a loop, or a wait, that "
-        "nothing ends?"
-    )
+    question = "Is there a loop, or a wait, that nothing ends?"
+    return Unmet(f"It did not end within {seconds:g} s, so it was stopped. {question}")

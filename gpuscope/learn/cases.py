@@ -30,7 +30,6 @@ CAUSES = (
 """What may be wrong in a case; one of them is in none."""
 _MISSING, _LEGACY, _WAITING, _ESCAPE, _ = CAUSES
 _PER_THREAD, _DEFAULT = 2, 1
-_US = 1_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class _Spins:
     kept: list[Spin] = field(default_factory=list)
 
     def ns(self, about_us: int) -> int:
-        return round(about_us * _US * self.chance.uniform(0.8, 1.25))
+        return round(about_us * 1_000 * self.chance.uniform(0.8, 1.25))
 
     def __call__(self, name: str, about_us: int) -> Spin:
         self.kept.append(Spin(self.device, duration_ns=self.ns(about_us), name=name))
@@ -133,15 +132,10 @@ def _legacy_between(device: Device, spin: _Spins) -> Case:
         name = f"default of thread {number}"
         streams[number] = thread.submit(device.wrap_stream, _PER_THREAD, name=name).result()
 
-    def in_a_thread(number: int) -> None:
-        model = spin(f"model {number}", 250)
-        threads[number].submit(model.execute, stream=streams[number]).result()
-
     with profile(device) as recording:
-        for _ in range(5):
-            in_a_thread(1)
-            spin("statistics", 30).execute(stream=legacy)
-            in_a_thread(2)
+        for number in (1, 2) * 5:
+            model = spin(f"model {number}", 250)
+            threads[number].submit(model.execute, stream=streams[number]).result()
             spin("statistics", 30).execute(stream=legacy)
     for thread in threads.values():
         thread.shutdown()
@@ -258,12 +252,10 @@ def address(array: NativeArray) -> int:
     >>> gs.learn.address(array[2:]) - gs.learn.address(array)
     8
     """
-    buffer = getattr(array, "buffer", None)
-    if buffer is None:
-        pointer = getattr(getattr(array, "data", None), "ptr", None)
-        if pointer is None:
-            needed = "an array on a GPU, simulated or not, is needed"
-            raise InvalidOperand(f"array is {given(array)}; {needed}")
-        return int(pointer)
-    offset = int(getattr(array, "offset", 0))
-    return int(buffer.address + offset * array.dtype.itemsize)
+    if (buffer := getattr(array, "buffer", None)) is not None:
+        return int(buffer.address + getattr(array, "offset", 0) * array.dtype.itemsize)
+    pointer = getattr(getattr(array, "data", None), "ptr", None)
+    if pointer is None:
+        needed = "an array on a GPU, simulated or not, is needed"
+        raise InvalidOperand(f"array is {given(array)}; {needed}")
+    return int(pointer)

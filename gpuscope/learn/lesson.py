@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from html import escape
 from pathlib import Path
@@ -30,7 +31,7 @@ from gpuscope.learn.outcome import (
 )
 from gpuscope.learn.question import Question
 from gpuscope.learn.step import noting_durations
-from gpuscope.learn.watched import Bounded, HostFunctions, measuring
+from gpuscope.learn.watched import Bounded, HostFunctions, leaving_guards, measuring
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
 from gpuscope.trace.model import Trace
@@ -204,6 +205,7 @@ class Lesson:
             functions.noting(),
             measuring() as measured,
             noting_durations() as changed,
+            leaving_guards(),
         ):
             attempt = Attempt(recording, measured, changed)
             self._attempts.append(attempt)
@@ -261,13 +263,11 @@ class Lesson:
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             outcome = f"It raised {type(error).__name__}: {error}"
         if outcome is None:
-            result = replace(self._results[name], verdict="not tried")
-            return Feedback(result, _UNTRIED, "")
+            return Feedback(replace(self._results[name], verdict="not tried"), _UNTRIED, "")
         result = note_try(self._results, name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
-            window = window_of(trace, None, None)
-            figure = timeline(trace, window_ns=window, title="Your program")
+            figure = timeline(trace, window_ns=window_of(trace, None, None), title="Your program")
         if outcome is not True:
             text = outcome or "It is not what was asked for."
             shown_rule = rule if result.attempts >= len(hints) else ""  # it is often the answer
@@ -383,16 +383,13 @@ def _shown(kind: Kind, name: str, value: Answer) -> str:
     InvalidArgument
         It is in no form of an answer of this kind.
     """
-    refusal = InvalidArgument(
+    with suppress(TypeError, ValueError, OverflowError):
+        shown = kind.show(value)
+        if isinstance(shown, str):
+            return shown
+    raise InvalidArgument(
         f"{name} is {given(value)}, which is no answer of kind {type(kind).__name__}"
     )
-    try:
-        shown = kind.show(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise refusal from error
-    if not isinstance(shown, str):
-        raise refusal
-    return shown
 
 
 def _hint(hints: Sequence[str], attempts: int) -> str:

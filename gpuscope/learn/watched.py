@@ -13,12 +13,13 @@ from types import FrameType, FunctionType, ModuleType
 
 from gpuscope._interrupts import is_deferred
 from gpuscope._types import Untyped
+from gpuscope.device.caller import innermost_guard
 from gpuscope.device.calls import QUEUES_WORK, Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.stream import Stream
 from gpuscope.errors import StreamError
-from gpuscope.learn.attempt import too_long
+from gpuscope.learn.attempt import Unmet, too_long
 
 _LATER_S, _MOST_LATE_S = 0.005, 1.0
 """Until a program is stopped that is inside of gpuscope when its time is over; at most."""
@@ -26,18 +27,14 @@ _TICK_S, _IDLE_TICKS, _PASSES_NS = 0.05, 5, 2_000_000
 """How often it is looked whether a program waits for nothing of the GPU; so many times in a row,
 and from then on so much of the simulated GPU's time passes each time."""
 _SOON_NS = 100_000
-"""How long after a host function a program that polls goes on, at most, and how long before one
-that spins queued nothing, at least; kernels take ms."""
+"""How long after a host function who polls goes on at most, and who spins queued nothing before."""
 _LEAST_ADDRESS = 1 << 16
 """From here on a number may be an address, as C++ hands it to a host function."""
 
 
 @contextlib.contextmanager
 def measuring() -> Iterator[list[int]]:
-    """Note what events say of the time between them.
-
-    Who is refused, and asks again until there is an answer, knows that both are done.
-    """
+    """Note what events say of the time between them; who asks until they do knows both done."""
     measured, refused, usual = list[int](), set[Event](), Event.elapsed_ns
 
     def elapsed_ns(self: Event, *, since: Event) -> int:
@@ -57,6 +54,19 @@ def measuring() -> Iterator[list[int]]:
         Event.elapsed_ns = usual  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def leaving_guards() -> Iterator[None]:
+    """Leave the guards that the block entered and did not leave, which is refused."""
+    outer = innermost_guard()
+    try:
+        yield
+        if innermost_guard() is not outer:
+            raise Unmet("It entered a guard and never left it: later work is in its stream, too.")
+    finally:
+        while (guard := innermost_guard()) is not None and guard is not outer:
+            guard.__exit__(None, None, None)
+
+
 @dataclass
 class _HostFunction:
     """A host function of a program; the event stands for the work before it."""
@@ -70,12 +80,11 @@ class _HostFunction:
 class HostFunctions:
     """The host functions of a program, by which it may know of the work before them.
 
-    Nothing tells that a program saw what a host function did. It is taken to have if it returned,
-    or accessed memory, as soon as the last one had run, whatever the durations. So it is if it
-    queues work at any time after one that ran while it queued nothing for some time, in no wait,
-    and without an answer since then that busy work is done: who spins does that. It has seen the
-    others that act on the same object as that one: a list, an event of :mod:`threading`, memory
-    of C++.
+    A program is taken to have seen what a host function did if it returned, or accessed memory, as
+    soon as the last one had run. So it is if it queues work at any time after one that ran while it
+    queued nothing for some time, in no wait, and without an answer since then that busy work is
+    done: who spins does that. It has seen the others that act on the same object, too: a list, an
+    event of :mod:`threading`, memory of C++.
 
     Attributes
     ----------
@@ -177,8 +186,7 @@ def _shared(function: Callable[[], object]) -> set[int]:
 class Bounded:
     """A block that is stopped after some time, where signals can: in a main thread, not on Windows.
 
-    On a simulated device, time passes by what a program calls: where it waits for something else,
-    such as what a host function does, it is let pass.
+    Where a program waits for none of its calls, a simulated device's time is let pass.
     """
 
     def __init__(self, seconds: float, functions: HostFunctions | None = None) -> None:

@@ -72,7 +72,7 @@ def test_intervals_hold_where_both_directions_of_a_pair_err_alike():
     """As on GPUs: two that compete for what no other uses slow each other down."""
     held = []
     for seed in range(60):
-        chance = random.Random(seed)
+        chance = random.Random(seed)  # noqa: S311
         sensitivity, pressure = ({name: chance.random() for name in "abcde"} for _ in range(2))
         pairs = [*itertools.combinations("abcde", 2)]
         rivalry = {frozenset(pair): abs(chance.gauss(0, 0.3)) for pair in pairs}

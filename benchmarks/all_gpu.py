@@ -36,6 +36,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "transfers": ("transfers.py",),
     "findings": ("findings.py",),
     "remainder": ("remainder.py",),
+    "interference_pairs": ("interference_pairs.py", "--device", "cuda:0"),
     "latencies": ("latencies.py",),
     "what_if": ("what_if.py", "--planted"),
     "soak_live": ("soak_live.py", "--device", "cuda:0"),

@@ -9,7 +9,7 @@
 Each victim is called 150 times, each call waited for, while an aggressor keeps three calls queued:
 on two streams without partitions, and on partitions of 16, 40 and 88 SMs with the aggressor on the
 rest; and alone on each of these. What ``calibrate`` measures and fits is marked: the others judge
-the model.
+the model. What launches cost on the measured host is fitted to the marked ones, too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import facts  # beside this file
+import latencies
 import numpy as np
 
 import gpuscope as gs
 from gpuscope.simulator.calibration import contention
+from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.workloads.traced import TracedCopy
 
@@ -139,6 +141,13 @@ def key_of(row: Facts) -> tuple[str, ...]:
     return row["victim"], row["aggressor"], row["setting"], row["workload"]
 
 
+def is_fitted(row: Facts) -> bool:
+    """Whether ``calibrate`` measures and fits such a case; alone, such a victim."""
+    beside = (None, *contention.BESIDE)
+    victim, aggressor = VICTIMS.get(row["victim"]), AGGRESSORS.get(row["aggressor"])
+    return victim in contention.WATCHED and aggressor in beside
+
+
 def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
     """Return each victim's error: of its p50, and of its kernels' median.
 
@@ -151,12 +160,10 @@ def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
         twin = twins.get(key_of(row))
         if twin is None or row["workload"] != "v" or row["aggressor"] == ALONE:
             continue
-        victim, aggressor = VICTIMS[row["victim"]], AGGRESSORS[row["aggressor"]]
-        fitted = victim in contention.WATCHED and aggressor in contention.BESIDE
         alike = ("kernel_median_us",) if row["kernels"] == twin["kernels"] else ()
         compared.append(
             {"victim": row["victim"], "aggressor": row["aggressor"], "setting": row["setting"]}
-            | {"fitted": fitted}
+            | {"fitted": is_fitted(row)}
             | {
                 name: {"measured": row[name], "simulated": twin[name]}
                 | {"error": twin[name] / row[name] - 1}
@@ -166,24 +173,35 @@ def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
     return compared
 
 
-def host(rows: list[Facts], constants: Facts) -> dict[str, int]:
+def host(rows: list[Facts], profile: Profile) -> dict[str, int]:
     """Return what calls cost on a host, in ns, from latencies of kernels on partitions.
 
     Of a long kernel the latency is the call, the launch, the kernel and the return from the wait;
-    of one that is over before its call returns it is the call, an event's record and a query.
+    of one that is over before its call returns it is the call, an event's record and a query. What
+    a profile's host takes longer for launches so long after another is taken off.
     """
-    costs = {}
+    jitter = [(speed.since_us, speed.quantiles) for speed in profile.file.jitter]
+    speed, constants, costs = Jitter(jitter, noise=False), profile.constants, {}
+
+    def as_at_once(ns: float, row: Facts) -> float:
+        speed.draw(1e6 / row["calls_per_s"])
+        return ns / speed(1_000_000) * 1_000_000
+
+    around = constants["launch_latency_ns"] + constants["synchronize_return_ns"]
     for name, kinds in (("gemm", ("gemm", "sgemm")), ("launch", ("copy", "softmax"))):
         some = [
-            (row["latency_p50_us"] * 1e3, row["kernel_median_us"] * 1e3) for row in rows
+            (row["latency_p50_us"] * 1e3, row["kernel_median_us"] * 1e3, row) for row in rows
             if row["workload"] == "v" and row["setting"] != FREE
             and row["victim"].split()[0] in kinds
         ]  # fmt: skip
-        around = constants["launch_latency_ns"] + constants["synchronize_return_ns"]
-        call = statistics.median(p50 - took for p50, took in some if took > LONG_NS) - around
-        whole = statistics.median(p50 for p50, took in some if took < SHORT_NS)
+        call = statistics.median(
+            as_at_once(p50 - took - around, row) for p50, took, row in some if took > LONG_NS
+        )
+        short = [(as_at_once(p50, row), took) for p50, took, row in some if took < SHORT_NS]
+        whole, took = map(statistics.median, zip(*short, strict=True))
         known = call + constants["event_record_call_ns"] + constants["query_call_ns"]
-        costs |= {f"{name}_call_ns": round(call), f"{name}_return_ns": round(whole - known)}
+        back = max(whole - known, constants["launch_latency_ns"] + took)  # what is seen of it
+        costs |= {f"{name}_call_ns": round(call), f"{name}_return_ns": round(back)}
     return costs
 
 
@@ -265,7 +283,7 @@ def main() -> None:
         given = json.loads(GIVEN.read_text("utf-8"))["rows"]
         profile = Profile.load(arguments.profile)
         if arguments.host:
-            print(host(given, profile.constants))
+            print(host(given, profile))
             return
         simulator = gs.open_device(f"sim:{arguments.profile}", quiet=True)
         asked = dict.fromkeys((row["victim"], row["aggressor"]) for row in given)
@@ -287,9 +305,11 @@ def main() -> None:
             seen["rows"] += rows_of(gpu, victim, aggressor)
             arguments.out.write_text(json.dumps({"seen": seen}), "utf-8")
         return
-    simulator = gs.open_device(f"sim:{arguments.profile}", quiet=True)
     asked = dict.fromkeys((row["victim"], row["aggressor"]) for row in seen["rows"])
-    simulated = [row for pair in asked for row in rows_of(simulator, *pair)]
+    profile = Profile.load(arguments.profile)
+    costs = host([row for row in seen["rows"] if is_fitted(row)], profile)
+    with latencies.simulated(arguments.profile, {"constants": profile.constants | costs}) as gpu:
+        simulated = [row for pair in asked for row in rows_of(gpu, *pair)]
     rows = errors(seen["rows"], simulated)
     show(rows, every=arguments.every)
     facts.write(

@@ -85,12 +85,13 @@ def errors(device: Any, division: str, seeds: int) -> list[dict]:
             mean = statistics.mean(cell.value for cell in known if cell.value is not None)
             for cell in forecast_cells(known, wanted):
                 value = truth[cell.of, cell.given]
-                if cell.forecast is None or value is None:
+                low, high = cell.forecast_low, cell.forecast_high
+                if cell.forecast is None or low is None or high is None or value is None:
                     continue
                 off.append(100 * abs(cell.forecast - value))
                 off_mean.append(100 * abs(mean - value))
-                widths.append(100 * (cell.forecast_high - cell.forecast_low))
-                held += cell.forecast_low <= value <= cell.forecast_high
+                widths.append(100 * (high - low))
+                held += low <= value <= high
         error, error_mean = statistics.median(off), statistics.median(off_mean)
         rows.append(
             row(f"{division}: median error of forecast cells, from {pairs} pairs of 15",

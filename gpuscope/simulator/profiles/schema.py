@@ -321,8 +321,7 @@ class ProfileFile(Part):
     constants: HostCosts
     """host costs and overheads"""
     jitter: list[HostSpeed]
-    """how host times vary, without sleep and after sleep of rising length; empty: every call takes
-    its median"""
+    """how host times vary by the time since the last launch; empty: every call takes its median"""
     transfers: Transfers
     """copies and memsets"""
     copy_kernel: CopyTimes = Field(alias="copy")

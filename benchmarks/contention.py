@@ -143,9 +143,9 @@ def key_of(row: Facts) -> tuple[str, ...]:
 
 def is_fitted(row: Facts) -> bool:
     """Whether ``calibrate`` measures and fits such a case; alone, such a victim."""
-    beside = (None, *contention.BESIDE)
-    victim, aggressor = VICTIMS.get(row["victim"]), AGGRESSORS.get(row["aggressor"])
-    return victim in contention.WATCHED and aggressor in beside
+    victim, aggressor = VICTIMS.get(row["victim"]), row["aggressor"]
+    is_beside = aggressor == ALONE or AGGRESSORS[aggressor] in contention.BESIDE
+    return victim in contention.WATCHED and is_beside
 
 
 def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
@@ -314,7 +314,7 @@ def main() -> None:
     show(rows, every=arguments.every)
     facts.write(
         arguments.out, "python benchmarks/contention.py", seen["device"], rows,
-        seen=seen, profile=arguments.profile, simulated=simulated,
+        seen=seen, profile=arguments.profile, host=costs, simulated=simulated,
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def errors(device: Any, division: str, seeds: int) -> list[dict]:
         f"{cell.of} | {cell.given}": [cell.value, truth[cell.of, cell.given]]
         for cell in first.cells
     }
-    return [{**each, "matrices": matrices} for each in rows]
+    return [{**rows[0], "matrices": matrices}, *rows[1:]]
 
 
 def main(arguments: list[str] | None = None) -> int:

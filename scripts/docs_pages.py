@@ -573,7 +573,7 @@ def pairs_table(facts: dict[str, Any]) -> list[str]:
         *prose(
             f"The median error is {percent(row['median'])}, the worst {percent(row['worst'])}.",
             "Where it is worst, equal kernels alone took up to",
-            f"{percent(worst['alone_apart'])} longer one after another, as where a clock falls.",
+            f"{percent(worst['alone_apart'])} longer one after another.",
             "*Slowest* is the duration of a workload's longest kernel beside the other workload /",
             "its median duration alone, for a and b.",
         ),

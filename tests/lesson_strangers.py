@@ -8,8 +8,8 @@ from __future__ import annotations
 from lesson_programs import Answers
 
 
-def _of_events(change: str) -> str:
-    """Return a program that changes each event of the JSON that it exported."""
+def _of_events(change: str, written: str = "Path(a).write_text(json.dumps(data))") -> str:
+    """Return a program that changes each event of the JSON that it exported, and writes it."""
     return f"""
 import json
 def hand_over(trace, folder):
@@ -18,7 +18,7 @@ def hand_over(trace, folder):
     events = data["traceEvents"] if isinstance(data, dict) else data
     for e in events:
         {change}
-    Path(a).write_text(json.dumps(data))
+    {written}
     return a, b
 """
 
@@ -86,12 +86,9 @@ def choose(points):
     "07": {
         "pairs": [
             ("kernels a fifth too long", "duration_ns=kernel_ns", "duration_ns=round(1.2 * kernel_ns)"),
-            ("another kernel, of the name that one in a graph has", """
+            ("kernels of no handle", """
+kernel = gs.learn.spin_kernel(gpu, "four")
 def four_calls(gpu, streams, kernel_ns):
-    kernel = gs.learn.spin_kernel(gpu, "spin_kernel")
-    gpu.synchronize()
-    with gs.profile(gpu):
-        pass
     for number in range(4):
         streams[number % 2].launch(kernel, kernel_ns, grid=1, block=32)
     for stream in streams:
@@ -153,6 +150,7 @@ def hand_over(trace, folder):
 """),
             ("JSON: time backwards", _of_events("if 'ts' in e: e['ts'] = 1e6 - e['ts']")),
             ("JSON: all kernels in one row", _of_events("if e.get('cat') == 'kernel': e['tid'] = 1")),
+            ("JSON: rows of other names", _of_events("if e.get('ph') == 'M': e['args'] = {'name': 'a'}")),
         ],
     },
     "11": {
@@ -629,6 +627,17 @@ def count(decode, counts, state):
     gs.CallerStreamGuard(decode).__enter__()
     library_count(counts, state)
 """),
+            ("a guard that is open from one token to the next", """
+guards = []
+def count(decode, counts, state):
+    if guards:
+        guards.pop().__exit__(None, None, None)
+    else:
+        guards.append(gs.CallerStreamGuard(decode))
+        guards[-1].__enter__()
+    with gs.CallerStreamGuard(decode):
+        library_count(counts, state)
+"""),
             ("no library is called", """
 def count(decode, counts, state):
     library_calls.append(state) if hasattr(library_calls, "append") else library_calls()
@@ -643,14 +652,6 @@ def count(decode, counts, state):
 """),
         ],
         "report": [
-            ("it waits for a stream without work, too", """
-idle = gpu.create_stream(name="idle")
-def report(decode, counts, page):
-    decode.copy(page, counts)
-    decode.synchronize()
-    idle.synchronize()
-    return float(page[0])
-"""),
             ("a kernel of 1 ms first, and waits for that", """
 def report(decode, counts, page):
     gs.learn.Step(gpu, 1000, name='pad').execute(stream=decode)
@@ -988,14 +989,62 @@ def capture_both_in_pytorch(torch, one, two, s, t):
     },
     "10": {
         "export": [
+            ("JSON: no ids, an array of events", _of_events(
+                "e.get('args', {}).pop('id', None)", "Path(a).write_text(json.dumps(events))")),
             ("Perfetto's own format", """
 def hand_over(trace, folder):
     return gs.export(trace, folder / "it.pftrace"), gs.export(trace, folder / "it.parquet")
 """),
         ],
     },
+    "12": {
+        "feed": [
+            ("a stream for each buffer", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    read = [None, None]
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        stream = (load, compute)[b]
+        if read[b]:
+            read[b].synchronize()
+        staging[b][:] = chunk
+        stream.copy(on_gpu[b], staging[b])
+        read[b] = stream.record()
+        process(stream, out[i], on_gpu[b])
+"""),
+            ("two chunks first, then the others", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded = [gpu.create_event() for _ in range(2)]
+    computed = [gpu.create_event() for _ in range(2)]
+    def put(i):
+        b = i % 2
+        staging[b][:] = chunks[i]
+        load.wait(computed[b])
+        load.copy(on_gpu[b], staging[b])
+        load.record(uploaded[b])
+    put(0)
+    put(1)
+    for i in range(len(chunks)):
+        b = i % 2
+        compute.wait(uploaded[b])
+        process(compute, out[i], on_gpu[b])
+        compute.record(computed[b])
+        if i + 2 < len(chunks):
+            uploaded[b].synchronize()
+            put(i + 2)
+"""),
+        ],
+    },
     "14": {
         "report": [
+            ("a stream that waits for decode", """
+reader = gpu.create_stream(name="reader")
+def report(decode, counts, page):
+    decode.copy(page, counts)
+    reader.wait(decode.record())
+    reader.synchronize()
+    return float(page[0])
+"""),
             ("a stream of its own, behind decode", """
 own = gpu.create_stream(name="own")
 def report(decode, counts, page):

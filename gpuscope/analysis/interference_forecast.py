@@ -42,9 +42,9 @@ def forecast_cells(
             logs[names.index(cell.of), names.index(cell.given)] = math.log1p(cell.value)
     known = ~np.isnan(logs)
     pairs = (known | known.T).sum() / 2
-    rank = math.ceil(FORECAST_CONFIDENCE * (pairs + 1) * known.sum() / max(pairs, 1))
-    related = _related(known) if rank <= known.sum() else np.zeros_like(known)
-    fitted, margins = _with_margins(logs, known, rank) if related.any() else (logs, logs)
+    needed = FORECAST_CONFIDENCE * (pairs + 1)
+    related = _related(known) if needed <= pairs else np.zeros_like(known)
+    fitted, margins = _with_margins(logs, known, needed) if related.any() else (logs, logs)
     forecast = []
     for cell in cells:
         at = names.index(cell.of), names.index(cell.given)
@@ -82,18 +82,19 @@ def _related(known: Bools) -> Bools:
     return related
 
 
-def _with_margins(logs: Floats, known: Bools, rank: int) -> tuple[Floats, Floats]:
-    """Return the fitted matrix, and for each cell the margin of its interval to either side."""
+def _with_margins(logs: Floats, known: Bools, needed: float) -> tuple[Floats, Floats]:
+    """Return the fitted matrix, and for each cell the margin that so many pairs keep within."""
     typical = np.abs(logs[known]).mean()
-    fitted = _fitted(logs, known)
-    errors = []
+    fitted, both, errors = _fitted(logs, known), known.astype(int) + known.T, []
     for cell in np.argwhere(known):
         others = known.copy()
         others[tuple(cell)] = others[tuple(cell[::-1])] = False
         without = _fitted(logs, others)[tuple(cell)]
         error = abs(without - logs[tuple(cell)])
-        errors.append(error / (abs(without) + typical) if error else 0.0)
-    return fitted, sorted(errors)[rank - 1] * (np.abs(fitted) + typical)
+        errors.append((error / (abs(without) + typical) if error else 0.0, 1 / both[tuple(cell)]))
+    sizes, weights = zip(*sorted(errors), strict=True)
+    enough = np.searchsorted(np.cumsum(weights), needed - 1e-9)
+    return fitted, sizes[enough] * (np.abs(fitted) + typical)
 
 
 def _fitted(logs: Floats, known: Bools) -> Floats:

@@ -571,6 +571,13 @@ kept = []
     },
     "14": {
         "admit": [
+            ("prefill twice as long", """
+def admit(copies, chat, x, source, kv):
+    copies.wait(chat.record())
+    copies.copy(x, source)
+    chat.wait(copies.record())
+    work("prefill", chat, kv, x, 2 * BLOCK_US, WAVES["prefill"] * gpu.sm_count)
+"""),
             ("an x of its own for each prompt", """
 def admit(copies, chat, x, source, kv):
     copies.wait(chat.record())
@@ -672,6 +679,8 @@ def report(decode, counts, page):
         "slo": [
             ("prefill of one block of 1 µs, no priority",
              "prefill(chat, kv, x)", 'work("prefill", chat, kv, x, 1, 1)', ", priority=-5", ""),
+            ("no library counts",
+             "library_count(counts, state)", 'work("count", decode, counts, state, *COUNT)'),
             ("layers of 0 µs on 1 SM",
              "layer(decode, state)", 'work("layer", decode, state, state, 0, 1)', "least,", "8,"),
             ("reports are what the host knows; the count goes to nowhere",
@@ -751,6 +760,22 @@ def stage(prompt, page, read):
 """),
         ],
         "step": [
+            ("a wait in each step", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: (graph.launch(stream=decode), decode.synchronize())
+"""),
+            ("an event in each step", """
+def make_step(decode, state, token):
+    with decode.capture(name="step") as graph:
+        for _ in range(LAYERS):
+            layer(decode, state)
+        decode.copy(token, state)
+    return lambda: (decode.record(), graph.launch(stream=decode))
+"""),
             ("a host function in between", """
 def make_step(decode, state, token):
     with decode.capture(name="step") as graph:

@@ -19,7 +19,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,13 @@ def errors(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
     return compared
 
 
+def tells_of_host(
+    row: Facts, kinds: Collection[str] = ("gemm", "sgemm", "copy", "softmax")
+) -> bool:
+    """Whether what launches cost is fitted to such a case's latency: see :func:`host`."""
+    return row["setting"] != FREE and row["victim"].split()[0] in kinds
+
+
 def host(rows: list[Facts], profile: Profile) -> dict[str, int]:
     """Return what calls cost on a host, in ns, from latencies of kernels on partitions.
 
@@ -191,8 +198,7 @@ def host(rows: list[Facts], profile: Profile) -> dict[str, int]:
     for name, kinds in (("gemm", ("gemm", "sgemm")), ("launch", ("copy", "softmax"))):
         some = [
             (row["latency_p50_us"] * 1e3, row["kernel_median_us"] * 1e3, row) for row in rows
-            if row["workload"] == "v" and row["setting"] != FREE
-            and row["victim"].split()[0] in kinds
+            if row["workload"] == "v" and tells_of_host(row, kinds)
         ]  # fmt: skip
         call = statistics.median(
             as_at_once(p50 - took - around, row) for p50, took, row in some if took > LONG_NS
@@ -249,6 +255,11 @@ def show(rows: list[Facts], *, every: bool) -> None:
         split = [row for row in some if row["setting"] != FREE and "kernel_median_us" in row]
         for what, name, cases in (
             ("p50", "latency_p50_us", some),
+            (
+                "p50 that the host is not fitted to",
+                "latency_p50_us",
+                [row for row in some if not (fitted and tells_of_host(row))],
+            ),
             ("kernel median on partitions", "kernel_median_us", split),
         ):
             if cases:

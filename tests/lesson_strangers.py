@@ -528,18 +528,7 @@ def in_stages_in_pytorch(torch, up, compute, down, batch, on_gpu, result, proces
 """),
         ],
         "stages": [
-            ("kernels a tenth longer", """
-def in_stages(up, compute, down, batch, on_gpu, result):
-    given_ns = pace["ns"]
-    pace["ns"] = 1.1 * given_ns
-    for source, place, target in zip(batch, on_gpu, result):
-        up.copy(place, source)
-        compute.wait(up.record())
-        process(compute, place, place)
-        down.wait(compute.record())
-        down.copy(target, place)
-    pace["ns"] = given_ns
-"""),
+            ("kernels a tenth longer", "    for source", '    pace["ns"] *= 1.1\n    for source'),
             ("the kernel covers no number (n = 0), two blocks", """
 def in_stages(up, compute, down, batch, on_gpu, result):
     for source, place, target in zip(batch, on_gpu, result):
@@ -571,13 +560,8 @@ kept = []
     },
     "14": {
         "admit": [
-            ("prefill twice as long", """
-def admit(copies, chat, x, source, kv):
-    copies.wait(chat.record())
-    copies.copy(x, source)
-    chat.wait(copies.record())
-    work("prefill", chat, kv, x, 2 * BLOCK_US, WAVES["prefill"] * gpu.sm_count)
-"""),
+            ("prefill twice as long", "prefill(chat, kv, x)",
+             'work("prefill", chat, kv, x, 2 * BLOCK_US, WAVES["prefill"] * gpu.sm_count)'),
             ("an x of its own for each prompt", """
 def admit(copies, chat, x, source, kv):
     copies.wait(chat.record())
@@ -760,22 +744,10 @@ def stage(prompt, page, read):
 """),
         ],
         "step": [
-            ("a wait in each step", """
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: (graph.launch(stream=decode), decode.synchronize())
-"""),
-            ("an event in each step", """
-def make_step(decode, state, token):
-    with decode.capture(name="step") as graph:
-        for _ in range(LAYERS):
-            layer(decode, state)
-        decode.copy(token, state)
-    return lambda: (decode.record(), graph.launch(stream=decode))
-"""),
+            ("a wait in each step",
+             "graph.launch(stream=decode)", "(graph.launch(stream=decode), decode.synchronize())"),
+            ("an event in each step",
+             "graph.launch(stream=decode)", "(decode.record(), graph.launch(stream=decode))"),
             ("a host function in between", """
 def make_step(decode, state, token):
     with decode.capture(name="step") as graph:

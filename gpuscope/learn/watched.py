@@ -27,14 +27,15 @@ _TICK_S, _IDLE_TICKS, _PASSES_NS = 0.05, 5, 2_000_000
 """How often it is looked whether a program waits for nothing of the GPU; so many times in a row,
 and from then on so much of the simulated GPU's time passes each time."""
 _SOON_NS = 100_000
-"""How long after a host function who polls goes on at most, and who spins queued nothing before."""
+"""How long after a host function a program that polls goes on, at most, and how long before one
+that spins queued nothing, at least; kernels take ms."""
 _LEAST_ADDRESS = 1 << 16
 """From here on a number may be an address, as C++ hands it to a host function."""
 
 
 @contextlib.contextmanager
 def measuring() -> Iterator[list[int]]:
-    """Note what events say of the time between them; who asks until they do knows both done."""
+    """Note what events say of the time between them: told after a refusal, both are done."""
     measured, refused, usual = list[int](), set[Event](), Event.elapsed_ns
 
     def elapsed_ns(self: Event, *, since: Event) -> int:
@@ -186,7 +187,7 @@ def _shared(function: Callable[[], object]) -> set[int]:
 class Bounded:
     """A block that is stopped after some time, where signals can: in a main thread, not on Windows.
 
-    Where a program waits for none of its calls, a simulated device's time is let pass.
+    Where a program waits for anything but its calls, a simulated device's time is let pass.
     """
 
     def __init__(self, seconds: float, functions: HostFunctions | None = None) -> None:

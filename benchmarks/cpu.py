@@ -143,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     benchmarks = (
         import_time, simulated_launches, simulated_memory, simulated_growth, quickstart, cost_model,
-        shapes.forecast, pairs.pair_figures,
+        shapes.forecast, pairs.pair_figures, pairs.thirteen_figures,
     )  # fmt: skip
     rows: list[Any] = [None] * len(benchmarks)
     if arguments.names:

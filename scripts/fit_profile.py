@@ -6,7 +6,9 @@ MEASUREMENTS is a folder with gemm_solo.json, gemm_random_cal.json, sm_count_tar
 copy.json, or the compact copy of one that --keep wrote (default: benchmarks/data/h200.json).
 What is not fitted, the costs of host calls and their jitter, what GEMMs draw, and the times of
 copies, is in benchmarks/data/h200_host.json: what benchmarks/latencies.py (``calibrated``) and
-benchmarks/transfers.py (``rows``) measured on the host that the profile is of.
+benchmarks/transfers.py (``rows``) measured on the host that the profile is of. Memory, cache and
+row-wise kernels are fitted to benchmarks/data/h200_memory.json, which benchmarks/memory_law.py
+measured.
 --out writes the profile; without it nothing is written. The table that is printed comes from
 5 folds over shapes: every dtype and SM count of a shape is in one fold, and a fold is
 predicted by constants, tiles and habits learned from the other four alone.
@@ -30,14 +32,14 @@ from typing import Any
 from gpuscope.simulator.calibration import errors
 from gpuscope.simulator.calibration import fit as fitting
 from gpuscope.simulator.calibration.errors import FOLDS, judged
-from gpuscope.simulator.calibration.memory import fit_copy
+from gpuscope.simulator.calibration.memory import Pair, fitted
 from gpuscope.simulator.calibration.written import profile_of, write_profile
-from gpuscope.simulator.profiles.carried import carried_over
 from gpuscope.simulator.profiles.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
 HOST = ROOT / "benchmarks" / "data" / "h200_host.json"
+MEMORY = ROOT / "benchmarks" / "data" / "h200_memory.json"
 DEVICE = DeviceLayout(
     name="NVIDIA H200",
     quantum_sm_count=8,
@@ -98,12 +100,14 @@ def keep(data: dict[str, Any], target: Path) -> None:
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """The whole profile."""
     host = json.loads(HOST.read_text("utf-8"))
-    copies = host.pop("copy")
+    del host["copy"]  # on fewer SM counts than those of MEMORY
+    memory = json.loads(MEMORY.read_text("utf-8"))
     tables = profile_of(
         fit_gemm(data["gemm"]), data["gemm"],
         name="h200", device=DEVICE, measured=MEASURED, **host,
     )  # fmt: skip
-    return tables | carried_over(tables | {"copy": fit_copy(copies)[0]})
+    pairs = [Pair(**row) for row in memory["pairs"]]
+    return fitted(tables, memory["copy"], memory["softmax"], memory["vector"], pairs)
 
 
 fit_gemm = partial(fitting.fit_gemm, layout=LAYOUT)

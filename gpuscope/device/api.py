@@ -176,6 +176,9 @@ class KernelCost:
     computing
         Of an SM's arithmetic units, what one block keeps busy alone. Blocks that run on one SM
         slow each other by as much as they would keep more busy than there are.
+    launched
+        Thread blocks that the GPU launches one by one, where ``blocks`` stands for more than one
+        each: it launches so many in a time, of all kernels together.
     """
 
     blocks: int
@@ -192,6 +195,7 @@ class KernelCost:
     gap_ns: int | None = None
     share: float = 1.0
     computing: float = 0.0
+    launched: int = 0
 
     @property
     def busy_ns(self) -> int:

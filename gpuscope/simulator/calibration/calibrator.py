@@ -52,8 +52,9 @@ class Measurements:
         Tables of the profile.
     gemm, told
         Rows of GEMMs, not told the SM count and told; the second say what the library prefers.
-    copy, softmax, pairs
-        Rows of the copy and the softmax kernel, and of kernels beside others.
+    copy, softmax, vector, pairs
+        Rows of the copy and the softmax kernel, of products of a vector, and of kernels beside
+        others.
     jitter, power
         How host times vary, and what a large GEMM draws, by dtype: see
         :mod:`gpuscope.simulator.calibration.host`.
@@ -71,6 +72,7 @@ class Measurements:
     told: Sequence[Row]
     copy: Sequence[Mapping[str, float]]
     softmax: Sequence[Mapping[str, float]]
+    vector: Sequence[Mapping[str, float]]
     pairs: Sequence[Pair]
     transfers: Mapping[str, Sequence[tuple[int, float]]]
     jitter: Speeds
@@ -263,6 +265,7 @@ def measure(
     transfers = host.transfers(device, source)
     copies = contention.copy_kernels(device, source)
     softmaxes = contention.row_kernels(device, source)
+    vectors = contention.vector_kernels(device, source)
     host_samples.append(host.launches(device))
     lacking = {"bfloat16"} if info.compute_capability < _BFLOAT16_SINCE else set()
     dtypes = [name for name in ITEM_BYTES if name not in lacking]
@@ -301,6 +304,7 @@ def measure(
         told=measured.told,
         copy=copies,
         softmax=softmaxes,
+        vector=vectors,
         pairs=beside,
         transfers=transfers,
         jitter=jitter,
@@ -342,7 +346,7 @@ def fit(
         jitter=measured.jitter,
         power=measured.power,
     )
-    made = fitted(tables, measured.copy, measured.softmax, measured.pairs)
+    made = fitted(tables, measured.copy, measured.softmax, measured.vector, measured.pairs)
     progress(0.94, "the fit without a fifth of the shapes")
     kinds_without, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
     targeted = judge.errors_told(kinds_without, out_told, layout=layout)

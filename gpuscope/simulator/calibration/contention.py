@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,9 @@ from gpuscope.simulator.calibration.design import streams_by_count
 from gpuscope.simulator.calibration.host import Source, complete, durations_us
 from gpuscope.simulator.calibration.memory import Pair
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.copy import Copy, MemoryKernel
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.gemm import Gemm
+from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.softmax import Softmax
 
 _Spec = Mapping[str, Any]
@@ -24,6 +27,7 @@ _CALLS, _REPEATS = 5, 60
 _COPY_MIB = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64, 512)
 _BLOCKS_PER_SM, _COLUMNS = (1, 4, 16, 64), (256, 1024, 4096, 8192, 16384)
 _ROW_BYTES = 4
+_VECTOR_SIDE, _HALF_BYTES = 16384, 2
 _SHARES = 0.12, 0.3, 0.67
 """Of the SMs, what the one that is watched gets."""
 
@@ -87,8 +91,27 @@ def row_kernels(device: Device, source: Source) -> list[dict[str, float]]:
     return rows
 
 
+def vector_kernels(device: Device, source: Source) -> list[dict[str, float]]:
+    """Measure products of a vector and a matrix that the cache does not hold.
+
+    Returns ``sms``, ``nbytes`` and ``us`` of each, and whether the library was ``told`` the SM
+    count, for which it takes another kernel. Where it launches several kernels: left out.
+    """
+    side = min(_VECTOR_SIDE, math.isqrt(device.info.memory_bytes // (16 * _HALF_BYTES)))
+    nbytes = _HALF_BYTES * (side * side + 2 * side)
+    shape = {"m": 1, "n": side, "k": side, "dtype": "float16"}
+    sized = {
+        False: lambda: Gemm(device, **shape, sm_count_target=None),
+        True: lambda: Gemm(device, **shape),
+    }
+    return [
+        {"sms": sms, "nbytes": nbytes, "us": us, "told": told}
+        for sms, told, us in _alone(device, source, sized)
+    ]
+
+
 def _alone(
-    device: Device, source: Source, sized: Mapping[int, Callable[[], MemoryKernel]]
+    device: Device, source: Source, sized: Mapping[int, Callable[[], Handle]]
 ) -> Iterator[tuple[int, int, float]]:
     """Yield SMs, size and median µs of kernels alone, again and again on the same data."""
     handles = {size: make() for size, make in sized.items()}
@@ -99,7 +122,8 @@ def _alone(
                     handle.execute(stream=stream)
                 stream.synchronize()
             took_us = durations_us(complete(recording.trace).where(kind="kernel"))
-            yield sms, size, float(np.median(took_us[1:]))
+            if len(took_us) == 1 + _CALLS:
+                yield sms, size, float(np.median(took_us[1:]))
     for handle in handles.values():
         handle.close()
 

@@ -14,7 +14,7 @@ from gpuscope._types import Floats
 from gpuscope.device.api import KernelCost
 from gpuscope.simulator.calibration.fit import descend, digits
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
-from gpuscope.simulator.models.memory_model import moved, solve
+from gpuscope.simulator.models.memory_model import moved, slowdowns
 from gpuscope.simulator.models.row_model import row_time
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.simulator.profiles.schema import CopyTimes, MemoryTimes, ProfileFile, RowTimes
@@ -85,6 +85,30 @@ def fit_copy(
     return dict(zip(names, map(digits, best[:5]), strict=True)), held
 
 
+def fit_vector(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """Fit a matrix × vector: bytes / (soft minimum of the SMs' and memory's rate).
+
+    Parameters
+    ----------
+    rows
+        ``sms``, ``nbytes`` and ``us`` of each; None is returned for fewer than it has constants.
+    """
+    if len(rows) < len(_VECTOR):
+        return None
+    sms, nbytes, us = (np.array([row[name] for row in rows]) for name in ("sms", "nbytes", "us"))
+
+    def errors(x: Floats) -> Floats:
+        of_sm, of_memory, p = np.exp(x)
+        body = nbytes * ((sms * of_sm) ** -p + of_memory**-p) ** (1 / p)
+        return np.asarray(np.log(body / us))
+
+    best = np.exp(descend(np.log([*_VECTOR.values()]), errors, _WARINESS))
+    return dict(zip(_VECTOR, map(digits, best), strict=True))
+
+
+_VECTOR = {"sm_bytes_per_us": 1.1e5, "bytes_per_us": 4e6, "sharpness": 3.0}
+"""Where the fit starts."""
+
 _ROWS = {
     "launch_us": 1.3,
     "block_us": 0.4,
@@ -154,7 +178,7 @@ def slowdown(profile: Profile, pair: Pair) -> float:
         memory.demand(work, share, min(work.blocks, sms), sms / total)
         for work, share, sms in ((victim, kept, pair.sms), (other, other_kept, pair.rest))
     ]
-    return max(1.0, demands[0].slowdown(solve(demands)))
+    return max(1.0, slowdowns(demands)[0])
 
 
 _MEMORY = {
@@ -173,19 +197,25 @@ _MEMORY = {
     "float64": 0.45,
 }
 """Where the fit starts."""
+_ALONE = {"cached_bytes", "sm_bytes_per_us", "vector", "vector_told"}
 
 
-def memory_times(
-    values: Mapping[str, float], cached: tuple[int, int], sm_bytes_per_us: float
-) -> MemoryTimes:
-    """Return the constants of memory: bfloat16 waits as float16 does."""
+def memory_times(values: Mapping[str, float], alone: Mapping[str, Any]) -> MemoryTimes:
+    """Return the constants of memory: bfloat16 waits as float16 does.
+
+    Parameters
+    ----------
+    values
+        Those of :data:`_MEMORY`.
+    alone
+        The others, which kernels alone tell.
+    """
     exposure = {name: values[name] for name in ("copies", "rows", "vector")}
     products = {dtype: values["float16" if dtype == "bfloat16" else dtype] for dtype in ITEM_BYTES}
     alike = ("tail_us", "cold_rows", "cold_products", "rereads")
     return MemoryTimes.model_validate(
         {
-            "cached_bytes": cached,
-            "sm_bytes_per_us": sm_bytes_per_us,
+            **alone,
             "cache_bytes": round(values["cache_bytes"]),
             "smallest_share": min(1.0, values["smallest_share"]),
             "exposure": {**exposure, "products": products},
@@ -204,7 +234,7 @@ def fit_memory(profile: Profile, pairs: Sequence[Pair]) -> MemoryTimes:
         With all times of kernels alone.
     """
     memory = profile.file.memory
-    known = memory.cached_bytes, memory.sm_bytes_per_us
+    alone = memory.model_dump(include=_ALONE)
     seen = np.array([pair.beside_us / pair.alone_us for pair in pairs])
     start, most = np.log([*_MEMORY.values()]), math.log(_FAR)
 
@@ -213,18 +243,19 @@ def fit_memory(profile: Profile, pairs: Sequence[Pair]) -> MemoryTimes:
         return dict(zip(_MEMORY, inside, strict=True))
 
     def errors(x: Floats) -> Floats:
-        candidate = profile.with_memory(memory_times(values(x), *known))
+        candidate = profile.with_memory(memory_times(values(x), alone))
         guesses = np.array([slowdown(candidate, pair) for pair in pairs])
         return np.asarray(_CLOSE * np.arctan(np.log(guesses / seen) / _CLOSE))
 
     best = values(descend(start, errors, _WARINESS))
-    return memory_times({name: digits(value) for name, value in best.items()}, *known)
+    return memory_times({name: digits(value) for name, value in best.items()}, alone)
 
 
 def fitted(
     profile: Mapping[str, Any],
     copies: Sequence[Mapping[str, float]],
     rows: Sequence[Mapping[str, float]],
+    vectors: Sequence[Mapping[str, float]],
     pairs: Sequence[Pair],
 ) -> dict[str, Any]:
     """Return a profile with its tables ``copy``, ``rows`` and ``memory``.
@@ -233,13 +264,19 @@ def fitted(
     ----------
     profile
         All others of its tables.
-    copies, rows, pairs
+    copies, rows, vectors, pairs
         What :mod:`gpuscope.simulator.calibration.contention` measured. Without pairs, how kernels
         wait for memory is what the fit would start from.
     """
     copy, cached = fit_copy(copies)
     times = CopyTimes.model_validate(copy)
-    memory = memory_times(_MEMORY, cached, 1.1 * copy["sm_bytes_per_us"])
+    vector = {
+        name: fit_vector([row for row in vectors if row["told"] == told])
+        for name, told in (("vector", False), ("vector_told", True))
+    }
+    of_sm = digits(1.1 * copy["sm_bytes_per_us"])
+    alone = {"cached_bytes": cached, "sm_bytes_per_us": of_sm, **vector}
+    memory = memory_times(_MEMORY, alone)
     made = {
         **profile,
         "copy": copy,

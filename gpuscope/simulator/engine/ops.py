@@ -155,7 +155,7 @@ class WaveOp(Op):
     def __post_init__(self) -> None:
         cost = self.cost
         self.left = cost.blocks
-        self.shares = bool(cost.nbytes or cost.traffic or cost.exposure)
+        self.shares = bool(cost.nbytes or cost.traffic or cost.exposure or cost.launched)
 
     @property
     def pieces(self) -> int:

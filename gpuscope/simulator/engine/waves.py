@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
 from gpuscope.simulator.engine.room import lowest
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
-from gpuscope.simulator.models.memory_model import SharedMemory, moved, solve
+from gpuscope.simulator.models.memory_model import SharedMemory, moved, slowdowns
 
 
 class Wave:
@@ -271,12 +271,12 @@ class Sharing:
         asked = math.fsum(demand.rate for demand in demands)  # in whatever order
         if len(running) <= 1 and all(op.kept == 1.0 for op in running):
             return asked, (1 / asked,) if asked > 1 else ()  # as alone, if the memory can do that
-        latency = solve(demands)
-        slowdowns = [demand.slowdown(latency) for demand in demands]
         return asked, tuple(
             [
                 1 / (max(1.0, slower) if _is_whole(op, count) else slower)
-                for slower, (op, (_, count)) in zip(slowdowns, running.items(), strict=True)
+                for slower, (op, (_, count)) in zip(
+                    slowdowns(demands), running.items(), strict=True
+                )
             ]
         )
 

@@ -20,6 +20,11 @@ GRAPH_LAUNCH_CALL_NS = 5_000
 HOST_FUNCTION_NS = 2_000
 """How long a host function holds its stream."""
 
+BLOCKS_PER_US = 1_650
+"""Thread blocks that a GPU launches in a µs, of all kernels together: element-wise copies of 2^28
+float32 by blocks of 64 and of 128 threads take 2.52 and 1.27 ms on all SMs of an H200 (CuPy's
+``ElementwiseKernel``, 2026-11-28), and by larger ones 0.80 ms or less."""
+
 IDLE_POWER = round(0.67 * (1 << 30))
 """What a GPU draws that computes nothing, of what it may draw for long (in ``ops.FULL``)."""
 

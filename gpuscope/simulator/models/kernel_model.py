@@ -305,7 +305,7 @@ class RecordedKernel:
                 nbytes=min(modelled.nbytes, int(rate * duration_ns)),
                 gap_ns=gap_ns,
             )
-        occupied, share_of_sm, computing = sm_count, 1.0, 0.0
+        occupied, share_of_sm, computing, blocks = sm_count, 1.0, 0.0, 0
         if self.launch is not None:  # as often as one of its SMs is taken: some blocks' room
             blocks, per_sm = max(1, round(self.launch.blocks * self.scale)), self.launch.occupancy
             occupied, share_of_sm = packed(blocks, per_sm, sm_count)
@@ -325,6 +325,7 @@ class RecordedKernel:
             gap_ns=gap_ns,
             share=share_of_sm,
             computing=computing,
+            launched=blocks,
         )
 
     def _computing(self, blocks: float) -> float:

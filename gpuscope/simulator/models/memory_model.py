@@ -6,6 +6,8 @@ same number of accesses in flight, so that a longer latency lowers their demand:
 this for all who run (:func:`solve`). It rises smoothly to the roof: an element-wise copy's rate on
 n SMs is the soft minimum of n times an SM's and the memory's, of the same exponent. Smaller
 partitions meet less of it, seen on an H100 (``benchmarks/contention.py``).
+
+Kernels of many small blocks also share what the GPU launches of these (:func:`slowdowns`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuscope.device.api import KernelCost
+from gpuscope.simulator.models.assumed import BLOCKS_PER_US
 
 _MOST_ALONE = 0.97
 """Of the bandwidth: what moves more alone is taken to ask for the latency at this."""
@@ -60,7 +63,15 @@ class SharedMemory(NamedTuple):
             exposure = max(exposure, min(1.0, rate))
             idle = idle_share(rate, exposure)
         met = self.smallest_share + (1 - self.smallest_share) * min(1.0, 2 * sm_share)
-        return Demand(rate, exposure, idle, met, 1 + (1 - kept) * work.cold)
+        blocks_per_us = 1000 * work.launched * count / work.busy_ns
+        return Demand(
+            rate,
+            exposure,
+            idle,
+            met,
+            cold=1 + (1 - kept) * work.cold,
+            launching=min(1.0, blocks_per_us / BLOCKS_PER_US),
+        )
 
 
 def moved(work: KernelCost, kept: float) -> float:
@@ -89,6 +100,8 @@ class Demand(NamedTuple):
         Which share of the added latency it meets: smaller partitions meet less.
     cold
         How many times as long its accesses take because they miss the cache.
+    launching
+        Of the blocks that the GPU can launch in a time, what it takes alone.
     """
 
     rate: float
@@ -96,6 +109,7 @@ class Demand(NamedTuple):
     idle: float
     met: float
     cold: float
+    launching: float = 0.0
 
     def slowdown(self, latency: float) -> float:
         """Return its time at a latency, of that alone."""
@@ -132,6 +146,31 @@ def solve(demands: Sequence[Demand]) -> float:
             return following
         at = math.sqrt(at * following)
     return at
+
+
+def slowdowns(demands: Sequence[Demand]) -> list[float]:
+    """Return by how much each kernel is slower beside the others: by memory or by block launches.
+
+    Kernels wait for each other's blocks by what they launch themselves, so that all together launch
+    what the GPU can.
+    """
+    at = solve(demands)
+    slower = [demand.slowdown(at) for demand in demands]
+    launching = [demand.launching for demand in demands]
+    if math.fsum(launching) <= 1:
+        return slower
+    wait = _wait_for_launches(launching)
+    return [max(by, 1 + share * wait) for by, share in zip(slower, launching, strict=True)]
+
+
+def _wait_for_launches(launching: Sequence[float]) -> float:
+    """Return the wait at which all together launch what the GPU can, by bisection."""
+    least, most = 0.0, float(len(launching))
+    for _ in range(_STEPS):
+        middle = (least + most) / 2
+        launched = math.fsum(share / (1 + share * middle) for share in launching)
+        least, most = (middle, most) if launched > 1 else (least, middle)
+    return (least + most) / 2
 
 
 def share_cached(footprint: float, held: tuple[float, float]) -> float:

@@ -189,10 +189,21 @@ class Profile:
         us, idle_us, moving = library.timed(chosen, (m, n, k), sm_count, believed)
         touched = item * (m * k + k * n + m * n)
         missed = touched * (1 - share_cached(touched, self.file.memory.cached_bytes))
+        least_us = missed / self.constants["device_copy_bytes_per_us"]
         if min(m, n) == 1:  # it only moves data, faster than products do
-            idle_us = times.launch_us + touched / (sm_count * self.file.memory.sm_bytes_per_us)
-            us = max(idle_us, times.launch_us + touched / times.bytes_per_us)
-        us = max(us, missed / self.constants["device_copy_bytes_per_us"])
+            memory = self.file.memory
+            held_us = (touched - missed) / (sm_count * memory.sm_bytes_per_us)
+            vector = memory.vector_told if told else memory.vector
+            if vector is None:
+                idle_us = held_us + missed / (sm_count * memory.sm_bytes_per_us)
+                us = max(idle_us, touched / times.bytes_per_us)
+            else:
+                idle_us = held_us + missed / (sm_count * vector.sm_bytes_per_us)
+                least_us = (touched - missed) / times.bytes_per_us + missed / vector.bytes_per_us
+                p = vector.sharpness
+                us = (idle_us**p + least_us**p) ** (1 / p)
+            idle_us, us = idle_us + times.launch_us, us + times.launch_us
+        us = max(us, least_us)
         tiles, share = max(1, int(chosen.blocks(m, n)[0])), 1.0
         side = int(chosen.rows[0] + chosen.columns[0])
         loaded = item * tiles * side * -(-k // int(chosen.splits[0]))

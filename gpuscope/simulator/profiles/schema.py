@@ -203,6 +203,17 @@ class Exposure(Part):
     """other products, by dtype"""
 
 
+class VectorTimes(Part):
+    """A matrix × vector whose matrix the cache does not hold: launch + bytes / rate."""
+
+    sm_bytes_per_us: PositiveFloat
+    """rate of one SM"""
+    bytes_per_us: PositiveFloat
+    """highest rate: the kernel only reads, faster than a device copy"""
+    sharpness: Exponent
+    """sharpness of the transition from the first bound to the second"""
+
+
 class MemoryTimes(Part):
     """The cache, and how loaded memory slows kernels: see `simulator/models/memory_model.py`."""
 
@@ -211,7 +222,11 @@ class MemoryTimes(Part):
     cache_bytes: PositiveInt
     """bytes of others that replace all that work left in the cache"""
     sm_bytes_per_us: PositiveFloat
-    """rate at which one SM gets data for a matrix × vector"""
+    """rate at which one SM gets data for a matrix × vector that the cache holds"""
+    vector: VectorTimes | None = None
+    """a matrix × vector that it does not hold; if not measured, as one that it holds"""
+    vector_told: VectorTimes | None = None
+    """the same where the library was told the SM count and takes another kernel"""
     smallest_share: Share
     """share of an added latency that kernels on hardly any SMs meet"""
     tail_us: NonNegativeFloat

@@ -168,6 +168,17 @@ def test_the_layout_and_the_copy_kernel_are_found_again(calibrated):
 
 
 @pytest.mark.parametrize("told", [False, True])
+def test_products_of_a_vector_from_memory_are_found_again(calibrated, told):
+    again = Profile.read(calibrated.path)
+    for sms in (8, 24, 64, 112):
+        heard = sms if told else 0
+        cost, before = (
+            profile.gemm_cost(1, 16384, 16384, "float16", sms, heard) for profile in (again, H200)
+        )
+        assert cost.alone_ns(sms) == pytest.approx(before.alone_ns(sms), rel=0.05)
+
+
+@pytest.mark.parametrize("told", [False, True])
 def test_the_fit_predicts_what_was_measured(calibrated, told):
     # Shapes that the fit never saw, on SM counts of which half were measured.
     again, errors = Profile.read(calibrated.path), []

@@ -34,7 +34,7 @@ from gpuscope.simulator.engine.ops import (
 )
 from gpuscope.simulator.engine.room import WHOLE
 from gpuscope.simulator.engine.waves import Sharing, Wave
-from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
+from gpuscope.simulator.models.assumed import BLOCKS_PER_US, PENDING_LAUNCHES
 from gpuscope.simulator.models.memory_model import SharedMemory, latency, solve
 
 LATENCY = 4
@@ -845,7 +845,7 @@ class ByBlocks:
             step = self.steps[number]
             work = SimpleNamespace(
                 nbytes=step.nbytes, traffic=0, cold_nbytes=0, exposure=0.0, idle=0.0, cold=0.0,
-                busy_ns=max(step.tiles, step.blocks) * step.block_ns,
+                launched=0, busy_ns=max(step.tiles, step.blocks) * step.block_ns,
             )  # fmt: skip
             share = count / self.program.sm_count if step.kind == "kernel" else 1.0
             demands[number] = self.memory.demand(work, 1.0, count, share)
@@ -1621,6 +1621,26 @@ def test_a_kernel_waits_as_long_as_others_make_it(share):
     bench.engine.run_all()
     took = {one.name: one.end_ns - one.start_ns for one in bench.seen}
     assert took["mine"] == pytest.approx(100 * (1 + 0.5 * (latency(share) - 1)), rel=0.01)
+
+
+@pytest.mark.parametrize("launched", [(400, 400), (1000, 500), (1000, 1000), (1000, 10)])
+def test_kernels_of_many_blocks_share_what_the_gpu_launches_of_them(launched):
+    bench, ns = Bench(4, 8000), 1_000_000  # that launches 1,000 blocks at once at most
+    each = [round(of * BLOCKS_PER_US) for of in launched]
+    for number, (count, sms) in enumerate(zip(each, (0b0011, 0b1100), strict=True)):
+        cost = KernelCost(2, ns, launched=count)
+        bench.submit(KernelOp(bench.stream(sms=sms), START, number, str(number), None, cost))
+    bench.engine.run_all()
+    took = {one.name: one.end_ns - one.start_ns for one in bench.seen}
+    every, longest = sum(launched) / 1000, max(took.values()) / ns
+    assert longest >= 1
+    if every <= 1:
+        assert [*took.values()] == [ns, ns]
+    elif launched[0] == launched[1]:
+        assert longest == pytest.approx(every, rel=0.01)
+    else:  # the one that launches more waits more, and all blocks take the time that they need
+        assert took["0"] > took["1"]
+        assert longest == pytest.approx(every, rel=0.01)
 
 
 def test_a_kernels_own_gap_counts_instead_of_the_engines():

@@ -200,7 +200,7 @@ def _legend(colours: dict[str | None, str], run: Run) -> str:
     by_stream = [f"“{safe(name, 60)}”" for name, trace in run.items() if is_by_stream(trace)]
     if by_stream:
         of = f" of {names_listed('setting', by_stream)}" if len(by_stream) < len(run.traces) else ""
-        text += f"In the timeline{'s' * (len(by_stream) > 1)}{of}, it is the stream."
+        text += f"<br>In the timeline{'s' * (len(by_stream) > 1)}{of}, it is the stream."
     return f'<p class="muted">{text}</p>'
 
 

@@ -38,8 +38,10 @@ class Calls:
         How many of ``judged`` waited for SMs.
     holders
         Workload → how long it held SMs that these waited for, in ns; the longest first.
+    slowest
+        How many calls are from the 99th percentile on, all of which were taken apart, too.
     slowest_ns
-        Kind of part → its time in calls from the 99th percentile on.
+        Kind of part → its time in these.
     """
 
     workload: str
@@ -50,6 +52,7 @@ class Calls:
     slow_span: int
     waited: int
     holders: Mapping[str, int]
+    slowest: int
     slowest_ns: Mapping[PartKind, int]
 
 
@@ -63,12 +66,13 @@ def calls_of(trace: Trace, workload: str) -> Calls | None:
         return None
     took = rows.ends[calls] - rows.starts[calls]
     by_time = calls[np.argsort(took, kind="stable")]
-    marks = [by_time[int(share * (len(calls) - 1))] for share in (0.5, _SLOW)]
-    least_ns = int(rows.ends[marks[1]] - rows.starts[marks[1]])
+    median, slow_at = (int(share * (len(calls) - 1)) for share in (0.5, _SLOW))
+    marks = by_time[[median, slow_at]].tolist()
+    slowest_calls = by_time[slow_at:].tolist()
     slowest, holders = Counter[PartKind](), Counter[str]()
     waited = 0
     try:
-        typical, slow = (known.parts(int(mark)) for mark in marks)
+        typical, slow = (known.parts(mark) for mark in marks)
         chosen = calls[:: ceil(len(calls) / _MOST)].tolist()
         for call in chosen:
             parts = known.parts(call)
@@ -76,15 +80,24 @@ def calls_of(trace: Trace, workload: str) -> Calls | None:
             waited += bool(held)
             for part in held:
                 holders[_holder(known, part)] += part.duration_ns
-            if rows.ends[call] - rows.starts[call] >= least_ns:
-                for part in parts:
-                    slowest[part.kind] += part.duration_ns
+        for call in slowest_calls:
+            for part in known.parts(call):
+                slowest[part.kind] += part.duration_ns
     except MissingEvidence:
         return None
     ordered = dict(holders.most_common())
-    numbers = workload, len(calls), len(chosen)
-    slow_span = int(rows.ids[marks[1]])
-    return Calls(*numbers, typical, slow, slow_span, waited, ordered, slowest)
+    return Calls(
+        workload,
+        n=len(calls),
+        judged=len(chosen),
+        typical=typical,
+        slow=slow,
+        slow_span=int(rows.ids[marks[1]]),
+        waited=waited,
+        holders=ordered,
+        slowest=len(slowest_calls),
+        slowest_ns=slowest,
+    )
 
 
 def _holder(known: TraceParts, part: Part) -> str:

@@ -93,6 +93,8 @@ class PartSum(NamedTuple):
         The pairs whose parts were summed.
     holder
         The workload that most of it, in the trace with more of it, waited for; empty if none.
+    holders
+        All of them, that one first; one that is not known is empty.
     """
 
     kind: PartKind
@@ -100,6 +102,7 @@ class PartSum(NamedTuple):
     first_ns: int
     second_ns: int
     holder: str
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSu
     both = [{who: ns for (of, who), ns in side.items() if of == kind} for side in (first, second)]
     totals = [sum(each.values()) for each in both]
     more = both[totals[1] > totals[0]]
-    holder = max(more, key=more.__getitem__, default="")
-    return PartSum(kind, calls, totals[0], totals[1], holder)
+    holders = tuple(sorted(more, key=more.__getitem__, reverse=True))
+    return PartSum(kind, calls, totals[0], totals[1], next(iter(holders), ""), holders)
 
 
 # -- differences --------------------------------------------------------------------------

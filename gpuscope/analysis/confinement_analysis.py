@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from gpuscope.analysis.escapes import Escape, GivenWork, Judgement
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, Row, about, named, sentences
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import is_open, rows_of
+from gpuscope.trace.columns import codes, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 EVIDENCE = ("resident", "allocated", "simulated")
@@ -72,6 +73,10 @@ class PartitionConfinement:
         Partitions that have SMs in common with it.
     notes
         Limitations of the fraction.
+    strays
+        Finished kernels given to it that ran outside, wholly or in part.
+    unfinished
+        Kernels given to it whose end is not known: these are not judged.
     """
 
     partition: str
@@ -83,6 +88,8 @@ class PartitionConfinement:
     sm_ids_known: bool
     shares_with: tuple[str, ...]
     notes: tuple[str, ...]
+    strays: int = 0
+    unfinished: int = 0
 
     @property
     def observations(self) -> int:
@@ -140,6 +147,7 @@ class ConfinementResult(Result):
                     f"{part.kind} ({part.observations:,} {part.judged_by}: {part.fraction:.4g})"
                     for part in partition.evidence
                 )
+                or "no work given to it ended" * bool(partition.unfinished)
                 or "no work was given to it",
                 "observations": partition.observations,
                 "kernels": partition.kernels,
@@ -227,8 +235,14 @@ def confinement(
     groups = Groups(work.target + 1, ["", *work.names])
     owners = escapes.partitions_by_sm(trace)
     position = {name: index for index, name in enumerate(trace.metadata.partitions)}
+    intended_code, homes = codes(trace.spans.column("intended_partition"))
+    open_rows = rows[is_open(trace)[rows]]
+    open_in = Counter(homes[code] for code in intended_code[open_rows].tolist())
     partitions = [
-        _partition(trace, name, work, judgement, groups, owners, position)
+        replace(
+            _partition(trace, name, work, judgement, groups, owners, position),
+            unfinished=open_in[name],
+        )
         for name in dict.fromkeys([*trace.metadata.partitions, *given])
     ]
     return ConfinementResult(tuple(partitions), tuple(notes), **about(trace))
@@ -305,4 +319,5 @@ def _partition(
         sm_ids_known=bool(sms),
         shares_with=tuple(shares),
         notes=tuple(notes),
+        strays=int(np.count_nonzero(judgement.escaped_ns[given] > 0)),
     )

@@ -101,6 +101,8 @@ class TrackGaps:
     unlaunched_ns
         The part of ``total_ns`` before the span that ended the gap had been launched: the host was
         late. ``None`` where no launch time is known.
+    launched_ns
+        The part after it had been launched; like that, without gaps whose launch is unknown.
     longest
         The longest gaps, the longest first, at most :data:`LONGEST`.
     """
@@ -116,6 +118,7 @@ class TrackGaps:
     max_ns: Annotated[int | None, "max (µs)"]
     unlaunched_ns: Annotated[int | None, "not launched (ms)"]
     longest: tuple[Gap, ...]
+    launched_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,10 @@ def _tracks(trace: Trace, work: _Work, min_ns: int) -> tuple[TrackGaps, ...]:
     late = np.where(launched < 0, 0, np.clip(launched, low, high) - low)
     first = np.searchsorted(track, bounds)
     is_told = (stretch_sums(launched >= 0, first) > 0).tolist()
-    total_ns, unlaunched_ns = (stretch_sums(ns, first).tolist() for ns in (lengths, late))
+    early = np.where(launched < 0, 0, lengths - late)
+    total_ns, unlaunched_ns, launched_ns = (
+        stretch_sums(ns, first).tolist() for ns in (lengths, late, early)
+    )
     some = Groups.of(track, range(len(groups)))
     quantiles = some.quantiles(lengths, (0.5, 0.9)).tolist()
     spread = dict(zip(some.labels, quantiles, strict=True))
@@ -294,6 +300,7 @@ def _tracks(trace: Trace, work: _Work, min_ns: int) -> tuple[TrackGaps, ...]:
             max_ns=int(lengths[order[0]]) if len(order) else None,
             unlaunched_ns=unlaunched_ns[index] if is_told[index] else None,
             longest=tuple(map(gap_of, order[:LONGEST])),
+            launched_ns=launched_ns[index],
         )
 
     counts = groups.counts.tolist()

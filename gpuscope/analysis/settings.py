@@ -148,6 +148,32 @@ def home_of(trace: Trace, workload: str) -> str | None:
     return home
 
 
+def has_own_sms(trace: Trace, workload: str) -> bool:
+    """Whether kernels of a workload ran, all in partitions, and no others on the SMs of these."""
+    kernels = trace.where(kind="kernel")
+    partition, names = codes(kernels.spans.column("partition"))
+    is_own = np.zeros(len(kernels), bool)
+    is_own[by_workload(kernels).of_label(workload)] = True
+    homes, others = (
+        {names[code] for code in np.unique(partition[rows]).tolist()} for rows in (is_own, ~is_own)
+    )
+    if not homes or None in homes | others:
+        return False
+    return not any(_meet(trace, str(home), str(other)) for home in homes for other in others)
+
+
+def _meet(trace: Trace, one: str, other: str) -> bool:
+    """Whether two partitions have SMs in common, as far as the trace knows."""
+    first, second = trace.metadata.partition(one), trace.metadata.partition(other)
+    is_one_device = first.device_key == second.device_key
+    return (
+        one == other
+        or other in first.shares_with
+        or one in second.shares_with
+        or (is_one_device and not {*first.sm_ids}.isdisjoint(second.sm_ids))
+    )
+
+
 def _share(now: Done, alone: SoloFacts) -> float | None:
     """Return a rate over that alone; older traces have it of operations only."""
     if now.calls_per_s and alone.whole_gpu_calls_per_s:

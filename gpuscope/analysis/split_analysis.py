@@ -132,7 +132,8 @@ class SplitPart:
             )
         ]
         by_number = (self.often_after - self.often_before) * each[0]
-        if abs(by_number) > abs(self.change_ns) / 2:
+        is_same_way = (by_number > 0) == (self.change_ns > 0)
+        if is_same_way and abs(by_number) > abs(self.change_ns) / 2:
             return "more" if by_number > 0 else "fewer"
         if self.cause in ("kernels", "copies"):
             return "slower" if self.change_ns > 0 else "faster"

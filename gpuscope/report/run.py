@@ -23,8 +23,10 @@ from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import to_html, unbroken
 from gpuscope.telling.of_setting import together
+from gpuscope.telling.rules import names_listed
 from gpuscope.timeline import style
 from gpuscope.timeline.canvas.file import timeline_html
+from gpuscope.timeline.tracks import is_by_stream
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, incomplete
 
@@ -164,7 +166,7 @@ def _picture(
         cells = (bars_of.get(setting, "–") for bars_of in bars)
         body += "".join(f'<td><div class="bar">{bar}</div></td>' for bar in cells) + "</tr>"
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return [f'<div class="picture"><table>{inside}</table></div>', _legend(colours)]
+    return [f'<div class="picture"><table>{inside}</table></div>', _legend(colours, run)]
 
 
 def _bars(
@@ -186,15 +188,20 @@ def _bars(
     return bars
 
 
-def _legend(colours: dict[str | None, str]) -> str:
-    """Say what colours mean, here and in all figures of the page."""
+def _legend(colours: dict[str | None, str], run: Run) -> str:
+    """Say what colours mean in the bars, latencies and timelines of the page."""
     names = {f"partition {name}" if name else "whole GPU": of for name, of in colours.items()}
     swatches = "".join(
         f'<span class="key"><span class="swatch" style="background:{colour}"></span>'
         f"{safe(name, 40)}</span> "
         for name, colour in names.items()
     )
-    return f'<p class="muted">A colour is where work ran, on all of this page:{swatches}</p>'
+    text = f"In bars, latencies and timelines, a colour is where work ran:{swatches}"
+    by_stream = [f"“{safe(name, 60)}”" for name, trace in run.items() if is_by_stream(trace)]
+    if by_stream:
+        of = f" of {names_listed('setting', by_stream)}" if len(by_stream) < len(run.traces) else ""
+        text += f"<br>In the timeline{'s' * (len(by_stream) > 1)}{of}, it is the stream."
+    return f'<p class="muted">{text}</p>'
 
 
 # -- the evidence -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gpuscope.analysis.critical_path_analysis import steady_path
 from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.report import page
 from gpuscope.telling.media import to_html
-from gpuscope.timeline.canvas.file import timeline_html
+from gpuscope.timeline.canvas.file import MOST_SPANS, timeline_html
 from gpuscope.timeline.path_lane import with_path
 from gpuscope.trace.model import Trace
 
@@ -64,17 +64,24 @@ def trace_report(
     heading = title or trace.metadata.setting or "gpuscope trace"
     traces = {heading: trace}
     result = findings(trace)
-    drawn, step = trace, list[str]()
+    drawn, step, without = trace, list[str](), ""
     if result.sections:  # a program's
-        known_steps = steps(trace)
-        drawn = with_path(trace, steady_path(trace))
+        known_steps, path_of = steps(trace), steady_path(trace)
+        drawn = on_path = with_path(trace, path_of)
         window_ns = window_ns or known_steps.steady_ns
-        step = _typical(drawn, known_steps.typical)
+        step = _typical(on_path, known_steps.typical)
+        if len(on_path) > MOST_SPANS:  # it would take the place of the trace's own
+            drawn = trace
+            without = (
+                f"The timeline is without the critical path: its {len(path_of.parts):,} parts and "
+                f"the {len(trace):,} spans are more than {MOST_SPANS:,}."
+            )
     sections = [
         to_html(result.findings),
         *page.broken(),
         "<h2>Timeline</h2>",
         page.paragraph(note or ""),
+        *([page.paragraph(without)] if without else []),
         timeline_html(drawn, window_ns=window_ns, selected=selected),
         *page.paired([page.section(known, traces) for known in FIRST]),
         *step,

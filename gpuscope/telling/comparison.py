@@ -78,8 +78,9 @@ def compared(run: Run) -> tuple[Finding, ...]:
         rows = of_slowest_rank(run.comparison.to_pylist())
         return (*_of_setting(run, rows), *incomplete)
     several = [*_told_most(results)]
-    if str(several[0].subject["column"]).startswith(("ttft", "tbt")):
-        several.append(_unstated(str(several[0].subject["workload"])))
+    of = str(several[0].subject["workload"])
+    if str(several[0].subject["column"]).startswith(("ttft", "tbt")) and not _slo(run, of):
+        several.append(_unstated(of))
     return (*several, *incomplete)
 
 
@@ -148,12 +149,20 @@ def _least_kept(result: Comparison) -> float:
 
 
 def _where(run: Run, row: Row) -> str:
-    """Say where a workload ran in a setting; nothing of requests, which two others serve."""
+    """Say where a workload ran in a setting; nothing of requests, which two others serve.
+
+    Nor of one whose kernels ran in places of different sizes.
+    """
     if is_of_requests(row):
+        return ""
+    trace = run[row["setting"]]
+    kernels = trace.where(kind="kernel", category=row["workload"])
+    homes = kernels.spans.column("partition").unique().to_pylist()
+    if len({trace.metadata.partition(home).sm_count for home in homes}) > 1:
         return ""
     if row["partition"] is None:
         return "on the whole GPU"
-    count = run[row["setting"]].metadata.partition(row["partition"]).sm_count
+    count = trace.metadata.partition(row["partition"]).sm_count
     return f"on {count} SMs" if count else f"in {row['partition']}"
 
 
@@ -170,8 +179,7 @@ def _unstated(workload: str) -> Finding:
 # -- what single changes did ------------------------------------------------------------------
 def variants(run: Run) -> Iterator[Finding]:
     """Yield what stream priority and the SM-count target did, by settings that differ in one."""
-    described = run.experiment.get("settings") or {}
-    plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
+    plain = {name: _plainly(_as_run(run, name)) for name in run}
     for base, setting in itertools.permutations(plain, 2):
         (used, priorities, target), (used_2, priorities_2, target_2) = plain[base], plain[setting]
         if used != used_2:
@@ -179,6 +187,8 @@ def variants(run: Run) -> Iterator[Finding]:
         if target == target_2 and not priorities and priorities_2:
             rule = "priority"
         elif priorities == priorities_2 and target != "off" and target_2 == "off":
+            if not run[setting].metadata.partitions:
+                continue
             rule = "target"
         else:
             continue
@@ -194,6 +204,19 @@ def variants(run: Run) -> Iterator[Finding]:
                 yield replace(finding, rule=rule, subject=subject)
 
 
+def _as_run(run: Run, setting: str) -> Row:
+    """Return what a setting has in common with others and what it has of its own."""
+    experiment = run.experiment
+    own = (experiment.get("settings") or {}).get(setting) or {}
+    common = {name: experiment.get(name) for name in ("partitions", "sm_count_target", "rounding")}
+    streams = {**(experiment.get("streams") or {}), **(own.get("streams") or {})}
+    return (
+        common
+        | {name: value for name, value in own.items() if value is not None}
+        | {"streams": streams}
+    )
+
+
 def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
     """Split a setting into what is carved and used, its streams' priorities, and the target."""
     streams = {name: dict(spec) for name, spec in (facts.get("streams") or {}).items()}
@@ -201,7 +224,8 @@ def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
         name: priority for name, spec in streams.items() if (priority := spec.pop("priority", 0))
     }
     used = {name: spec for name, spec in streams.items() if any(spec.values())}
-    return (facts.get("partitions"), used), priorities, facts.get("sm_count_target")
+    carved = facts.get("partitions"), facts.get("rounding")
+    return (*carved, used), priorities, facts.get("sm_count_target")
 
 
 # -- what a setting gave ---------------------------------------------------------------------
@@ -216,7 +240,7 @@ def _of_setting(run: Run, rows: list[Row]) -> Iterator[Finding]:
             yield _unstated(served[0]["workload"])
         return
     if not timed:
-        yield together(rows, is_carved=True)
+        yield together(rows, is_carved=any(trace.metadata.partitions for trace in run.values()))
         return
     row = timed[0]
     mark = "p99" if row["latency_p99_us"] is not None else "p50"

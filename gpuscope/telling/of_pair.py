@@ -13,17 +13,14 @@ from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
 from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
-from gpuscope.analysis.settings import home_of
+from gpuscope.analysis.settings import has_own_sms, home_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Quantity, Shown, counts
 from gpuscope.telling.of_setting import unit_of
-from gpuscope.telling.rules import DOES, RULES, fill
+from gpuscope.telling.rules import DOES, RULES, fill, holding
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
-
-_GONE = 0.01
-"""Of the time before: a cause that has less left is there no longer."""
 
 
 def of_pair(result: Comparison) -> tuple[Finding, ...]:
@@ -33,14 +30,15 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
     if not result.seen:
         typical = [each for each in result.timed if not (isinstance(each, Effect) and each.is_tail)]
         largest = max(typical or result.timed or result.differences, key=_least_told)
-        return (_unchanged(result, largest), *_calls(result, largest.workload))
+        return (_unchanged(result, largest), *_calls(result, largest))
     clearest = max(result.seen, key=lambda each: each.clarity)
     costs = [
         _cost(each)
         for each in result.differences
-        if each.is_seen and each.workload not in result.pairs and each is not clearest
+        if each.is_seen and each.column in RATES and each.workload not in result.pairs
+        if each is not clearest
     ]
-    return (headline(result, clearest), *costs, *_calls(result, clearest.workload))
+    return (headline(result, clearest), *costs, *_calls(result, clearest))
 
 
 def _least_told(each: Difference) -> float:
@@ -74,7 +72,9 @@ def headline(result: Comparison, about: Difference) -> Finding:
         # What held the SMs of a forecast is not in it.
         is_told = not any(trace.metadata.forecast for trace in result.traces)
         with contextlib.suppress(MissingEvidence):
-            cause, more = _cause(result.parts(workload), about) if is_told else ("", ())
+            cause, more = (
+                _cause(result.parts(workload), about, len(pairs.first)) if is_told else ("", ())
+            )
             subject["cause"] = cause
             values += more
     if about.is_better:
@@ -121,8 +121,13 @@ def _subject(result: Comparison, about: Difference) -> dict[str, str]:
     return subject
 
 
-def _cause(parts: tuple[PartSum, ...], about: Difference) -> tuple[str, tuple[Quantity, ...]]:
-    """Return the part that changed most in the direction of a change, in words and numbers."""
+def _cause(
+    parts: tuple[PartSum, ...], about: Difference, calls: int
+) -> tuple[str, tuple[Quantity, ...]]:
+    """Return the part that changed most in the direction of a change, in words and numbers.
+
+    ``calls`` is the number of pairs, of which the parts may be of some.
+    """
     way = 1 if about.about.better * about.change < 0 else -1  # times grow where it is worse
     part = max(parts, key=lambda each: way * (each.second_ns - each.first_ns))
     grown_ns = (part.second_ns - part.first_ns) / part.calls
@@ -132,9 +137,11 @@ def _cause(parts: tuple[PartSum, ...], about: Difference) -> tuple[str, tuple[Qu
         Quantity("cause_before", part.first_ns / part.calls, "ns"),
         Quantity("cause_after", part.second_ns / part.calls, "ns"),
     )
-    degree = "more" if way > 0 else "gone" if part.second_ns <= _GONE * part.first_ns else "less"
-    each = "call" if about.column.startswith("latency") else "request"
-    names = {"holder": part.holder, "each": each, "by": str(Quantity("", abs(grown_ns), "ns"))}
+    degree = "more" if way > 0 else "less" if part.second_ns else "gone"
+    names = {"each": _each(about), "by": str(Quantity("", abs(grown_ns), "ns"))}
+    names |= holding(part.holders)
+    if part.calls < calls:
+        names |= {value.name: str(value) for value in counts(summed=part.calls, calls=calls)}
     names["does"] = fill(DOES[part.kind], names)
     return f"it {fill(RULES[f'part.{degree}'].text, names)}", values
 
@@ -182,14 +189,21 @@ def _by(about: Difference) -> Quantity:
     return Quantity("by", about.change, "±%", low, high)
 
 
-def _calls(result: Comparison, workload: str) -> Iterator[Finding]:
+def _each(about: Difference) -> str:
+    """Return what is timed."""
+    return "call" if about.column.startswith("latency") else "request"
+
+
+def _calls(result: Comparison, about: Difference) -> Iterator[Finding]:
     """Yield how many calls are faster, and how many slower."""
+    workload = about.workload
     if pairs := result.pairs.get(workload):
         signs = np.sign(pairs.second_ns - pairs.first_ns)
         values = counts(
             calls=len(signs), faster=int((signs < 0).sum()), slower=int((signs > 0).sum())
         )
-        subject = {"workload": workload, "setting": result.names[1]}
+        values += counts(unpaired=pairs.unpaired) if pairs.unpaired else ()
+        subject = {"workload": workload, "setting": result.names[1], "each": _each(about)}
         yield Finding("change.calls", "note", subject, values)
 
 
@@ -204,7 +218,8 @@ def _in_words(result: Comparison, workload: str) -> str:
     if sizes[0] != sizes[1]:
         if after is None:
             return "On the whole GPU"
-        return f"On {sizes[1]} SMs{'' if before else ' of its own'}" if sizes[1] else f"In {after}"
+        is_own = before is None and has_own_sms(result.traces[1], workload)
+        return f"On {sizes[1]} SMs{' of its own' * is_own}" if sizes[1] else f"In {after}"
     several = list(changes(*result.traces))
     return several[0].phrase if len(several) == 1 else f"In {result.names[1]}"
 

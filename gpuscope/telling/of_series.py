@@ -115,16 +115,17 @@ def interfered(result: InterferenceResult) -> Finding:
         untold=len(result.cells) - len(known) - len(forecast),
         forecast=len(forecast),
     )
-    if not known:
-        return Finding("interferes.unknown", "warning", {}, values)
-    most = max(known, key=known.__getitem__)
-    subject = {"workload": most.of, "given": most.given}
-    longer = [Quantity("longer", known[most], "%", most.low, most.high)]
+    subject, longer = {}, []
+    if known:
+        most = max(known, key=known.__getitem__)
+        subject = {"workload": most.of, "given": most.given}
+        longer.append(Quantity("longer", known[most], "%", most.low, most.high))
     if forecast:
         likely = max(forecast, key=forecast.__getitem__)
         subject |= {"other": likely.of, "beside": likely.given}
         ends = likely.forecast_low, likely.forecast_high
         longer.append(Quantity("likely", forecast[likely], "%", *ends))
-    return Finding(
-        "interferes", "note", subject, (*longer, *(each for each in values if each.value))
-    )
+    if not longer:
+        return Finding("interferes.unknown", "warning", {}, values)
+    rule = "interferes" if known else "interferes.forecast"
+    return Finding(rule, "note", subject, (*longer, *(each for each in values if each.value)))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from gpuscope._columns import COMPARED, Column, is_of_requests
 from gpuscope.analysis.confinement_analysis import PartitionConfinement
 from gpuscope.analysis.result import Row
-from gpuscope.telling.finding import Finding, Quantity
+from gpuscope.telling.finding import Finding, Quantity, counts
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""
@@ -76,6 +76,8 @@ def of_partition(part: PartitionConfinement, missing: str) -> Finding:
     """Return where the work given to one partition ran, and by what evidence."""
     subject: dict[str, str | list[str]]
     subject = {"partition": part.partition, "notes": ". ".join(part.notes)}
+    if part.fraction is None and part.unfinished:
+        return Finding("unjudged", "note", subject, counts(unfinished=part.unfinished))
     if part.fraction is None:
         return Finding("unused", "note", subject)
     subject["evidence"] = [

@@ -93,7 +93,9 @@ def of_confinement(trace: Trace) -> Iterator[Finding]:
     try:
         result = confinement(trace)
     except MissingEvidence as error:
-        if trace.metadata.partitions:
+        columns = ("partition", "intended_partition")
+        in_rows = any(trace.spans.column(name).null_count < len(trace) for name in columns)
+        if trace.metadata.partitions or in_rows:
             yield Finding("confined.unknown", "note", {"reason": str(error)})
         elif not trace.kind_counts().get("kernel"):
             yield Finding("confined.no-kernel", "note")
@@ -118,10 +120,12 @@ def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> I
             yield from of_escapes(part, trace=trace)
         return
     worked = [part.partition for part in result.partitions if part.evidence]
-    idle = [part.partition for part in result.partitions if not part.evidence]
+    idle = [part.partition for part in result.partitions if not (part.evidence or part.unfinished)]
+    unfinished = sum(part.unfinished for part in result.partitions)
     kinds = dict.fromkeys(each.kind for part in result.partitions for each in part.evidence)
     subject = {"partitions": worked, "unused": idle, "evidence": [*kinds], "missing": missing}
-    yield Finding("confined.open" if missing else "confined", "note", subject)
+    values = counts(unfinished=unfinished) if unfinished else ()
+    yield Finding("confined.open" if missing else "confined", "note", subject, values)
 
 
 def of_escapes(
@@ -265,7 +269,8 @@ def _of_track(
         values += counts(queued=queued)
         mend = _more_queued(loads[0], queued)
         return Finding("dry-queue.load", "warning", subject, values, spans, mend)
-    rule = "gap" if track.unlaunched_ns is None else "gap.launched"
+    is_known = track.unlaunched_ns is not None and 2 * track.launched_ns >= track.total_ns
+    rule = "gap.launched" if is_known else "gap"
     mend = Mend(f"telling.explain(trace, {longest.spans[1]})", "analysis")
     return Finding(rule, "warning", subject, values, spans, mend)
 

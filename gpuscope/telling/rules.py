@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -78,16 +78,37 @@ _IDLE_SMS = (
     "{kernel} left {idle} of the time of its {sms} SMs[ in {partition}] idle: {unheld} without a "
     "thread block[ ({empty} SMs never had one)], {between} in blocks outside any scope"
 )
+_UNFINISHED = "[; {unfinished} unfinished kernels are not judged]"
 _UNUSED = "[. Nothing was given to {unused}]"
+_NAMED = 3
+"""Holders of SMs that a sentence names."""
+
+
+def holding(holders: Iterable[str]) -> dict[str, str]:
+    """Return who holds what a sentence is about: one ``holder``, or several ``holders``.
+
+    An empty name stands for who is not known; of more than a few the others are counted.
+    """
+    several = [*holders]
+    names = [name for name in several if name]
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    if names and "" in several:
+        names.append("others")
+    if len(names) < 2:
+        return {"holder": names[0]} if names and names[0] != "others" else {}
+    return {"holders": names_listed("holders", names)}
+
+
 DOES = {
     "launch call": "is in the launch call",
     "on the way": "is on the way to the GPU",
     "stream order": "waits behind its stream",
-    "event wait": "waits for an event[ behind {holder}]",
+    "event wait": "waits for an event[ behind {holder}][ behind {holders}]",
     "graph order": "waits behind its graph",
     "legacy default stream": "waits behind the legacy default stream",
-    "SMs held": "waits for SMs[ that {holder} holds]",
-    "priority": "waits for SMs[ that {holder} holds] by priority",
+    "SMs held": "waits for SMs[ that {holder} holds][ that {holders} hold]",
+    "priority": "waits for SMs[ that {holder} holds][ that {holders} hold] by priority",
     "copy engine": "waits for the copy engine",
     "request queue": "waits in the queue of requests",
     "collective": "waits for another rank",
@@ -105,9 +126,16 @@ _ESCAPES = "Escaped: [all {all}][{n} of {given}] kernels of {workload} ran "
 _OF_SMS = "[, not on its {sms} SMs]"
 _MARK = "[its p99 is {p99}][its p50 is {p50}]"
 _NEVER = (
-    "{workload} never waited for SMs. [Its p99, {p99}][Its p50, {p50}], is mostly {largest} time"
+    "{workload} never waited for SMs[ in {judged} of its {n} calls]. "
+    "[Its p99, {p99}][Its p50, {p50}], is {part} {largest} time"
 )
+_WAITS = (
+    "{workload} waits {each} a call for SMs[ that {holder} holds][ that {holders} hold]"
+    "[ (mean of {judged} of its {n} calls)]"
+)
+_LOOKED_AT = "[ in {judged} of them]"
 _SO_FAR = "So far, {done} of {total} calls: "
+_PART_OF = "[ (of {summed} of {calls} {each}s)]"
 _RULED_OUT = (
     "at {confidence} confidence {out} settings are ruled out by measurements"
     "[ and {unlikely} by corrected forecasts]"
@@ -124,19 +152,15 @@ RULES = {
     "verdict.escape-partition": Rule(f"{_ESCAPES}in {{where}}{_OF_SMS}"),
     "verdict.escape-outside": Rule(f"{_ESCAPES}on the whole GPU{_OF_SMS}"),
     "verdict.escape-sms": Rule(f"{_ESCAPES}on {{where}}{_OF_SMS}"),
-    "verdict.waits": Rule(
-        f"{{workload}} waits {{each}} a call for SMs[ that {{holder}} holds]; {_MARK}"
-    ),
+    "verdict.waits": Rule(f"{_WAITS}; {_MARK}"),
     "verdict.apart": Rule(f"Kept apart: {_NEVER}"),
     "verdict.shared": Rule(_NEVER),
     "so-far.escape": Rule(
         f"{_SO_FAR}[all {{all}}][{{n}} of {{given}}] kernels of {{workload}} escaped"
     ),
-    "so-far.waits": Rule(
-        f"{_SO_FAR}{{workload}} waits {{each}} a call for SMs[ that {{holder}} holds], p99 {{p99}}"
-    ),
-    "so-far.apart": Rule(f"{_SO_FAR}no wait for SMs, p99 {{p99}}, nothing escaped"),
-    "so-far.shared": Rule(f"{_SO_FAR}no wait for SMs, p99 {{p99}}"),
+    "so-far.waits": Rule(f"{_SO_FAR}{_WAITS}, p99 {{p99}}"),
+    "so-far.apart": Rule(f"{_SO_FAR}no wait for SMs{_LOOKED_AT}, p99 {{p99}}, nothing escaped"),
+    "so-far.shared": Rule(f"{_SO_FAR}no wait for SMs{_LOOKED_AT}, p99 {{p99}}"),
     "so-far.other": Rule(f"{_SO_FAR}{{clause}}"),
     "so-far.unseen": Rule("So far, {done} of {total} calls"),
     "unguarded": Rule(
@@ -144,17 +168,18 @@ RULES = {
         "Turn Guard on and run again",
     ),
     "misplaced": Rule("{workload} was launched outside {partition}: give it a stream of that"),
-    "tail": Rule("In the slowest 1 % of calls, {share} is spent {kinds}"),
+    "tail": Rule("In the slowest {slowest} of {n} calls, {share} is spent {kinds}"),
     "provisional": Rule("The p99 is provisional until {calls} calls"),
     "live": Rule("Live drawing costs host time: switch it off for figures to quote"),
     "not-live": Rule("Live is off: the verdict comes when the run has ended"),
     "answer.overlap": Rule("Yes, {overlap} overlap"),
     "answer.no-overlap": Rule("No, {overlap} overlap"),
     "gain.won": Rule("Gain {gain}: throughput won"),
-    "gain.lost": Rule("Gain {gain}: no throughput won"),
-    "answer.waited": Rule("{waited} of {judged} calls waited for SMs"),
-    "answer.stayed": Rule("Yes: all {given} inside"),
-    "answer.strayed": Rule("No: {inside} of {given} inside"),
+    "gain.lost": Rule("Gain {gain}: little or no throughput won"),
+    "answer.waited": Rule("{waited} of {judged} calls[, chosen from {n},] waited for SMs"),
+    "answer.untold": Rule("The trace does not tell what the calls waited for"),
+    "answer.stayed": Rule("Yes: all {given}[ {recorded}] inside[; {unfinished} did not end]"),
+    "answer.strayed": Rule("No: {inside} of {given} given to {partition} inside"),
     "escape.partition": Rule(
         f"{_ESCAPED[0]}in {_ESCAPED[1]}",
         f"{{kernel}} was launched on a stream of {{where}}: {_STREAM}",
@@ -203,7 +228,7 @@ RULES = {
     ),
     "program.no-help": Rule("These would gain next to nothing: {changes}"),
     "dry-queue.calls": Rule(
-        "{idle} of {calls} calls of {workload} were timed while nothing of {load} was queued or "
+        "{idle} of {calls} calls of {workload} began while no kernel of {load} was queued or "
         "running",
         "Raise max_queued (it is {queued}): {mend}; or make the kernels longer.",
     ),
@@ -216,17 +241,20 @@ RULES = {
     "gap.launched": Rule(
         f"{_WHO} stood still: {_IDLE}, mostly with the next work launched already", _EXPLAIN
     ),
-    "sms": Rule(_IDLE_SMS, "Its last blocks leave SMs: make blocks shorter, or of equal work."),
+    "sms": Rule(
+        _IDLE_SMS, "Where its last blocks leave SMs, make blocks shorter, or of equal work."
+    ),
     "sms.at-once": Rule(
         f"{_IDLE_SMS}, and all its blocks were there at once: where one ends, none follows",
         "Launch a block for each SM and let each take the next tile when it is done with one, or "
         "give the kernel fewer SMs.",
     ),
     "confined": Rule(
-        f"Confined: all work given to {{partitions}} ran inside ({{evidence}}){_UNUSED}"
+        "Confined: all work given to {partitions} ran inside ({evidence})"
+        f"{_UNFINISHED}{_UNUSED}"
     ),
     "confined.open": Rule(
-        f"No escape was recorded from {{partitions}}; incomplete: {{missing}}{_UNUSED}"
+        f"No escape was recorded from {{partitions}}; incomplete: {{missing}}{_UNFINISHED}{_UNUSED}"
     ),
     "confined.unknown": Rule("Confinement cannot be judged: {reason}"),
     "confined.no-kernel": Rule("No kernel was recorded, so there is no confinement to judge"),
@@ -258,11 +286,12 @@ RULES = {
     "change.pays": Rule("{workload} pays {cost} of its rate"),
     "change.gains": Rule("{workload} gains {cost} of its rate"),
     "change.calls": Rule(
-        "{faster} of {calls} calls of {workload} are faster in {setting}, {slower} slower"
+        "{faster} of {calls} {each}s of {workload} are faster in {setting}, {slower} slower"
+        "[; {unpaired} are in one of both alone]"
     ),
-    "part.gone": Rule("no longer {does}"),
-    "part.less": Rule("{does} {by} less a {each}"),
-    "part.more": Rule("{does} {by} more a {each}"),
+    "part.gone": Rule(f"no longer {{does}}{_PART_OF}"),
+    "part.less": Rule(f"{{does}} {{by}} less a {{each}}{_PART_OF}"),
+    "part.more": Rule(f"{{does}} {{by}} more a {{each}}{_PART_OF}"),
     **{
         f"split.{change}": Rule(
             f"{{what}}[ ({{range}})][ at {{line}}] {words} {{by}}[; {{others}}]"
@@ -309,8 +338,10 @@ RULES = {
         f"Running together won little or no throughput: {_TOGETHER}; a partition can still win "
         "latency"
     ),
-    "together.unknown": Rule("Overlap {overlap}; the gain is unknown: no workload was timed alone"),
-    "together.alone": Rule("Fewer than two workloads ran on the GPU"),
+    "together.unknown": Rule(
+        "Overlap {overlap}; the gain is unknown: not every workload was timed alone"
+    ),
+    "together.alone": Rule("Fewer than two workloads ran kernels on the GPU"),
     "inside": Rule(f"✓ {{partition}}: all of its work ({_WORK}) ran inside {_PROVEN}"),
     "inside.recorded": Rule(
         f"{{partition}}: what was recorded of its work ({_WORK}) ran inside {_PROVEN}"
@@ -353,6 +384,11 @@ RULES = {
         "≈ {likely} longer while {beside} runs, the most]"
     ),
     "interferes.unknown": Rule("Of {untold} pairs none can be told"),
+    "interferes.forecast": Rule(
+        "Nothing was measured: of {forecast} forecasts, kernels of {other} take ≈ {likely} longer "
+        "while {beside} runs, the most[; {untold} more pairs cannot be told]"
+    ),
     "unused": Rule("{partition}: no work was given to it"),
+    "unjudged": Rule("{partition}: none of the {unfinished} kernels given to it ended"),
 }
 """Rule → its words. A package that makes findings of its own adds its rules."""

@@ -16,10 +16,13 @@ from gpuscope.analysis.part import PartKind, lasted_ns
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
+from gpuscope.analysis.settings import has_own_sms
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding, Mend, Quantity, Shown, counts
 from gpuscope.telling.of_setting import of_requests, quantities, together
+from gpuscope.telling.rules import holding
+from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 P99_CALLS = 1_000
@@ -86,8 +89,8 @@ def verdict_of(
     headline = (
         escaped
         or next(of_requests(rows), None)
-        or (_waited(calls, marks, is_carved=isinstance(confinement, ConfinementResult)))
-        or (won if rows else _stayed(confinement))
+        or _waited(trace, calls, marks)
+        or (won if rows else _stayed(confinement, trace.metadata.missing))
     )
     notes = [*_notes(trace, rows, background, calls, escaped)]
     if so_far is not None:
@@ -99,31 +102,38 @@ def verdict_of(
     if trace.metadata.missing:
         missing = {"missing": trace.metadata.missing}
         notes.insert(0, Finding("incomplete", "warning", missing))
-    answers = _overlapped(won), _answer(calls), _stayed(confinement), _gained(won)
+    stayed = _stayed(confinement, trace.metadata.missing)
+    answers = _overlapped(won), _answer(calls, timed), stayed, _gained(won)
     return Verdict(headline, tuple(notes), *answers, calls)
 
 
 # -- the headline --------------------------------------------------------------------------
 def _escaped(trace: Trace, confinement: ConfinementResult | Finding) -> Finding | None:
-    """Return what escaped from the partition that lost most."""
+    """Return what escaped from the partition that lost most: of which workload, and where most."""
     if isinstance(confinement, Finding):
         return None
     part = max(confinement.partitions, key=lambda part: part.escaped_ns, default=None)
     if part is None or not part.escapes:
         return None
     first = part.escapes[0]
-    subject = {"workload": _workload(trace, first), "where": first.where}
-    subject |= {"partition": part.partition}
-    number, values = _strays(part), counts(sms=part.sm_count) if part.sm_count else ()
-    if number == part.kernels:
-        values += counts(all=number)
-    else:
-        values += counts(n=number, given=part.kernels)
+    workload = _workload(trace, first)
+    subject = {"workload": workload, "where": first.where, "partition": part.partition}
+    number = sum(
+        escape.kernels
+        for escape in part.escapes
+        if (escape.to, escape.where) == (first.to, first.where)
+        and _workload(trace, escape) == workload
+    )
+    given = _given(trace, part, workload) or first.given
+    values = counts(sms=part.sm_count) if part.sm_count else ()
+    values += counts(all=number) if number == given else counts(n=number, given=given)
     return Finding(f"verdict.escape-{first.to}", "error", subject, values)
 
 
-def _strays(part: PartitionConfinement) -> int:
-    return min(part.kernels, sum(escape.kernels for escape in part.escapes))
+def _given(trace: Trace, part: PartitionConfinement, workload: str) -> int:
+    """Return how many finished kernels of a workload were given to a partition."""
+    kernels = trace.where(kind="kernel", category=workload, intended_partition=part.partition)
+    return len(kernels) - int(is_open(kernels).sum())
 
 
 def _workload(trace: Trace, escape: Escape) -> str:
@@ -143,19 +153,27 @@ def _marks(timed: Sequence[Row], calls: Calls | None, *, is_provisional: bool) -
     return [*several[:1]]
 
 
-def _waited(calls: Calls | None, marks: Sequence[Quantity], *, is_carved: bool) -> Finding | None:
+def _waited(trace: Trace, calls: Calls | None, marks: Sequence[Quantity]) -> Finding | None:
     if calls is None:
         return None
-    subject = {"workload": calls.workload}
+    subject, values = {"workload": calls.workload}, [*marks, *_of_calls(calls)]
     if calls.waited:
-        subject["holder"] = next(iter(calls.holders))
+        subject |= holding(calls.holders)
         each = Quantity("each", sum(calls.holders.values()) / calls.judged, "ns")
-        return Finding("verdict.waits", "note", subject, (each, *marks))
+        return Finding("verdict.waits", "note", subject, (each, *values))
     groups = Counter[str]()
-    for kind, took_ns in calls.slowest_ns.items():
-        groups[_LARGEST.get(kind, "waiting")] += took_ns
-    ((subject["largest"], _),) = groups.most_common(1)
-    return Finding(f"verdict.{'apart' if is_carved else 'shared'}", "note", subject, (*marks,))
+    parts = calls.typical if any(mark.name == "p50" for mark in marks) else calls.slow
+    for part in parts:
+        groups[_LARGEST.get(part.kind, "waiting")] += part.duration_ns
+    ((subject["largest"], took_ns),) = groups.most_common(1)
+    values.append(Quantity("part", took_ns / max(1, lasted_ns(parts)), "%"))
+    rule = "apart" if has_own_sms(trace, calls.workload) else "shared"
+    return Finding(f"verdict.{rule}", "note", subject, tuple(values))
+
+
+def _of_calls(calls: Calls) -> tuple[Quantity, ...]:
+    """Return how many of how many calls were taken apart, if not all."""
+    return counts(judged=calls.judged, n=calls.n) if calls.judged < calls.n else ()
 
 
 def _provisional(headline: Finding, done: int, total: int, marks: Sequence[Quantity]) -> Finding:
@@ -179,17 +197,19 @@ def _notes(
     if escaped:
         workloads, _ = described_workloads(trace)
         workload = escaped.names["workload"]
-        if workloads.get(workload, {}).get("guard") is False:
+        is_outside = escaped.rule == "verdict.escape-outside"
+        if is_outside and workloads.get(workload, {}).get("guard") is False:
             mend = Mend(f"workloads.{_toml_key(workload)}.guard = true", "experiment")
             yield Finding("unguarded", "error", {"workload": workload}, mend=mend)
-        else:
+        elif escaped.rule != "verdict.escape-sms":  # whose stream was the right one
             yield Finding("misplaced", "error", escaped.subject)
     elif calls and not any(map(is_of_requests, rows)):
         all_ns = sum(calls.slowest_ns.values())
         most = Counter(calls.slowest_ns).most_common(2)
         share = Quantity("share", sum(took_ns for _, took_ns in most) / all_ns, "%")
         kinds = " or ".join(in_words(kind) for kind, _ in most)
-        yield Finding("tail", "note", {"kinds": kinds}, (share,))
+        of = counts(slowest=calls.slowest, n=calls.n)
+        yield Finding("tail", "note", {"kinds": kinds}, (share, *of))
     for row in rows:
         if row["workload"] in background and row[RATES[0]] is not None:
             values = quantities(row, share=RATES[0])
@@ -216,23 +236,31 @@ def _gained(won: Finding) -> Finding | None:
     return Finding(rule, "note", {}, gain) if gain else None
 
 
-def _answer(calls: Calls | None) -> Finding:
+def _answer(calls: Calls | None, timed: Sequence[Row]) -> Finding:
     if calls is None:
-        return Finding("untimed", "note")
+        return Finding("answer.untold" if timed else "untimed", "note")
     values = counts(waited=calls.waited, judged=calls.judged)
+    values += counts(n=calls.n) if calls.judged < calls.n else ()
     shown = (Shown("", calls.slow_span),)
     return Finding("answer.waited", "note", {"workload": calls.workload}, values, shown)
 
 
-def _stayed(confinement: ConfinementResult | Finding) -> Finding:
+def _stayed(confinement: ConfinementResult | Finding, missing: str) -> Finding:
     if isinstance(confinement, Finding):
         return confinement
     astray = [part for part in confinement.partitions if part.escapes]
-    parts = astray[:1] or confinement.partitions
+    astray = sorted(astray, key=lambda part: -part.escaped_ns)[:1]
+    parts = astray or confinement.partitions
     given = sum(part.kernels for part in parts)
     evidence = dict.fromkeys(each.kind for part in parts for each in part.evidence)
-    values = counts(inside=given - sum(map(_strays, astray[:1])), given=given)
-    subject = {"evidence": [*evidence], "partition": astray[0].partition if astray else ""}
+    values = counts(inside=given - sum(part.strays for part in parts), given=given)
+    unfinished = sum(part.unfinished for part in parts)
+    values += counts(unfinished=unfinished) if unfinished else ()
+    subject: dict[str, str | list[str]] = {
+        "evidence": [*evidence],
+        "partition": astray[0].partition if astray else "",
+        "recorded": "recorded" if missing else "",
+    }
     if astray:
         return Finding("answer.strayed", "error", subject, values)
     return Finding("answer.stayed", "note", subject, values)

@@ -21,6 +21,8 @@ MARK_PX = 12
 """In which marks merge into one."""
 Stretch = tuple[int, int]
 """Start and end on the trace's clock."""
+Missing = tuple[int, int, str]
+"""A stretch of which rows are missing, and why."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Columns:
     busy_ns: Array
     begins: Array
     hazards: Array
-    missing: tuple[tuple[int, int, str], ...]
+    missing: tuple[Missing, ...]
 
     def of_row(self, row: int) -> slice:
         """Return where the groups of a row are."""
@@ -105,8 +107,7 @@ def columns_of(
     rows: Sequence[Row],
     *,
     hazards: Sequence[Array] = (),
-    recorded: Sequence[Stretch] = (),
-    kept_since_ns: int | None = None,
+    missing: Sequence[Missing] = (),
 ) -> Columns:
     """Compute the columns of a window.
 
@@ -114,10 +115,8 @@ def columns_of(
     ----------
     hazards
         Row → starts of works that nothing orders; nothing: there are none.
-    recorded
-        The stretches of time that were recorded, as far as they are known.
-    kept_since_ns
-        What ended before is known to be missing.
+    missing
+        What :func:`missing_in` says of the window.
     """
     edges = edges_of(window_ns, pixels)
     groups = [group for row in rows for group in row.groups]
@@ -127,12 +126,6 @@ def columns_of(
         inside = (starts >= edges[0]) & (starts < edges[-1])
         begun_hazards[row] = np.histogram(starts[inside], edges)[0]
     first = np.r_[0, np.cumsum([len(row.groups) for row in rows], dtype=np.int64)]
-    missing = [(*stretch, "not recorded") for stretch in breaks_of(recorded)]
-    if kept_since_ns is not None:
-        missing.append((int(edges[0]), kept_since_ns, "rows lost"))
-    clipped = [
-        (max(low, window_ns[0]), min(high, window_ns[1]), what) for low, high, what in missing
-    ]
     return Columns(
         rows=tuple(rows),
         edges=edges,
@@ -140,7 +133,7 @@ def columns_of(
         busy_ns=busy,
         begins=begins,
         hazards=begun_hazards,
-        missing=tuple((low, high, what) for low, high, what in clipped if low < high),
+        missing=tuple(missing),
     )
 
 
@@ -155,11 +148,35 @@ def breaks_of(recorded: Sequence[Stretch]) -> list[Stretch]:
     return breaks
 
 
-def recorded_ns(recorded: Sequence[Stretch], window_ns: Stretch) -> int:
-    """Return how much of a window was recorded, at least 1 ns: of it busy shares are shares."""
-    low, high = window_ns
-    breaks = (min(to, high) - max(since, low) for since, to in breaks_of(recorded))
-    return max(1, high - low - sum(length for length in breaks if length > 0))
+def missing_in(
+    window_ns: Stretch, recorded: Sequence[Stretch], kept_since_ns: int | None
+) -> list[Missing]:
+    """Return the stretches of a window of which rows are missing, and why.
+
+    Parameters
+    ----------
+    recorded
+        The stretches of time that were recorded, as far as they are known.
+    kept_since_ns
+        What ended before is known to be missing.
+    """
+    missing = [(*stretch, "not recorded") for stretch in breaks_of(recorded)]
+    if kept_since_ns is not None:
+        missing.append((window_ns[0], kept_since_ns, "rows lost"))
+    clipped = [
+        (max(low, window_ns[0]), min(high, window_ns[1]), what) for low, high, what in missing
+    ]
+    return [(low, high, what) for low, high, what in clipped if low < high]
+
+
+def seen_in(window_ns: Stretch, missing: Sequence[Missing]) -> list[Stretch]:
+    """Return the stretches of a window of which no rows are missing: of them shares are told."""
+    seen, since = [], window_ns[0]
+    for low, high, _ in sorted(missing):
+        if low > since:
+            seen.append((since, low))
+        since = max(since, high)
+    return [*seen, (since, window_ns[1])] if since < window_ns[1] else seen
 
 
 def spans_from(

@@ -170,10 +170,9 @@ class Scene:
     @cached_property
     def columns(self) -> Columns:
         """The columns of the window, of all tracks shown."""
-        tracks, metadata = self.tracks, self.tracks.names.metadata
+        tracks = self.tracks
         works = np.concatenate([np.zeros(0, np.int64), *tracks.hazards])
         track_of = tracks.track[works]
-        kept = metadata.kept
         return columns_of(
             tracks.index,
             self.window_ns,
@@ -184,8 +183,7 @@ class Scene:
             ]
             if len(works)
             else (),
-            recorded=metadata.windows_ns,
-            kept_since_ns=kept.since_ns if kept is not None and kept.rows_left_out else None,
+            missing=tracks.missing_in(self.window_ns),
         )
 
     @cached_property

@@ -16,7 +16,8 @@ from gpuscope.timeline.waiting import PartClass, classed
 
 MOST_CALLS = 20_000
 """Calls whose parts are summed; of more, so many that are evenly spaced."""
-_PAIRS = 6
+PAIRED = 6
+"""The busiest rows, whose pairs are looked at; and the pairs that are told."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ def stretch_of(tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int
     """Return what a stretch of time consists of."""
     rows = [track for track in shown if track.is_work]
     busy = {track.label: tracks.busy_in([track.number], window_ns) for track in rows}
-    busiest = sorted(rows, key=lambda track: -busy[track.label])[:_PAIRS]
+    busiest = sorted(rows, key=lambda track: -busy[track.label])[:PAIRED]
     overlap = {}
     for a, b in itertools.combinations(busiest, 2):
         either = tracks.busy_in([a.number, b.number], window_ns)
         overlap[a.label, b.label] = busy[a.label] + busy[b.label] - either
-    most = sorted(overlap, key=lambda pair: -overlap[pair])[:_PAIRS]
+    most = sorted(overlap, key=lambda pair: -overlap[pair])[:PAIRED]
     latency, parts, sampled = _calls(tracks, window_ns)
     kept = _kept(tracks, window_ns)
     return Stretch(busy, {pair: overlap[pair] for pair in most}, kept, latency, parts, sampled)

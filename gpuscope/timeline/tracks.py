@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.timeline.calls import Calls
-from gpuscope.timeline.columns import Row
+from gpuscope.timeline.columns import Missing, Row, missing_in, seen_in
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
 from gpuscope.timeline.readings import BESIDE, as_bars
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.waits import Waits
-from gpuscope.trace.columns import combined, outside
+from gpuscope.trace.columns import codes, combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named, plain_names
@@ -169,16 +169,36 @@ class Tracks:
         return Index(self.start_ns, self.end_ns, np.where(is_mixed, self.track, -1))
 
     def busy_in(self, tracks: Sequence[int], window_ns: tuple[int, int]) -> int:
-        """Return for how many ns of a window something was on any of some tracks."""
+        """Return for how many of the ns that ``seen_ns`` counts something was on some tracks."""
+        seen = seen_in(window_ns, self.missing_in(window_ns))
+        if not seen:
+            return 0
+        return int(self.busy_between(tracks, np.array(seen).ravel())[::2].sum())
+
+    def busy_between(self, tracks: Sequence[int], edges: Array) -> Array:
+        """Return for how many ns between each two edges something was on any of some tracks."""
         groups = sum((self.rows[track].groups for track in tracks), ())
         if len(groups) == 1:
             index: Index = self.index
         elif self.calls is not None and len(tracks) == 1:
             index, groups = self._mixed, tuple(tracks)
         else:  # together, or all of the rows change soon
-            start, end = self.index.times(window_ns, groups)
+            start, end = self.index.times((int(edges[0]), int(edges[-1])), groups)
             index, groups = Index(start, end, np.zeros(len(start), np.int64)), (0,)
-        return int(index.columns(np.array(window_ns), groups)[0].sum())
+        busy: Array = index.columns(edges, groups)[0].sum(axis=0)
+        return busy
+
+    def missing_in(self, window_ns: tuple[int, int]) -> list[Missing]:
+        """Return the stretches of a window of which rows are missing, and why."""
+        metadata = self.names.metadata
+        kept = metadata.kept
+        since_ns = kept.since_ns if kept is not None and kept.rows_left_out else None
+        return missing_in(window_ns, metadata.windows_ns, since_ns)
+
+    def seen_ns(self, window_ns: tuple[int, int]) -> int:
+        """Return how much of a window no rows are missing of: of it busy shares are shares."""
+        seen = seen_in(window_ns, self.missing_in(window_ns))
+        return sum(high - low for low, high in seen)
 
     @cached_property
     def waiting(self) -> set[int]:
@@ -283,10 +303,7 @@ class Tracks:
         groups = dict(self.groups)
         classes = {bar_class: set(sources) for bar_class, sources in self.classes.items()}
         streams = coded["stream"].values
-        known = [
-            name for name in ("partition", "intended_partition") if len(coded[name].values) > 1
-        ]
-        if metadata.partitions or known or len(streams) > MOST_STREAMS:
+        if not _is_by_stream(metadata, {name: column.values for name, column in coded.items()}):
             streams = []
         number = _grouped(
             groups,
@@ -319,6 +336,20 @@ class Tracks:
             _sole_process=sole,
             calls=None,
         )
+
+
+def is_by_stream(trace: Trace) -> bool:
+    """Whether a timeline of a trace colours work by stream: no partition is known, nor many."""
+    names = ("partition", "intended_partition", "stream")
+    return _is_by_stream(
+        trace.metadata, {name: codes(trace.spans.column(name))[1] for name in names}
+    )
+
+
+def _is_by_stream(metadata: TraceMetadata, values: Mapping[str, Sequence[object]]) -> bool:
+    """Whether work is coloured by stream; ``values`` of columns begin with that of none."""
+    known = any(len(values[name]) > 1 for name in ("partition", "intended_partition"))
+    return not (metadata.partitions or known) and len(values["stream"]) <= MOST_STREAMS
 
 
 def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:

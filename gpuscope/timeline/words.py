@@ -10,7 +10,6 @@ from gpuscope._columns import MEANINGS
 from gpuscope._text import percent, stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.columns import recorded_ns
 from gpuscope.timeline.labels import Class, Track, partition_label
 from gpuscope.timeline.scene import LANES, Scene
 from gpuscope.timeline.text import clean, duration, escape
@@ -125,15 +124,20 @@ def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str
 def shares_of(
     tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int]
 ) -> list[list[str]]:
-    """Return of each row of a GPU which share of the time recorded it was busy, and how long."""
-    length = recorded_ns(tracks.names.metadata.windows_ns, window_ns)
+    """Return of each row of a GPU which share of the time it was busy, and how long.
+
+    Where rows of some of the window are missing, the share is of the rest, and that is said.
+    """
+    seen_ns = tracks.seen_ns(window_ns)
+    is_whole = seen_ns == window_ns[1] - window_ns[0]
     texts: list[list[str]] = []
     for track in shown:
         if not track.is_work:
             texts.append([])
             continue
         busy_ns = tracks.busy_in([track.number], window_ns)
-        texts.append([percent(busy_ns / length), duration(busy_ns)])
+        length = duration(busy_ns) if is_whole else f"of {duration(seen_ns)}"
+        texts.append([percent(busy_ns / seen_ns), length] if seen_ns else ["–"])
     return texts
 
 

@@ -21,10 +21,9 @@ from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
-from gpuscope.timeline.columns import recorded_ns
 from gpuscope.timeline.labels import Track, partition_label
 from gpuscope.timeline.look import part_look
-from gpuscope.timeline.stretch import stretch_of
+from gpuscope.timeline.stretch import PAIRED, stretch_of
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.tracks import Tracks
@@ -45,9 +44,10 @@ class Facts(TypedDict):
     """What the dock shows of a span: plain text, to be shown as text.
 
     ``parts`` has words, time in µs, share, colour and pattern of each part of its time, which add
-    up to ``total``; ``related`` relation, label and id of its launch call, of the ranges around it
-    and of what it waited for or made wait; ``columns`` name and value of every column that says
-    something; ``tables`` heading and rows of name and value.
+    up to ``total``; ``of`` says of which calls they are, where not of all. ``related`` has
+    relation, label and id of its launch call, of the ranges around it and of what it waited for or
+    made wait; ``columns`` name and value of every column that says something; ``tables`` heading
+    and rows of name and value.
     """
 
     title: str
@@ -55,6 +55,7 @@ class Facts(TypedDict):
     why: str
     parts: list[tuple[str, str, float, str, str]]
     total: str
+    of: str
     related: list[list[str]]
     columns: list[list[str]]
     tables: list[tuple[str, list[tuple[str, str]]]]
@@ -126,6 +127,7 @@ def describe(trace: Trace, row: int) -> Facts:
         "why": "",
         "parts": [],
         "total": "",
+        "of": "",
         "related": _related(trace, span),
         "columns": [[name, clean(text, 2000)] for name, text in values.items()],
         "tables": [_source_of(line) for line in lines_of(span["site"])],
@@ -181,6 +183,7 @@ def of_stretch(window_ns: tuple[int, int], zero_ns: int) -> Facts:
         "why": "",
         "parts": [],
         "total": "",
+        "of": "",
         "related": [],
         "columns": [],
         "tables": [],
@@ -192,8 +195,13 @@ def told_of_stretch(
 ) -> Properties:
     """Return busy shares, overlap, confinement, and the calls wholly inside a stretch of time."""
     stretch = stretch_of(tracks, shown, window_ns)
-    length = recorded_ns(tracks.names.metadata.windows_ns, window_ns)
-    busy = [(row, f"{percent(ns / length)}, {duration(ns)}") for row, ns in stretch.busy_ns.items()]
+    seen_ns = tracks.seen_ns(window_ns)
+    is_whole = seen_ns == window_ns[1] - window_ns[0]
+    of_it = "" if is_whole else f" of the {duration(seen_ns)} that the trace has all rows of"
+    busy = [
+        (row, f"{percent(ns / seen_ns)}{of_it}, {duration(ns)}" if seen_ns else "–")
+        for row, ns in stretch.busy_ns.items()
+    ]
     both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in stretch.overlap_ns.items()]
     kept = [
         (clean(name, 40), f"{out:,} of {count:,} kernels escaped")
@@ -203,13 +211,18 @@ def told_of_stretch(
         (f"{clean(name, 40)}, {len(lengths):,} calls", _latency(lengths))
         for name, lengths in stretch.latency_ns.items()
     ]
-    headings = ("Busy", "Busy together", "Confinement", "Calls wholly inside: p50, p99, longest")
+    paired = min(len(busy), PAIRED)
+    together = "Busy together"
+    if len(both) < paired * (paired - 1) // 2:
+        together += f": the {len(both)} longest"
+    if len(busy) > PAIRED:
+        together += f" of the {PAIRED} busiest rows"
+    headings = ("Busy", together, "Confinement", "Calls wholly inside: p50, p99, longest")
     tables = zip(headings, (busy, both, kept, calls), strict=True)
     shares = _shares(list(stretch.parts.items()), tracks, colours)
-    sampled = (
-        stretch.sampled and f"The parts are of {stretch.sampled:,} of these calls, evenly spaced."
-    )
-    return {"tables": [pair for pair in tables if pair[1]], **shares, "why": sampled or ""}
+    count = sum(map(len, stretch.latency_ns.values()))
+    of = f"{stretch.sampled:,} of {count:,} calls, evenly spaced" if stretch.sampled else ""
+    return {"tables": [pair for pair in tables if pair[1]], **shares, "of": of}
 
 
 def _latency(lengths_ns: Array) -> str:

@@ -24,9 +24,10 @@ _AFTER = " + .jp-OutputArea-child .gpuscope-picture"
 _SHOW_PICTURE = (
     ".gpuscope-picture{display:none}"
     f".jp-OutputArea-child:has(.jupyter-widgets){_AFTER}{{display:block}}"
-    f".jp-OutputArea-child:has(.jupyter-widgets > *){_AFTER}{{display:none}}"
+    f".jp-OutputArea-child:has(.jupyter-widgets > :not(script)){_AFTER}{{display:none}}"
 )
-"""A picture is seen where the widget before it has nothing to show."""
+"""A picture is seen where the widget before it has nothing to show: a page of nbconvert has scripts
+there, and what they draw once they are loaded."""
 
 
 Bundle: TypeAlias = Properties | tuple[Properties, Properties]

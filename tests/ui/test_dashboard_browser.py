@@ -720,16 +720,33 @@ def test_a_reopened_notebook_shows_the_last_picture_of_a_timeline(lab, browser_p
     assert min(sizes) > 0.8 * max(sizes), "the live one's is of its beginning"
 
 
-def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
-    write_notebook(tmp_path, [CELLS[0], "dashboard.start()\ndashboard.wait()"])
+def open_as_html(page, folder, cells):
+    """Execute a notebook, convert it to HTML, and open that without a network."""
+    write_notebook(folder, cells)
     subprocess.run(
         [sys.executable, "-m", "nbconvert", "--to", "html", "--execute", NOTEBOOK],
-        cwd=tmp_path, check=True, capture_output=True,
-        env={**os.environ, "IPYTHONDIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)},
+        cwd=folder, check=True, capture_output=True,
+        env={**os.environ, "IPYTHONDIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)},
     )  # fmt: skip
-    page = browser_page
     page.route(re.compile("^https?:"), lambda route: route.abort())
-    page.goto((tmp_path / NOTEBOOK).with_suffix(".html").as_uri())
+    page.goto((folder / NOTEBOOK).with_suffix(".html").as_uri())
+
+
+def test_a_timeline_is_a_picture_in_html_without_a_network(browser_page, tmp_path):
+    case = "import gpuscope as gs\ngs.Timeline(gs.learn.case('A').trace)"
+    open_as_html(browser_page, tmp_path, [case])
+    widget = browser_page.locator(".jupyter-widgets")
+    expect(widget).to_have_count(1)
+    picture = browser_page.locator(".gpuscope-picture")
+    expect(picture.locator("img")).to_be_visible()
+    # As ipywidgets does where there is a network.
+    widget.evaluate("(node) => node.append(document.createElement('div'))")
+    expect(picture).to_be_hidden()
+
+
+def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
+    page = browser_page
+    open_as_html(page, tmp_path, [CELLS[0], "dashboard.start()\ndashboard.wait()"])
     saved = page.locator(".gpuscope-saved")
     saved.get_by_text("Confined: all work").first.wait_for()
     for words in ("SIMULATED, not measured", "p99", "TFLOP/s", "overlap"):

@@ -9,6 +9,7 @@ import gpuscope as gs
 from gpuscope import report as reports
 from gpuscope._text import percent
 from gpuscope.report import html_report
+from gpuscope.timeline.extent import whole_ns
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.words import shares_of
 
@@ -265,6 +266,22 @@ def test_the_first_view_is_drawn_whole_and_shares_are_of_what_was_recorded(brows
     assert 0.5 < share <= 1
     assert shares_of(tracks, [load], (windows[0][0], high))[0][0] == percent(share)
     assert percent(share) in browser_page.evaluate("() => written")
+
+
+def test_shares_are_of_all_spans_though_a_file_has_not_all(browser_page, tmp_path, monkeypatch):
+    (trace,) = gs.run(CARVED, gs.open_device("sim:h200", quiet=True)).traces.values()
+    monkeypatch.setattr("gpuscope.timeline.canvas.file.MOST_SPANS", len(trace) // 4)
+    path = reports.trace_report(trace, tmp_path / "t.html")
+    browser_page.add_init_script(f"({WATCHED})()")
+    browser_page.goto(path.as_uri())
+    browser_page.wait_for_function("() => globalThis.last?.missing === 0")
+    tracks, whole = Tracks.of(trace), whole_ns(trace)
+    (load,) = [track for track in tracks.tracks if "load" in track.label and not track.is_host]
+    ((share, _),) = shares_of(tracks, [load], whole)
+    written = browser_page.evaluate("() => written")
+    assert share in written
+    assert any(text.startswith("spans in columns of") for text in written)
+    assert "are in columns of busy time" in browser_page.locator("body").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ async function showTimeline(root, isLinked) {
   const spans = JSON.parse(root.querySelector("script").textContent);
   const { first, dark } = spans;
   const groups = readGroups(spans, await unpacked(spans.data));
+  const rest = spans.rest ? readRest(spans.rest, await unpacked(spans.rest.data)) : [];
+  groups.forEach((group, n) => (group.busy[3] = rest[n]));
   const calls = readCalls(spans.calls, await unpacked(spans.calls.data));
   const inDark = matchMedia("(prefers-color-scheme: dark)");
   let layout = null, painted = null, height = 0;
@@ -20,22 +22,44 @@ async function showTimeline(root, isLinked) {
     ({ height, rows: spans.rows } = layout);
     for (const thing of [...groups, ...calls.lanes]) thing.place = layout.rows[thing.home];
     const { columns, top } = layout.scene;
-    painted = { ...layout.scene, root: make(0, columns * 2 ** top, columns) };
+    painted = { ...layout.scene, breaks: [...layout.scene.breaks, ...sparse()], root: make(0, columns * 2 ** top, columns) };
+  };
+  // Return where not all is drawn that there is, as breaks of some rows: spans from a time on, and
+  // calls from a zoom on.
+  const sparse = () => {
+    const { tops, heights, waits, wait, extent } = layout.scene;
+    const cut = new Set(groups.filter(({ isCut }) => isCut).map(({ place }) => place));
+    return [
+      ...(spans.rest ? [[spans.rest.from, extent[1], spans.rest.words, [...cut].map((row) => [tops[row], heights[row]]), 0]] : []),
+      ...calls.lanes.flatMap(({ place }, n) =>
+        (spans.calls.words[n] ? [[...extent, [spans.calls.words[n]], [[waits[place], wait]], 1 / spans.calls.column]] : [])),
+    ];
   };
   place(0);
   const unions = spans.layouts[1].labels.map((_, home) => {
     const busy = groups.filter((group) => group.home === home).map((group) => group.busy);
-    return unionOf(busy.flatMap(([from]) => from), busy.flatMap(([, till]) => till));
+    const union = unionOf(busy.flatMap(([from]) => from), busy.flatMap(([, till]) => till));
+    return [...union, rest[groups.length + home]];
   });
-  // Return which share of what was recorded in the view the rows of the GPU were busy for, and how
-  // long: as `shares_of` of words.py.
-  const recorded = () => scene.breaks.reduce((length, [from, to, [what]]) =>
-    length - (what === "not recorded" ? Math.max(0, Math.min(to, high) - Math.max(from, low)) : 0), high - low);
+  // Return the stretches of the view of which no rows are missing: as `seen_in` of columns.py.
+  const seenIn = () => {
+    const seen = [];
+    let since = low;
+    for (const [from, to] of [...layout.scene.breaks].sort(([a], [b]) => a - b)) {
+      if (from > since) seen.push([since, Math.min(from, high)]);
+      since = Math.max(since, to);
+      if (since >= high) break;
+    }
+    return since < high ? [...seen, [since, high]] : seen;
+  };
+  // Return which share of them the rows of the GPU were busy for, and how long, or of how much where
+  // they are not the whole view: as `shares_of` of words.py.
   const sharesIn = () => {
-    const words = [];
+    const words = [], seen = seenIn(), length = seen.reduce((sum, [from, to]) => sum + to - from, 0);
     layout.rows.forEach((row, track) => {
-      const busy = busyUpTo(unions[track], high) - busyUpTo(unions[track], low);
-      if (layout.scene.gpu[row]) words[row] = [percentOf(busy / Math.max(1, recorded())), durationOf(busy)];
+      const busy = seen.reduce((sum, [from, to]) => sum + busyUpTo(unions[track], to) - busyUpTo(unions[track], from), 0);
+      if (layout.scene.gpu[row])
+        words[row] = length ? [percentOf(busy / length), length === high - low ? durationOf(busy) : `of ${durationOf(length)}`] : ["–"];
     });
     return words;
   };

@@ -6,6 +6,7 @@ import base64
 import gzip
 import html
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.look import part_look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
-from gpuscope.timeline.text import clean
+from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.words import mark_text, tails
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
@@ -39,6 +40,8 @@ SCRIPT = "\n".join(
 STYLE = Path(__file__).with_name("file.css").read_text("utf-8")
 MOST_SPANS, MOST_CALLS = 1_000_000, 30_000
 """Spans of a timeline in a file at most; and calls with the parts of their time."""
+_REST = 1024
+"""Columns of the time of which a file has not all spans."""
 _LONGEST = 120
 _LEVEL = 6
 """Of compression: 9 takes four times as long for 2 % less."""
@@ -49,7 +52,8 @@ def timeline_html(
 ) -> str:
     """Return a timeline that a page with :data:`SCRIPT` and :data:`STYLE` draws.
 
-    It holds all spans of the trace or, of more than :data:`MOST_SPANS`, the earliest.
+    It holds all spans of the trace or, of more than :data:`MOST_SPANS`, the earliest of the
+    crowded tracks; the others are in columns of busy time. Busy shares are of all.
 
     Parameters
     ----------
@@ -63,10 +67,6 @@ def timeline_html(
     MissingEvidence
         There is no such row, or no track shows it.
     """
-    whole, left_out = trace, len(trace) - MOST_SPANS
-    if left_out > 0:
-        order = np.argsort(trace.array("start_ns"), kind="stable")
-        trace = trace.where(np.isin(np.arange(len(trace)), order[:MOST_SPANS]))
     state = TimelineState(trace, None)
     folded = state.snapshot(state.extent_ns, following=False)
     state.fold(folds=False)
@@ -75,6 +75,7 @@ def timeline_html(
         return '<p class="muted">There are no spans to draw.</p>'
     low, high = window_ns or state.first_view(trace)
     facts, rows = packed(snapshot)
+    left_out = facts["rest"]["spans"] if facts["rest"] else 0
     facts |= {
         "layouts": [layout(folded, snapshot), layout(snapshot, snapshot)],
         "dark": tiles.looks(replace(snapshot, theme=DARK)),
@@ -86,20 +87,27 @@ def timeline_html(
     if selected is not None:
         at = np.flatnonzero(rows == state.row(selected))
         if not len(at):
-            raise MissingEvidence(f"row {selected} is on no track of this timeline: select another")
-        facts |= {"selected": int(at[0]), "explained": {int(at[0]): str(explain(whole, selected))}}
+            among = f" or among the {left_out:,} spans in columns" if left_out else ""
+            raise MissingEvidence(
+                f"row {selected} is on no track of this timeline{among}: select another"
+            )
+        facts |= {"selected": int(at[0]), "explained": {int(at[0]): str(explain(trace, selected))}}
     written = json.dumps(facts, ensure_ascii=False).replace("<", "\\u003c")
-    missing = incomplete({"": whole})
-    note = f"{html.escape(missing)}. " if missing else ""
-    note += f"The earliest {MOST_SPANS:,} of {len(whole):,} spans. " if left_out > 0 else ""
-    if without_parts := facts["calls"]["left_out"]:
-        note += (
-            f"Waits are those of the longest calls; of {without_parts:,} others they are left out. "
+    missing = incomplete({"": trace})
+    notes = [f"{missing}."] if missing else []
+    if state.left_out:
+        notes.append(f"{state.left_out:,} less busy tracks are not shown.")
+    if left_out:
+        notes.append(
+            f"Of {left_out + len(rows):,} spans, {left_out:,} are in columns of busy time, hatched;"
+            " busy shares are of all."
         )
+    above = f"<p>{html.escape(' '.join(notes))}</p>" if notes else ""
     return (
-        f'<div class="timeline" data-timeline><script type="application/json">{written}</script>'
-        f'</div><p class="muted">{note}Click into the timeline for its keys; Ctrl and the wheel '
-        "zoom, dragging moves.</p>"
+        f'{above}<div class="timeline" data-timeline>'
+        f'<script type="application/json">{written}</script></div>'
+        '<p class="muted">Click into the timeline for its keys; Ctrl and the wheel zoom, dragging '
+        "moves.</p>"
     )
 
 
@@ -124,21 +132,30 @@ def layout(snapshot: Snapshot, unfolded: Snapshot) -> Properties:
 def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
     """Return all spans of the tracks shown as ``served.js`` reads them, and their rows in order.
 
-    ``groups`` has the track, the class and the number of spans of each group, which stand one
-    after the other in ``data``, by start. Of each, four columns: the start, since the start of the
-    span before; the length and 1, or 0 of an open span; the position in ``codes``; and the line
-    inside the track. A column is so many ``planes``: the lowest byte of each value, then the next.
+    ``groups`` has the track, the class and the number of spans of each group, and whether it has
+    more; they stand one after the other in ``data``, by start. Of each, four columns: the start,
+    since the start of the span before; the length and 1, or 0 of an open span; the position in
+    ``codes``; and the line inside the track. A column is so many ``planes``: the lowest byte of
+    each value, then the next.
     ``codes`` has name, tail, and by how much the start may be later and the end earlier (ns).
+    ``rest`` is what :func:`_rest` says of spans that are left out.
     """
     tracks, zero_ns = snapshot.tracks, snapshot.zero_ns
     number = {of: at for at, of in enumerate(tiles.classes_of(snapshot))}
     class_of = [bar_class for _, bar_class in tracks.groups]
-    groups, rows_of = [], []
+    groups, numbers, rows_of = [], [], []
     for position, track in enumerate(snapshot.places.tracks):
         for group in tracks.row_of(track).groups:
             rows = tracks.index.rows((int(np.iinfo(np.int64).min), OPEN_NS), [group])
             rows_of.append(rows[np.argsort(tracks.start_ns[rows], kind="stable")])
-            groups.append([position, number[class_of[group]], len(rows)])
+            groups.append((position, number[class_of[group]]))
+            numbers.append(group)
+    counts, from_ns = _kept(tracks.start_ns, rows_of)
+    is_cut = [len(rows) > count for rows, count in zip(rows_of, counts, strict=True)]
+    rest = None
+    if from_ns is not None:
+        rest = _rest(snapshot, numbers, from_ns, sum(map(len, rows_of)) - sum(counts))
+    rows_of = [rows[:count] for rows, count in zip(rows_of, counts, strict=True)]
     rows = np.concatenate([np.zeros(0, np.int64), *rows_of])
     scene = Scene(tracks, snapshot.places.tracks, snapshot.extent_ns, 1, np.zeros(0), rows, 0, 0)
     lines, tail = tails(scene)
@@ -148,20 +165,23 @@ def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
     start = tracks.start_ns[rows] - zero_ns
     length = np.where(scene.is_open, 0, tracks.end_ns[rows] - tracks.start_ns[rows] + 1)
     lanes = np.zeros(len(rows), np.int64) if snapshot.lanes is None else snapshot.lanes[rows]
-    begins = np.cumsum([0, *(count for *_, count in groups)])[:-1]
+    begins = np.cumsum([0, *counts])[:-1]
     since = np.diff(start, prepend=0)
     since[begins[begins < len(rows)]] = start[begins[begins < len(rows)]]
     columns = (since, length, code, lanes)
     planes = [*map(_planes_of, columns)]
     data = b"".join(
         _planes(column[begin : begin + count], many)
-        for begin, (*_, count) in zip(begins.tolist(), groups, strict=True)
+        for begin, count in zip(begins.tolist(), counts, strict=True)
         for column, many in zip(columns, planes, strict=True)
     )
     values = tracks.coded["name"].values
     works = np.unique(np.concatenate([np.zeros(0, np.int64), *tracks.hazards]))
     facts: Properties = {
-        "groups": groups,
+        "groups": [
+            [*group, count, more] for group, count, more in zip(groups, counts, is_cut, strict=True)
+        ],
+        "rest": rest,
         "planes": planes,
         "data": _compressed(data),
         "calls": _packed_calls(snapshot, rows),
@@ -185,6 +205,48 @@ def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
         "words": {what: [mark_text(what, 1), mark_text(what, 2)] for what in ("escape", "hazard")},
     }
     return facts, rows
+
+
+def _kept(start_ns: Array, rows_of: Sequence[Array]) -> tuple[list[int], int | None]:
+    """Return how many rows of each group a file has, and from when on others are left out.
+
+    Groups of few rows are whole. Of the others, which share what room is left, all have what
+    starts before the same time.
+    """
+    counts = [len(rows) for rows in rows_of]
+    crowded, room = sorted(range(len(counts)), key=counts.__getitem__), MOST_SPANS
+    while crowded and counts[crowded[0]] * len(crowded) <= room:
+        room -= counts[crowded.pop(0)]
+    if not crowded:
+        return counts, None
+    starts = np.concatenate([start_ns[rows_of[at]] for at in crowded])
+    from_ns = int(np.partition(starts, room)[room])
+    for at in crowded:
+        counts[at] = int(np.searchsorted(start_ns[rows_of[at]], from_ns))
+    return counts, from_ns
+
+
+def _rest(snapshot: Snapshot, groups: Sequence[int], from_ns: int, left_out: int) -> Properties:
+    """Return for how long groups, and then tracks, were busy from a time on, column by column.
+
+    ``data`` has the busy ns in each of the ``columns``, which are ``column`` ns wide; ``spans``
+    says how many spans are left out.
+    """
+    tracks, end_ns = snapshot.tracks, max(snapshot.extent_ns[1], from_ns + 1)
+    wide = -(-(end_ns - from_ns) // _REST)
+    edges = from_ns + wide * np.arange(_REST + 1)
+    busy = [*tracks.index.columns(edges, groups)[0]]
+    busy += [tracks.busy_between(track.numbers, edges) for track in snapshot.places.tracks]
+    planes = _planes_of(np.array([wide]))
+    return {
+        "spans": left_out,
+        "words": [f"spans in columns of {duration(wide)}"],
+        "from": from_ns - snapshot.zero_ns,
+        "column": wide,
+        "columns": _REST,
+        "planes": planes,
+        "data": _compressed(b"".join(_planes(column, planes) for column in busy)),
+    }
 
 
 def _packed_calls(snapshot: Snapshot, rows: Array) -> Properties:
@@ -233,7 +295,13 @@ def _packed_calls(snapshot: Snapshot, rows: Array) -> Properties:
         "looks": [asdict(part_look(tracks, part, snapshot.colours)) for part in classes],
         "px": waiting.CALL_PX,
         "most": waiting.MOST_CALLS,
-        "left_out": len(calls.row) - len(seen.call),
+        # Lanes show all that is to be seen until a pixel is less than a column.
+        "column": None if is_whole else int(np.diff(edges).max()),
+        "words": [
+            f"the longest {len(some):,} of {count:,} calls" * (len(some) < count)
+            for (_, number), some in zip(shown, chosen, strict=True)
+            for count in [len(calls.row[calls.of(number)])]
+        ],
     }
 
 

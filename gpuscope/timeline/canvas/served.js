@@ -56,7 +56,7 @@ function readCalls({ tracks, planes, parts, px, most, looks }, bytes) {
 // Return the groups of spans that file.py packed: sorted by start, with their unions.
 function readGroups({ groups, planes }, bytes) {
   let at = 0, first = 0;
-  return groups.map(([place, kind, count]) => {
+  return groups.map(([place, kind, count, isCut]) => {
     let columns;
     [columns, at] = readColumns(bytes, at, planes, count);
     const [start, length, code, line] = columns;
@@ -71,7 +71,19 @@ function readGroups({ groups, planes }, bytes) {
     }
     const busy = unionOf(start, end);
     first += count;
-    return { home: place, place, kind, count, start, end, reach, left: isSorted ? left : left.sort(), code, line, busy, row: first - count };
+    return { home: place, place, kind, count, isCut, start, end, reach, left: isSorted ? left : left.sort(), code, line, busy, row: first - count };
+  });
+}
+
+// Return for how long each group and then each track was busy from a time on, where a file has not all
+// spans: sums before each column.
+function readRest({ from, column, columns, planes }, bytes) {
+  const count = bytes.length / (planes * columns);
+  const [busy] = readColumns(bytes, 0, new Array(count).fill(planes), columns);
+  return busy.map((values) => {
+    const sums = new Float64Array(columns + 1);
+    for (let n = 0; n < columns; n++) sums[n + 1] = sums[n] + values[n];
+    return { from, column, columns, sums };
   });
 }
 
@@ -91,8 +103,12 @@ function unionOf(starts, ends) {
   return busy;
 }
 
-// Return for how long a union was busy before a time.
-function busyUpTo([from, till, before], time) {
+// Return for how long a union was busy before a time: with a rest, in its columns evenly.
+function busyUpTo([from, till, before, rest], time) {
+  if (rest && time > rest.from) {
+    const { column, columns, sums } = rest, at = Math.min((time - rest.from) / column, columns), whole = Math.min(Math.floor(at), columns - 1);
+    return busyUpTo([from, till, before], rest.from) + sums[whole] + (at - whole) * (sums[whole + 1] - sums[whole]);
+  }
   const at = bound(from, time, true);
   return before[at] - (at && till[at - 1] > time ? till[at - 1] - time : 0);
 }
@@ -111,6 +127,9 @@ function tileServer(spans, groups, calls, rows) {
   const spansFrom = (low, high, columns) => {
     const on = Array.from({ length: rows() }, (_, place) => groups.filter((group) => group.place === place));
     const counts = on.map((some) => some.reduce((sum, group) => sum + countOf(group, low, high), 0));
+    on.forEach((some, place) => {
+      if (some.some(({ isCut }) => isCut) && high > spans.rest.from) counts[place] = Infinity; // not all are there
+    });
     const from = counts.map((count) => (count ? null : 0));
     let most = spans.most;
     for (const place of counts.map((_, at) => at).sort((a, b) => counts[a] - counts[b])) {

@@ -345,9 +345,13 @@ function paintTiles(model, root, tell) {
     });
   };
   const paintBreaks = (view, height) => {
-    for (const [from, to, what] of scene.breaks) {
+    for (const [from, to, what, boxes, zoom] of scene.breaks) {
       const [x, end] = [Math.max(from, view.low), Math.min(to, view.high)].map(view.x);
       if (end <= x) continue;
+      if (boxes) { // of some rows, which are hatched where not all is drawn
+        if (view.px >= zoom) paintSparse(boxes, x, end, what[0], view);
+        continue;
+      }
       context.globalAlpha = 0.18;
       context.fillStyle = scene.ink;
       context.fillRect(x, 0, Math.max(1, end - x), height);
@@ -370,6 +374,15 @@ function paintTiles(model, root, tell) {
         context.textAlign = "left";
       }
       context.globalAlpha = 1;
+    }
+  };
+  const paintSparse = (boxes, x, end, what, view) => {
+    for (const [top, tall] of boxes.map((box) => box.map((px) => px * view.scale))) {
+      context.globalAlpha = 0.35;
+      context.fillStyle = fillOf(context, { fill: scene.ink, pattern: "/" });
+      context.fillRect(x, top, end - x, tall);
+      context.globalAlpha = 1;
+      fitInto(what, x, end, top + tall / 2, 11);
     }
   };
   // Paint the marks: triangles of escapes, diamonds of hazards.
@@ -647,7 +660,7 @@ function paintTiles(model, root, tell) {
     }
     pen.fillStyle = scene.ink;
     pen.globalAlpha = 0.25;
-    for (const [from, to] of scene.breaks) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
+    for (const [from, to, , boxes] of scene.breaks) if (!boxes) pen.fillRect((from - first) / step, 0, Math.max(1, (to - from) / step), tall);
     pen.globalAlpha = 1;
   };
   const timeAt = ({ offsetX }) => {

@@ -20,14 +20,14 @@ function fill(model, el) {
     h("li", {}, `${relation}: `, button({ do: "select", span }, {}, label))));
   const parts = table([
     ...facts.parts.map(([words, time, , colour, pattern]) => [[piece("swatch", colour, pattern), words], time]),
-    ["sum, in µs", facts.total]]);
+    [`sum${facts.of && ` of ${facts.of}`}, in µs`, facts.total]]);
   const bar = h("div", { class: "parts", role: "img", "aria-label": "The parts in order" },
     ...facts.parts.map(([, , share, colour, pattern]) => piece("", colour, pattern, { flexGrow: share })));
   const old = el.querySelector("summary"); // more facts follow, and it stays open and focused
   const [isOpen, hasFocus] = [old?.parentNode.open ?? false, old && focused(el) === old];
   const every = h("details", { open: isOpen }, h("summary", {}, "All columns"), table(facts.columns));
   const tables = facts.tables.map(([title, rows]) => h("div", {}, h("strong", {}, title), table(rows)));
-  const [known, sum, why] = [h("div", {}, head), h("div", { class: "sum" }, bar, parts), h("p", { class: "why" }, facts.why)];
+  const [known, sum, why] = [h("div", {}, head), h("div", { class: "sum" }, ...(facts.of ? [h("strong", {}, facts.of)] : []), bar, parts), h("p", { class: "why" }, facts.why)];
   if (facts.related.length) known.append(links);
   if (facts.columns.length) known.append(every);
   el.replaceChildren(known, ...(facts.parts.length ? [sum] : []), ...tables, ...(facts.why ? [why] : []));

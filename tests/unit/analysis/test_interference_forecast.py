@@ -199,3 +199,12 @@ def test_the_finding_names_the_greatest_measured_and_the_greatest_forecast():
     assert "1 more cannot be told" in text
     assert "1 more are forecast: those of b take ≈ 35.3 %" in text
     assert "forecast" not in interfered(result(cell("a", "b", 0.1))).text
+
+
+def test_forecasts_alone_are_told_as_such():
+    alone = [each for each in shown().cells if each.value is None]
+    finding = interfered(result(*alone))
+    assert (finding.rule, finding.subject) == ("interferes.forecast", {"other": "b", "beside": "a"})
+    assert finding["forecast"].value == 1
+    untold = [each for each in alone if each.forecast is None]
+    assert interfered(result(*untold)).rule == "interferes.unknown"

@@ -355,6 +355,10 @@ def test_a_forecast_serves_as_many_requests_and_tokens():
 # -- what people read ----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def compared():
+    return two_settings({"tbt_ms": 0.1})
+
+
+def two_settings(slo):
     """Requests on a shared GPU, where prefill delays decode, and on partitions."""
     workloads = {
         "prefill": {"kind": "gemm", "m": 16384, "n": 4096, "k": 4096, "stream": "p"},
@@ -364,7 +368,7 @@ def compared():
             "repeats": 30,
             "rate_hz": 300,
             "output_tokens": 20,
-            "slo": {"tbt_ms": 0.1},
+            "slo": slo,
         },
     }
     partitioned = {"p": {"partition": "p"}, "d": {"partition": "d"}}
@@ -405,6 +409,12 @@ def test_the_outcome_of_one_setting_and_without_an_slo(run):
     served, no_slo = gs.telling.compared(run_of(plan(slo=None)))
     assert (served.rule, no_slo.rule) == ("served", "no-slo")
     assert no_slo.mend.code.startswith("workloads.chat.slo = ")
+
+
+def test_an_slo_that_is_stated_is_not_asked_for():
+    first, *others = gs.telling.compared(two_settings({"ttft_ms": 10**6, "tbt_ms": 10**6}))
+    assert first.subject["column"].startswith(("ttft", "tbt")), "all meet the SLO"
+    assert "no-slo" not in [finding.rule for finding in others]
 
 
 def test_the_report_shows_requests(compared, tmp_path):

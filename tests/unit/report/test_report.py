@@ -364,6 +364,38 @@ def test_what_the_sm_count_target_did_is_told_of_rates():
 
 
 @pytest.mark.parametrize(
+    ("experiment", "first", "second", "is_carved"),
+    [
+        ({}, {}, {"rounding": "up", "streams": {"s": {"priority": -1}}}, True),
+        ({"streams": {"s": {"priority": -1}}}, {}, {"streams": {"s": {"priority": -1}}}, True),
+        ({"sm_count_target": "off"}, {}, {"sm_count_target": "off"}, True),
+        ({}, {}, {"sm_count_target": "off"}, False),
+    ],
+)
+def test_what_something_alone_did_is_told_if_it_alone_differs(experiment, first, second, is_carved):
+    traces = {"one": make_trace(), "two": make_trace(calls=30)}
+    if not is_carved:
+        traces = {name: trace.with_metadata(partitions={}) for name, trace in traces.items()}
+    run = make_run(traces)
+    run.experiment.update(experiment)
+    run.experiment["settings"] = {"one": first, "two": second}
+    assert not [*variants(run)]
+
+
+def test_what_colours_mean_is_said_where_it_is_so(tmp_path):
+    plain = make_trace(partitioned=False).with_metadata(partitions={})
+    apart = carved(make_trace())
+    for traces, words in (
+        ({"one": apart, "two": apart}, None),
+        ({"one": plain, "two": apart}, "In the timeline of “one”, it is the stream."),
+        ({"one": plain, "two": plain}, "In the timelines, it is the stream."),
+    ):
+        page = html_report(make_run(traces), tmp_path / "r.html").read_text("utf-8")
+        assert ("it is the stream" in page) is (words is not None)
+        assert (words or "where work ran") in page
+
+
+@pytest.mark.parametrize(
     ("key", "value", "words"),
     [("latency_p99_us", 12_000, "12 ms"), ("latency_p50_us", 83.25, "83.25 µs"),
      ("ttft_p50_ms", 0.08325, "83.25 µs"), ("tbt_p50_ms", None, "–")],

@@ -15,6 +15,7 @@ from patience import PATIENCE_S
 from PIL import Image
 
 import gpuscope as gs
+from gpuscope._text import percent
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.columns import (
     Row,
@@ -23,17 +24,21 @@ from gpuscope.timeline.columns import (
     edges_of,
     heights,
     marks,
+    missing_in,
     resampled,
+    seen_in,
 )
 from gpuscope.timeline.index import Index
 from gpuscope.timeline.raster import WIDTH, png
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import ESCAPED, OKABE_ITO
 from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.words import shares_of
 from gpuscope.trace import schema
 from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.details import told_of_stretch
 
 KINDS = ("uniform", "alternating", "rare", "all escaped")
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -351,11 +356,33 @@ def test_breaks_hazards_and_lost_rows_are_in_the_scene():
     rows = [Row((0,), (False,)), Row((1,), (True,))]
     columns = columns_of(
         index, (0, 100), 10, rows, hazards=[np.array([10, 12]), np.array([70, 300])],
-        recorded=[(0, 30), (60, 200)], kept_since_ns=25,
+        missing=missing_in((0, 100), [(0, 30), (60, 200)], 25),
     )  # fmt: skip
     assert columns.hazards.tolist() == [[0, 2, *[0] * 8], [*[0] * 7, 1, 0, 0]]
     assert columns.escapes.tolist() == [[0] * 10, [*[0] * 7, 1, 0, 0]]
     assert columns.missing == ((30, 60, "not recorded"), (0, 25, "rows lost"))
+    assert seen_in((0, 100), columns.missing) == [(25, 30), (60, 100)]
+    assert seen_in((26, 29), missing_in((26, 29), [(0, 30), (60, 200)], 25)) == [(26, 29)]
+    assert not seen_in((0, 20), missing_in((0, 20), [], 25))
+
+
+def test_busy_shares_are_of_what_no_rows_are_missing_of():
+    trace = Trace.from_columns(
+        {"id": [0, 1, 2], "kind": ["kernel"] * 3, "name": ["k"] * 3, "source": ["cupti"] * 3,
+         "start_ns": [0, 30, 80], "end_ns": [25, 40, 90], "stream": [0] * 3},
+        metadata=TraceMetadata(
+            windows_ns=[(0, 50), (70, 100)],
+            kept={"keep_ns": 80, "since_ns": 20, "rows_left_out": 3},
+        ),
+    )  # fmt: skip
+    tracks = Tracks.of(trace)
+    assert tracks.seen_ns((0, 100)) == 60, "20 to 50 and 70 to 100"
+    assert tracks.busy_in([0], (0, 100)) == 5 + 10 + 10
+    assert shares_of(tracks, tracks.tracks, (0, 100)) == [[percent(25 / 60), "of 60 ns"]]
+    assert shares_of(tracks, tracks.tracks, (25, 45)) == [["50 %", "10 ns"]]
+    assert shares_of(tracks, tracks.tracks, (55, 65)) == [["–"]]
+    busy = dict(told_of_stretch((0, 100), tracks, tracks.tracks, {})["tables"])["Busy"]
+    assert busy[0][1].startswith(f"{percent(25 / 60)} of the 60 ns")
 
 
 def test_every_hazard_has_its_mark():

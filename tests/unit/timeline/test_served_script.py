@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.report.trace import trace_report
 from gpuscope.timeline.canvas import file, tiles
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.trace import Trace
@@ -21,8 +23,10 @@ DATA = Path(__file__).parents[2] / "data"
 SERVED = Path(file.__file__).with_name("served.js").read_text("utf-8")
 PROGRAM = """
 const { spans, windows } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-Promise.all([unpacked(spans.data), unpacked(spans.calls.data)]).then(([bytes, ofCalls]) => {
+const packed = [spans.data, spans.calls.data, spans.rest?.data ?? spans.data];
+Promise.all(packed.map(unpacked)).then(([bytes, ofCalls, later]) => {
   const groups = readGroups(spans, bytes), waits = readCalls(spans.calls, ofCalls);
+  if (spans.rest) readRest(spans.rest, later).slice(0, groups.length).forEach((rest, n) => (groups[n].busy[3] = rest));
   for (const thing of [...groups, ...waits.lanes]) thing.place = spans.rows[thing.home];
   const make = tileServer(spans, groups, waits, () => Math.max(...spans.rows) + 1);
   process.stdout.write(JSON.stringify(windows.map(([low, high]) => {
@@ -164,12 +168,72 @@ def read_calls(tile: dict) -> list:
     ]  # fmt: skip
 
 
-def test_the_earliest_spans_are_kept_of_too_many(monkeypatch):
+def facts_of(page: str) -> dict:
+    return json.loads(page[page.index('json">') + 6 : page.index("</script>")])
+
+
+def test_what_a_file_leaves_out_is_in_columns_of_busy_time(monkeypatch):
+    trace = random_trace(1)
+    monkeypatch.setattr(file, "MOST_SPANS", 800)
+    state = TimelineState(trace, None)
+    state.fold(folds=False)
+    snapshot = state.snapshot(state.extent_ns, following=False)
+    spans, rows = file.packed(snapshot)
+    spans["rows"] = file.layout(snapshot, snapshot)["rows"]
+    rest = spans["rest"]
+    assert len(rows) <= 800
+    assert len(rows) + rest["spans"] == len(trace)
+    assert set(snapshot.tracks.escaped) <= set(rows.tolist()), "groups of few spans are whole"
+    low, wide = rest["from"], rest["column"]
+    whole = (0, snapshot.extent_ns[1] - snapshot.zero_ns)
+    done = subprocess.run(
+        ["node", "-e", tiles.SCRIPT + SERVED + PROGRAM],
+        input=json.dumps({"spans": spans, "windows": [whole, (low, low + 1024 * wide)]}),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-600:]
+    everything, later = json.loads(done.stdout)
+    kernel = tiles.tile(snapshot, tuple(edge + snapshot.zero_ns for edge in whole))
+    busy_of = dict(zip(map(tuple, kernel["groups"]), read(kernel)[1], strict=True))
+    for group, busy in zip(everything["groups"], everything["busy"], strict=True):
+        told = sum(busy_of[tuple(group)]) * kernel["unit"]
+        assert sum(busy) == pytest.approx(told, abs=kernel["columns"] * kernel["unit"]), group
+    edges = low + snapshot.zero_ns + wide * np.arange(1025)
+    numbers = [group for track in snapshot.places.tracks
+               for group in snapshot.tracks.row_of(track).groups]  # fmt: skip
+    exact = snapshot.tracks.index.columns(edges, numbers)[0].tolist()
+    assert later["busy"] == [busy for busy in exact if any(busy)]
+    cut = {place for place, _, _, is_cut in spans["groups"] if is_cut}
+    for tile in (everything, later):
+        assert all(tile["spans"][spans["rows"][place]] is None for place in cut)
+
+
+def test_the_critical_path_does_not_take_the_place_of_the_spans(monkeypatch, tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        for _ in range(40):
+            stream.launch(kernel, 20_000, grid=1, block=32)
+            stream.synchronize()
+    trace = recording.trace
+    for most, count in ((10**6, None), (len(trace), len(trace))):
+        monkeypatch.setattr("gpuscope.report.trace.MOST_SPANS", most)
+        monkeypatch.setattr(file, "MOST_SPANS", most)
+        page = trace_report(trace, tmp_path / "t.html").read_text("utf-8")
+        facts = facts_of(page[page.index("data-timeline") :])
+        drawn = sum(group[2] for group in facts["groups"])
+        assert facts["rest"] is None
+        assert drawn == count if count else drawn > len(trace)
+        assert ("without the critical path" in page) is (count is not None)
+
+
+def test_a_row_that_is_left_out_cannot_be_selected(monkeypatch):
     monkeypatch.setattr(file, "MOST_SPANS", 100)
     page = file.timeline_html(random_trace(1))
-    facts = json.loads(page.split(">", 2)[2].split("</script>")[0])
-    assert sum(count for *_, count in facts["groups"]) == 100
-    assert "earliest 100 of 3,000" in page
+    facts = facts_of(page)
+    assert facts["rest"]["spans"] == 3000 - sum(group[2] for group in facts["groups"])
+    low, high = facts["first"]
+    assert [low, high] == facts["layouts"][0]["scene"]["extent"]
     with pytest.raises(gs.errors.MissingEvidence, match="2900"):
         file.timeline_html(random_trace(1), selected=2900)
 
@@ -178,7 +242,14 @@ def test_of_too_many_calls_the_longest_keep_their_parts(monkeypatch):
     trace = gs.load_trace(DATA / "before" / "run" / "trace-split.parquet")
     monkeypatch.setattr(file, "MOST_CALLS", 10)
     page = file.timeline_html(trace)
-    facts = json.loads(page.split(">", 2)[2].split("</script>")[0])["calls"]
+    facts = facts_of(page)["calls"]
     kept = sum(count for _, count, _ in facts["tracks"])
     assert 0 < kept <= 10
-    assert f"of {facts['left_out']:,} others" in page
+    calls = TimelineState(trace, None).tracks.calls
+    totals = sorted(len(calls.row[calls.of(number)]) for number in calls.tracks)
+    told = [
+        re.fullmatch("the longest (.*) of (.*) calls", words).groups() for words in facts["words"]
+    ]
+    assert [int(drawn) for drawn, _ in told] == [count for _, count, _ in facts["tracks"]]
+    assert sorted(int(count.replace(",", "")) for _, count in told) == totals
+    assert facts["column"] > 0

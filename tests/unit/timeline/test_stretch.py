@@ -12,7 +12,9 @@ from gpuscope.timeline import stretch
 from gpuscope.timeline.extent import default_window_ns
 from gpuscope.timeline.stretch import stretch_of
 from gpuscope.timeline.tracks import Tracks
+from gpuscope.trace import Trace
 from gpuscope.trace.naming import kernel_name
+from gpuscope.widgets.details import told_of_stretch
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -89,7 +91,30 @@ def test_of_very_many_calls_the_parts_are_of_some(monkeypatch):
     monkeypatch.setattr(stretch, "MOST_CALLS", 10)
     found = stretch_of(tracks, tracks.tracks, default_window_ns(trace))
     assert found.sampled == 10
-    assert sum(map(len, found.latency_ns.values())) > 10
+    count = sum(map(len, found.latency_ns.values()))
+    assert count > 10
+    facts = told_of_stretch(default_window_ns(trace), tracks, tracks.tracks, {})
+    assert facts["of"].startswith(f"10 of {count:,} calls")
+    monkeypatch.undo()
+    assert not told_of_stretch(default_window_ns(trace), tracks, tracks.tracks, {})["of"]
+
+
+def test_pairs_that_are_not_told_are_stated(monkeypatch):
+    rows = range(8)
+    trace = Trace.from_columns(
+        {"id": rows, "kind": ["kernel"] * 8, "name": ["k"] * 8, "source": ["cupti"] * 8,
+         "start_ns": rows, "end_ns": [100 + row for row in rows], "stream": rows}
+    )  # fmt: skip
+    tracks = Tracks.of(trace)
+    heading_of = {
+        count: told_of_stretch((0, 200), tracks, tracks.tracks[:count], {})["tables"][1][0]
+        for count in (3, 6, 8)
+    }
+    assert heading_of == {
+        3: "Busy together",
+        6: "Busy together: the 6 longest",
+        8: "Busy together: the 6 longest of the 6 busiest rows",
+    }
 
 
 def test_the_dock_tells_a_range_and_its_parts_add_up():

@@ -108,13 +108,16 @@ def site_text(number: int) -> str:
     """Return a site as traces have it: a JSON text of [file, line, function], innermost first.
 
     Files are named from the folder of the program or the one it runs in, unless a home is in that
-    folder too; others by their last two names.
+    folder too; others by their last two names. Cells of notebooks are ``"cell In[3]"``.
     """
     lines = [(_named(file), line, name) for file, line, name in _lines(number)]
     return json.dumps(lines) if lines else ""
 
 
 def _named(file: str) -> str:
+    if name := _cell(file):
+        _PATHS[name] = Path(file)
+        return name
     path = Path(file)
     if not path.is_absolute():
         return file
@@ -129,6 +132,17 @@ def _named(file: str) -> str:
     name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()
     _PATHS[name] = path
     return name
+
+
+def _cell(file: str) -> str:
+    """Return what IPython calls a cell that it compiled as this file, or nothing."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython is not None else None
+    known = shell.compile.format_code_name(file) if shell is not None else None
+    if known is None:
+        return ""
+    kind, name = known
+    return f"{kind.lower()} {name}"
 
 
 def path_of(file: str) -> Path:

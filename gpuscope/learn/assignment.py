@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from gpuscope.learn.handed_in import read_cells
 HELD = "held"
 """Tag of cells that learners do not get."""
 _FOLD = re.compile(r"<details>.*?</details>\s*", re.DOTALL)
+_FOLDS = re.compile(rf"(?:{_FOLD.pattern})+", re.DOTALL)
+_LEFT_OUT = "*Not given out: it solves the exercises.*\n\n"
+"""Stands where folds were, so that what announces them does not lead to nothing."""
+_CODE_OR_LINK = re.compile(r"```.*?```|`[^`]*`|!?\[([^\]]*)\]\(([^)\s]+)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class GivenOut:
 def give_out(lessons: str | Path, out: str | Path) -> GivenOut:
     """Copy lessons without solutions, cells tagged ``held``, and outputs.
 
-    Solutions are last hints of several lines, and folds (``<details>``) of texts. Cells keep their
-    ids, so that what is handed in is graded by the lessons themselves.
+    Solutions are last hints of several lines, and folds (``<details>``) of texts, in whose place
+    a line says so. Links to files that are not given out become text that names the file. Cells
+    keep their ids, so that what is handed in is graded by the lessons themselves.
 
     Parameters
     ----------
@@ -85,13 +91,20 @@ def give_out(lessons: str | Path, out: str | Path) -> GivenOut:
         )
     make_empty_folder(target)
     counts: Counter[str] = Counter()
-    texts = {book.name: _copy(book, counts) for book in books}
+    names = {book.name for book in books}
+    texts = {book.name: _copy(book, names, counts) for book in books}
     copies = tuple(write_text(target / name, text) for name, text in texts.items())
     return GivenOut(copies, counts["solutions"], counts["folds"], counts["held"])
 
 
-def _copy(book: Path, counts: Counter[str]) -> str:
-    """Return the text of a learner's copy, and count what was taken out."""
+def _copy(book: Path, names: Container[str], counts: Counter[str]) -> str:
+    """Return the text of a learner's copy, and count what was taken out.
+
+    Parameters
+    ----------
+    names
+        Of all notebooks that are given out: links to them stay.
+    """
     try:
         cells = read_cells(book)
     except TraceFormatError as error:
@@ -107,10 +120,23 @@ def _copy(book: Path, counts: Counter[str]) -> str:
             counts["solutions"] += source != cell.source
             raw.update(outputs=[], execution_count=None)
         else:
-            source, folds = _FOLD.subn("", cell.source)
-            counts["folds"] += folds
+            counts["folds"] += len(_FOLD.findall(cell.source))
+            source = _unlinked(_FOLDS.sub(_LEFT_OUT, cell.source).rstrip(), names)
         kept.append({**raw, "source": source.splitlines(keepends=True)})
     return json.dumps({**notebook, "cells": kept}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _unlinked(text: str, names: Container[str]) -> str:
+    """Return Markdown whose links lead to the web, to notebooks of these names, or into itself."""
+
+    def kept(found: re.Match[str]) -> str:
+        label, target = found.groups()
+        is_code = target is None
+        if is_code or re.match(r"\w+:|#", target) or target.partition("#")[0] in names:
+            return found[0]
+        return f"{label} (`{target}`)"
+
+    return _CODE_OR_LINK.sub(kept, text)
 
 
 def _unsolved(source: str) -> str:

@@ -179,6 +179,7 @@ def grade(
         finally:
             stop.set()
         every = [_graded(graded.get(path), _blank(path, Path(folder))) for path in submitted]
+    every += _empty_handed(Path(folder), submitted)
     grades = tuple(grade for each in every for grade in each.grades)
     not_held = {name for each in every for name in each.not_held}
     return Grades(
@@ -241,6 +242,20 @@ def _blank(path: Path, folder: Path) -> Grade:
     inside = path.relative_to(folder)
     learner = inside.parts[0] if len(inside.parts) > 1 else inside.stem
     return Grade(learner, str(inside), "")
+
+
+def _empty_handed(folder: Path, submitted: Sequence[Path]) -> list[Graded]:
+    """Return a grade that says so for each learner's folder without a notebook."""
+    inside = [path.relative_to(folder) for path in submitted]
+    learners = {path.parts[0] for path in inside if len(path.parts) > 1}
+    if not learners:  # their notebooks lie side by side: what folders are there is not known
+        return []
+    reason = "there is no notebook in this folder"
+    return [
+        Graded([Grade(path.name, path.name, "", reason=reason)])
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and path.name not in learners and not path.name.startswith(".")
+    ]
 
 
 def _graded(future: Future[Graded] | None, blank: Grade) -> Graded:

@@ -267,7 +267,8 @@ class Lesson:
         result = note_try(self._results, name, None, solved=outcome is True)
         last, figure = self._attempts[-1] if self._attempts else None, None
         if last is not None and len(trace := of_interest(last.trace)):
-            figure = timeline(trace, window_ns=window_of(trace, None, None), title="Your program")
+            window = window_of(trace, None, None)
+            figure = timeline(trace, window_ns=window, title="Your program", host=True)
         if outcome is not True:
             text = outcome or "It is not what was asked for."
             shown_rule = rule if result.attempts >= len(hints) else ""  # it is often the answer

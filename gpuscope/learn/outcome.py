@@ -240,7 +240,7 @@ def picture(
     origin = label(trace)
     room = (_TITLE - len(origin)) // 2
     title = f"Predicted: {clean(predicted, room)}. Outcome: {clean(result.measured, room)}{origin}"
-    figure = figures.timeline(trace, window_ns=window, title=title)
+    figure = figures.timeline(trace, window_ns=window, title=title, host=True)
     unit_ns = axis_unit(window[1] - window[0])[1]
 
     def place(ns: int) -> float:
@@ -291,7 +291,8 @@ def window_of(
 
 def _without_templates(text: str) -> str:
     """Return a text with the names of C++ functions in short: they can be hundreds of letters."""
-    while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
+    # Arguments of a template follow its name: Python's own <module> and <locals> stay.
+    while (shorter := re.sub(r"(?<=\w)<[^<>]*>", "", text)) != text:
         text = shorter
     text = re.sub(r"(?<=\w)\([^()]*\)", "", text)
     return re.sub(r"\b(?:void )?(?:\w+::)+", "", text)

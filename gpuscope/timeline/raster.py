@@ -310,13 +310,20 @@ class _Drawing:
         for times, bar in ((arrows.from_ns, arrows.cause), (arrows.to_ns, arrows.effect)):
             centre, _ = panel.places.bars(scene.place[bar], scene.lanes[bar])
             points.append(np.stack([self._x(panel.x(times)), self._y(centre, axis)], axis=1))
+        left, _, right, _ = self._box
         for start, end in zip(*points, strict=True):
             length = max(float(np.hypot(*(end - start))), 1e-9)
             along = (end - start) / length
+            first, last = 0.0, length
+            if along[0]:  # what is outside the window is not drawn
+                low, high = sorted(((left - start[0]) / along[0], (right - start[0]) / along[0]))
+                first, last = max(first, low), min(last, high)
             step = _DOT if dotted else 2 * length  # a dot, and as much that is left out
-            for at in np.arange(0, length, step):
-                ends = start + along * at, start + along * min(length, at + step / 2)
+            for at in np.arange(first, last, step):
+                ends = start + along * at, start + along * min(last, at + step / 2)
                 self._draw.line((*ends[0], *ends[1]), fill=colour, width=3 if dotted else 1)
+            if last < length - 1:  # its end is outside
+                continue
             across = np.array([-along[1], along[0]]) * _ARROW * 0.7
             head = end - along * 2 * _ARROW
             self._draw.polygon([*end, *(head + across), *(head - across)], fill=colour)

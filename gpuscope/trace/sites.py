@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+CELL = "cell In["
+"""What the file of a line begins with where that is a cell of a notebook, ``"cell In[3]"``."""
+
 
 class Line(NamedTuple):
     """One line of a site."""
@@ -16,7 +19,14 @@ class Line(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        where = f"{self.file}, line {self.line}" if self.is_in_cell else f"{self.file}:{self.line}"
+        is_outside = self.is_in_cell and self.function == "<module>"
+        return where if is_outside else f"{where} in {self.function}"
+
+    @property
+    def is_in_cell(self) -> bool:
+        """Whether a cell of a notebook has it, and no file."""
+        return self.file.startswith(CELL)
 
 
 _decode = msgspec.json.Decoder(tuple[Line, ...]).decode

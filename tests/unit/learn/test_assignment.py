@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from graded_books import RIGHT, book, cell, graded
@@ -32,6 +33,44 @@ def test_no_solution_of_our_lessons_is_given_out(tmp_path):
         assert "<details>" not in text
         for task in (one for one in before if one.startswith("task-")):
             assert after[task] == before[task]
+
+
+@pytest.fixture(scope="module")
+def given_out(tmp_path_factory):
+    """The folder of the lessons as learners get them."""
+    out = tmp_path_factory.mktemp("class") / "out"
+    give_out(NOTEBOOKS, out)
+    return out
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_links_and_headings_of_what_is_given_out_lead_somewhere(name, given_out):
+    before, after = sources(NOTEBOOKS / name), sources(given_out / name)
+    linked = [text for text in after.values() if text.startswith(("#", "-", "*")) or "](" in text]
+    for text in linked:
+        for target in re.findall(r"\]\(([^)#\s]+)", re.sub(r"`[^`]*`", "", text)):
+            assert target.startswith("http") or (given_out / target).exists(), target
+    folded = {name for name, text in before.items() if "<details>" in text}
+    assert folded
+    for one in folded:
+        announced = after[one].partition("### What the simulator")[0].strip().splitlines()
+        assert "Not given out" in announced[-1], "what announces folds leads to this"
+    assert "](" in "".join(after.values()), "links to other lessons stay"
+
+
+def test_links_in_code_and_to_what_is_given_out_stay(folders, tmp_path):
+    text = (
+        "See [two](02_two.ipynb#b), [web](https://example.org), [top](#a), `f[0](x)`, "
+        "[a page](../docs/a.md#b) and ![a picture](a.png).\n\n```python\nf[0](y)\n```"
+    )
+    markdown = {"id": "text", "cell_type": "markdown", "source": text, "metadata": {}}
+    for name in ("01_one.ipynb", "02_two.ipynb"):
+        book(folders[1] / name, before=[markdown])
+    give_out(folders[1], tmp_path / "out")
+    assert sources(tmp_path / "out" / "01_one.ipynb")["text"] == (
+        "See [two](02_two.ipynb#b), [web](https://example.org), [top](#a), `f[0](x)`, "
+        "a page (`../docs/a.md#b`) and a picture (`a.png`).\n\n```python\nf[0](y)\n```"
+    )
 
 
 def test_what_is_made_of_the_copies_is_graded_by_the_lessons(tmp_path):

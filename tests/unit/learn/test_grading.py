@@ -449,6 +449,28 @@ def test_what_cannot_be_read_is_not_graded_and_all_else_is(folders):
         assert "it is no notebook of Jupyter" in one.reason
 
 
+def test_a_learner_whose_folder_has_no_notebook_is_in_every_table(folders, tmp_path):
+    book(folders[0] / "ada" / "one.ipynb")
+    (folders[0] / "bob" / "drafts").mkdir(parents=True)
+    (folders[0] / "bob" / "one.pdf").write_text("a picture of a notebook")
+    (folders[0] / ".git").mkdir()
+    grades = grade(*folders)
+    (of_bob,) = [one for one in grades.grades if one.learner != "ada"]
+    assert (of_bob.learner, of_bob.verdict) == ("bob", "not graded")
+    assert of_bob.reason == "there is no notebook in this folder"
+    assert [row["learner"] for row in grades.rows()] == ["ada", "bob"]
+    marks = grades.marks()
+    assert {row["learner"]: row["points"] for row in marks.rows()} == {"ada": 2, "bob": 0}
+    assert of_bob.reason in marks.not_graded["bob"][0]
+    assert "bob" in grades.to_csv(tmp_path / "grades.csv").read_text()
+
+
+def test_folders_beside_notebooks_are_no_learners(folders):
+    book(folders[0] / "ada.ipynb")
+    (folders[0] / "pictures").mkdir()
+    assert set(graded(folders)) == {"ada"}
+
+
 def test_a_notebook_cannot_take_its_checks_away(folders):
     tasks = {
         "ada": "import os, pathlib\nfor one in pathlib.Path().iterdir(): os.remove(one)",

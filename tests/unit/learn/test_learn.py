@@ -6,13 +6,14 @@ import csv
 import gc
 import importlib
 import weakref
+from html import unescape
 
 import pytest
 from lessons import cells
 
 import gpuscope as gs
 from gpuscope.learn import Choice, Interval, Order, Value
-from gpuscope.learn.outcome import RESULTS
+from gpuscope.learn.outcome import RESULTS, Outcome, Result
 from gpuscope.learn.recorded import note_of
 from gpuscope.timeline.raster import png
 from gpuscope.workloads.spin import Spin
@@ -506,3 +507,14 @@ def test_forms_that_live_on_do_not_hold_the_device():
     prediction.give(2)
     quiz.give(6)
     assert quiz.tone == "right"
+
+
+def test_an_outcome_keeps_the_names_of_python_and_shortens_those_of_cpp():
+    result = Result(1, "a", "prediction", "Why?", None, "1", "not predicted", 0, "a GPU")
+    why = (
+        "void cub::reduce<int, at<2>>(float*): 1 µs running.\n"
+        "Launched at a.py:3 in <module>, from a.py:2 in f.<locals>.<lambda>."
+    )
+    told = unescape(Outcome(result, result, "", why, None).html())
+    assert "reduce: 1 µs running." in told
+    assert "Launched at a.py:3 in <module>, from a.py:2 in f.<locals>.<lambda>." in told

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 
 MOST_CELLS = 44
 LONGEST = {
-    "02_streams.ipynb": 49,
+    "02_streams.ipynb": 51,
     "03_events.ipynb": 50,
     "06_latency_under_load.ipynb": 45,
     "08_graphs.ipynb": 55,
@@ -23,7 +23,8 @@ LONGEST = {
     "14_a_small_server.ipynb": 48,
 }
 """Cells of longer ones; lessons 11 and 14 are of eight programs each, in two sittings, and lessons
-2, 3 and 8 have three cells for an exercise in C++ and three for one in PyTorch."""
+2, 3 and 8 have three cells for an exercise in C++ and three for one in PyTorch; lesson 2 explains
+blocks and threads, too."""
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 HIDDEN = {"predict", "outcome", "check", "fact"}

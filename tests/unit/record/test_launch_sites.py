@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -214,3 +215,22 @@ def test_lines_that_a_program_generates_are_no_sites():
         )
         functions = [function for _, _, function in json.loads(done.stdout)]
         assert functions == (["launcher", "<module>"] if command[0] == "-c" else ["<module>"])
+
+
+def test_lines_of_a_notebook_s_cells_have_the_cell_s_number(monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell(history_length=0)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    shell.user_ns["here"] = _sites.site_here
+    _sites.ask_for_sites(1)
+    try:
+        shell.run_cell("def called():\n    return here()", store_history=True)
+        shell.run_cell("x = 1\nsites = [\n    here(),\n    called(),\n]", store_history=True)
+    finally:
+        _sites.ask_for_sites(-1)
+    outside, inside = map(_sites.site_text, shell.user_ns["sites"])
+    first = lines_of(outside)[0]
+    assert str(first) == "cell In[2], line 3"
+    assert linecache.getline(str(_sites.path_of(first.file)), first.line).strip() == "here(),"
+    assert site_words(inside) == "cell In[1], line 2 in called, from cell In[2], line 4"

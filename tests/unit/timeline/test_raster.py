@@ -16,7 +16,8 @@ from PIL import Image
 from gpuscope import figures
 from gpuscope.timeline import raster
 from gpuscope.timeline.raster import png
-from gpuscope.timeline.style import OKABE_ITO, WHOLE_GPU_COLOUR
+from gpuscope.timeline.style import ESCAPED, OKABE_ITO, WHOLE_GPU_COLOUR
+from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -133,3 +134,29 @@ def test_what_a_user_changes_is_in_the_png_or_does_no_harm(in_notebook):
     figure.add_scatter(x=[0, 1], y=[0, 10])
     figure.update_xaxes(range=None)
     assert "application/vnd.plotly.v1+json" in figure._repr_mimebundle_()
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends"),
+    [([10_500, 10_200], [15_000, 10_900]), ([10_500, 7_000], [15_000, 10_900]),
+     ([9_000, 7_000], [10_500, 11_000])],
+    ids=["from outside", "through it", "to outside"],
+)  # fmt: skip
+def test_arrows_end_where_the_window_does(starts, ends):
+    """An end of the arrow is outside the window, as the bar there is drawn in part."""
+    found = {"kind": "read after write", "first": 0, "second": 1}
+    columns = {
+        "id": [0, 1], "kind": ["kernel"] * 2, "name": ["k"] * 2, "stream": [1, 2],
+        "start_ns": starts, "end_ns": ends, "source": ["cupti"] * 2,
+    }  # fmt: skip
+    trace = Trace.from_columns(columns, metadata=TraceMetadata(hazards=HazardFacts(found=[found])))
+    figure = figures.timeline(trace, window_ns=(10_000, 12_000))
+    picture = opened(png(figure))
+    margin = figure.layout.margin
+    left, right = picture.shape[1] - raster.WIDTH + margin.l, raster.WIDTH - margin.r
+    wanted = np.array(list(bytes.fromhex(ESCAPED[1:])))
+    coloured = np.abs(picture[:, :, :3] - wanted).max(axis=-1) <= 4
+    coloured = coloured[margin.t : -margin.b]
+    assert coloured[:, left:right].any()
+    assert not coloured[:, : left - 8].any()
+    assert not coloured[:, right + 8 :].any()

@@ -77,8 +77,9 @@ def _noise(facts: Facts) -> str:
         "noise and 70 to 90 % of other are sought, each ± two standard errors of the simulation.",
         "What misses that is bold: with two tight modes, five rounds a side show nothing before",
         "the modes are apart, and then all.",
-        "Beside these, where neighbours depend on each other, nothing is promised: *said* is how",
-        "often a comparison says so.",
+        "Of the drifts below, sides that take turns are to be told apart as seldom; of saved runs",
+        "and of neighbours that correlate nothing is promised: *said* is how often a comparison",
+        "says that neighbours hang together.",
     ]
     by_kind: dict[str, dict[str, dict[str, Facts]]] = {}
     for row in facts["rows"]:

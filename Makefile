@@ -141,6 +141,7 @@ bench:
 	$(PY) benchmarks/timeline.py
 	$(PY) benchmarks/scale.py
 	$(PY) benchmarks/browser.py
+	$(PY) benchmarks/diff_noise.py --out benchmarks/results/diff_noise.json
 	$(PY) benchmarks/exporting.py --out benchmarks/results/exporting.json
 	$(PY) benchmarks/grading.py --out benchmarks/results/grading.json
 	@scripts/readers.sh

@@ -1183,7 +1183,7 @@ def between(text: str, name: str, inside: list[str]) -> str:
 
 def pages() -> dict[Path, str]:
     found = {}
-    gpu, cpu, latencies, other, shapes, timeline, scale, browser, grading, *files = (
+    gpu, cpu, latencies, other, shapes, timeline, scale, browser, grading, noise, *files = (
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         for name in (
             "h200",
@@ -1195,6 +1195,7 @@ def pages() -> dict[Path, str]:
             "scale",
             "browser",
             "grading",
+            "diff_noise",
             "importing",
             "exporting",
         )
@@ -1202,7 +1203,7 @@ def pages() -> dict[Path, str]:
     found[ROOT / "docs" / "h200.md"] = h200_page(gpu)
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
     found[ROOT / "docs" / "figures.md"] = figures_page(
-        cpu, timeline, scale, browser, grading, files
+        cpu, timeline, scale, browser, grading, files, noise
     )
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")

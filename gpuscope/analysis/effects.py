@@ -1,43 +1,42 @@
-"""How far two sides that took turns differ: an interval, and the smallest change to be seen."""
+"""How far a number of two sides differs: an interval, and the smallest change to be seen."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from gpuscope._types import Floats
 from gpuscope.analysis.compare_analysis import Difference
-from gpuscope.analysis.noise import TAIL, interval, least_of, rank_interval, student_t
+from gpuscope.analysis.noise import TAIL, least_of
+from gpuscope.analysis.shifts import shift, smallest_shift
 
 Verdict: TypeAlias = Literal["equal", "slower", "faster", "cannot tell"]
 """What is known of a number: of one of which more is better, ``"slower"`` is less."""
 FEWEST = 3
-"""Pairs below which nothing is told."""
+"""Rounds of each side below which nothing is told."""
 CLOSE = 0.05
 """The interval of equal numbers lies within this share, unless another is asked for."""
-POWER = 0.8
-"""How often the smallest change that could have been seen would have been."""
 _MOST = 10_000
 """Pairs beyond which it is not worth saying how many would do."""
 
 
 @dataclass(frozen=True)
 class Effect(Difference):
-    """How far a number differs between two sides, each measured in rounds that took turns.
+    """How far a number differs between two sides, each measured in rounds or processes.
 
     Attributes
     ----------
     low, high
         The interval of 95 % of ``after / before − 1``, of all judged numbers together.
     smallest
-        The smallest change that would have been seen four times of five; infinite if unknown.
+        The change that as many rounds, measured anew, would show four times of five; infinite if
+        unknown.
     pairs
-        Of neighbouring rounds, one of each side.
+        Of rounds, one of each side.
     within
         The share within which numbers are equal.
     verdict
@@ -78,23 +77,23 @@ def effect(
     column: str,
     before: Sequence[float],
     after: Sequence[float],
-    control: Sequence[float],
+    control: Sequence[float] = (),
     *,
     judged: int = 1,
     within: float | None = None,
+    are_pairs: bool = True,
 ) -> Effect:
-    """Compare a number of two sides by neighbouring rounds.
+    """Compare a number of two sides by their rounds or processes.
 
-    An interval of the logarithms of ``after / before`` by signed ranks
-    (:func:`gpuscope.analysis.noise.rank_interval`; of few pairs by Student's t), Bonferroni over
-    the judged numbers. It is no narrower than that of as many pairs of A and A, and wider by how
-    far A differs from itself beyond noise. ``before`` and ``after`` are the medians of the rounds,
-    moved so that their ratio is that of the pairs.
+    An interval of the logarithm of ``after / before`` (:func:`gpuscope.analysis.shifts.shift`),
+    Bonferroni over the judged numbers, and wider by how far A differs from itself beyond noise.
+    ``before`` and ``after`` of the result are the median round, moved either way so that their
+    ratio is the estimate.
 
     Parameters
     ----------
     before, after
-        Of each pair of rounds, the number on either side.
+        Of each round, the number on either side.
     control
         The logarithms of the ratio of A to A in pairs of rounds.
     judged
@@ -102,57 +101,71 @@ def effect(
     within
         The share within which numbers are equal: even if their difference is seen. Not given:
         :data:`CLOSE`, if none is seen.
+    are_pairs
+        Whether rounds at one place have something in common, as neighbours have. Rounds of two
+        runs, or processes of two days, have not.
     """
-    least = least_of([*before, *after])
-    logs = [np.log(np.maximum(np.asarray(each, float), least)) for each in (before, after)]
-    changes, pairs = logs[1] - logs[0], len(before)
+    logs, least = _logs(before, after)
+    fewest, tail = min(len(before), len(after)), TAIL / judged
     close = CLOSE if within is None else within
-    middle = float(np.median(logs)) if pairs else 0.0
-    tail = TAIL / judged
-    change, wide = _middle(changes, tail)
-    first, second = (_level(middle + sign * change / 2, least) for sign in (-1, 1))
-    compared = Effect(workload, column, first, second, pairs=pairs, within=close)
-    if pairs < FEWEST:
-        return compared
-    bias, noise = _middle(control, tail)
-    if math.isfinite(noise):
-        wide = max(wide, noise * math.sqrt(len(control) / pairs))
-        wide += max(0.0, abs(bias) - noise)  # A differs from itself by more than noise
-    smallest = wide * (1 + NormalDist().inv_cdf(POWER) / NormalDist().inv_cdf(1 - tail))
-    ends = math.expm1(change - wide), math.expm1(change + wide)
-    compared = replace(compared, low=ends[0], high=ends[1], smallest=math.expm1(smallest))
-    return _judged(compared, wide, asked=within is not None)
+    if fewest < FEWEST:
+        return _compared(workload, column, logs, least, _difference(logs), within=close)
+    middle, low, high = shift(logs[0], logs[1], tail, are_pairs=are_pairs)
+    smallest = smallest_shift(logs[0], logs[1], tail, are_pairs=are_pairs)
+    bias = _bias(control, tail)
+    compared = replace(
+        _compared(workload, column, logs, least, float(middle), within=close),
+        low=math.expm1(low - bias),
+        high=math.expm1(high + bias),
+        smallest=math.expm1(smallest + bias),
+    )
+    return _judged(compared, float(high - low) / 2 + bias, asked=within is not None)
 
 
-def apart(
+def exact_effect(workload: str, column: str, before: float, after: float) -> Effect:
+    """Compare a number of two sides that has no noise."""
+    logs, least = _logs([before], [after])
+    change = _difference(logs)
+    ends = math.expm1(change)
+    compared = _compared(workload, column, logs, least, change, within=CLOSE)
+    return replace(compared, low=ends, high=ends, smallest=0.0)
+
+
+def _logs(before: Sequence[float], after: Sequence[float]) -> tuple[list[Floats], float]:
+    """Return the logarithms of both sides, and what is the least that they are taken for."""
+    least = least_of([*before, *after])
+    return [np.log(np.maximum(np.asarray(side, float), least)) for side in (before, after)], least
+
+
+def _difference(logs: Sequence[Floats]) -> float:
+    """Return by how much the sides' means differ; of nothing by nothing."""
+    return float(logs[1].mean() - logs[0].mean()) if len(logs[0]) and len(logs[1]) else 0.0
+
+
+def _compared(
     workload: str,
     column: str,
-    before: Sequence[float],
-    after: Sequence[float],
+    logs: Sequence[Floats],
+    least: float,
+    change: float,
     *,
-    judged: int = 1,
-    is_exact: bool = False,
+    within: float,
 ) -> Effect:
-    """Compare a number of two sides that did not take turns: each value is a process's.
+    """Return a difference without its interval."""
+    every = np.concatenate(logs)
+    middle = float(np.median(every)) if len(every) else 0.0
+    first, second = (_level(middle + sign * change / 2, least) for sign in (-1, 1))
+    fewest = min(map(len, logs))
+    return Effect(workload, column, first, second, pairs=fewest, within=within)
 
-    A t-interval of the difference of the mean logarithms with the larger of both deviations and
-    the degrees of freedom of the side that has fewer. Exact values are told by one of each.
-    """
-    least = least_of([*before, *after])
-    logs = [np.log(np.maximum(np.asarray(each, float), least)) for each in (before, after)]
-    first, second = (_level(float(each.mean()), least) for each in logs)
-    fewest = min(len(before), len(after))
-    compared = Effect(workload, column, first, second, pairs=fewest)
-    change = float(logs[1].mean() - logs[0].mean()) if fewest else 0.0
-    if is_exact and fewest:
-        return replace(compared, low=math.expm1(change), high=math.expm1(change), smallest=0.0)
-    if fewest < FEWEST:
-        return compared
-    deviation = max(map(_deviation, logs))
-    error = deviation * math.sqrt(1 / len(before) + 1 / len(after))
-    wide, chance = (student_t(fewest - 1, tail) * error for tail in (TAIL / judged, 1 - POWER))
-    ends = math.expm1(change - wide), math.expm1(change + wide), math.expm1(wide + chance)
-    return replace(compared, low=ends[0], high=ends[1], smallest=ends[2])
+
+def _bias(control: Sequence[float], tail: float) -> float:
+    """Return by how much A differs from itself at least: how far 0 is from its interval."""
+    if len(control) < FEWEST:
+        return 0.0
+    ratios = np.asarray(control, float)
+    _, low, high = shift(np.zeros_like(ratios), ratios, tail, are_pairs=True)
+    return max(0.0, float(low), -float(high))
 
 
 def control_of(first: Sequence[float], second: Sequence[float]) -> list[float]:
@@ -174,25 +187,10 @@ def _judged(compared: Effect, wide: float, *, asked: bool) -> Effect:
     return replace(compared, needed=needed if compared.pairs < needed <= _MOST else None)
 
 
-def _middle(values: Sequence[float] | Floats, tail: float) -> tuple[float, float]:
-    """Return the middle of values, and half of its interval; infinite of fewer than two."""
-    if len(values) < 2:
-        return (float(values[0]) if len(values) else 0.0), math.inf
-    if (ranked := rank_interval([*values], tail)) is not None:
-        middle, low, high = ranked
-        return middle, (high - low) / 2
-    low, high = interval([*values], tail)
-    return float(np.mean(values)), (high - low) / 2
-
-
 def _level(logarithm: float, least: float) -> float:
     """Return a level; 0 of what is too small for a logarithm."""
     level = math.exp(logarithm)
     return 0.0 if level <= least else level
-
-
-def _deviation(values: Sequence[float] | Floats) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def worst(effects: Sequence[Effect]) -> Verdict:

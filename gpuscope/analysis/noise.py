@@ -57,39 +57,6 @@ def interval(values: Sequence[float], tail: float) -> tuple[float, float]:
     return mean - wide, mean + wide
 
 
-def rank_interval(values: Sequence[float], tail: float) -> tuple[float, float, float] | None:
-    """Return the middle of paired differences and its interval by signed ranks.
-
-    The estimate of J. L. Hodges and E. L. Lehmann (Annals of Mathematical Statistics 34 (1963),
-    598) and the interval of F. Wilcoxon's test (M. Hollander, D. A. Wolfe and E. Chicken,
-    *Nonparametric Statistical Methods*, 2014, section 3.3): a few wild rounds do not widen it, and
-    it holds for any noise that is as likely up as down. ``None`` where so few values cannot leave
-    out so little.
-    """
-    count = len(values)
-    counts = _rank_sums(count)
-    below = np.cumsum(counts) / counts.sum()
-    left_out = int(np.searchsorted(below, tail, "right"))  # the sums that are as rare as that
-    if not left_out:
-        return None
-    first, second = np.triu_indices(count)
-    given_values = np.asarray(values, float)
-    means = np.sort((given_values[first] + given_values[second]) / 2)
-    return float(np.median(means)), float(means[left_out - 1]), float(means[-left_out])
-
-
-@cache
-def _rank_sums(count: int) -> Floats:
-    """Return how many choices of ranks 1 to ``count`` have each sum, as shares of a power of 2."""
-    counts = np.ones(1)
-    for rank in range(1, count + 1):
-        longer = np.zeros(len(counts) + rank)
-        longer[: len(counts)] += counts / 2
-        longer[rank:] += counts / 2
-        counts = longer
-    return counts
-
-
 def least_of(values: Iterable[float], below: float | None = None) -> float:
     """Return what values of a column are taken for at least, as the logarithm of 0 is none."""
     least = _LEAST * max(map(abs, values), default=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ import numpy as np
 
 from gpuscope._checks import closest, given
 from gpuscope._columns import COMPARED
+from gpuscope._limits import limit_of
 from gpuscope.analysis.noise import PRIOR, Estimate, Levels
 from gpuscope.errors import InvalidArgument
 
@@ -43,7 +43,6 @@ CLOSE = 0.01
 """Settings that differ by less than this share are equal."""
 FEWEST_SMS = "fewest SMs"
 """The objective that no column measures."""
-_LIMIT = re.compile(r"\s*(<=|>=)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*")
 
 
 # -- what is sought ------------------------------------------------------------------------
@@ -90,13 +89,8 @@ class Goal:
         goal = cls(workload, column)
         if limit is None:
             return goal
-        parsed = _LIMIT.fullmatch(limit) if isinstance(limit, str) else None
-        if parsed is None or (parsed[1] == ">=") != goal.is_rate:
-            kind, sign = ("rate", ">=") if goal.is_rate else ("time", "<=")
-            raise InvalidArgument(
-                f"slo of {given(text)}: its limit is {given(limit)}; a {kind} takes '{sign} number'"
-            )
-        return cls(workload, column, float(parsed[2]))
+        _, value = limit_of(f"slo of {given(text)}: its limit", COMPARED[column], limit)
+        return cls(workload, column, value)
 
     @property
     def name(self) -> str:

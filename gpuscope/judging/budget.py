@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from gpuscope._checks import closest, door, given
 from gpuscope._columns import COMPARED, PROGRAM, TOGETHER, Column
+from gpuscope._limits import Sign, limit_of, worse_of
 from gpuscope._text import clean, format_value
 from gpuscope.errors import GpuscopeError, InvalidArgument
 
-Sign: TypeAlias = Literal["<=", ">="]
 COUNTS = ("escapes", "hazards", "default_stream")
 """Limits on how many there are: escapes of kernels from partitions, hazards, and work on the legacy
 default stream."""
 SHARES = ("idle_share",)
 """Limits on a setting, or on a program, beside the columns of comparisons."""
-_LIMIT = re.compile(r"\s*(<=|>=)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(%?)\s*")
-_SHARE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*%\s*")
 
 
 @dataclass(frozen=True)
@@ -141,6 +137,7 @@ class Budget:
             )
         if stored and file is None:
             raise InvalidArgument("baseline needs a file: gpuscope check --save-baseline makes one")
+        _check_together(all_limits)
         return cls(tuple(all_limits), None if file is None else folder / file)
 
 
@@ -159,32 +156,28 @@ def _limits(where: str, table: Mapping[str, object], setting: str | None) -> Ite
             yield Limit("", key, setting, "<=", value)
             continue
         workload, column = _column(path, key)
-        match = _LIMIT.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise InvalidArgument(
-                f"{path} is {given(value)}; a text such as '<= 120' or '>= 0.8' is needed"
-            )
-        sign: Sign = ">=" if match[1] == ">=" else "<="
-        number = float(match[2]) / (100 if match[3] else 1)
-        better = (COMPARED | PROGRAM)[column].better
-        if better and sign != (">=" if better > 0 else "<="):
-            way = "more" if better > 0 else "less"
-            raise InvalidArgument(
-                f"{path}: of {column} {way} is better: its limit begins with "
-                f"{'>=' if better > 0 else '<='}"
-            )
+        sign, number = limit_of(path, (COMPARED | PROGRAM)[column], value)
         yield Limit(workload, column, setting, sign, number)
+
+
+def _check_together(limits: Sequence[Limit]) -> None:
+    """Raise where no number is within two limits on the same."""
+    for least in (each for each in limits if each.sign == ">=" and each.worse is None):
+        for most in (each for each in limits if each.sign == "<=" and each.worse is None):
+            is_same = least.name == most.name and (
+                None in (least.setting, most.setting) or least.setting == most.setting
+            )
+            if is_same and least.value > most.value:
+                raise InvalidArgument(
+                    f"{least.name} cannot be {least.bound} and {most.bound}: one of its limits "
+                    "never holds"
+                )
 
 
 def _relative(key: str, value: object) -> Limit:
     path = clean(f"baseline.{key}")
     workload, column = _column(path, key)
-    if not (COMPARED | PROGRAM)[column].better:
-        raise InvalidArgument(f"{path}: {column} is neither better nor worse")
-    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise InvalidArgument(f"{path} is {given(value)}; a share such as '5 %' is needed")
-    return Limit(workload, column, worse=float(match[1]) / 100)
+    return Limit(workload, column, worse=worse_of(path, (COMPARED | PROGRAM)[column], value))
 
 
 def _column(path: str, key: str) -> tuple[str, str]:

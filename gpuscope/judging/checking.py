@@ -14,7 +14,7 @@ import numpy as np
 from gpuscope._checks import count, door
 from gpuscope._text import clean, format_value
 from gpuscope.analysis.confinement_analysis import confinement
-from gpuscope.analysis.effects import FEWEST, Effect, apart
+from gpuscope.analysis.effects import FEWEST, Effect, effect, exact_effect
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.noise import TAIL, interval, quantile_interval
 from gpuscope.analysis.result import Result, Row, about_several
@@ -314,8 +314,11 @@ def _against(
     if not before:
         why = "the baseline does not have it: make it anew"
         return Kept(setting, limit, "cannot tell", None, reason=why)
-    after = values[:1] if is_exact else values[1:]
-    change = apart(limit.workload, limit.column, before, after, judged=judged, is_exact=is_exact)
+    if is_exact:
+        change = exact_effect(limit.workload, limit.column, float(np.mean(before)), values[0])
+    else:
+        after = values[1:]
+        change = effect(limit.workload, limit.column, before, after, judged=judged, are_pairs=False)
     sign = -change.about.better or 1
     worse = sorted(sign * end for end in (change.low, change.high))
     allowed = limit.worse or 0.0

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpuscope._checks import door, given
 from gpuscope._text import clean
 from gpuscope.analyses.comparing import CompareResult
 from gpuscope.analysis.compare_analysis import Difference
-from gpuscope.analysis.effects import Effect, Verdict, control_of, effect, worst
+from gpuscope.analysis.effects import FEWEST, Effect, Verdict, control_of, effect, worst
 from gpuscope.analysis.pairing import Pairs, paired_calls, paired_requests
 from gpuscope.analysis.result import Row, about_several, sentences
+from gpuscope.analysis.shifts import serial_correlation
 from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
@@ -30,7 +33,10 @@ from gpuscope.trace.model import Trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_APART = "a process apart may differ by more, most where the host counts"
+_APART = (
+    "the interval is of the rounds of these two runs, and tells no version from another run of the "
+    "same: a process apart may differ by more, most where the host counts"
+)
 
 
 @dataclass(frozen=True)
@@ -158,11 +164,11 @@ class DiffResult(CompareResult):
             return sentences("one capture of each", self.caution)
         unit, left = self.turns.unit, len(self.turns.left_out)
         several = "processes" if unit == "process" else f"{unit}s"
-        control = f"no narrower than A against A ({len(self.turns.control)} pairs)"
+        control = ""
         if self.is_simulated and unit == "round":
-            control = "simulated: A against A is equal to the ns"
-        elif len(self.turns.control) < 2:
-            control = "too few to compare A with A"
+            control = ", simulated: A against A is equal to the ns"
+        elif len(self.turns.control) >= FEWEST:
+            control = f", wider by what A differs from A ({len(self.turns.control)} pairs)"
         tails = [
             f"{each.workload}'s {each.about.quantity} (± {each.reach:.0%})"
             for each in self.effects
@@ -171,10 +177,17 @@ class DiffResult(CompareResult):
         apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
         clocks = self.turns.clocks_mhz()
         mhz = [f"{clock:.0f}" for clock in clocks if clock is not None]
+        covered = {
+            "round": "pairs of rounds in turns, in one process",
+            "process": "pairs of processes in turns",
+            "saved round": "pairs of rounds of two runs",
+        }[unit]
+        if not self.turns.are_pairs:
+            covered = "rounds of each of two runs"
         return sentences(
-            f"{len(self.turns.pairs)} pairs of neighbouring {several}; low to high: 95 % of all "
-            f"numbers together, by signed ranks, {control}; smallest seen: the change that would "
-            "have been seen four times of five",
+            f"{len(self.turns.pairs)} {covered}; low to high: 95 % of all numbers together, by "
+            f"ranks or, of few, by Student's t{control}; smallest seen: the change that would have "
+            "been seen four times of five",
             apart,
             f"cannot be told within {self.effects[0].within:.0%}: {', '.join(tails)}"
             if tails
@@ -199,7 +212,7 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
     if turns.others:
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
-    keys = _of_the_time(numbers(turns.pairs or turns.control))
+    keys = _of_the_time(numbers(pairs or turns.measured))
     uncompared = tuple(_only_in_one(turns, names))
     if not keys:
         raise MissingEvidence(
@@ -217,17 +230,37 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
             ),
             judged=len(keys),
             within=within,
+            are_pairs=turns.are_pairs,
         )
         for key in keys
     ]
+    cautions += _hanging_together(turns, effects)
     if turns.left_out and len(turns.left_out) >= len(pairs):
         effects = [replace(each, verdict="cannot tell") for each in effects]
-    kept = turns.pairs or turns.control
+    kept = pairs or turns.measured
     if turns.unit == "process" and keys[0][0] == PROGRAM:
         return _of_programs(turns, names, effects, cautions)
     both = tuple(Trace.concat([pair[at].trace for pair in kept]) for at in (0, 1))
     result = _result((both[0], both[1]), names, effects, turns, cautions)
     return replace(result, uncompared=uncompared)
+
+
+def _hanging_together(turns: Turns, effects: Sequence[Effect]) -> Iterator[str]:
+    """Say of which number rounds, or pairs of neighbours, depend on those beside them."""
+    if len(turns.pairs) < FEWEST or turns.pairs[0][0].trace.is_simulated:
+        return
+    unit = "pairs" if turns.are_pairs else turns.unit.removeprefix("saved ") + "s"
+    for about in effects:
+        key = about.workload, about.column
+        rounds = [np.array([pair[at].values[key] for pair in turns.pairs]) for at in (0, 1)]
+        series = [rounds[1] - rounds[0]] if turns.are_pairs else rounds
+        correlation = serial_correlation(series, len(effects))
+        if correlation is not None:
+            yield (
+                f"neighbouring {unit} hang together ({about.workload}'s {about.about.quantity}: "
+                f"correlation {correlation:.2f}): the interval, which takes them for independent, "
+                "is too narrow"
+            )
 
 
 def _of_programs(
@@ -236,7 +269,7 @@ def _of_programs(
     """Return the result of programs: the traces are those of the median processes."""
     ordered: list[list[Trace]] = []
     for at in (0, 1):
-        rounds = [pair[at] for pair in turns.pairs or turns.control]
+        rounds = [pair[at] for pair in turns.pairs or turns.measured]
         rounds.sort(key=lambda each: next(iter(each.values.values())))
         middle = rounds.pop((len(rounds) - 1) // 2)
         ordered.append([middle.trace, *(each.trace for each in rounds)])
@@ -332,10 +365,10 @@ def of_saved(
         for trace in (first, second)
     ]
     pairs = list(zip(*rounds, strict=False))
-    of_a = list(zip(rounds[0][::2], rounds[0][1::2], strict=False))
-    turns = Turns("saved round", pairs, of_a)
+    is_exact = first.is_simulated and second.is_simulated  # rounds of one number draw the same
+    turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
     result = judged(turns, names, within)
-    apart = "" if first.is_simulated and second.is_simulated else _APART
+    apart = "" if is_exact else _APART
     return replace(result, caution="; ".join(filter(None, [result.caution, apart])))
 
 

@@ -58,8 +58,10 @@ def diff(
     """Say whether the second is slower than the first, by how much, how sure that is, and why.
 
     Two experiments, or two settings of one, run in turns in this process, in blocks ABBA, after
-    the first has run against itself: that is the noise. Of programs, and of experiments on several
-    GPUs, each round is a process. Pairs of rounds whose clocks or throttling differ are left out.
+    the first has run against itself, which widens the intervals where it differs by more than
+    noise. Of programs, and of experiments on several GPUs, each round is a process. Pairs of rounds
+    whose clocks or throttling differ are left out. Of two saved runs of a GPU the intervals cover
+    the rounds, not how far processes differ.
 
     Parameters
     ----------

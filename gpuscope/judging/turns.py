@@ -1,4 +1,4 @@
-"""Rounds of two sides in turns, ABBA, after A has been measured against itself."""
+"""Rounds of two sides in turns, ABBA; in one process after A has been measured against itself."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ class Turns:
     pairs
         A round of A beside one of B.
     control
-        Rounds of A beside others of A.
+        Rounds of A beside others of A, in turns as well.
+    measured
+        The pairs with those that were left out.
     left_out
         Of pairs whose conditions differed: in what.
+    are_pairs
+        Whether the rounds of a pair have something in common: they are neighbours or, where they
+        are simulated, draw the same.
     stopped
         Whether it ended early.
     """
@@ -40,7 +45,9 @@ class Turns:
     unit: str
     pairs: Pairs = field(repr=False)
     control: Pairs = field(repr=False)
+    measured: Pairs = field(repr=False)
     left_out: tuple[str, ...] = ()
+    are_pairs: bool = True
     stopped: bool = False
 
     def clocks_mhz(self) -> tuple[float | None, float | None]:
@@ -72,7 +79,7 @@ def in_turns(
     Parameters
     ----------
     rounds, control
-        Pairs of rounds; without a control, the rounds of A beside B are compared with each other.
+        Pairs of rounds.
     stop
         Ends it early; what was measured counts.
 
@@ -107,15 +114,14 @@ def in_turns(
             pairs.append(pair(first, second, number, "A against B"))
     if not pairs:
         raise NothingRecorded("it was stopped before anything was compared: run it again")
-    if not control:
-        alone = [of_first for of_first, _ in pairs]
-        of_a = list(zip(alone[::2], alone[1::2], strict=False))
-    spread = usual_spread([(left.conditions, right.conditions) for left, right in of_a])
+    alone = [of_first for of_first, _ in pairs]
+    alike = of_a or [*zip(alone[::2], alone[1::2], strict=False)]
+    spread = usual_spread([(left.conditions, right.conditions) for left, right in alike])
     apart = [differ(left.conditions, right.conditions, spread) for left, right in pairs]
     kept = [each for each, why in zip(pairs, apart, strict=True) if not why]
     unit = "process" if first.is_process else "round"
     left_out = tuple(filter(None, apart))
-    return Turns(unit, kept, of_a, left_out, stopped=len(pairs) < rounds)
+    return Turns(unit, kept, of_a, pairs, left_out, stopped=len(pairs) < rounds)
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ def test_after_ctrl_c_a_tuning_keeps_what_was_measured(command, trial, tmp_path,
     ("more", "words"),
     [
         (("--slo", "small.latency_p50_us"), "give a column and a limit"),
-        (("--slo", "small.latency_p50_us>=3"), "a time takes '<= number'"),
+        (("--slo", "small.latency_p50_us>=3"), "less is better"),
         (("--slo", "other.latency_p50_us<=3"), "the workloads are 'small', 'load'"),
         (("--repeats", 2), "at least 3"),
     ],

@@ -74,7 +74,8 @@ def test_a_budget_is_read_with_its_limits_and_its_baseline():
         ("escape = 0", r"escape is no limit.*did you mean 'escapes'"),
         ("limits = 3", "limits is 3; a table"),
         ('[limits]\n"w.latency_p50" = "<= 3"', "no column.*did you mean 'latency_p50_us'"),
-        ('[limits]\n"w.latency_p50_us" = 3', "'<= 120' or '>= 0.8' is needed"),
+        ('[limits]\n"w.latency_p50_us" = 3', "'<= 120' is needed"),
+        ("overlap = 3", "'<= 0.8' or '>= 0.8' is needed"),
         ('[limits]\n"w.latency_p50_us" = ">= 3"', "less is better"),
         ('[limits]\n"w.calls_per_s" = "<= 3"', "more is better"),
         ('[limits]\n"w.sms" = "<= 3"', "no column"),
@@ -84,11 +85,37 @@ def test_a_budget_is_read_with_its_limits_and_its_baseline():
         ('[baseline]\nfile = "b"\n"w.latency_p50_us" = "5"', "a share such as '5 %'"),
         ('[baseline]\nfile = "b"\noverlap = "5 %"', "neither better nor worse"),
         ("escapes = ", "not TOML"),
+        ('[limits]\n"w.latency_p50_us" = "<= 120 %"', "is in µs, not in per cent"),
+        ('[limits]\n"w.calls_per_s" = ">= 80 %"', "is in /s, not in per cent"),
+        ('step_ms = "<= 5 %"', "is in ms, not in per cent"),
+        ('idle_share = "<= 1e999"', "a finite number"),
+        ('[limits]\n"w.latency_p50_us" = "<= inf"', "'<= 120' is needed"),
+        ('[limits]\n"w.latency_p50_us" = "<= nan"', "'<= 120' is needed"),
+        ('[limits]\n"w.latency_p50_us" = "<= -3"', "'<= 120' is needed"),
+        ('[limits]\n"w.latency_p50_us" = "<= 120 ms"', "'<= 120' is needed"),
+        ('[limits]\n"w.latency_p50_us" = inf', "'<= 120' is needed"),
+        ('idle_share = "<= 20"', "always holds.*'<= 20 %' is meant"),
+        ('overlap = ">= 90"', "never holds.*'>= 90 %' is meant"),
+        ('[limits]\n"w.calls_per_s" = ">= 0"', "always holds: nothing is less than 0"),
+        ('[limits]\n"w.calls_per_s" = ">= 1e-999"', "always holds"),
+        ('[limits]\noverlap = ">= 0.9"\n[settings.x]\noverlap = "<= 0.5"', "never holds"),
+        (f'[baseline]\nfile = "b"\n"w.latency_p50_us" = "{"9" * 400} %"', "a share such as '5 %'"),
+        ('[baseline]\nfile = "b"\n"w.calls_per_s" = "100 %"', "less than 100 %"),
     ],
 )
 def test_what_is_no_budget_says_why(text, told):
     with pytest.raises(InvalidArgument, match=re.compile(told, re.DOTALL)):
         Budget.parse(text)
+
+
+def test_limits_in_per_cent_are_shares():
+    budget = Budget.parse(
+        '[limits]\noverlap = ">= 90 %"\n"w.share_of_alone_on_whole_gpu" = ">= 101 %"\n'
+        '[settings.x]\noverlap = "<= 1"'
+    )
+    assert [(each.sign, each.value) for each in budget.limits] == [
+        (">=", 0.9), (">=", 1.01), ("<=", 1.0),
+    ]  # fmt: skip
 
 
 @given(st.text(max_size=60))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import numpy as np
 import pytest
 from judging_programs import ONE, PROGRAM, changed
 
@@ -352,6 +353,32 @@ def test_saved_runs_of_a_gpu_say_that_processes_differ(gpu, monkeypatch):
     run = gs.run({**ONE, "rounds": 4, "alone_repeats": 0}, gpu)
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
     assert "a process apart" in gs.diff(run, run).caution
+
+
+def measured(gpu, monkeypatch, *rounds):
+    """Return the diff of two saved runs on a GPU whose rounds gave these times."""
+    run = gs.run({**ONE, "rounds": len(rounds[0]), "alone_repeats": 0}, gpu)
+    values = iter(np.concatenate(rounds))
+    monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
+    monkeypatch.setattr(sides, "values_of", lambda _: {("w", "latency_p50_us"): next(values)})
+    return gs.diff(run, run)
+
+
+def test_saved_runs_of_a_gpu_show_three_times_their_noise(gpu, monkeypatch):
+    random = np.random.default_rng(1)
+    before, after = 100 * np.exp(random.normal(0, 0.01, (2, 5)))
+    result = measured(gpu, monkeypatch, before, 1.05 * after)
+    about = result.decisive
+    assert (result.verdict, about.pairs, len(result.turns.control)) == ("slower", 5, 0)
+    assert about.low <= 0.05 <= about.high
+    assert 0.01 < about.smallest < 0.05
+    assert "hang together" not in result.caution
+
+
+def test_rounds_of_a_run_that_hang_together_are_said(gpu, monkeypatch):
+    rising = np.linspace(100, 104, 5)
+    result = measured(gpu, monkeypatch, rising, rising[::-1])
+    assert "neighbouring rounds hang together (w's p50: correlation 0.4" in result.caution
 
 
 def test_two_traces_are_never_called_significant(gpu):

@@ -298,7 +298,10 @@ def test_a_setting_that_cannot_run_is_out_and_says_why(gpu, monkeypatch):
     [
         ({"objective": "prefill.rate"}, "no column that can be better"),
         ({"objective": "nobody.tflop_per_s"}, "the workloads are 'prefill', 'decode'"),
-        ({"slo": {"decode.latency_p50_us": "< 3"}}, "'<= number'"),
+        ({"slo": {"decode.latency_p50_us": "< 3"}}, "'<= 120' is needed"),
+        ({"slo": {"decode.latency_p50_us": "<= 120 %"}}, "is in µs, not in per cent"),
+        ({"slo": {"decode.latency_p50_us": "<= 1e999"}}, "a finite number"),
+        ({"slo": {"prefill.calls_per_s": ">= 0"}}, "always holds"),
         ({"slo": "decode"}, "a mapping of"),
         ({"vary": {}}, "name at least one"),
         ({"vary": {"partitions.other": "all"}}, "no setting carves"),

@@ -336,6 +336,10 @@ class Activity:
         Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
     launch_config
         Of a kernel, as in traces; empty: not known; ``None``: as its call says.
+    memory
+        Of a copy: the kinds of memory, as in traces, that it read and wrote.
+    awaited
+        Whether the host waited for it in the call that queued it.
     """
 
     kind: str
@@ -353,3 +357,5 @@ class Activity:
     engine: str | None = None
     nbytes: int | None = None
     launch_config: str | None = None
+    memory: tuple[str, str] | None = None
+    awaited: bool = False

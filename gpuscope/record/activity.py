@@ -98,6 +98,8 @@ class ActivitySource(DeviceSource):
                 rows.edges.append((call_row(activity.correlation), row, "launch"))
             for before in activity.after:
                 rows.edges.append((node_row(activity.correlation, before), row, "graph"))
+        if activity.awaited and (call.end_ns or activity.end_ns) >= activity.end_ns:
+            rows.edges.append((row, call_row(activity.correlation), "host wait"))
         for release in activity.released_by:
             if self._first is not None and release.correlation >= self._first:
                 before = node_row(release.correlation, release.node or 0)
@@ -135,6 +137,8 @@ class ActivitySource(DeviceSource):
             columns["launch_config"] = activity.launch_config or None
         if activity.engine is not None:
             columns["copy_kind"] = _COPY_KINDS[activity.engine]
+        if activity.memory is not None:
+            columns["src_kind"], columns["dst_kind"] = activity.memory
         return columns
 
     def _node_columns(self, activity: Activity) -> Row:

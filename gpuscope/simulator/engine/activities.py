@@ -33,6 +33,8 @@ def activity_of(op: Op) -> Activity:
         copy.engine if copy else None,
         copy.cost.nbytes if copy else None,
         kernel.launch_config if kernel else None,
+        copy.memory if copy else None,
+        copy.awaited if copy else False,
     )
 
 

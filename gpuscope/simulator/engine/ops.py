@@ -217,11 +217,21 @@ class KernelOp(WaveOp):
 
 @dataclass(eq=False, repr=False, slots=True)
 class CopyOp(WaveOp):
-    """A transfer that holds one copy engine: one block."""
+    """A transfer that holds one copy engine: one block.
+
+    Attributes
+    ----------
+    memory
+        The kinds of memory, as in traces, that it reads and writes.
+    awaited
+        Whether the host waits for it in the call that queues it.
+    """
 
     kind = "memcpy"
 
     engine: str = field(kw_only=True)
+    memory: tuple[str, str] | None = field(default=None, kw_only=True)
+    awaited: bool = field(default=False, kw_only=True)
 
 
 @dataclass(eq=False, repr=False, slots=True)

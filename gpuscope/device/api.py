@@ -327,7 +327,7 @@ class Activity:
     context
         Number of the partition's context that it ran in; ``None`` for the whole GPU's.
     after
-        Nodes of the same launch that it followed.
+        Nodes of the same launch that it followed; of a graph's launch, its node that ended last.
     released_by
         Of a kernel that waited for SMs: who released those that its first blocks got.
     held

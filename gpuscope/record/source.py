@@ -21,6 +21,8 @@ from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, wo
 from gpuscope.trace.facts import DeviceFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 
+Edge = tuple[int, int, str]
+"""From which row to which, and the kind."""
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
 
@@ -269,6 +271,10 @@ class Source:
         if call.stream is not None:
             rows.edges.append((call_row(number), work_row(number), "launch"))
         rows.spans.append(row)
+
+    def hold_edges(self, edges: list[Edge], rows: Rows, /) -> None:
+        """Add edges from launches of graphs, now or when it is known which node ended last."""
+        rows.edges += edges
 
     def tap(self) -> Tap | None:
         """Return what gets all that comes from now on, where another process can read it."""

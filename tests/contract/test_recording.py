@@ -144,6 +144,47 @@ def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
     assert ids[last.span] == "60"
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_waits_behind_a_graph_names_its_last_node(gpu, reads):
+    spin = Spin(gpu, duration_ns=100_000)
+    spin.execute()
+    legacy = gpu.wrap_stream(1)
+    with gpu.create_stream() as captured, captured.capture() as graph:
+        for _ in range(3):
+            captured.launch(spin._kernel, 100_000, grid=1, block=32)
+    with graph, gpu.create_stream(blocking=True) as one, gpu.create_stream() as two:
+        with gs.profile(gpu) as recording:
+            graph.launch(stream=one)
+            done = one.record()
+            two.wait(done)
+            spin.execute(stream=two)  # behind an event
+            if reads:
+                recording.batches()
+            done.synchronize()
+            graph.launch(stream=two)  # behind its own launch
+            graph.launch(stream=one)
+            one.synchronize()
+            graph.launch(stream=one)
+            spin.execute(stream=legacy)  # behind its barrier
+            gpu.synchronize()
+        trace = recording.trace
+    kernels = {row["id"]: row for row in rows(trace, "kernel")}
+    last_ns, seen = {}, set()
+    for row in kernels.values():
+        launch = row["correlation"]
+        last_ns[launch] = max(row["end_ns"], last_ns.get(launch, 0))
+    for edge in trace.edges.to_pylist():
+        before, after = (kernels.get(edge[end]) for end in ("from", "to"))
+        inside = before and after and before["correlation"] == after["correlation"]
+        if before is not None and not inside:
+            assert before["end_ns"] == last_ns[before["correlation"]], edge
+            if before["graph"] is not None:
+                seen.add(edge["kind"])
+    assert seen == {"host wait", "event wait", "graph", "legacy default stream"}
+    for wait in rows(trace, "sync"):
+        assert gs.analysis.parts(trace, wait["id"])[-1].duration_ns < 100_000, "not looking"
+
+
 @pytest.mark.parametrize("source", ["auto", "events"])
 @pytest.mark.parametrize("between", ["kernel", "record", "wait"])
 def test_the_legacy_default_streams_barrier_is_edges(gpu, between, source):

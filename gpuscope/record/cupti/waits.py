@@ -11,6 +11,7 @@ from gpuscope.device.calls import Call
 from gpuscope.record.cupti import library, order
 from gpuscope.record.cupti.tables import Columns, middle, select
 from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
+from gpuscope.record.source import Edge
 from gpuscope.trace import arrow, joins, schema, waits
 from gpuscope.trace.arrow import NONE
 
@@ -41,6 +42,8 @@ class Waits:
         or context, and event."""
         self._work: list[Columns] = []
         """Work of a call in a stream."""
+        self._behind: list[Edge] = []
+        """Edges of ours from graphs' launches, by their first row, until all nodes have come."""
         self._upto = 0
         """The highest number of a call until the reading before."""
 
@@ -52,6 +55,7 @@ class Waits:
         """Let go of everything: the recording begins now."""
         for parts in (self._calls, self._records, self._work):
             parts.clear()
+        self._behind.clear()
 
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take what a buffer tells of events and waits."""
@@ -83,6 +87,10 @@ class Waits:
         names = {"number": number, "launch": number, "key": key, "first": rows, "last": rows}
         self._work.append({**{name: work[name] for name in ("device", "start", "end")}, **names})
 
+    def hold(self, edges: list[Edge]) -> None:
+        """Take edges from launches of graphs that follow from our calls."""
+        self._behind += edges
+
     def edges(self, until: int, green: Collection[int], *, over: bool) -> list[Edges]:
         """Return the edges of waits before which everything has come by now.
 
@@ -96,7 +104,8 @@ class Waits:
             Nothing more comes.
         """
         calls, records = _joined(self._calls, _CALLS), _joined(self._records, _RECORDS)
-        work = waits.by_stream(_joined(self._work, _WORK))
+        pieces = _joined(self._work, _WORK)
+        work = waits.by_stream(pieces)
         until = until if over else min(until, self._upto + 1)  # some may be on their way
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
@@ -107,13 +116,33 @@ class Waits:
         wait, source, target = waits.wait_edges(work, joined, until, green)
         what = np.where(joined["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
-        new = ~(is_ours[wait] & is_own_work(source) & ours)  # our calls tell of the others
+        launch = pieces["launch"]
+        of_ours = pieces["first"][np.isin(launch, launch[is_own_work(pieces["first"])])]
+        new = ~(is_ours[wait] & np.isin(source, of_ours) & ours)  # our calls tell of the others
         since = until - LATE
         self._calls = [select(calls, calls["number"] >= since)]
         self._records = [select(records, records["number"] >= since)]
         self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
-        return waits.by_kind(what, source, target)
+        return waits.by_kind(what, source, target) + self._behind_graphs(pieces, until, over=over)
+
+    def _behind_graphs(self, pieces: Columns, until: int, *, over: bool) -> list[Edges]:
+        """Return edges of ours from the last nodes of graphs all of whose nodes have come."""
+        if not self._behind:
+            return []
+        behind, self._behind = self._behind, []
+        piece = joins.match(np.array([before for before, _, _ in behind]), pieces["first"])
+        last = arrow.picked(pieces["last"][waits.last_of_launch(pieces)], piece)
+        has_come = (piece != NONE) & (arrow.picked(pieces["number"], piece) < until)
+        has_come[: max(0, len(behind) - LATE)] = True  # their nodes are held no longer
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for edge, row, is_told in zip(behind, last.tolist(), has_come.tolist(), strict=True):
+            first, after, kind = edge
+            if is_told or over:
+                pairs.setdefault(kind, []).append((first if row == NONE else row, after))
+            else:
+                self._behind.append(edge)
+        return [(*np.array(ends).T, kind) for kind, ends in pairs.items()]
 
 
 def in_ours(

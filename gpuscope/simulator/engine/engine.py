@@ -396,5 +396,6 @@ class Engine:
             owner.fail_like(op)
             owner.done += 1
             if owner.done == len(owner.nodes):
+                owner.last = op.node
                 self._finish(owner)
         op.forget()

@@ -299,6 +299,8 @@ class GraphOp(Op):
         What its start made of the graph's nodes.
     done
         How many of its nodes are done.
+    last
+        The node that ended last, once all are done.
     """
 
     kind = "graph"
@@ -307,6 +309,7 @@ class GraphOp(Op):
     graph: SimGraph
     nodes: list[Op] = field(default_factory=list, init=False)
     done: int = field(default=0, init=False)
+    last: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.after = self.graph.last

@@ -15,7 +15,7 @@ from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call
 from gpuscope.trace.columns import combined, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, ranges_in, stream_names
+from gpuscope.trace.naming import kernel_name, range_labels, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording"]
@@ -245,7 +245,7 @@ def _of_orders(view: View) -> Iterator[Case]:
     causes, rows = view.causes, view.rows
     caller, owner = causes.rows.calls, np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
-    owner[view.row[launched]] = rows.coded("name")[0][view.range[launched]]
+    owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
     for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
         apart |= of[view.before] != of[view.row]
@@ -292,13 +292,13 @@ def _memory(view: View) -> Iterator[Case]:
 
 def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
-    causes, (name, names) = view.causes, view.rows.coded("name")
+    causes, (label, labels) = view.causes, range_labels(view.trace)
     launches, since = causes.of("launch"), causes.times[causes.source]
     ends, ranges = np.r_[causes.times[1::2], 0], ranges_in(view.trace)[0]
-    of_range = np.where(view.range >= 0, name[view.range], -1)
+    of_range = np.where(view.range >= 0, label[view.range], -1)
     host = np.where(view.is_host, view.row, -1)
-    for about, which in view.each(view.is_host | launches, of_range, lambda key: str(names[key])):
-        spans = ranges[view.rows.having("name", (about,))[ranges]]
+    for about, which in view.each(view.is_host | launches, of_range, labels.__getitem__):
+        spans = ranges[label[ranges] == labels.index(about)]
         within = around(causes, spans, host, since)
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         total = np.bincount(within[inside], causes.lag[inside], len(ends))

@@ -103,6 +103,30 @@ def test_a_range_of_launches_as_one_graph_and_a_pause_outside():
     assert gains(rows(*spans, edges=edges), window_ns)["do not pause", "outside any range"] == 0
 
 
+def test_numbered_ranges_are_one():
+    told = []
+    for name in ("step", "step {}"):
+        gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+        spin = gs.learn.spin_kernel(gpu)
+        with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+            for number in range(6):
+                with gs.annotate(name.format(number)):
+                    for _ in range(10):
+                        stream.launch(spin, 10_000, grid=200, block=32)
+                    if number % 2:
+                        stream.synchronize()
+        trace, path = recording.trace, gs.analysis.critical_path(recording.trace, to="step")
+        forecast = gs.what_if(trace, graphs=["step"])["forecast"]
+        told.append(
+            (gains(trace), path.by("range"), path.start_ns, forecast.array("end_ns").tolist())
+        )
+    assert told[0] == told[1]
+    gained, by_range, *_ = told[0]
+    assert gained["record as one graph", "step"] > 500_000
+    assert not any(change == "use another stream" for change, _ in gained), "one chain"
+    assert list(by_range) == ["step"]
+
+
 def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
     spans, edges, at = [], [], 0
     for number in range(1, 31, 3):

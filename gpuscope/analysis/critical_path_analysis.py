@@ -33,7 +33,8 @@ class PathPart:
     Attributes
     ----------
     kind
-        ``"running"``, ``"copy"``: a kernel, a copy or memset. ``"launch call"``: until the call
+        ``"running"``, ``"copy"``, ``"host function"``: a kernel, a copy or memset, a function of
+        the host that a stream called. ``"launch call"``: until the call
         had launched what is next. ``"on the way"``: until the GPU began it. ``"unexplained"``:
         it began even later. ``"collective"``: from when the last rank had begun one. ``"host"``:
         the host's program between calls. ``"call"``: in a call that launches nothing, or

@@ -46,6 +46,7 @@ _CODE = {
     "give it a larger partition": "gpu.carve({{{0!r}: …}})",
     "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
     "copy beside kernels": "copy ahead, on a stream of its own",
+    "shorten the host function": "hand its work to another thread; a stream waits until it is over",
     "use another stream": "launch what needs no data of the others on another stream",
     "give it priority or a partition": "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
     "drop the wait between streams": "gs.what_if(trace, drop_waits=…)",
@@ -202,7 +203,7 @@ def cases(view: View) -> Iterator[Case]:
 
 
 def _of_work(view: View) -> Iterator[Case]:
-    """Faster kernels; copies of pinned memory, and beside kernels."""
+    """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
     causes, rows = view.causes, view.rows
     name, names = rows.coded("name")
     runs, half = view.kept & causes.of("running"), causes.lag // 2
@@ -212,6 +213,11 @@ def _of_work(view: View) -> Iterator[Case]:
         held = holds & rows.having("name", (about,))[view.before]
         words = "make the kernel twice as fast", kernel_name(about), which | held, half
         yield Case(*words, basis="recording", name=about)
+    functions = runs & rows.having("kind", ("host function",))[view.row]
+    site, sites = rows.coded("site")
+    for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
+        where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
+        yield Case("shorten the host function", "".join([about, *where]), which)
     copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():

@@ -22,7 +22,7 @@ LASTING = ("range", "handle")
 """Kinds of rows whose path begins with them."""
 PATH_KINDS = (
     *("start-up", "host", "call", "launch call", "on the way", "unexplained", "running", "copy"),
-    *("not looking", "thread start", "hand-over"),
+    *("not looking", "thread start", "hand-over", "host function"),
 )
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
@@ -138,6 +138,8 @@ def _parts(
     is_copy = rows.having("kind", ("memcpy", "memset"))[row]
     last[(last == _PART["running"]) | beside] = _PART["running"]
     last[(last == _PART["running"]) & is_copy] = _PART["copy"]
+    is_function = rows.having("kind", ("host function",))[row]
+    last[(last == _PART["running"]) & is_function] = _PART["host function"]
     first = np.where(source == begin, _PART["host"], _PART["launch call"])
     kinds = np.stack([first, np.full(len(edges), _PART["on the way"]), last], axis=1)
     starts = np.stack([low, queued, ready], axis=1)

@@ -127,6 +127,38 @@ def test_numbered_ranges_are_one():
     assert list(by_range) == ["step"]
 
 
+def test_a_slow_host_function_is_told_as_that():
+    ran = []
+    for waits_ns in (1_000_000, 0):
+        gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+        spin = gs.learn.spin_kernel(gpu)
+
+        def slow(gpu=gpu, waits_ns=waits_ns):
+            gpu.backend.wait_until_ns(gpu.now_ns() + waits_ns)
+
+        with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+            for number in range(5):
+                with gs.annotate(f"step {number}"):
+                    stream.launch(spin, 50_000, grid=1, block=32)
+                    stream.host_call(slow)
+                    stream.launch(spin, 50_000, grid=1, block=32)
+                    stream.synchronize()
+        ran.append(recording.trace)
+    slow_ns, quick_ns = (gs.analysis.critical_path(trace).end_ns for trace in ran)
+    first = gs.analysis.what_would_help(ran[0]).changes[0]
+    assert first.change == "shorten the host function"
+    assert first.about.startswith("slow at ")
+    assert "test_help.py:" in first.about
+    assert first.gain_ns * 0.95 <= slow_ns - quick_ns <= first.high_ns
+    cause = gs.analysis.idle_causes(ran[0]).causes[0]
+    assert (cause.cause, cause.range) == ("in a host function (slow)", "step")
+    assert cause.line == first.about.removeprefix("slow at ")
+    by_kind = gs.analysis.critical_path(ran[0]).by("kind")
+    assert next(iter(by_kind)) == "host function"
+    assert by_kind["host function"] == 5_000_000
+    assert "slow" not in gs.analysis.critical_path(ran[0]).by("kernel")
+
+
 def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
     spans, edges, at = [], [], 0
     for number in range(1, 31, 3):

@@ -34,9 +34,9 @@ class PathPart:
     ----------
     kind
         ``"running"``, ``"copy"``, ``"host function"``: a kernel, a copy or memset, a function of
-        the host that a stream called. ``"launch call"``: until the call
-        had launched what is next. ``"on the way"``: until the GPU began it. ``"unexplained"``:
-        it began even later. ``"collective"``: from when the last rank had begun one. ``"host"``:
+        the host that a stream called. ``"launch call"``: until the call had launched what is
+        next. ``"on the way"``: until the GPU began it. ``"unexplained"``: it began even later.
+        ``"collective"``: from when the last rank had begun one. ``"host"``:
         the host's program between calls. ``"call"``: in a call that launches nothing, or
         waits for nothing. ``"not looking"``: work was done, and the host had not seen it.
         ``"start-up"``: before the first call of a thread. ``"thread start"``, ``"hand-over"``:
@@ -185,8 +185,8 @@ def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
     to
         The end: of the trace's last work or call; of the row with an id; of the last range or
         handle's call of a name, or where none has it, of one but for a number at its end; of a
-        step. The path to a range, a handle's call or a step begins
-        with it, that to others with the trace.
+        step. The path to a range, a handle's call or a step begins with it, that to others with
+        the trace.
 
     Raises
     ------

@@ -322,14 +322,17 @@ def _in_functions(
     functions = rows_of(trace, "host function")
     if not len(functions):
         return (np.zeros(0, np.int64),) * 3
-    starts, stream = trace.array("start_ns"), trace.array("stream", fill=-1)
+    starts, stream = trace.array("start_ns").copy(), trace.array("stream", fill=-1)
     ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
     parts, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number in np.unique(stream[functions]).tolist():
         of_stream = functions[stream[functions] == number]
         of_stream = of_stream[np.argsort(starts[of_stream], kind="stable")]
+        over = np.maximum.accumulate(ends[of_stream])
+        # Default streams of several threads may have one number: what ran at once counts once.
+        starts[of_stream] = np.maximum(starts[of_stream], np.r_[0, over[:-1]])
         here = np.flatnonzero((works >= 0) & (stream[works] == number))
-        first = ends[of_stream].searchsorted(begin[here], "right")
+        first = over.searchsorted(begin[here], "right")
         count = np.maximum(starts[of_stream].searchsorted(end[here]) - first, 0)
         at = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
         parts.append(np.repeat(here, count))

@@ -87,20 +87,15 @@ def by_stream(work: Columns) -> Columns:
         row, ``start`` of the first, ``end`` of the last. Of a graph's launch the last is that of
         its last node, in each stream that it ran in.
     """
-    last = last_of_launch(work)
+    by_end = np.lexsort((work["end"], work["launch"]))
+    last = by_end[is_last(work["launch"][by_end])]
+    last = last[np.searchsorted(work["launch"][last], work["launch"])]
     work = work | {name: work[name][last] for name in ("last", "end")}
     order = np.lexsort((work["start"], work["number"], work["key"]))
     places = np.stack([work["key"], work["number"]])[:, order]
     first = np.ones(len(order), bool)
     first[1:] = (places[:, 1:] != places[:, :-1]).any(axis=0)
     return {name: values[order[first]] for name, values in work.items()}
-
-
-def last_of_launch(work: Columns) -> Ints:
-    """Return for each piece of work the position of that of its launch which ended last."""
-    by_end = np.lexsort((work["end"], work["launch"]))
-    last = by_end[is_last(work["launch"][by_end])]
-    return last[np.searchsorted(work["launch"][last], work["launch"])]
 
 
 def is_last(groups: Array) -> Bools:

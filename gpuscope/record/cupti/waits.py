@@ -28,7 +28,7 @@ _WHAT[library.OF_EVENT], _WHAT[library.OF_STREAM] = waits.EVENT_SYNC, waits.STRE
 _WHAT[library.OF_CONTEXT] = waits.CONTEXT_SYNC
 _CALLS = ("number", "row", "own")
 _RECORDS = ("number", "what", "key", "event", "is_done")
-_WORK = ("number", "launch", "key", "device", "first", "start", "last", "end")
+_WORK = ("number", "launch", "own", "key", "device", "first", "start", "last", "end")
 
 
 class Waits:
@@ -41,7 +41,7 @@ class Waits:
         """Of events and waits, CUPTI's and those that follow from what was noted of calls: stream
         or context, and event."""
         self._work: list[Columns] = []
-        """Work of a call in a stream."""
+        """Work of a call in a stream; ``own``: the row of a call of ours, or NONE."""
         self._behind: list[Edge] = []
         """Edges of ours from graphs' launches, by their first row, until all nodes have come."""
         self._upto = 0
@@ -84,8 +84,10 @@ class Waits:
     def add_work(self, work: Columns, rows: Ints) -> None:
         """Take work and its rows."""
         number, key = work["correlation"], _key(work)
+        own = np.where(is_own_work(rows), rows, NONE)
         names = {"number": number, "launch": number, "key": key, "first": rows, "last": rows}
-        self._work.append({**{name: work[name] for name in ("device", "start", "end")}, **names})
+        known = {name: work[name] for name in ("device", "start", "end")}
+        self._work.append({**known, **names, "own": own})
 
     def hold(self, edges: list[Edge]) -> None:
         """Take edges from launches of graphs that follow from our calls."""
@@ -104,8 +106,7 @@ class Waits:
             Nothing more comes.
         """
         calls, records = _joined(self._calls, _CALLS), _joined(self._records, _RECORDS)
-        pieces = _joined(self._work, _WORK)
-        work = waits.by_stream(pieces)
+        work = waits.by_stream(_with_own(_joined(self._work, _WORK)))
         until = until if over else min(until, self._upto + 1)  # some may be on their way
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
@@ -116,24 +117,23 @@ class Waits:
         wait, source, target = waits.wait_edges(work, joined, until, green)
         what = np.where(joined["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
-        launch = pieces["launch"]
-        of_ours = pieces["first"][np.isin(launch, launch[is_own_work(pieces["first"])])]
+        of_ours = work["last"][work["own"] != NONE]
         new = ~(is_ours[wait] & np.isin(source, of_ours) & ours)  # our calls tell of the others
         since = until - LATE
         self._calls = [select(calls, calls["number"] >= since)]
         self._records = [select(records, records["number"] >= since)]
         self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
-        return waits.by_kind(what, source, target) + self._behind_graphs(pieces, until, over=over)
+        return waits.by_kind(what, source, target) + self._behind_graphs(work, until, over=over)
 
-    def _behind_graphs(self, pieces: Columns, until: int, *, over: bool) -> list[Edges]:
+    def _behind_graphs(self, work: Columns, until: int, *, over: bool) -> list[Edges]:
         """Return edges of ours from the last nodes of graphs all of whose nodes have come."""
         if not self._behind:
             return []
         behind, self._behind = self._behind, []
-        piece = joins.match(np.array([before for before, _, _ in behind]), pieces["first"])
-        last = arrow.picked(pieces["last"][waits.last_of_launch(pieces)], piece)
-        has_come = (piece != NONE) & (arrow.picked(pieces["number"], piece) < until)
+        launched = joins.match(np.array([first for first, _, _ in behind]), work["own"])
+        last = arrow.picked(work["last"], launched)
+        has_come = (launched != NONE) & (arrow.picked(work["number"], launched) < until)
         has_come[: max(0, len(behind) - LATE)] = True  # their nodes are held no longer
         pairs: dict[str, list[tuple[int, int]]] = {}
         for edge, row, is_told in zip(behind, last.tolist(), has_come.tolist(), strict=True):
@@ -195,6 +195,13 @@ def _subjects(records: Columns, worked: Ints) -> Columns:
         "of_key": np.where(is_stream, key, arrow.picked(key, last)),
         "of_number": np.where(is_stream, number, arrow.picked(number, last)),
     }
+
+
+def _with_own(work: Columns) -> Columns:
+    """Return work whose every piece has the row of ours of its launch, if that has one."""
+    own = work["own"] != NONE
+    at = joins.match(work["launch"], work["launch"][own])
+    return {**work, "own": arrow.picked(work["own"][own], at)}
 
 
 def _with_work(streams: Ints, worked: Ints) -> Ints:

@@ -352,19 +352,19 @@ class OurEvent:
 
 
 def launch_graph(world, graph, stream, *nodes):
-    """Launch a graph of ours: its nodes are names, with when they end."""
+    """Launch a graph of ours: its nodes are names, with when they start and end."""
     with world.device.calls.observed("launch", "graph", stream, stream, graph=graph):
         number, start = world.gpu.call(GRAPH), world.cupti.now_ns()
-        for name, end in nodes:
+        for name, after, end in nodes:
             world.gpu.kernel(
                 name, number, context=stream.raw.context, stream=stream.raw.number, graph=graph.id,
-                graph_node=9, start=start, end=start + end,
+                graph_node=9, start=start + after, end=start + end,
             )  # fmt: skip
 
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_waits_behind_a_graph_of_ours_are_for_its_last_node(world, reads):
-    graph, nodes = OurGraph(), [("x", 10), ("last", 90), ("y", 20)]
+    graph, nodes = OurGraph(), [("x", 5, 10), ("last", 1, 90), ("y", 2, 20)]
     with (
         world.device.create_stream() as one,
         world.device.create_stream() as two,

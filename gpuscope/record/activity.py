@@ -10,6 +10,7 @@ from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import (
+    Edge,
     Row,
     Rows,
     block_row,
@@ -20,7 +21,7 @@ from gpuscope.record.rows import (
     work_columns,
     work_row,
 )
-from gpuscope.record.source import Calibration, DeviceSource, Edge
+from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _OF_BLOCK = "name process device device_uuid partition intended_partition stream category source"

@@ -13,10 +13,10 @@ from gpuscope.device.device import Device
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
-from gpuscope.record.order import Order
+from gpuscope.record.order import Found, Order
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
-from gpuscope.record.source import Edge, Ended, Source
+from gpuscope.record.source import Ended, Source
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
@@ -356,7 +356,7 @@ class CallLog:
             self._add_edges(call, self._order.behind(call), rows)
         rows.spans.append(self._columns(call))
 
-    def _add_edges(self, call: Call, found: tuple[list[Edge], list[Edge]], rows: Rows) -> None:
+    def _add_edges(self, call: Call, found: Found, rows: Rows) -> None:
         """Add edges from work; those from graphs' launches where their source knows the nodes."""
         of_work, of_graphs = found
         rows.edges += of_work

@@ -8,13 +8,10 @@ from typing import NamedTuple
 
 from gpuscope.device.calls import Call
 from gpuscope.device.views import EventView, GraphView
-from gpuscope.record.rows import call_row, keep, together, work_row
+from gpuscope.record.rows import Edge, call_row, keep, together, work_row
 
 _Queue = tuple[str, int, int]
 """Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
-
-_Edges = list[tuple[int, int, str]]
-"""From which row to which, and the kind."""
 
 
 class _Behind(NamedTuple):
@@ -35,6 +32,8 @@ class _Behind(NamedTuple):
     is_graph: bool = False
 
 
+Found = tuple[list[Edge], list[Edge]]
+"""The edges from work, and those from graphs' launches."""
 _Front = dict[_Queue, _Behind]
 """Stream → its last work."""
 
@@ -72,14 +71,8 @@ class Order:
             lambda: vars(self).update(_fronts=fronts, _changed=changed, _undone=undone),
         )
 
-    def work(self, call: Call) -> tuple[_Edges, _Edges]:
-        """Queue a call's work; returns the edges from work of other streams that it follows.
-
-        Returns
-        -------
-        tuple
-            The edges from work, and those from graphs' launches.
-        """
+    def work(self, call: Call) -> Found:
+        """Queue a call's work; returns the edges from work of other streams that it follows."""
         queue, row = _queue_of(call), work_row(call.correlation)
         if queue is None:
             return [], []
@@ -108,14 +101,8 @@ class Order:
             front = self._enter(call, queue)
             _merge(front, self._at_event.get(call.event, {}), "event wait")
 
-    def behind(self, call: Call) -> tuple[_Edges, _Edges]:
-        """Return the edges to a wait of the host from the work that it was for.
-
-        Returns
-        -------
-        tuple
-            As of :meth:`work`.
-        """
+    def behind(self, call: Call) -> Found:
+        """Return the edges to a wait of the host from the work that ends before it does."""
         queue = _queue_of(call)
         if call.event is not None:
             front = self._at_event.get(call.event, {})
@@ -160,8 +147,8 @@ def _merge(front: _Front, other: _Front, rule: str) -> None:
             front[source] = last._replace(rule=rule)
 
 
-def _edges(found: list[tuple[_Behind, int, str]]) -> tuple[_Edges, _Edges]:
-    """Return the edges from work, and those from graphs' launches."""
+def _edges(found: list[tuple[_Behind, int, str]]) -> Found:
+    """Return edges, those from graphs' launches apart."""
     of_work, of_graphs = (
         [(last.row, row, rule) for last, row, rule in found if last.is_graph is is_graph]
         for is_graph in (False, True)

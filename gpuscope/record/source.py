@@ -17,12 +17,10 @@ from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
-from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
+from gpuscope.record.rows import ROWS_AT_ONCE, Edge, Row, Rows, call_row, together, work_row
 from gpuscope.trace.facts import DeviceFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 
-Edge = tuple[int, int, str]
-"""From which row to which, and the kind."""
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
 

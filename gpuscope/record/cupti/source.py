@@ -28,16 +28,8 @@ from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.places import Places
 from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
-from gpuscope.record.rows import Row, Rows, together
-from gpuscope.record.source import (
-    Calibration,
-    Completeness,
-    Edge,
-    Options,
-    Ordered,
-    Source,
-    SourceFacts,
-)
+from gpuscope.record.rows import Edge, Row, Rows, together
+from gpuscope.record.source import Calibration, Completeness, Options, Ordered, Source, SourceFacts
 
 _PATIENCE_S = 3.0
 """How long a recording waits for records that CUPTI does not hand over yet."""

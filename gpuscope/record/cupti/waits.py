@@ -10,8 +10,7 @@ from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import library, order
 from gpuscope.record.cupti.tables import Columns, middle, select
-from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
-from gpuscope.record.source import Edge
+from gpuscope.record.rows import Edge, Row, is_call_row, is_own_work, keep
 from gpuscope.trace import arrow, joins, schema, waits
 from gpuscope.trace.arrow import NONE
 
